@@ -1,0 +1,3 @@
+//! The one binary, `bluebridge`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Remote memory whose pointers are IPv6 addresses: the client library.

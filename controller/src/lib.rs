@@ -1,0 +1,1 @@
+//! The controller: desired state, reconcile loop, southbound drivers, northbound API.

@@ -1,0 +1,1 @@
+//! The memory server: arena, allocator, serving loop.

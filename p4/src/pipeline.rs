@@ -1,0 +1,250 @@
+//! The tables of the pipeline as types: the seam between controller, agent and data planes.
+//!
+//! The order in which a packet meets them, for fabric traffic (source *or* destination in
+//! `fdbb::/16`): tagged frame -> drop; destination outside the fabric -> drop; hop limit <= 1 ->
+//! drop, else decremented; `ingress_guard` (miss -> drop); then by destination node:
+//! `0` -> `anycast` (CREATE and ALLOC_WRITE requests only); `0xffff` -> `multicast` (notices
+//! only); else `redirect` unless the command byte has a bit of 0xC0 or the location has bit 63
+//! set, then `directory` (miss -> drop). Last `notify`, for whatever the guard allowed. All other
+//! traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, the ingress port is
+//! pruned. Output to the ingress port is allowed otherwise.
+
+use core::time::Duration;
+
+/// A switch port as P4 and OpenFlow number it (1..=0xfeff); [`CPU_PORT`] is the controller's.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SwitchPort(pub u16);
+
+/// The port that packet-in and packet-out use (9 bits in v1model, as on BMv2 here).
+pub const CPU_PORT: SwitchPort = SwitchPort(510);
+
+/// The clone session that carries copies to the controller.
+pub const NOTIFY_SESSION: u32 = 99;
+
+/// Bytes of a frame that a packet-in keeps: Ethernet, IPv6, UDP and the first 32 header bytes.
+pub const PACKET_IN_BYTES: usize = 14 + 40 + 8 + 32;
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl core::fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// Sends to a port with a new destination MAC address.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Forward {
+    /// The egress port.
+    pub port: SwitchPort,
+    /// The destination MAC address that the frame leaves with.
+    pub dst_mac: MacAddr,
+}
+
+/// One member of an anycast choice.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct WeightedForward {
+    /// Where the request goes.
+    pub forward: Forward,
+    /// Its share of the requests, at least 1.
+    pub weight: u16,
+}
+
+/// A value and a mask of the same width; bits outside of the mask are 0 and match anything.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Ternary {
+    /// The bits to match.
+    pub value: u8,
+    /// Which bits count.
+    pub mask: u8,
+}
+
+/// What an entry matches, one variant per table, in the order of the table ids.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Key {
+    /// `ingress_guard` (exact): who may send from this port.
+    IngressGuard {
+        /// The ingress port.
+        port: SwitchPort,
+        /// The source's 32-bit scope.
+        src_scope: u32,
+        /// The source's node.
+        src_node: u16,
+    },
+    /// `redirect` (exact): a page whose owner is elsewhere for now.
+    Redirect {
+        /// The destination's scope.
+        dst_scope: u32,
+        /// The destination's node.
+        dst_node: u16,
+        /// The upper 52 bits of the destination's location (generation and page).
+        page: u64,
+    },
+    /// `directory` (LPM over scope ++ node ++ location, 112 bits).
+    Directory {
+        /// The location as a 112-bit number, bits after the prefix 0.
+        prefix: u128,
+        /// 0 (matches everything) to 112; 48 for a node.
+        prefix_len: u8,
+    },
+    /// `anycast` (exact): requests to any memory node of a space.
+    Anycast {
+        /// The destination's scope.
+        dst_scope: u32,
+    },
+    /// `notify` (ternary): what the controller wants a copy of.
+    Notify {
+        /// The source's command byte (replies).
+        src_command: Ternary,
+        /// The destination's command byte (requests).
+        dst_command: Ternary,
+        /// The source's tag byte (the status of a reply).
+        src_status: Ternary,
+        /// The greater wins; at least 1.
+        priority: i32,
+    },
+    /// `l2` (exact): traffic that is not the fabric's.
+    L2 {
+        /// The destination MAC address.
+        dst_mac: MacAddr,
+    },
+    /// `port_mac` (exact, egress): the destination MAC address of multicast copies.
+    PortMac {
+        /// The egress port.
+        port: SwitchPort,
+    },
+    /// `multicast` (exact): notices to every node of a space.
+    Multicast {
+        /// The destination's scope.
+        dst_scope: u32,
+    },
+}
+
+/// What an entry does.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Action {
+    /// Let it pass (`ingress_guard`).
+    Allow,
+    /// Drop it (`ingress_guard`, `directory`).
+    Drop,
+    /// Send it to a port (`redirect`, `directory`, `l2`).
+    Forward(Forward),
+    /// Send a copy to every port of a group but the ingress (`multicast`, `l2`).
+    Multicast {
+        /// A multicast group id, at least 1.
+        group: u16,
+    },
+    /// Copy it to the controller (`notify`).
+    Notify,
+    /// Choose a member by a hash of the source's node and location (`anycast`).
+    Select(Vec<WeightedForward>),
+    /// Rewrite the destination MAC address (`port_mac`).
+    SetDstMac(MacAddr),
+}
+
+/// One table entry.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Entry {
+    /// What it matches.
+    pub key: Key,
+    /// What it does.
+    pub action: Action,
+    /// Notified to the controller when no packet hit it for so long (`redirect` only).
+    pub idle_timeout: Option<Duration>,
+    /// Opaque to the switch, given back on reading.
+    pub metadata: Vec<u8>,
+}
+
+/// Packets and bytes (whole frames) that hit an entry.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes of whole frames.
+    pub bytes: u64,
+}
+
+/// Why the pipeline dropped a frame; the index of the `drops` counter.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(u8)]
+pub enum DropReason {
+    /// The frame carried an 802.1Q or 802.1ad tag.
+    Tagged = 0,
+    /// A fabric source with a destination outside of the fabric.
+    ForeignDestination = 1,
+    /// The hop limit ran out.
+    HopLimit = 2,
+    /// The ingress guard has no entry for this port and source.
+    Guard = 3,
+    /// Node 0 with a command that is not CREATE or ALLOC_WRITE, or a space without memory nodes.
+    Anycast = 4,
+    /// Node 0xffff with a command that is not a notice, or a space without a group.
+    Multicast = 5,
+    /// No directory entry matches.
+    NoRoute = 6,
+    /// An `Action::Drop` entry.
+    Entry = 7,
+    /// The frame is too short for what its headers say.
+    Malformed = 8,
+    /// An impairment that was switched on took it.
+    Impairment = 9,
+    /// The egress port is gone or its queue is full.
+    Egress = 10,
+}
+
+impl DropReason {
+    /// Every reason, in the order of the counter's index.
+    pub const ALL: [Self; 11] = [
+        Self::Tagged,
+        Self::ForeignDestination,
+        Self::HopLimit,
+        Self::Guard,
+        Self::Anycast,
+        Self::Multicast,
+        Self::NoRoute,
+        Self::Entry,
+        Self::Malformed,
+        Self::Impairment,
+        Self::Egress,
+    ];
+
+    /// The counter's name in metrics and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tagged => "tagged",
+            Self::ForeignDestination => "foreign_destination",
+            Self::HopLimit => "hop_limit",
+            Self::Guard => "guard",
+            Self::Anycast => "anycast",
+            Self::Multicast => "multicast",
+            Self::NoRoute => "no_route",
+            Self::Entry => "entry",
+            Self::Malformed => "malformed",
+            Self::Impairment => "impairment",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// What a port does to the frames that leave by it, for tests and experiments.
+///
+/// Every draw comes from a generator seeded by `seed` and the port, so a run can be repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Impairment {
+    /// The seed of this port's generator.
+    pub seed: u64,
+    /// Share of frames lost, 0.0 to 1.0.
+    pub loss: f64,
+    /// Share of frames sent twice, 0.0 to 1.0.
+    pub duplicate: f64,
+    /// Share of frames held back so that later ones overtake them, 0.0 to 1.0.
+    pub reorder: f64,
+    /// Share of frames with one bit flipped, 0.0 to 1.0.
+    pub corrupt: f64,
+    /// How long every frame is held.
+    pub delay: Duration,
+}

@@ -1,0 +1,1 @@
+//! BlueBridge requester and responder: state machines without I/O.

@@ -1,0 +1,1 @@
+//! The embedded switch: soft and eBPF data planes behind a P4Runtime server.

@@ -1,0 +1,1 @@
+//! Tests that need a world: simulation, racks of real packets, conformance.

@@ -1,0 +1,1 @@
+//! Datagram carriers behind one small polled trait.

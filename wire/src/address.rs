@@ -1,0 +1,517 @@
+//! The address: a pointer is the destination of the packet that uses it.
+//!
+//! ```text
+//! bit 0            32        48      56     64                            128
+//!     | scope (32)  | node 16 | cmd 8 | tag 8 |        location (64)        |
+//! ```
+//!
+//! * `scope` is [`FABRIC_PREFIX`] followed by the 16-bit [`Space`].
+//! * `location` of memory: bit 63 clear, a 15-bit [`ArenaGeneration`], a 48-bit byte offset.
+//! * `location` of an endpoint: bit 63 set; no range of memory can match it.
+
+use core::{fmt, net::Ipv6Addr, str::FromStr};
+
+use crate::command::{Command, Status, WireCommand};
+
+/// The first 16 bits of every fabric address (a unique-local prefix, RFC 4193).
+pub const FABRIC_PREFIX: u16 = 0xfdbb;
+
+/// Length of [`FABRIC_PREFIX`] in bits: one route covers the fabric.
+pub const FABRIC_PREFIX_LEN: u8 = 16;
+
+/// Length in bits of the prefix that names one endpoint (scope and node).
+pub const NODE_PREFIX_LEN: u8 = 48;
+
+/// Bytes in a page, the unit of transfer and coherence.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Base-2 logarithm of [`PAGE_BYTES`].
+pub const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
+
+/// Bytes in a line: no operation (one train) crosses an aligned line.
+pub const LINE_BYTES: usize = 32 * 1024;
+
+/// Pages in a line.
+pub const LINE_PAGES: usize = LINE_BYTES / PAGE_BYTES;
+
+/// Bits of the byte offset inside an arena.
+pub const OFFSET_BITS: u32 = 48;
+
+const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+const ENDPOINT_BIT: u64 = 1 << 63;
+
+/// An isolated tenant of the fabric: the low half of the scope.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Space(pub u16);
+
+impl Space {
+    /// The 32-bit scope of this space: the fabric prefix and the space.
+    #[must_use]
+    pub const fn scope(self) -> u32 {
+        ((FABRIC_PREFIX as u32) << 16) | self.0 as u32
+    }
+}
+
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An endpoint of the fabric: one process with one interface.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NodeId(pub u16);
+
+impl NodeId {
+    /// Any memory node: admitted for CREATE and ALLOC_WRITE only.
+    pub const ANY: Self = Self(0);
+    /// Every node of the space: admitted for notices only.
+    pub const ALL: Self = Self(0xffff);
+
+    /// Whether this id names one endpoint (neither [`Self::ANY`] nor [`Self::ALL`]).
+    #[must_use]
+    pub const fn is_unicast(self) -> bool {
+        self.0 != Self::ANY.0 && self.0 != Self::ALL.0
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The colour of an allocation; it changes at DELETE so that a stale pointer is caught.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Tag(pub u8);
+
+/// Counts how often an arena lost its contents; 15 bits, never reused.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ArenaGeneration(u16);
+
+impl ArenaGeneration {
+    /// The last generation; an arena past it needs a new node id.
+    pub const MAX: Self = Self(0x7fff);
+
+    /// A generation from its number; `None` above [`Self::MAX`].
+    #[must_use]
+    pub const fn new(number: u16) -> Option<Self> {
+        if number <= Self::MAX.0 { Some(Self(number)) } else { None }
+    }
+
+    /// The number of this generation.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+
+    /// The generation after this one; `None` when they are used up.
+    #[must_use]
+    pub const fn next(self) -> Option<Self> {
+        Self::new(self.0 + 1)
+    }
+}
+
+/// Where a pointer leads on its node: an arena generation and a byte offset, 63 bits.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Location(u64);
+
+impl Location {
+    /// The location `offset` bytes into an arena; `None` if the offset needs more than 48 bits.
+    #[must_use]
+    pub const fn new(generation: ArenaGeneration, offset: u64) -> Option<Self> {
+        if offset > OFFSET_MASK {
+            return None;
+        }
+        Some(Self(((generation.0 as u64) << OFFSET_BITS) | offset))
+    }
+
+    /// The location in its wire form; `None` if bit 63 is set (an endpoint's own address).
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Option<Self> {
+        if bits & ENDPOINT_BIT == 0 { Some(Self(bits)) } else { None }
+    }
+
+    /// The wire form.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The arena generation.
+    #[must_use]
+    pub const fn generation(self) -> ArenaGeneration {
+        ArenaGeneration((self.0 >> OFFSET_BITS) as u16)
+    }
+
+    /// The byte offset inside the arena.
+    #[must_use]
+    pub const fn offset(self) -> u64 {
+        self.0 & OFFSET_MASK
+    }
+
+    /// The page number inside the arena.
+    #[must_use]
+    pub const fn page(self) -> u64 {
+        self.offset() >> PAGE_SHIFT
+    }
+
+    /// The byte offset inside the page.
+    #[must_use]
+    pub const fn in_page(self) -> usize {
+        (self.0 as usize) & (PAGE_BYTES - 1)
+    }
+
+    /// Whether the location is the first byte of a page.
+    #[must_use]
+    pub const fn is_page_aligned(self) -> bool {
+        self.in_page() == 0
+    }
+}
+
+/// Why a value is not a pointer, or an arithmetic result would not be one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum PointerError {
+    /// The address is outside of the fabric's prefix.
+    NotFabric,
+    /// The text is not an IPv6 address.
+    NotIpv6,
+    /// The address carries a command, so it is a destination and not a pointer.
+    HasCommand,
+    /// The address names an endpoint and not memory (bit 63 of the location is set).
+    NotMemory,
+    /// The result would leave the arena's 48-bit offset range.
+    OffsetOverflow,
+    /// The result would leave the region.
+    OutOfRegion,
+}
+
+impl fmt::Display for PointerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotFabric => "the address is not in the fabric's prefix fdbb::/16",
+            Self::NotIpv6 => "not an IPv6 address",
+            Self::HasCommand => "the address carries a command; a pointer has command 0",
+            Self::NotMemory => "the address names an endpoint, not memory",
+            Self::OffsetOverflow => "the offset leaves the arena's 48-bit range",
+            Self::OutOfRegion => "the offset leaves the region",
+        })
+    }
+}
+
+impl core::error::Error for PointerError {}
+
+/// A stored 128-bit location of remote memory: scope, home node, tag, location; no command.
+///
+/// It parses from and prints as IPv6 text. Arithmetic stays on the node, in the scope, in the
+/// arena generation and in the 48-bit offset, or is an error; to stay within an allocation use
+/// [`Region`].
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Pointer {
+    /// The tenant.
+    pub space: Space,
+    /// The home node; it stays for good, also when the page migrates.
+    pub node: NodeId,
+    /// The colour of the allocation.
+    pub tag: Tag,
+    /// Generation and offset on the home node.
+    pub location: Location,
+}
+
+impl Pointer {
+    /// The pointer as the IPv6 address that is its text and its wire form (command 0).
+    #[must_use]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        pack(self.space, self.node, 0, self.tag.0, self.location.0)
+    }
+
+    /// The pointer that an IPv6 address is.
+    ///
+    /// # Errors
+    /// If the address is not in the fabric, carries a command, or names an endpoint.
+    pub const fn from_ipv6(address: Ipv6Addr) -> Result<Self, PointerError> {
+        let Some(fields) = Fields::unpack(address) else { return Err(PointerError::NotFabric) };
+        if fields.command != 0 {
+            return Err(PointerError::HasCommand);
+        }
+        let Some(location) = Location::from_bits(fields.location) else {
+            return Err(PointerError::NotMemory);
+        };
+        Ok(Self { space: fields.space, node: fields.node, tag: Tag(fields.tag), location })
+    }
+
+    /// The pointer `bytes` further on.
+    ///
+    /// # Errors
+    /// [`PointerError::OffsetOverflow`] if that leaves the arena.
+    pub const fn checked_add(self, bytes: u64) -> Result<Self, PointerError> {
+        match self.location.offset().checked_add(bytes) {
+            Some(offset) => self.at_offset(offset),
+            None => Err(PointerError::OffsetOverflow),
+        }
+    }
+
+    /// The pointer `bytes` before this one.
+    ///
+    /// # Errors
+    /// [`PointerError::OffsetOverflow`] if that leaves the arena.
+    pub const fn checked_sub(self, bytes: u64) -> Result<Self, PointerError> {
+        match self.location.offset().checked_sub(bytes) {
+            Some(offset) => self.at_offset(offset),
+            None => Err(PointerError::OffsetOverflow),
+        }
+    }
+
+    /// The first byte of the page that this pointer is in.
+    #[must_use]
+    pub const fn page_start(self) -> Self {
+        Self { location: Location(self.location.0 & !(PAGE_BYTES as u64 - 1)), ..self }
+    }
+
+    /// This pointer with a command, as the destination of a request sent to its home node.
+    #[must_use]
+    pub const fn destination(self, command: Command, home: bool) -> Destination {
+        Destination { pointer: self, command, home }
+    }
+
+    const fn at_offset(self, offset: u64) -> Result<Self, PointerError> {
+        match Location::new(self.location.generation(), offset) {
+            Some(location) => Ok(Self { location, ..self }),
+            None => Err(PointerError::OffsetOverflow),
+        }
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_ipv6().fmt(f)
+    }
+}
+
+impl FromStr for Pointer {
+    type Err = PointerError;
+
+    fn from_str(text: &str) -> Result<Self, PointerError> {
+        let address = text.parse::<Ipv6Addr>().map_err(|_| PointerError::NotIpv6)?;
+        Self::from_ipv6(address)
+    }
+}
+
+impl From<Pointer> for Ipv6Addr {
+    fn from(pointer: Pointer) -> Self {
+        pointer.to_ipv6()
+    }
+}
+
+impl TryFrom<Ipv6Addr> for Pointer {
+    type Error = PointerError;
+
+    fn try_from(address: Ipv6Addr) -> Result<Self, PointerError> {
+        Self::from_ipv6(address)
+    }
+}
+
+/// An allocation: a base pointer and a length in bytes; offsets cannot leave it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Region {
+    base: Pointer,
+    length_bytes: u64,
+}
+
+impl Region {
+    /// The region of `length_bytes` at `base`.
+    ///
+    /// # Errors
+    /// [`PointerError::OffsetOverflow`] if its end leaves the arena.
+    pub const fn new(base: Pointer, length_bytes: u64) -> Result<Self, PointerError> {
+        match base.location.offset().checked_add(length_bytes) {
+            Some(end) if end <= OFFSET_MASK + 1 => Ok(Self { base, length_bytes }),
+            _ => Err(PointerError::OffsetOverflow),
+        }
+    }
+
+    /// The pointer to the first byte.
+    #[must_use]
+    pub const fn base(self) -> Pointer {
+        self.base
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    pub const fn length_bytes(self) -> u64 {
+        self.length_bytes
+    }
+
+    /// The pointer `offset` bytes into the region.
+    ///
+    /// # Errors
+    /// [`PointerError::OutOfRegion`] if `offset` is not below the length.
+    pub const fn at(self, offset: u64) -> Result<Pointer, PointerError> {
+        if offset >= self.length_bytes {
+            return Err(PointerError::OutOfRegion);
+        }
+        self.base.checked_add(offset)
+    }
+
+    /// The part of this region that starts `offset` bytes in and is `length_bytes` long.
+    ///
+    /// # Errors
+    /// [`PointerError::OutOfRegion`] if the part does not lie inside of the region.
+    pub const fn slice(self, offset: u64, length_bytes: u64) -> Result<Self, PointerError> {
+        match offset.checked_add(length_bytes) {
+            Some(end) if end <= self.length_bytes => match self.base.checked_add(offset) {
+                Ok(base) => Ok(Self { base, length_bytes }),
+                Err(error) => Err(error),
+            },
+            _ => Err(PointerError::OutOfRegion),
+        }
+    }
+}
+
+/// A pointer that travels: the destination address of a request.
+///
+/// A request sent *via* another node has that node in the address; the header then carries the
+/// pointer itself.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Destination {
+    /// The pointer, with the node that the packet is to reach.
+    pub pointer: Pointer,
+    /// What is asked.
+    pub command: Command,
+    /// Passes over the switch's `redirect` table.
+    pub home: bool,
+}
+
+impl Destination {
+    /// The address that travels.
+    #[must_use]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        let command = WireCommand::request(self.command, self.home).bits();
+        let Pointer { space, node, tag, location } = self.pointer;
+        pack(space, node, command, tag.0, location.0)
+    }
+
+    /// This destination with another node in the address (a request sent *via* that node).
+    #[must_use]
+    pub const fn via(mut self, node: NodeId) -> Self {
+        self.pointer.node = node;
+        self
+    }
+}
+
+/// The source address of a reply: who replies, what to, with which status.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct ReplySource {
+    /// The tenant.
+    pub space: Space,
+    /// The replier, which may not be the pointer's home node.
+    pub node: NodeId,
+    /// The command that is answered.
+    pub command: Command,
+    /// The outcome, carried in the tag byte.
+    pub status: Status,
+    /// The location of the request's pointer (or of the endpoint, as the request named it).
+    pub location_bits: u64,
+}
+
+impl ReplySource {
+    /// The address that travels.
+    #[must_use]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        let command = WireCommand::reply(self.command).bits();
+        pack(self.space, self.node, command, self.status.code(), self.location_bits)
+    }
+}
+
+/// An endpoint's own address: a client's source, a server's control address (location bit 63 set).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct EndpointAddress {
+    /// The tenant.
+    pub space: Space,
+    /// The endpoint.
+    pub node: NodeId,
+    selector: u64,
+}
+
+impl EndpointAddress {
+    /// The address of `node`; the low 63 bits of `selector` are the endpoint's to use (a core, a
+    /// queue, entropy for the anycast choice).
+    #[must_use]
+    pub const fn new(space: Space, node: NodeId, selector: u64) -> Self {
+        Self { space, node, selector: selector & !ENDPOINT_BIT }
+    }
+
+    /// The low 63 bits of the location.
+    #[must_use]
+    pub const fn selector(self) -> u64 {
+        self.selector
+    }
+
+    /// The address that travels, with command and tag 0.
+    #[must_use]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        pack(self.space, self.node, 0, 0, ENDPOINT_BIT | self.selector)
+    }
+
+    /// The location bits that travel: bit 63 and the selector.
+    #[must_use]
+    pub const fn location_bits(self) -> u64 {
+        ENDPOINT_BIT | self.selector
+    }
+}
+
+/// The raw fields of any fabric address, before their meaning is checked.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Fields {
+    /// The tenant.
+    pub space: Space,
+    /// The node.
+    pub node: NodeId,
+    /// The command byte with its reply and home bits.
+    pub command: u8,
+    /// The tag byte: a tag in a pointer, a status in a reply's source.
+    pub tag: u8,
+    /// The location with bit 63.
+    pub location: u64,
+}
+
+impl Fields {
+    /// The fields of a fabric address; `None` if it is not in the fabric's prefix.
+    #[must_use]
+    pub const fn unpack(address: Ipv6Addr) -> Option<Self> {
+        let bits = address.to_bits();
+        if (bits >> 112) as u16 != FABRIC_PREFIX {
+            return None;
+        }
+        Some(Self {
+            space: Space((bits >> 96) as u16),
+            node: NodeId((bits >> 80) as u16),
+            command: (bits >> 72) as u8,
+            tag: (bits >> 64) as u8,
+            location: bits as u64,
+        })
+    }
+
+    /// The address with these fields.
+    #[must_use]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        pack(self.space, self.node, self.command, self.tag, self.location)
+    }
+
+    /// Whether the location is memory (bit 63 clear) rather than an endpoint's own address.
+    #[must_use]
+    pub const fn is_memory(self) -> bool {
+        self.location & ENDPOINT_BIT == 0
+    }
+}
+
+const fn pack(space: Space, node: NodeId, command: u8, tag: u8, location: u64) -> Ipv6Addr {
+    Ipv6Addr::from_bits(
+        ((space.scope() as u128) << 96)
+            | ((node.0 as u128) << 80)
+            | ((command as u128) << 72)
+            | ((tag as u128) << 64)
+            | location as u128,
+    )
+}
