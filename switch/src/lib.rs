@@ -1,1 +1,3 @@
 //! The embedded switch: soft and eBPF data planes behind a P4Runtime server.
+
+pub mod dataplane;

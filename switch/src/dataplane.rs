@@ -1,0 +1,574 @@
+//! The seam between the P4Runtime agent and a data plane.
+//!
+//! A data plane holds the tables of [`bluebridge_p4::pipeline`], switches frames by them, and is
+//! programmed through [`DataPlane`]. There are two, `soft` and `ebpf`; one suite of packet vectors
+//! (`p4/vectors`) runs against both.
+//!
+//! What the two have in common and the types do not say:
+//! * `l2` misses meet the table's default action ([`DataPlane::set_flood_group`]): flooded through
+//!   a group, or dropped as [`DropReason::NoRoute`] when there is none. Floods keep their
+//!   destination MAC address; only copies made by `multicast` pass `port_mac`.
+//! * `notify` copies the frame as it came in (before rewriting), as an ingress-to-egress clone of
+//!   v1model does, and only while a clone session is set.
+//! * A segmented train (one frame, several datagrams) is one packet to counters and impairments.
+
+use core::time::Duration;
+use std::os::fd::BorrowedFd;
+
+use bluebridge_p4::pipeline::{
+    Action, Counter, DropReason, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
+};
+
+/// A table of the pipeline, in the order of the table ids.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Table {
+    /// Who may send from a port.
+    IngressGuard,
+    /// Pages whose owner is elsewhere for now.
+    Redirect,
+    /// Nodes and migrated ranges.
+    Directory,
+    /// Requests to any memory node.
+    Anycast,
+    /// What the controller wants a copy of.
+    Notify,
+    /// Traffic that is not the fabric's.
+    L2,
+    /// Destination MAC addresses of multicast copies.
+    PortMac,
+    /// Notices to every node of a space.
+    Multicast,
+}
+
+impl Table {
+    /// Every table.
+    pub const ALL: [Self; 8] = [
+        Self::IngressGuard,
+        Self::Redirect,
+        Self::Directory,
+        Self::Anycast,
+        Self::Notify,
+        Self::L2,
+        Self::PortMac,
+        Self::Multicast,
+    ];
+
+    /// The table that a key belongs to.
+    #[must_use]
+    pub const fn of(key: &Key) -> Self {
+        match key {
+            Key::IngressGuard { .. } => Self::IngressGuard,
+            Key::Redirect { .. } => Self::Redirect,
+            Key::Directory { .. } => Self::Directory,
+            Key::Anycast { .. } => Self::Anycast,
+            Key::Notify { .. } => Self::Notify,
+            Key::L2 { .. } => Self::L2,
+            Key::PortMac { .. } => Self::PortMac,
+            Key::Multicast { .. } => Self::Multicast,
+        }
+    }
+
+    /// How many entries the table holds (its declared size).
+    #[must_use]
+    pub const fn capacity(self) -> usize {
+        match self {
+            Self::IngressGuard | Self::L2 => 4096,
+            Self::Redirect => 16_384,
+            Self::Directory => 65_536,
+            Self::Anycast | Self::Multicast => 1024,
+            Self::Notify => 64,
+            Self::PortMac => 512,
+        }
+    }
+
+    /// The table's name in P4, in eBPF and in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IngressGuard => "ingress_guard",
+            Self::Redirect => "redirect",
+            Self::Directory => "directory",
+            Self::Anycast => "anycast",
+            Self::Notify => "notify",
+            Self::L2 => "l2",
+            Self::PortMac => "port_mac",
+            Self::Multicast => "multicast",
+        }
+    }
+
+    /// Whether the table has this action.
+    #[must_use]
+    pub const fn allows(self, action: &Action) -> bool {
+        match action {
+            Action::Allow => matches!(self, Self::IngressGuard),
+            Action::Drop => matches!(self, Self::IngressGuard | Self::Directory),
+            Action::Forward(_) => matches!(self, Self::Redirect | Self::Directory | Self::L2),
+            Action::Multicast { .. } => matches!(self, Self::Multicast | Self::L2),
+            Action::Notify => matches!(self, Self::Notify),
+            Action::Select(_) => matches!(self, Self::Anycast),
+            Action::SetDstMac(_) => matches!(self, Self::PortMac),
+        }
+    }
+}
+
+/// The most ports of a multicast group.
+pub const GROUP_PORTS_MAX: usize = 64;
+
+/// The most multicast groups.
+pub const GROUPS_MAX: usize = 1024;
+
+/// The most members of an anycast choice, and the sum of their weights after scaling.
+pub const ANYCAST_SLOTS: usize = 256;
+
+/// The most bytes of an entry's metadata.
+pub const METADATA_BYTES_MAX: usize = 32;
+
+/// The most packet-ins that wait for the controller; later ones are lost and counted.
+pub const EVENTS_MAX: usize = 4096;
+
+/// Why a table, group or session did not change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The caller inserted a key that is there; modify it instead.
+    #[error("{} already has an entry with this key; modify it instead", .0.name())]
+    Exists(Table),
+    /// The caller named a key that is not there; insert it first.
+    #[error("{} has no entry with this key", .0.name())]
+    NotFound(Table),
+    /// The table is full; delete entries first.
+    #[error("{} is full ({} entries)", .0.name(), .0.capacity())]
+    Full(Table),
+    /// The caller named an action that the table does not have.
+    #[error("{} does not have this action", .0.name())]
+    UnsupportedAction(Table),
+    /// The caller asked for something else that the table does not have.
+    #[error("{} does not have {what}", .table.name())]
+    Unsupported {
+        /// The table.
+        table: Table,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The caller's key or action breaks a rule of the table.
+    #[error("{}: {rule}", .table.name())]
+    Invalid {
+        /// The table.
+        table: Table,
+        /// The rule that is broken.
+        rule: &'static str,
+    },
+    /// The caller named a port that the switch does not have.
+    #[error("the switch has no port {}", .0.0)]
+    UnknownPort(SwitchPort),
+    /// The caller named a multicast group that is not there.
+    #[error("multicast group {0} does not exist")]
+    UnknownGroup(u16),
+    /// The caller's multicast group is outside of what the switch holds.
+    #[error("multicast group {group}: {rule}")]
+    InvalidGroup {
+        /// The group.
+        group: u16,
+        /// The rule that is broken.
+        rule: &'static str,
+    },
+    /// The data plane itself failed.
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+}
+
+/// Why a data plane failed at something that the caller was right to ask for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaneError {
+    /// A system call failed.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The data plane's thread ended or did not answer in time; start the switch again.
+    #[error("the data plane does not answer; start the switch again")]
+    Gone,
+    /// The kernel refused the program or a map; the text says which.
+    #[error("eBPF: {0}")]
+    Ebpf(String),
+    /// This build has no eBPF data plane: clang was missing when it was built.
+    #[error("this build has no eBPF data plane (clang was not there when it was built)")]
+    NoEbpf,
+    /// Only root (CAP_BPF, CAP_NET_ADMIN) may do that; run as root or use the soft data plane.
+    #[error("{0} needs root; run as root or use the soft data plane")]
+    NeedsRoot(&'static str),
+}
+
+/// Why a port was not added, or a frame not sent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// The caller's port number is in use or outside of 1..=0xfeff.
+    #[error("port {} cannot be used: {rule}", .port.0)]
+    Invalid {
+        /// The port.
+        port: SwitchPort,
+        /// The rule that is broken.
+        rule: &'static str,
+    },
+    /// There is no such interface in this network namespace.
+    #[error("there is no interface {0} in this network namespace")]
+    NoInterface(String),
+    /// The caller named a port that the switch does not have.
+    #[error("the switch has no port {}", .0.0)]
+    Unknown(SwitchPort),
+    /// The caller's frame is shorter than an Ethernet header or longer than the port takes.
+    #[error("a frame of {0} bytes does not fit the port")]
+    FrameSize(usize),
+    /// The data plane itself failed.
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+}
+
+/// Why an impairment was not switched on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImpairmentError {
+    /// This data plane cannot do that kind; the soft one can do them all.
+    #[error("this data plane cannot {0}; the soft one can")]
+    Unsupported(&'static str),
+    /// The caller gave a share outside of 0.0 to 1.0.
+    #[error("{0} must be between 0 and 1")]
+    OutOfRange(&'static str),
+    /// The caller named a port that the switch does not have.
+    #[error("the switch has no port {}", .0.0)]
+    UnknownPort(SwitchPort),
+    /// The data plane itself failed.
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+}
+
+/// An entry as it is in the data plane.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InstalledEntry {
+    /// The entry as it was inserted.
+    pub entry: Entry,
+    /// What hit it.
+    pub counter: Counter,
+    /// Time since the last hit, or since the insertion; `redirect` only.
+    pub since_hit: Option<Duration>,
+}
+
+/// What impairments did to the frames that left by a port.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ImpairmentCounters {
+    /// Frames lost.
+    pub lost: u64,
+    /// Frames sent twice.
+    pub duplicated: u64,
+    /// Frames held back so that others overtook them.
+    pub reordered: u64,
+    /// Frames with a flipped bit.
+    pub corrupted: u64,
+    /// Frames held for the delay.
+    pub delayed: u64,
+}
+
+/// A port as it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortStatus {
+    /// Its number.
+    pub port: SwitchPort,
+    /// Its interface's name.
+    pub name: String,
+    /// Its interface's MAC address.
+    pub mac: MacAddr,
+    /// Its interface's MTU in bytes (without the Ethernet header).
+    pub mtu: u32,
+    /// Frames that entered the switch by it.
+    pub rx: Counter,
+    /// Frames that left the switch by it.
+    pub tx: Counter,
+    /// What impairments did.
+    pub impaired: ImpairmentCounters,
+}
+
+/// The clone session [`bluebridge_p4::pipeline::NOTIFY_SESSION`]: how `notify` copies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CloneSession {
+    /// Bytes of a frame that are copied, at most [`PACKET_IN_BYTES`].
+    pub packet_bytes: usize,
+}
+
+impl Default for CloneSession {
+    fn default() -> Self {
+        Self { packet_bytes: PACKET_IN_BYTES }
+    }
+}
+
+/// A copy of a frame for the controller.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PacketIn {
+    /// Where the frame came in.
+    pub ingress_port: SwitchPort,
+    /// The first bytes of the frame, as it came in.
+    pub frame: Vec<u8>,
+}
+
+/// Frames dropped, by [`DropReason`].
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Drops(pub [u64; DropReason::ALL.len()]);
+
+impl Drops {
+    /// How many frames were dropped for a reason.
+    #[must_use]
+    pub const fn of(&self, reason: DropReason) -> u64 {
+        self.0[reason as usize]
+    }
+}
+
+/// A data plane, as the agent programs it.
+///
+/// Every call returns soon: none waits for traffic.
+pub trait DataPlane: Send {
+    /// The data plane's name: `soft` or `ebpf`.
+    fn name(&self) -> &'static str;
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// [`TableError::Exists`], `Full`, `UnsupportedAction`, `Invalid`, `UnknownPort`,
+    /// `UnknownGroup`: nothing changed.
+    fn insert(&mut self, entry: &Entry) -> Result<(), TableError>;
+
+    /// Replaces an entry's action, idle timeout and metadata; its counter and last hit stay.
+    ///
+    /// # Errors
+    /// [`TableError::NotFound`], else as for [`Self::insert`]: nothing changed.
+    fn modify(&mut self, entry: &Entry) -> Result<(), TableError>;
+
+    /// Removes an entry.
+    ///
+    /// # Errors
+    /// [`TableError::NotFound`].
+    fn delete(&mut self, key: &Key) -> Result<(), TableError>;
+
+    /// An entry with its counter.
+    ///
+    /// # Errors
+    /// [`TableError::NotFound`].
+    fn entry(&mut self, key: &Key) -> Result<InstalledEntry, TableError>;
+
+    /// Every entry of a table in the order of the keys, also those from before a restart of the
+    /// agent.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn entries(&mut self, table: Table) -> Result<Vec<InstalledEntry>, PlaneError>;
+
+    /// Sets the counter of an entry.
+    ///
+    /// # Errors
+    /// [`TableError::NotFound`].
+    fn set_counter(&mut self, key: &Key, counter: Counter) -> Result<(), TableError>;
+
+    /// The entries whose idle timeout has passed, each with the time since its last hit.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn expired(&mut self) -> Result<Vec<InstalledEntry>, PlaneError> {
+        let mut entries = self.entries(Table::Redirect)?;
+        entries.retain(|installed| {
+            installed
+                .entry
+                .idle_timeout
+                .zip(installed.since_hit)
+                .is_some_and(|(timeout, since)| since >= timeout)
+        });
+        Ok(entries)
+    }
+
+    /// The default action of `l2`: flood what matches no entry through a group, or drop it.
+    ///
+    /// # Errors
+    /// [`TableError::UnknownGroup`].
+    fn set_flood_group(&mut self, group: Option<u16>) -> Result<(), TableError>;
+
+    /// The group that `l2` floods through.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn flood_group(&mut self) -> Result<Option<u16>, PlaneError>;
+
+    /// Makes or replaces a multicast group (1 and up; at most [`GROUP_PORTS_MAX`] ports).
+    ///
+    /// # Errors
+    /// [`TableError::InvalidGroup`] and `UnknownPort`: nothing changed.
+    fn set_group(&mut self, group: u16, ports: &[SwitchPort]) -> Result<(), TableError>;
+
+    /// Removes a multicast group; entries that name it drop from then on.
+    ///
+    /// # Errors
+    /// [`TableError::UnknownGroup`].
+    fn delete_group(&mut self, group: u16) -> Result<(), TableError>;
+
+    /// Every multicast group with its ports, in the order of their numbers.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn groups(&mut self) -> Result<Vec<(u16, Vec<SwitchPort>)>, PlaneError>;
+
+    /// Sets or ends the clone session of `notify`; without one nothing is copied.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn set_clone_session(&mut self, session: Option<CloneSession>) -> Result<(), PlaneError>;
+
+    /// The clone session of `notify`.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn clone_session(&mut self) -> Result<Option<CloneSession>, PlaneError>;
+
+    /// The cookie of the pipeline configuration that was pushed; it lives as long as the tables.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn pipeline_cookie(&mut self) -> Result<Option<u64>, PlaneError>;
+
+    /// Empties tables, groups, the clone session, counters and drops, and keeps the cookie of the
+    /// pipeline that is now in force. Ports and impairments stay.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn clear(&mut self, pipeline_cookie: Option<u64>) -> Result<(), PlaneError>;
+
+    /// Frames dropped since the last [`Self::clear`].
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn drops(&mut self) -> Result<Drops, PlaneError>;
+
+    /// Adds a port on an interface of this network namespace.
+    ///
+    /// # Errors
+    /// [`PortError::Invalid`] and `NoInterface`: nothing changed.
+    fn add_port(&mut self, port: SwitchPort, interface: &str) -> Result<(), PortError>;
+
+    /// Removes a port; entries that name it drop from then on.
+    ///
+    /// # Errors
+    /// [`PortError::Unknown`].
+    fn remove_port(&mut self, port: SwitchPort) -> Result<(), PortError>;
+
+    /// Every port, in the order of their numbers.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn ports(&mut self) -> Result<Vec<PortStatus>, PlaneError>;
+
+    /// Sends a frame by a port, past the tables.
+    ///
+    /// # Errors
+    /// [`PortError::Unknown`] and `FrameSize`: nothing was sent.
+    fn packet_out(&mut self, port: SwitchPort, frame: &[u8]) -> Result<(), PortError>;
+
+    /// Moves the packet-ins that wait, at most `limit`, to the end of `out`.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn poll(&mut self, limit: usize, out: &mut Vec<PacketIn>) -> Result<(), PlaneError>;
+
+    /// Becomes readable when [`Self::poll`] has something; `None` if polling is the only way.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Packet-ins lost because more than [`EVENTS_MAX`] waited.
+    ///
+    /// # Errors
+    /// Only if the data plane fails.
+    fn events_lost(&mut self) -> Result<u64, PlaneError>;
+
+    /// Switches impairments of a port on, or off with `Impairment::default()`.
+    ///
+    /// # Errors
+    /// [`ImpairmentError::Unsupported`] if this data plane cannot do one of them: none changed.
+    fn set_impairment(
+        &mut self,
+        port: SwitchPort,
+        impairment: Impairment,
+    ) -> Result<(), ImpairmentError>;
+}
+
+/// Checks what every data plane demands of an entry, whatever it holds.
+///
+/// # Errors
+/// The rule that the entry breaks.
+pub fn check_entry(entry: &Entry) -> Result<(), TableError> {
+    let table = Table::of(&entry.key);
+    let invalid = |rule| Err(TableError::Invalid { table, rule });
+    if !table.allows(&entry.action) {
+        return Err(TableError::UnsupportedAction(table));
+    }
+    if entry.idle_timeout.is_some() && table != Table::Redirect {
+        return Err(TableError::Unsupported { table, what: "idle timeouts" });
+    }
+    if entry.metadata.len() > METADATA_BYTES_MAX {
+        return invalid("metadata is longer than 32 bytes");
+    }
+    if let Action::Select(members) = &entry.action {
+        if members.is_empty() || members.len() > ANYCAST_SLOTS {
+            return invalid("a choice has 1 to 256 members");
+        }
+        if members.iter().any(|member| member.weight == 0) {
+            return invalid("a weight is at least 1");
+        }
+    }
+    check_key(&entry.key)
+}
+
+fn check_key(key: &Key) -> Result<(), TableError> {
+    let table = Table::of(key);
+    let invalid = |rule| Err(TableError::Invalid { table, rule });
+    match *key {
+        Key::Redirect { page, .. } if page >> 52 != 0 => invalid("a page has 52 bits"),
+        Key::Directory { prefix_len, .. } if prefix_len > 112 => {
+            invalid("a prefix has at most 112 bits")
+        }
+        Key::Directory { prefix, prefix_len } if prefix & !location_mask(prefix_len) != 0 => {
+            invalid("bits after the prefix must be 0")
+        }
+        Key::Notify { src_command, dst_command, src_status, priority } => {
+            if [src_command, dst_command, src_status].iter().any(|t| t.value & !t.mask != 0) {
+                return invalid("bits outside of the mask must be 0");
+            }
+            if priority < 1 {
+                return invalid("a priority is at least 1");
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The mask of a directory prefix: its first `prefix_len` of 112 bits.
+#[must_use]
+pub(crate) const fn location_mask(prefix_len: u8) -> u128 {
+    const ALL: u128 = (1 << 112) - 1;
+    if prefix_len == 0 { 0 } else { ALL & !(ALL >> prefix_len) }
+}
+
+/// Checks the shares of an impairment.
+///
+/// # Errors
+/// [`ImpairmentError::OutOfRange`] with the name of the first share that is not in 0.0 to 1.0.
+pub fn check_impairment(impairment: &Impairment) -> Result<(), ImpairmentError> {
+    let shares = [
+        (impairment.loss, "loss"),
+        (impairment.duplicate, "duplicate"),
+        (impairment.reorder, "reorder"),
+        (impairment.corrupt, "corrupt"),
+    ];
+    match shares.iter().find(|(share, _)| !(0.0..=1.0).contains(share)) {
+        Some((_, name)) => Err(ImpairmentError::OutOfRange(name)),
+        None => Ok(()),
+    }
+}
