@@ -37,6 +37,12 @@ pub const LINE_PAGES: usize = LINE_BYTES / PAGE_BYTES;
 /// Bits of the byte offset inside an arena.
 pub const OFFSET_BITS: u32 = 48;
 
+/// Base-2 logarithm of the bytes of one shard of an arena: what one serving core owns.
+pub const SHARD_SHIFT: u32 = 40;
+
+/// The byte of the location that holds the shard, so byte 10 of the address.
+const SHARD_BYTE: usize = 2;
+
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 const ENDPOINT_BIT: u64 = 1 << 63;
 
@@ -159,7 +165,15 @@ impl Location {
     /// The byte offset inside the page.
     #[must_use]
     pub const fn in_page(self) -> usize {
-        (self.0 as usize) & (PAGE_BYTES - 1)
+        let [.., high, low] = self.0.to_be_bytes();
+        u16::from_be_bytes([high, low]) as usize & (PAGE_BYTES - 1)
+    }
+
+    /// The shard that serves the location: bits 40 to 47 of the offset. A server has one serving
+    /// core per shard, each with its own 1 TiB of the offset range.
+    #[must_use]
+    pub const fn shard(self) -> u8 {
+        self.0.to_be_bytes()[SHARD_BYTE]
     }
 
     /// Whether the location is the first byte of a page.
@@ -442,6 +456,12 @@ impl EndpointAddress {
         Self { space, node, selector: selector & !ENDPOINT_BIT }
     }
 
+    /// An address of `node` that its core for `shard` serves; `entropy` varies the anycast choice.
+    #[must_use]
+    pub const fn of_shard(space: Space, node: NodeId, shard: u8, entropy: u32) -> Self {
+        Self::new(space, node, ((shard as u64) << SHARD_SHIFT) | entropy as u64)
+    }
+
     /// The low 63 bits of the location.
     #[must_use]
     pub const fn selector(self) -> u64 {
@@ -480,16 +500,16 @@ impl Fields {
     /// The fields of a fabric address; `None` if it is not in the fabric's prefix.
     #[must_use]
     pub const fn unpack(address: Ipv6Addr) -> Option<Self> {
-        let bits = address.to_bits();
-        if (bits >> 112) as u16 != FABRIC_PREFIX {
+        let [p0, p1, s0, s1, n0, n1, command, tag, location @ ..] = address.octets();
+        if u16::from_be_bytes([p0, p1]) != FABRIC_PREFIX {
             return None;
         }
         Some(Self {
-            space: Space((bits >> 96) as u16),
-            node: NodeId((bits >> 80) as u16),
-            command: (bits >> 72) as u8,
-            tag: (bits >> 64) as u8,
-            location: bits as u64,
+            space: Space(u16::from_be_bytes([s0, s1])),
+            node: NodeId(u16::from_be_bytes([n0, n1])),
+            command,
+            tag,
+            location: u64::from_be_bytes(location),
         })
     }
 
@@ -497,6 +517,12 @@ impl Fields {
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         pack(self.space, self.node, self.command, self.tag, self.location)
+    }
+
+    /// The shard of the location, of memory and of an endpoint's own address alike.
+    #[must_use]
+    pub const fn shard(self) -> u8 {
+        self.location.to_be_bytes()[SHARD_BYTE]
     }
 
     /// Whether the location is memory (bit 63 clear) rather than an endpoint's own address.

@@ -1,0 +1,360 @@
+//! What is asked and how it ended: the command byte and the status byte of the addresses.
+
+use core::fmt;
+
+/// What a request asks for: 6 bits of the destination address (design section 4).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(u8)]
+pub enum Command {
+    /// Begin a session with the server and core that serve a location.
+    Open = 1,
+    /// End a session.
+    Close = 2,
+    /// Allocate pages, zeroed.
+    Create = 3,
+    /// Allocate pages and write them in one round trip.
+    AllocWrite = 4,
+    /// Keep what an anywhere-CREATE gave.
+    Confirm = 5,
+    /// Read a byte range; each page atomic.
+    Read = 6,
+    /// Write a byte range blindly; each page atomic.
+    Write = 7,
+    /// Acquire ownership of pages and their contents, under a lease.
+    Update = 8,
+    /// Write back and release.
+    Commit = 9,
+    /// Release without writing.
+    Abort = 10,
+    /// Extend a lease.
+    Renew = 11,
+    /// Compare and swap 8 bytes.
+    CompareSwap = 12,
+    /// Add to 8 bytes, answering what was there.
+    FetchAdd = 13,
+    /// Free an allocation, or zero a byte range in place (flag `ZERO`).
+    Delete = 14,
+    /// Ask for usage.
+    Stat = 15,
+    /// Ask for a sign of life.
+    Ping = 16,
+    /// Notice: a page is gone or changed, cached copies die.
+    Invalidate = 24,
+    /// Notice: something was created.
+    Notice = 25,
+}
+
+impl Command {
+    /// Every command, in the order of their codes.
+    pub const ALL: [Self; 18] = [
+        Self::Open,
+        Self::Close,
+        Self::Create,
+        Self::AllocWrite,
+        Self::Confirm,
+        Self::Read,
+        Self::Write,
+        Self::Update,
+        Self::Commit,
+        Self::Abort,
+        Self::Renew,
+        Self::CompareSwap,
+        Self::FetchAdd,
+        Self::Delete,
+        Self::Stat,
+        Self::Ping,
+        Self::Invalidate,
+        Self::Notice,
+    ];
+
+    /// The command with this 6-bit code; `None` if version 1 has none.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Open,
+            2 => Self::Close,
+            3 => Self::Create,
+            4 => Self::AllocWrite,
+            5 => Self::Confirm,
+            6 => Self::Read,
+            7 => Self::Write,
+            8 => Self::Update,
+            9 => Self::Commit,
+            10 => Self::Abort,
+            11 => Self::Renew,
+            12 => Self::CompareSwap,
+            13 => Self::FetchAdd,
+            14 => Self::Delete,
+            15 => Self::Stat,
+            16 => Self::Ping,
+            24 => Self::Invalidate,
+            25 => Self::Notice,
+            _ => return None,
+        })
+    }
+
+    /// The 6-bit code.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether executing it twice could differ from executing it once.
+    #[must_use]
+    pub const fn is_mutating(self) -> bool {
+        matches!(
+            self,
+            Self::Create
+                | Self::AllocWrite
+                | Self::Confirm
+                | Self::Write
+                | Self::Update
+                | Self::Commit
+                | Self::Abort
+                | Self::Renew
+                | Self::CompareSwap
+                | Self::FetchAdd
+                | Self::Delete
+        )
+    }
+
+    /// Whether it is a notice: sent by no session, answered by nobody.
+    #[must_use]
+    pub const fn is_notice(self) -> bool {
+        matches!(self, Self::Invalidate | Self::Notice)
+    }
+
+    /// Whether node 0 (any memory node) admits it.
+    #[must_use]
+    pub const fn is_anycast(self) -> bool {
+        matches!(self, Self::Create | Self::AllocWrite)
+    }
+
+    /// Whether it always passes over the switch's `redirect` table.
+    #[must_use]
+    pub const fn is_always_home(self) -> bool {
+        matches!(self, Self::Commit | Self::Abort | Self::Renew)
+    }
+
+    /// Whether a request carries data that the server writes.
+    #[must_use]
+    pub const fn carries_pages(self) -> bool {
+        matches!(self, Self::AllocWrite | Self::Write | Self::Commit)
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Open => "OPEN",
+            Self::Close => "CLOSE",
+            Self::Create => "CREATE",
+            Self::AllocWrite => "ALLOC_WRITE",
+            Self::Confirm => "CONFIRM",
+            Self::Read => "READ",
+            Self::Write => "WRITE",
+            Self::Update => "UPDATE",
+            Self::Commit => "COMMIT",
+            Self::Abort => "ABORT",
+            Self::Renew => "RENEW",
+            Self::CompareSwap => "CAS",
+            Self::FetchAdd => "FETCH_ADD",
+            Self::Delete => "DELETE",
+            Self::Stat => "STAT",
+            Self::Ping => "PING",
+            Self::Invalidate => "INVALIDATE",
+            Self::Notice => "NOTICE",
+        })
+    }
+}
+
+/// The command byte of an address: bit 7 reply, bit 6 home, the low 6 bits the command.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct WireCommand(u8);
+
+impl WireCommand {
+    /// Bit 7: the address is the source of a reply.
+    pub const REPLY: u8 = 0x80;
+    /// Bit 6: the request passes over the switch's `redirect` table.
+    pub const HOME: u8 = 0x40;
+    const CODE: u8 = 0x3f;
+
+    /// The byte of a request.
+    #[must_use]
+    pub const fn request(command: Command, home: bool) -> Self {
+        Self(command.code() | if home { Self::HOME } else { 0 })
+    }
+
+    /// The byte of a reply.
+    #[must_use]
+    pub const fn reply(command: Command) -> Self {
+        Self(command.code() | Self::REPLY)
+    }
+
+    /// The byte as it came.
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    /// The byte as it travels.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The command; `None` if version 1 does not know it.
+    #[must_use]
+    pub const fn command(self) -> Option<Command> {
+        Command::from_code(self.code())
+    }
+
+    /// The 6-bit code, known or not.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0 & Self::CODE
+    }
+
+    /// Whether the reply bit is set.
+    #[must_use]
+    pub const fn is_reply(self) -> bool {
+        self.0 & Self::REPLY != 0
+    }
+
+    /// Whether the home bit is set.
+    #[must_use]
+    pub const fn is_home(self) -> bool {
+        self.0 & Self::HOME != 0
+    }
+}
+
+/// Who is at fault for a status that is not OK.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Fault {
+    /// The request was wrong; sending it again cannot help.
+    Requester,
+    /// The server cannot serve it now; another server, or a later try, may.
+    Responder,
+    /// Nobody: the protocol goes on (another node, a new session, more pieces, a later try).
+    Protocol,
+}
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $fault:ident, $text:literal;)*) => {
+        /// How a request ended: the tag byte of a reply's source address.
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        #[repr(u8)]
+        pub enum Status { $($(#[$doc])* $name = $code,)* }
+
+        impl Status {
+            /// Every status, in the order of their codes.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The status with this code; `None` if version 1 has none.
+            #[must_use]
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code { $($code => Some(Self::$name),)* _ => None }
+            }
+
+            /// Who is at fault.
+            #[must_use]
+            pub const fn fault(self) -> Fault {
+                match self { $(Self::$name => Fault::$fault,)* }
+            }
+
+            /// What happened, in words.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// Done.
+    Ok = 0, Protocol, "done";
+    /// The page is leased; owner, epoch and remaining milliseconds are in the header.
+    Busy = 1, Protocol, "the page is leased to another node";
+    /// The range is served elsewhere; the node is in the header.
+    Moved = 2, Protocol, "the range is served by another node";
+    /// The node asked is no longer the page's owner; ask the home node.
+    NotOwner = 3, Protocol, "the node asked does not own the page";
+    /// The session is unknown (never opened, closed, idle too long, or the server restarted).
+    NoSession = 4, Protocol, "the session is unknown to the server";
+    /// The sequence number is below the low-water mark; it is never executed.
+    Expired = 5, Protocol, "the request is below the session's low-water mark";
+    /// The sequence number is beyond the window.
+    BeyondWindow = 6, Requester, "the request is beyond the session's window";
+    /// Pieces are missing; `detail` is the bitmap of those that arrived.
+    Incomplete = 7, Protocol, "pieces of the request are missing";
+    /// The pages of a request ended differently; a TLV has the status of each.
+    Partial = 8, Protocol, "the pages of the request ended differently";
+    /// The endpoint joined again since: this incarnation is refused.
+    StaleIncarnation = 9, Requester, "the requester's incarnation is an old one";
+    /// The request names a range epoch that is not the server's.
+    StaleRangeEpoch = 10, Protocol, "the range epoch is not current";
+    /// The server has no authority over the range (now), and does not know who has.
+    NoAuthority = 11, Responder, "the server has no authority over the range";
+    /// The lease ran out or was released; nothing was written.
+    LeaseLost = 12, Requester, "the lease is no longer held";
+
+    /// The range leaves the arena.
+    OutOfRange = 16, Requester, "the range leaves the arena";
+    /// The pages were freed, and perhaps allocated anew.
+    StaleTag = 17, Requester, "the pointer's tag is stale: the page was deleted";
+    /// The arena lost its contents since.
+    StaleGeneration = 18, Requester, "the pointer is from before the server lost its contents";
+    /// The pages are not allocated.
+    NotAllocated = 19, Requester, "the page is not allocated";
+    /// The pointer's space is not the requester's or not the allocation's.
+    WrongSpace = 20, Requester, "the pointer belongs to another space";
+    /// The node is not the pointer's home and does not serve its range.
+    WrongNode = 21, Requester, "the node does not serve the pointer's range";
+    /// The operation needs an aligned location.
+    Unaligned = 22, Requester, "the pointer is not aligned for this operation";
+    /// The length is zero, too large, or crosses a line.
+    BadLength = 23, Requester, "the length is zero, too large, or crosses a line";
+    /// The arena has no room.
+    OutOfMemory = 24, Responder, "the server is out of memory";
+    /// The space's share of the arena is used up.
+    QuotaExceeded = 25, Requester, "the space's quota is used up";
+    /// The command is unknown to this server.
+    UnknownCommand = 26, Requester, "the command is unknown to the server";
+    /// The request needs a feature that the server does not have (`detail`: which bits).
+    UnsupportedFeature = 27, Requester, "the server lacks a required feature";
+    /// The request is another version (`detail`: the version that the server speaks).
+    UnsupportedVersion = 28, Requester, "the server speaks another version";
+    /// The addresses and the header contradict each other.
+    Malformed = 29, Requester, "the addresses and the header contradict each other";
+    /// The key id is unknown or the trailer does not authenticate the request.
+    Unauthenticated = 30, Requester, "the request is not authenticated";
+    /// A bounded resource of the server is used up (sessions, reassembly); try later.
+    Overloaded = 31, Responder, "the server is overloaded";
+    /// The server is shutting down.
+    ShuttingDown = 32, Responder, "the server is shutting down";
+    /// The server failed in a way it should not have.
+    Internal = 33, Responder, "the server failed";
+    /// Permission for this operation on the pages is missing.
+    Forbidden = 34, Requester, "the operation is not permitted on these pages";
+}
+
+impl Status {
+    /// The code that travels.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether the request was done.
+    #[must_use]
+    pub const fn is_ok(self) -> bool {
+        matches!(self, Self::Ok)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.text())
+    }
+}

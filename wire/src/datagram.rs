@@ -1,0 +1,182 @@
+//! A whole datagram: what was received, checked; what is sent, sealed.
+
+use core::{fmt, net::Ipv6Addr};
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+use crate::{
+    address::Fields,
+    command::WireCommand,
+    header::{CRC_FIELD, HEADER_BYTES, Header, HeaderError, HeaderView},
+    tlv::Tlvs,
+};
+
+/// Why a received datagram is not one of ours; nothing in it can be trusted, so nobody is
+/// answered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum DatagramError {
+    /// The source address is not in the fabric.
+    ForeignSource,
+    /// The destination address is not in the fabric.
+    ForeignDestination,
+    /// The header is not one of version 1.
+    Header(HeaderError),
+    /// The CRC32C does not match: the datagram was damaged on its way.
+    Crc,
+    /// The trailer that the flags announce is longer than what follows the header.
+    Trailer,
+    /// An option does not fit into the header.
+    Options,
+    /// The target is no fabric address, or carries a command.
+    Target,
+    /// Both addresses, or neither of them, claim to be a reply's.
+    Direction,
+}
+
+impl fmt::Display for DatagramError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ForeignSource => f.write_str("the source is not in the fabric"),
+            Self::ForeignDestination => f.write_str("the destination is not in the fabric"),
+            Self::Header(error) => write!(f, "not a header: {error}"),
+            Self::Crc => f.write_str("the CRC32C does not match"),
+            Self::Trailer => f.write_str("the trailer is longer than the datagram"),
+            Self::Options => f.write_str("an option does not fit into the header"),
+            Self::Target => f.write_str("the target is no pointer or endpoint of the fabric"),
+            Self::Direction => f.write_str("neither a request nor a reply"),
+        }
+    }
+}
+
+impl core::error::Error for DatagramError {}
+
+impl From<HeaderError> for DatagramError {
+    fn from(error: HeaderError) -> Self {
+        Self::Header(error)
+    }
+}
+
+/// A received datagram whose form and CRC are right; what it asks may still be refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// The source address.
+    pub source: Ipv6Addr,
+    /// The source address in fields.
+    pub from: Fields,
+    /// The destination address in fields.
+    pub to: Fields,
+    /// The header.
+    pub header: Header,
+    /// The target of the header in fields.
+    pub target: Fields,
+    /// Data, without the trailer.
+    pub data: &'a [u8],
+    /// The trailer; empty without one.
+    pub trailer: &'a [u8],
+    options: &'a [u8],
+}
+
+impl<'a> Datagram<'a> {
+    /// Checks a received UDP payload.
+    ///
+    /// # Errors
+    /// If it is not a well-formed, undamaged datagram of version 1. The cheap checks come first.
+    pub fn parse(
+        source: Ipv6Addr,
+        destination: Ipv6Addr,
+        payload: &'a [u8],
+    ) -> Result<Self, DatagramError> {
+        let from = Fields::unpack(source).ok_or(DatagramError::ForeignSource)?;
+        let to = Fields::unpack(destination).ok_or(DatagramError::ForeignDestination)?;
+        let view = HeaderView::new(payload)?;
+        if crc(source, destination, view.fixed(), view.options(), view.rest()) != view.crc() {
+            return Err(DatagramError::Crc);
+        }
+        let header = view.header();
+        let rest = view.rest();
+        let (data, trailer) = rest
+            .len()
+            .checked_sub(header.flags.trailer_bytes())
+            .and_then(|data_bytes| rest.split_at_checked(data_bytes))
+            .ok_or(DatagramError::Trailer)?;
+        let target = Fields::unpack(header.target)
+            .filter(|target| target.command == 0)
+            .ok_or(DatagramError::Target)?;
+        if Tlvs::new(view.options()).any(|tlv| tlv.is_err()) {
+            return Err(DatagramError::Options);
+        }
+        let datagram =
+            Self { source, from, to, header, target, data, trailer, options: view.options() };
+        // A reply is marked in its source, a request in its destination; the other address of
+        // each is an endpoint's own and carries no command.
+        let (asks, answers) = (to.command != 0, from.command != 0);
+        if asks == answers || datagram.reply_bit_misplaced() {
+            return Err(DatagramError::Direction);
+        }
+        Ok(datagram)
+    }
+
+    /// Whether it is a reply (else a request or a notice).
+    #[must_use]
+    pub const fn is_reply(&self) -> bool {
+        self.from.command != 0
+    }
+
+    /// The command byte of the address that carries it.
+    #[must_use]
+    pub const fn command(&self) -> WireCommand {
+        WireCommand::from_bits(if self.is_reply() { self.from.command } else { self.to.command })
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn tlvs(&self) -> Tlvs<'a> {
+        Tlvs::new(self.options)
+    }
+
+    const fn reply_bit_misplaced(&self) -> bool {
+        WireCommand::from_bits(self.to.command).is_reply()
+            || (self.from.command != 0 && !WireCommand::from_bits(self.from.command).is_reply())
+    }
+}
+
+/// Writes the CRC32C into a datagram that is ready otherwise. `head` is the fixed header and its
+/// options, `data` all that follows (the trailer is part of it).
+///
+/// # Panics
+/// If `head` is shorter than [`HEADER_BYTES`].
+pub fn seal(source: Ipv6Addr, destination: Ipv6Addr, head: &mut [u8], data: &[u8]) {
+    let (fixed, options) =
+        head.split_first_chunk_mut::<HEADER_BYTES>().expect("the fixed header is there");
+    let crc = crc(source, destination, fixed, options, data);
+    fixed[CRC_FIELD].copy_from_slice(&crc.to_be_bytes());
+}
+
+/// CRC32C (Castagnoli, RFC 3720 appendix B.4) over both addresses, the header without its CRC
+/// field, options, data and trailer.
+fn crc(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    fixed: &[u8; HEADER_BYTES],
+    options: &[u8],
+    rest: &[u8],
+) -> u32 {
+    const ADDRESSES: usize = 32;
+    let mut front = [0; ADDRESSES + CRC_FIELD.start];
+    front[..16].copy_from_slice(&source.octets());
+    front[16..ADDRESSES].copy_from_slice(&destination.octets());
+    front[ADDRESSES..].copy_from_slice(&fixed[..CRC_FIELD.start]);
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&front);
+    if !options.is_empty() {
+        digest.update(options);
+    }
+    if !rest.is_empty() {
+        digest.update(rest);
+    }
+    // A 32-bit CRC in a wider integer: the cast loses nothing.
+    #[allow(clippy::cast_possible_truncation, reason = "the algorithm is 32 bits wide")]
+    let crc = digest.finalize() as u32;
+    crc
+}
