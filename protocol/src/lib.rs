@@ -1,1 +1,16 @@
 //! BlueBridge requester and responder: state machines without I/O.
+//!
+//! Datagrams and the time go in; datagrams, completions and the next deadline come out. Neither
+//! machine has a clock, a socket or a source of randomness of its own (a seed is an argument), so
+//! they run unchanged in simulation, under a model checker, and on every carrier. The rules that
+//! both follow are in `docs/protocol.md`.
+//!
+//! * `requester`: the end that asks.
+//! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] seam.
+
+#![forbid(unsafe_code)]
+
+pub mod store;
+pub mod time;
+
+pub use time::Instant;

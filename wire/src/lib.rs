@@ -25,6 +25,7 @@ pub mod command;
 pub mod datagram;
 pub mod header;
 pub mod tlv;
+pub mod usage;
 
 pub use address::{
     ArenaGeneration, Destination, EndpointAddress, Location, NodeId, Pointer, PointerError, Region,
@@ -33,6 +34,7 @@ pub use address::{
 pub use command::{Command, Fault, Status, WireCommand};
 pub use datagram::{Datagram, DatagramError, seal};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};
+pub use usage::Usage;
 
 /// The UDP port of every endpoint.
 ///

@@ -1,0 +1,67 @@
+//! The usage record: the data of a STAT's reply.
+
+/// Bytes of the record.
+pub const USAGE_BYTES: usize = 64;
+
+/// What a STAT answers: eight 64-bit numbers, big endian, in the order of the fields.
+///
+/// A longer record is from a newer server; the rest is skipped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Usage {
+    /// Pages of the shard's arena.
+    pub capacity_pages: u64,
+    /// Pages that can be allocated now.
+    pub free_pages: u64,
+    /// Pages that the asking space may have; `u64::MAX` without a quota.
+    pub quota_pages: u64,
+    /// Pages that the asking space has.
+    pub used_pages: u64,
+    /// Pages of anywhere-CREATEs that nobody confirmed yet.
+    pub provisional_pages: u64,
+    /// Open sessions.
+    pub session_count: u64,
+    /// Requests answered since the start.
+    pub answered_count: u64,
+    /// Shards (serving cores) of the server.
+    pub shard_count: u64,
+}
+
+impl Usage {
+    /// The record in `bytes`; `None` if they are too short.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (words, _) = bytes.get(..USAGE_BYTES)?.as_chunks::<8>();
+        let mut words = words.iter().map(|word| u64::from_be_bytes(*word));
+        let mut next = || words.next();
+        Some(Self {
+            capacity_pages: next()?,
+            free_pages: next()?,
+            quota_pages: next()?,
+            used_pages: next()?,
+            provisional_pages: next()?,
+            session_count: next()?,
+            answered_count: next()?,
+            shard_count: next()?,
+        })
+    }
+
+    /// The record as it travels.
+    #[must_use]
+    pub fn emit(&self) -> [u8; USAGE_BYTES] {
+        let words = [
+            self.capacity_pages,
+            self.free_pages,
+            self.quota_pages,
+            self.used_pages,
+            self.provisional_pages,
+            self.session_count,
+            self.answered_count,
+            self.shard_count,
+        ];
+        let mut bytes = [0; USAGE_BYTES];
+        for (out, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *out = word.to_be_bytes();
+        }
+        bytes
+    }
+}
