@@ -1,3 +1,71 @@
-//! Set-up, demo, test and bench as plain cargo commands.
+//! Set-up, demo, test and bench as plain cargo commands, with the standard library alone, so that
+//! a machine that has only Rust can run them.
 
-fn main() {}
+mod command;
+mod licences;
+mod setup;
+mod test;
+
+use std::process::ExitCode;
+
+use command::{Failure, Run};
+
+const HELP: &str = "\
+usage: cargo xtask <command> [options]
+
+  setup               install or name what the other commands need
+  demo [options]      build the product and run `bluebridge demo`
+  test [options]      run every test
+      --without TIER  leave a tier out, by name: netns, root, clients
+      --fast          unit tests and a short simulation only
+  bench [options]     build for speed and run `bluebridge bench`
+  p4info              write p4/bluebridge.p4info.txtpb from its declaration
+  vectors             write the golden vectors of the wire format
+  licences            check the licences of all dependencies against deny.toml
+
+Options behind `demo` and `bench` go to `bluebridge`.
+";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next();
+    let rest: Vec<String> = arguments.collect();
+    let outcome = match command.as_deref() {
+        Some("setup") => setup::all().map(drop),
+        Some("demo") => demo(&rest),
+        Some("test") => test::run(&rest),
+        Some("bench") => bench(&rest),
+        Some("p4info") => {
+            Run::cargo(["run", "--quiet", "--package", "bluebridge-p4", "--example", "p4info"]).go()
+        }
+        Some("vectors") => {
+            Run::cargo(["run", "--quiet", "--package", "bluebridge-wire", "--example", "vectors"])
+                .go()
+        }
+        Some("licences") => licences::check(),
+        Some("help" | "--help" | "-h") => {
+            print!("{HELP}");
+            Ok(())
+        }
+        Some(other) => Err(Failure::usage(format!("unknown command `{other}`\n\n{HELP}"))),
+        None => Err(Failure::usage(HELP.to_owned())),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// The product from a clean clone: builds it and runs its own demonstration.
+fn demo(options: &[String]) -> Result<(), Failure> {
+    setup::build_tools();
+    Run::cargo(["build", "--release", "--package", "bluebridge-cli"]).go()?;
+    Run::new(command::product("release")).arg("demo").args(options).go()
+}
+
+fn bench(options: &[String]) -> Result<(), Failure> {
+    setup::build_tools();
+    Run::cargo(["build", "--release", "--package", "bluebridge-cli"]).go()?;
+    let options = if options.is_empty() { &["all".to_owned()] } else { options };
+    Run::new(command::product("release")).arg("bench").args(options).go()
+}
