@@ -376,7 +376,8 @@ impl Region {
         match offset.checked_add(length_bytes) {
             Some(end) if end <= self.length_bytes => match self.base.checked_add(offset) {
                 Ok(base) => Ok(Self { base, length_bytes }),
-                Err(error) => Err(error),
+                // Only an empty part behind the arena's last byte has no pointer.
+                Err(_) => Err(PointerError::OutOfRegion),
             },
             _ => Err(PointerError::OutOfRegion),
         }

@@ -30,8 +30,12 @@ pub enum DatagramError {
     Options,
     /// The target is no fabric address, or carries a command.
     Target,
-    /// Both addresses, or neither of them, claim to be a reply's.
+    /// Both addresses, or neither of them, carry a command, or a reply's bits 7 and 6 are not 1
+    /// and 0, or a request's bit 7 is not 0.
     Direction,
+    /// The address without a command is not an endpoint's own (bit 63 clear, or a tag); an answer
+    /// to it would be routed as if it asked for memory.
+    Endpoint,
 }
 
 impl fmt::Display for DatagramError {
@@ -45,6 +49,7 @@ impl fmt::Display for DatagramError {
             Self::Options => f.write_str("an option does not fit into the header"),
             Self::Target => f.write_str("the target is no pointer or endpoint of the fabric"),
             Self::Direction => f.write_str("neither a request nor a reply"),
+            Self::Endpoint => f.write_str("the asking side's address is not an endpoint's own"),
         }
     }
 }
@@ -114,6 +119,10 @@ impl<'a> Datagram<'a> {
         if asks == answers || datagram.reply_bit_misplaced() {
             return Err(DatagramError::Direction);
         }
+        let asker = if answers { to } else { from };
+        if asker.is_memory() || asker.tag != 0 {
+            return Err(DatagramError::Endpoint);
+        }
         Ok(datagram)
     }
 
@@ -136,8 +145,9 @@ impl<'a> Datagram<'a> {
     }
 
     const fn reply_bit_misplaced(&self) -> bool {
+        let answer = WireCommand::from_bits(self.from.command);
         WireCommand::from_bits(self.to.command).is_reply()
-            || (self.from.command != 0 && !WireCommand::from_bits(self.from.command).is_reply())
+            || (self.from.command != 0 && (!answer.is_reply() || answer.is_home()))
     }
 }
 

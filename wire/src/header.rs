@@ -290,7 +290,7 @@ pub struct Header {
     pub flags: Flags,
     /// What the receiver must understand.
     pub required: Features,
-    /// The owner (BUSY) or the new node (MOVED); else 0.
+    /// The owner (BUSY, and the grant of a lease) or the new node (MOVED); else 0.
     pub node: u16,
     /// The pointer (or endpoint address) that the datagram is about; its command byte is 0.
     pub target: Ipv6Addr,
@@ -320,7 +320,8 @@ pub struct Header {
     pub page_version: u64,
     /// The epoch of the authority over the range.
     pub range_epoch: u32,
-    /// What the command or the status says it is: a bitmap of pieces, feature bits, milliseconds.
+    /// What the command or the status says it is: a bitmap of pieces, feature bits, milliseconds,
+    /// the piece size of a train that is in no session.
     pub detail: u32,
 }
 
