@@ -16,7 +16,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use bluebridge_p4::pipeline::{
-    Action, Counter, DropReason, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
+    Action, CPU_PORT, Counter, DropReason, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES,
+    SwitchPort,
 };
 
 /// A table of the pipeline, in the order of the table ids.
@@ -110,6 +111,9 @@ impl Table {
         }
     }
 }
+
+/// The greatest port number; `CPU_PORT` is not for interfaces.
+pub const PORT_MAX: u16 = 1023;
 
 /// The most ports of a multicast group.
 pub const GROUP_PORTS_MAX: usize = 64;
@@ -207,7 +211,7 @@ pub enum PlaneError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// The caller's port number is in use or outside of 1..=0xfeff.
+    /// The caller's port number is in use or outside of 1..=[`PORT_MAX`].
     #[error("port {} cannot be used: {rule}", .port.0)]
     Invalid {
         /// The port.
@@ -547,6 +551,41 @@ fn check_key(key: &Key) -> Result<(), TableError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks the number of a port to be added.
+///
+/// # Errors
+/// [`PortError::Invalid`] with the rule that it breaks.
+pub(crate) fn check_port(port: SwitchPort) -> Result<(), PortError> {
+    match port {
+        CPU_PORT => Err(PortError::Invalid { port, rule: "it is the controller's" }),
+        SwitchPort(1..=PORT_MAX) => Ok(()),
+        _ => Err(PortError::Invalid { port, rule: "ports are 1 to 1023" }),
+    }
+}
+
+/// Checks a multicast group that is to be set.
+///
+/// # Errors
+/// [`TableError::InvalidGroup`] with the rule that it breaks.
+pub(crate) fn check_group(
+    group: u16,
+    ports: &[SwitchPort],
+    exists: bool,
+    groups: usize,
+) -> Result<(), TableError> {
+    let invalid = |rule| Err(TableError::InvalidGroup { group, rule });
+    if group == 0 {
+        return invalid("groups are numbered from 1");
+    }
+    if ports.len() > GROUP_PORTS_MAX {
+        return invalid("a group has at most 64 ports");
+    }
+    if !exists && groups >= GROUPS_MAX {
+        return invalid("there are 1024 groups already");
+    }
+    Ok(())
 }
 
 /// The mask of a directory prefix: its first `prefix_len` of 112 bits.
