@@ -1,7 +1,14 @@
 //! The switch pipeline and the P4Runtime vocabulary shared by switch agent and controller.
 //!
 //! * [`pipeline`]: the typed table entries, what a table can match and do.
+//! * [`declaration`]: every table with its ids, names and widths, once.
+//! * [`p4info`]: P4Info made from the declaration.
+//! * [`entry`]: typed entries to P4Runtime messages and back; [`bytestring`]: their values.
 //! * [`proto`]: the messages and services of P4Runtime and of the switch's own service.
 
+pub mod bytestring;
+pub mod declaration;
+pub mod entry;
+pub mod p4info;
 pub mod pipeline;
 pub mod proto;

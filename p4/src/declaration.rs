@@ -1,0 +1,350 @@
+//! Every table, action and counter of the pipeline, declared once.
+//!
+//! P4Info is made from this file ([`crate::p4info`]), the conversions check against it
+//! ([`crate::entry`]), and a P4 program of this pipeline must compile to the same ids and names.
+//! Names are those of [`crate::pipeline`].
+
+use crate::pipeline::{DropReason, Key};
+
+/// How a field matches.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MatchKind {
+    /// Equal.
+    Exact,
+    /// Equal in the first bits; the longest prefix wins.
+    Lpm,
+    /// Equal under a mask; the greatest priority wins.
+    Ternary,
+}
+
+/// One field of a key.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MatchField {
+    /// Its number in the table.
+    pub id: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Its width in bits.
+    pub bitwidth: u32,
+    /// How it matches.
+    pub kind: MatchKind,
+}
+
+/// A parameter of an action, or a field of a packet-in or packet-out header.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Param {
+    /// Its number in the action.
+    pub id: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Its width in bits.
+    pub bitwidth: u32,
+}
+
+/// An action.
+#[derive(Debug, Eq, PartialEq)]
+pub struct ActionDeclaration {
+    /// Its P4Info id.
+    pub id: u32,
+    /// Its full name, with the control block.
+    pub name: &'static str,
+    /// Its name in tables and on command lines.
+    pub alias: &'static str,
+    /// What it takes.
+    pub params: &'static [Param],
+}
+
+/// Where a table may use an action.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Scope {
+    /// Only as the default action.
+    DefaultOnly,
+    /// In entries and as the default action.
+    TableAndDefault,
+    /// Only in entries.
+    TableOnly,
+}
+
+/// An action and where a table may use it.
+#[derive(Clone, Copy, Debug)]
+pub struct ActionRef {
+    /// The action.
+    pub action: &'static ActionDeclaration,
+    /// Where.
+    pub scope: Scope,
+}
+
+/// A table.
+#[derive(Debug)]
+pub struct TableDeclaration {
+    /// Its P4Info id.
+    pub id: u32,
+    /// Its full name, with the control block.
+    pub name: &'static str,
+    /// Its name in every data plane.
+    pub alias: &'static str,
+    /// Its key.
+    pub fields: &'static [MatchField],
+    /// What its entries do; with a selector, what the members do.
+    pub actions: &'static [ActionRef],
+    /// What happens without a matching entry.
+    pub default_action: &'static ActionDeclaration,
+    /// Whether the default action is fixed.
+    pub default_is_const: bool,
+    /// How many entries it holds.
+    pub size: u32,
+    /// Whether entries can have an idle timeout.
+    pub idle_timeout: bool,
+    /// The id of its direct counter (packets and bytes).
+    pub counter_id: u32,
+    /// The id of its action profile.
+    pub action_profile: Option<u32>,
+}
+
+impl TableDeclaration {
+    /// Whether entries need a priority.
+    #[must_use]
+    pub fn has_priority(&self) -> bool {
+        self.fields.iter().any(|field| field.kind == MatchKind::Ternary)
+    }
+}
+
+/// Lets the packet pass.
+pub static ALLOW: ActionDeclaration =
+    ActionDeclaration { id: 0x0100_0001, name: "ingress.allow", alias: "allow", params: &[] };
+
+/// Drops the packet.
+pub static DROP: ActionDeclaration =
+    ActionDeclaration { id: 0x0100_0002, name: "ingress.drop", alias: "drop", params: &[] };
+
+/// Sends the packet to a port with a new destination MAC address.
+pub static FORWARD: ActionDeclaration = ActionDeclaration {
+    id: 0x0100_0003,
+    name: "ingress.forward",
+    alias: "forward",
+    params: &[
+        Param { id: 1, name: "port", bitwidth: PORT_BITS },
+        Param { id: 2, name: "dst_mac", bitwidth: 48 },
+    ],
+};
+
+/// Sends a copy to every port of a group but the ingress.
+pub static SET_MULTICAST_GROUP: ActionDeclaration = ActionDeclaration {
+    id: 0x0100_0004,
+    name: "ingress.set_multicast_group",
+    alias: "set_multicast_group",
+    params: &[Param { id: 1, name: "group", bitwidth: 16 }],
+};
+
+/// Copies the packet to the controller.
+pub static COPY_TO_CONTROLLER: ActionDeclaration = ActionDeclaration {
+    id: 0x0100_0005,
+    name: "ingress.copy_to_controller",
+    alias: "copy_to_controller",
+    params: &[],
+};
+
+/// Rewrites the destination MAC address.
+pub static SET_DST_MAC: ActionDeclaration = ActionDeclaration {
+    id: 0x0100_0006,
+    name: "egress.set_dst_mac",
+    alias: "set_dst_mac",
+    params: &[Param { id: 1, name: "dst_mac", bitwidth: 48 }],
+};
+
+/// Does nothing; declared by P4's core library, with the id that its compiler gives.
+pub static NO_ACTION: ActionDeclaration =
+    ActionDeclaration { id: 21_257_015, name: "NoAction", alias: "NoAction", params: &[] };
+
+/// Every action, in the order of P4Info.
+pub static ACTIONS: [&ActionDeclaration; 7] =
+    [&NO_ACTION, &ALLOW, &DROP, &FORWARD, &SET_MULTICAST_GROUP, &COPY_TO_CONTROLLER, &SET_DST_MAC];
+
+/// The width of a port number in v1model.
+pub const PORT_BITS: u32 = 9;
+
+/// The id of the action profile of `anycast`.
+pub const ANYCAST_SELECTOR_ID: u32 = 0x1100_0001;
+
+/// How many members the action profile of `anycast` holds in all groups.
+pub const ANYCAST_SELECTOR_SIZE: u32 = 1024;
+
+/// The most members of an anycast choice.
+pub const ANYCAST_GROUP_SIZE: u32 = 256;
+
+/// The greatest weight of a member.
+pub const ANYCAST_MEMBER_WEIGHT: u32 = 65_535;
+
+/// The id of the counter array `drops`, indexed by [`DropReason`].
+pub const DROPS_ID: u32 = 0x1200_0001;
+
+/// How many counters `drops` has.
+pub const DROPS_SIZE: usize = DropReason::ALL.len();
+
+/// The id that P4's compiler gives the header `packet_in`.
+pub const PACKET_IN_ID: u32 = 81_826_293;
+
+/// The id that P4's compiler gives the header `packet_out`.
+pub const PACKET_OUT_ID: u32 = 76_689_799;
+
+/// The fields of `packet_in`.
+pub const PACKET_IN_FIELDS: [Param; 2] = [
+    Param { id: 1, name: "ingress_port", bitwidth: PORT_BITS },
+    Param { id: 2, name: "pad", bitwidth: 7 },
+];
+
+/// The fields of `packet_out`.
+pub const PACKET_OUT_FIELDS: [Param; 2] = [
+    Param { id: 1, name: "egress_port", bitwidth: PORT_BITS },
+    Param { id: 2, name: "pad", bitwidth: 7 },
+];
+
+const fn exact(id: u32, name: &'static str, bitwidth: u32) -> MatchField {
+    MatchField { id, name, bitwidth, kind: MatchKind::Exact }
+}
+
+const fn ternary(id: u32, name: &'static str) -> MatchField {
+    MatchField { id, name, bitwidth: 8, kind: MatchKind::Ternary }
+}
+
+const fn both(action: &'static ActionDeclaration) -> ActionRef {
+    ActionRef { action, scope: Scope::TableAndDefault }
+}
+
+const fn default_only(action: &'static ActionDeclaration) -> ActionRef {
+    ActionRef { action, scope: Scope::DefaultOnly }
+}
+
+const fn table_only(action: &'static ActionDeclaration) -> ActionRef {
+    ActionRef { action, scope: Scope::TableOnly }
+}
+
+/// Every table, in the order of the ids, which is that of [`Key`]'s variants.
+pub static TABLES: [TableDeclaration; 8] = [
+    TableDeclaration {
+        id: 0x0200_0001,
+        name: "ingress.ingress_guard",
+        alias: "ingress_guard",
+        fields: &[exact(1, "port", PORT_BITS), exact(2, "src_scope", 32), exact(3, "src_node", 16)],
+        actions: &[both(&ALLOW), both(&DROP)],
+        default_action: &DROP,
+        default_is_const: true,
+        size: 4096,
+        idle_timeout: false,
+        counter_id: 0x1300_0001,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0002,
+        name: "ingress.redirect",
+        alias: "redirect",
+        fields: &[exact(1, "dst_scope", 32), exact(2, "dst_node", 16), exact(3, "page", 52)],
+        actions: &[both(&FORWARD), default_only(&NO_ACTION)],
+        default_action: &NO_ACTION,
+        default_is_const: true,
+        size: 16_384,
+        idle_timeout: true,
+        counter_id: 0x1300_0002,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0003,
+        name: "ingress.directory",
+        alias: "directory",
+        fields: &[MatchField { id: 1, name: "prefix", bitwidth: 112, kind: MatchKind::Lpm }],
+        actions: &[both(&FORWARD), both(&DROP)],
+        default_action: &DROP,
+        default_is_const: true,
+        size: 65_536,
+        idle_timeout: false,
+        counter_id: 0x1300_0003,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0004,
+        name: "ingress.anycast",
+        alias: "anycast",
+        fields: &[exact(1, "dst_scope", 32)],
+        actions: &[both(&FORWARD), default_only(&NO_ACTION)],
+        default_action: &NO_ACTION,
+        default_is_const: true,
+        size: 1024,
+        idle_timeout: false,
+        counter_id: 0x1300_0004,
+        action_profile: Some(ANYCAST_SELECTOR_ID),
+    },
+    TableDeclaration {
+        id: 0x0200_0005,
+        name: "ingress.notify",
+        alias: "notify",
+        fields: &[ternary(1, "src_command"), ternary(2, "dst_command"), ternary(3, "src_status")],
+        actions: &[both(&COPY_TO_CONTROLLER), default_only(&NO_ACTION)],
+        default_action: &NO_ACTION,
+        default_is_const: true,
+        size: 64,
+        idle_timeout: false,
+        counter_id: 0x1300_0005,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0006,
+        name: "ingress.l2",
+        alias: "l2",
+        fields: &[exact(1, "dst_mac", 48)],
+        actions: &[table_only(&FORWARD), both(&SET_MULTICAST_GROUP), default_only(&DROP)],
+        default_action: &DROP,
+        default_is_const: false,
+        size: 4096,
+        idle_timeout: false,
+        counter_id: 0x1300_0006,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0007,
+        name: "egress.port_mac",
+        alias: "port_mac",
+        fields: &[exact(1, "port", PORT_BITS)],
+        actions: &[both(&SET_DST_MAC), default_only(&NO_ACTION)],
+        default_action: &NO_ACTION,
+        default_is_const: true,
+        size: 512,
+        idle_timeout: false,
+        counter_id: 0x1300_0007,
+        action_profile: None,
+    },
+    TableDeclaration {
+        id: 0x0200_0008,
+        name: "ingress.multicast",
+        alias: "multicast",
+        fields: &[exact(1, "dst_scope", 32)],
+        actions: &[both(&SET_MULTICAST_GROUP), default_only(&DROP)],
+        default_action: &DROP,
+        default_is_const: true,
+        size: 1024,
+        idle_timeout: false,
+        counter_id: 0x1300_0008,
+        action_profile: None,
+    },
+];
+
+/// The table with a P4Info id.
+#[must_use]
+pub fn table(id: u32) -> Option<&'static TableDeclaration> {
+    TABLES.iter().find(|table| table.id == id)
+}
+
+/// The table that a key belongs to.
+#[must_use]
+pub fn table_of(key: &Key) -> &'static TableDeclaration {
+    let index = match key {
+        Key::IngressGuard { .. } => 0,
+        Key::Redirect { .. } => 1,
+        Key::Directory { .. } => 2,
+        Key::Anycast { .. } => 3,
+        Key::Notify { .. } => 4,
+        Key::L2 { .. } => 5,
+        Key::PortMac { .. } => 6,
+        Key::Multicast { .. } => 7,
+    };
+    &TABLES[index]
+}
