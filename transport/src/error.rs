@@ -1,0 +1,94 @@
+//! What can go wrong with a carrier, and whose business it is.
+
+use std::io;
+use std::net::Ipv6Addr;
+
+/// A carrier could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The port is taken, or binding is not permitted: choose another port or stop its owner.
+    #[error("cannot bind UDP port {port}: {error}; another process may own it")]
+    Bind {
+        /// The port asked for.
+        port: u16,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// The configured interface does not exist or may not be used: correct the configuration.
+    #[error("cannot use network interface {name}: {error}")]
+    Interface {
+        /// Its name, as configured.
+        name: String,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// The system lacks or forbids a socket option the carrier cannot do without.
+    #[error("the system refused socket option {option}: {error}")]
+    SocketOption {
+        /// The option's name in the system's headers.
+        option: &'static str,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// No IPv6 UDP socket could be made: the system has no IPv6, or no descriptors are left.
+    #[error("cannot open an IPv6 UDP socket: {0}")]
+    Socket(#[source] io::Error),
+}
+
+/// The first datagram of a batch could not be sent; nothing of the batch was.
+///
+/// A carrier that is merely busy is no error: it sends a shorter prefix.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransmitError {
+    /// The system refused the addresses (not a unicast source, a filter, no permission): the configuration is at fault.
+    #[error("the system refused to send from {source_address} to {destination}: {error}")]
+    Refused {
+        /// Source address of the datagram.
+        source_address: Ipv6Addr,
+        /// Destination address of the datagram.
+        destination: Ipv6Addr,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// The carrier itself failed and will not recover: open another.
+    #[error("the carrier failed: {0}")]
+    Socket(#[source] io::Error),
+    /// The caller made a datagram that does not fit the link; nothing is ever fragmented.
+    #[error("a datagram of {payload_bytes} bytes does not fit{}; use smaller pieces or a larger MTU", limit(*.limit_bytes))]
+    TooLarge {
+        /// UDP payload bytes of the datagram.
+        payload_bytes: usize,
+        /// The most UDP payload bytes that fit the way to the destination, where the carrier could find out.
+        limit_bytes: Option<usize>,
+    },
+    /// No route leads to the destination: the host's routes to the fabric are missing or its link is down.
+    #[error("no route to {destination}: {error}; is the fabric's route set up and the link up?")]
+    Unreachable {
+        /// Destination address of the datagram.
+        destination: Ipv6Addr,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+}
+
+fn limit(limit_bytes: Option<usize>) -> String {
+    limit_bytes.map_or_else(String::new, |bytes| {
+        format!(" the {bytes} bytes that the MTU of {} leaves", bytes + crate::udp::HEADER_BYTES)
+    })
+}
+
+/// Receiving failed for good; errors that the network reports are counted instead.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReceiveError {
+    /// The carrier itself failed and will not recover: open another.
+    #[error("the carrier failed: {0}")]
+    Socket(#[source] io::Error),
+}

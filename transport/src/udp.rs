@@ -1,0 +1,354 @@
+//! The carrier over a kernel UDP socket.
+//!
+//! The socket is unconnected, because its own addresses are as many as its pages: the destination of a datagram is read
+//! from ancillary data and its source is set there, without being assigned to an interface. Trains leave by UDP_SEGMENT
+//! and arrive by UDP_GRO; nothing is ever fragmented.
+//!
+//! The host must route: one rule that delivers the fabric's prefix locally when it arrives from the link, and one
+//! route to it through the link (`docs/architecture.md`).
+
+mod open;
+mod sys;
+#[cfg(test)]
+mod tests;
+mod train;
+
+use core::time::Duration;
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ipnet::Ipv6Net;
+use socket2::Socket;
+
+use crate::{
+    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
+    Wait,
+};
+use sys::{Receiver, Sender};
+use train::{Ancillary, Train, TrainLimits};
+
+/// Bytes of the IPv6 and UDP headers in front of a payload.
+pub const HEADER_BYTES: usize = 48;
+/// Largest UDP payload there is (RFC 768: 16-bit length, header included).
+pub const LARGEST_PAYLOAD_BYTES: usize = 65_527;
+/// Most payload bytes that one send by UDP_SEGMENT holds; measured, the kernel rounds down for a fragment header.
+const TRAIN_BYTES: usize = 65_480;
+/// Most datagrams of a sent train; kernels before 6.9 refuse more.
+const TRAIN_SEGMENT_COUNT: usize = 64;
+/// Most datagrams that are read from one reception: UDP_MAX_SEGMENTS of the newest kernels.
+const RECEIVED_SEGMENT_COUNT: usize = 128;
+/// Times a send is tried again when the socket reports an earlier datagram's error instead of sending.
+const PENDING_ERROR_LIMIT: usize = 8;
+
+/// How to open a [`UdpTransport`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpConfig {
+    /// Port to receive on and send from; 0 lets the system choose.
+    pub port: u16,
+    /// Receive from and send to this interface alone.
+    pub device: Option<String>,
+    /// Send by the interface with this index, whatever the routes say.
+    pub interface_index: Option<u32>,
+    /// Drop and count what arrives for a destination outside of this prefix.
+    pub filter: Option<Ipv6Net>,
+    /// Send trains in one piece where the system can.
+    pub trains: bool,
+    /// Room asked for datagrams that wait to be received; the system may give less, see [`Capabilities`].
+    pub receive_buffer_bytes: usize,
+    /// Room asked for datagrams that wait to leave.
+    pub send_buffer_bytes: usize,
+    /// Datagrams sent by one system call, 1 to 512.
+    pub send_batch_count: usize,
+    /// Receptions (each a datagram or a train, 64 KiB of memory) taken by one system call, 1 to 512.
+    pub receive_batch_count: usize,
+    /// Let the system poll the NIC for so long when the socket is empty; of no use on virtual links.
+    pub busy_poll: Option<Duration>,
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self {
+            port: 0,
+            device: None,
+            interface_index: None,
+            filter: None,
+            trains: true,
+            receive_buffer_bytes: 8 << 20,
+            send_buffer_bytes: 4 << 20,
+            send_batch_count: 64,
+            receive_batch_count: 32,
+            busy_poll: None,
+        }
+    }
+}
+
+/// Where a received datagram lies.
+#[derive(Clone, Copy)]
+struct Arrival {
+    destination: Ipv6Addr,
+    source: Ipv6Addr,
+    source_port: u16,
+    slot: u16,
+    offset: u16,
+    bytes: u16,
+}
+
+const _: () = assert!(size_of::<Arrival>() == 40);
+
+/// A carrier over a kernel UDP socket.
+pub struct UdpTransport {
+    socket: Socket,
+    local_port: u16,
+    device: Option<String>,
+    filter: Option<Ipv6Net>,
+    capabilities: Capabilities,
+    counters: Counters,
+    sender: Sender,
+    trains: Vec<Train>,
+    receiver: Receiver,
+    arrivals: Vec<Arrival>,
+    dropped_total: u32,
+    /// The socket was seen empty since the last reception.
+    was_empty: bool,
+    /// More than one reception is likely to wait.
+    expect_many: bool,
+}
+
+impl AsFd for UdpTransport {
+    /// The socket, to wait on it beside others; it is non-blocking.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Transport for UdpTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    fn local_port(&self) -> u16 {
+        self.local_port
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::monotonic()
+    }
+
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        let mut sent_count = 0;
+        let mut segment_count = self.capabilities.train_segment_count;
+        let mut pending_error_count = 0;
+        while sent_count < batch.len() {
+            let end = batch.len().min(sent_count + self.capabilities.batch_count);
+            let chunk = &batch[sent_count..end];
+            match self.send(chunk, segment_count) {
+                Ok(count) => {
+                    if segment_count < self.capabilities.train_segment_count {
+                        self.give_up_trains();
+                    }
+                    sent_count += count;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.counters.send_blocked_count += 1;
+                        return Ok(sent_count);
+                    }
+                    Some(libc::EINTR) => {}
+                    Some(libc::ECONNREFUSED | libc::EPROTO)
+                        if pending_error_count < PENDING_ERROR_LIMIT =>
+                    {
+                        self.counters.network_error_count += 1;
+                        pending_error_count += 1;
+                    }
+                    // Either the train is refused or the datagram: sending it alone tells.
+                    Some(libc::EIO | libc::EINVAL)
+                        if segment_count > 1
+                            && self.trains.first().is_some_and(|train| train.count > 1) =>
+                    {
+                        segment_count = 1;
+                    }
+                    _ if sent_count > 0 => return Ok(sent_count),
+                    _ => return Err(self.transmit_error(&chunk[0], error)),
+                },
+            }
+        }
+        Ok(sent_count)
+    }
+
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        self.arrivals.clear();
+        if self.take()? || wait.deadline == Timestamp::ZERO {
+            return Ok(self.arrivals.len());
+        }
+        let mut now = self.now();
+        let spin_end = (now + wait.spin).min(wait.deadline);
+        while now < spin_end {
+            if self.take()? {
+                return Ok(self.arrivals.len());
+            }
+            now = self.now();
+        }
+        while now < wait.deadline {
+            match sys::sleep(self.socket.as_fd(), wait.deadline.saturating_since(now)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(0),
+                Err(error) => return Err(ReceiveError::Socket(error)),
+                Ok(false) => {}
+                Ok(true) => {
+                    if self.take()? {
+                        return Ok(self.arrivals.len());
+                    }
+                }
+            }
+            now = self.now();
+        }
+        Ok(0)
+    }
+
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        let arrival = &self.arrivals[index];
+        Incoming {
+            source: arrival.source,
+            source_port: arrival.source_port,
+            destination: arrival.destination,
+            payload: self.receiver.payload(
+                arrival.slot.into(),
+                arrival.offset.into(),
+                arrival.bytes.into(),
+            ),
+        }
+    }
+}
+
+impl UdpTransport {
+    /// Sends a prefix of `chunk` by one system call, in trains of at most `segment_count`.
+    fn send(&mut self, chunk: &[Outgoing<'_>], segment_count: usize) -> io::Result<usize> {
+        if chunk[0].payload_bytes() > LARGEST_PAYLOAD_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        let limits = TrainLimits { segment_count, bytes: self.capabilities.train_bytes };
+        train::cut(chunk, limits, &mut self.trains);
+        let train_count = self.sender.send(self.socket.as_fd(), chunk, &self.trains)?;
+        let mut sent_count = 0;
+        for train in self.trains.iter().take(train_count) {
+            sent_count += train.count;
+            self.counters.sent_train_count += u64::from(train.count > 1);
+        }
+        self.counters.sent_count += sent_count as u64;
+        let bytes: usize = chunk.iter().take(sent_count).map(Outgoing::payload_bytes).sum();
+        self.counters.sent_bytes += bytes as u64;
+        Ok(sent_count)
+    }
+
+    /// Remembers that the system sends alone what it refuses as a train.
+    fn give_up_trains(&mut self) {
+        self.counters.train_refused_count += 1;
+        self.capabilities.train_segment_count = 1;
+    }
+
+    fn transmit_error(&self, datagram: &Outgoing<'_>, error: io::Error) -> TransmitError {
+        let destination = datagram.destination;
+        match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => TransmitError::TooLarge {
+                payload_bytes: datagram.payload_bytes(),
+                limit_bytes: open::path_payload_bytes(destination, self.device.as_deref()),
+            },
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::ENODEV) => {
+                TransmitError::Unreachable { destination, error }
+            }
+            Some(libc::EINVAL | libc::EACCES | libc::EPERM | libc::EADDRNOTAVAIL) => {
+                TransmitError::Refused { source_address: datagram.source, destination, error }
+            }
+            _ => TransmitError::Socket(error),
+        }
+    }
+
+    /// Takes what the socket has without waiting; true if that is at least one datagram for the caller.
+    fn take(&mut self) -> Result<bool, ReceiveError> {
+        let socket = self.socket.as_fd();
+        let result = if self.expect_many {
+            self.receiver.receive_many(socket)
+        } else {
+            self.receiver.receive_one(socket)
+        };
+        match result {
+            Ok(count) => {
+                // A datagram that lay there already may not be the only one.
+                self.expect_many = if self.expect_many { count > 1 } else { !self.was_empty };
+                self.was_empty = false;
+                for slot in 0..count {
+                    self.accept(slot);
+                }
+                Ok(!self.arrivals.is_empty())
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN) => {
+                    self.was_empty = true;
+                    self.expect_many = false;
+                    Ok(false)
+                }
+                Some(libc::EINTR) => Ok(false),
+                Some(
+                    libc::ECONNREFUSED
+                    | libc::EHOSTUNREACH
+                    | libc::ENETUNREACH
+                    | libc::ENETDOWN
+                    | libc::EACCES
+                    | libc::EPROTO
+                    | libc::EMSGSIZE,
+                ) => {
+                    self.counters.network_error_count += 1;
+                    Ok(false)
+                }
+                _ => Err(ReceiveError::Socket(error)),
+            },
+        }
+    }
+
+    /// Notes the datagrams of the reception in `slot`.
+    fn accept(&mut self, slot: usize) {
+        let message = self.receiver.message(slot);
+        let ancillary = Ancillary::parse(message.control);
+        if let Some(total) = ancillary.dropped_total {
+            self.counters.overflow_drop_count += u64::from(total.wrapping_sub(self.dropped_total));
+            self.dropped_total = total;
+        }
+        let Some(destination) = ancillary.destination.filter(|_| !message.truncated) else {
+            self.counters.malformed_drop_count += 1;
+            return;
+        };
+        let total_bytes = message.payload_bytes;
+        let segment_bytes = ancillary.segment_bytes.unwrap_or(total_bytes).max(1);
+        let segment_count = total_bytes.div_ceil(segment_bytes).max(1);
+        if self.filter.is_some_and(|filter| !filter.contains(&destination)) {
+            self.counters.foreign_drop_count += segment_count as u64;
+            return;
+        }
+        let kept_count = segment_count.min(RECEIVED_SEGMENT_COUNT);
+        self.counters.received_train_count += u64::from(segment_count > 1);
+        self.counters.malformed_drop_count += (segment_count - kept_count) as u64;
+        for index in 0..kept_count {
+            let offset = index * segment_bytes;
+            let bytes = segment_bytes.min(total_bytes - offset);
+            self.arrivals.push(Arrival {
+                destination,
+                source: message.source,
+                source_port: message.source_port,
+                slot: narrow(slot),
+                offset: narrow(offset),
+                bytes: narrow(bytes),
+            });
+            self.counters.received_bytes += bytes as u64;
+        }
+        self.counters.received_count += kept_count as u64;
+    }
+}
+
+/// Slots, offsets and lengths stay below 65,536 by the size of the buffers.
+fn narrow(value: usize) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
+}

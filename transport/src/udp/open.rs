@@ -1,0 +1,159 @@
+//! Opens the socket and sets it up.
+
+use core::ffi::c_int;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddrV6};
+
+use ipnet::Ipv6Net;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{
+    Capabilities, Counters, HEADER_BYTES, LARGEST_PAYLOAD_BYTES, RECEIVED_SEGMENT_COUNT, Receiver,
+    Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig, UdpTransport, sys,
+};
+use crate::OpenError;
+
+/// Most datagrams or receptions a system call may be told to take.
+const BATCH_LIMIT: usize = 512;
+
+impl UdpTransport {
+    /// Opens a carrier on `[::]` and the configured port.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]: the port is taken, the interface does not exist, or the system lacks what is needed.
+    pub fn open(config: &UdpConfig) -> Result<Self, OpenError> {
+        let socket = Socket::new(Domain::IPV6, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
+            .map_err(OpenError::Socket)?;
+        set_options(&socket)?;
+        let train_segment_count =
+            if config.trains && knows_trains(&socket) { TRAIN_SEGMENT_COUNT } else { 1 };
+        set_sizes(&socket, config)?;
+        if let Some(device) = &config.device {
+            socket
+                .bind_device(Some(device.as_bytes()))
+                .map_err(|error| interface(device, error))?;
+        }
+        let largest_payload_bytes = largest_payload_bytes(&socket, config)?;
+        let local_port = bind(&socket, config.port)?;
+        let receive_buffer_bytes =
+            socket.recv_buffer_size().map_err(|error| option("SO_RCVBUF", error))?;
+
+        let send_batch_count = config.send_batch_count.clamp(1, BATCH_LIMIT);
+        let receive_batch_count = config.receive_batch_count.clamp(1, BATCH_LIMIT);
+        Ok(Self {
+            socket,
+            local_port,
+            device: config.device.clone(),
+            filter: config.filter.map(|prefix| prefix.trunc()),
+            capabilities: Capabilities {
+                name: "udp",
+                largest_payload_bytes,
+                batch_count: send_batch_count,
+                train_segment_count,
+                train_bytes: TRAIN_BYTES,
+                receive_buffer_bytes,
+            },
+            counters: Counters::default(),
+            sender: Sender::new(send_batch_count, config.interface_index.unwrap_or(0)),
+            trains: Vec::with_capacity(send_batch_count),
+            receiver: Receiver::new(receive_batch_count),
+            arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
+            dropped_total: 0,
+            was_empty: true,
+            expect_many: false,
+        })
+    }
+
+    /// The prefix outside of which datagrams are dropped, with its host bits cleared.
+    pub fn filter(&self) -> Option<Ipv6Net> {
+        self.filter
+    }
+}
+
+fn option(option: &'static str, error: io::Error) -> OpenError {
+    OpenError::SocketOption { option, error }
+}
+
+fn interface(name: &str, error: io::Error) -> OpenError {
+    OpenError::Interface { name: name.to_owned(), error }
+}
+
+/// The options without which the carrier does not work.
+fn set_options(socket: &Socket) -> Result<(), OpenError> {
+    const OPTIONS: [(&str, c_int, c_int, c_int); 7] = [
+        ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
+        ("IPV6_RECVPKTINFO", libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
+        ("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1),
+        ("IPV6_DONTFRAG", libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
+        // The link's MTU decides; a forged "packet too big" must not shrink it.
+        (
+            "IPV6_MTU_DISCOVER",
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        ),
+        ("SO_RXQ_OVFL", libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1),
+        ("UDP_GRO", libc::SOL_UDP, libc::UDP_GRO, 1),
+    ];
+    for (name, level, number, value) in OPTIONS {
+        sys::set_option(socket, level, number, value).map_err(|error| option(name, error))?;
+    }
+    Ok(())
+}
+
+/// Whether the system knows UDP_SEGMENT; 0 leaves the socket's default, which each train overrides.
+fn knows_trains(socket: &Socket) -> bool {
+    sys::set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+fn set_sizes(socket: &Socket, config: &UdpConfig) -> Result<(), OpenError> {
+    let size = |bytes: usize| c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    let receive = size(config.receive_buffer_bytes);
+    // Without the privilege for FORCE the system gives what its limit allows.
+    if sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, receive).is_err() {
+        sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, receive)
+            .map_err(|error| option("SO_RCVBUF", error))?;
+    }
+    let send = size(config.send_buffer_bytes);
+    if sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send).is_err() {
+        sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, send)
+            .map_err(|error| option("SO_SNDBUF", error))?;
+    }
+    if let Some(time) = config.busy_poll {
+        let micros = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
+        sys::set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, micros)
+            .map_err(|error| option("SO_BUSY_POLL", error))?;
+    }
+    Ok(())
+}
+
+fn largest_payload_bytes(socket: &Socket, config: &UdpConfig) -> Result<usize, OpenError> {
+    let name = match (&config.device, config.interface_index) {
+        (Some(device), _) => device.clone(),
+        (None, Some(index)) => rustix::net::netdevice::index_to_name(socket, index)
+            .map_err(|error| interface(&format!("with index {index}"), error.into()))?,
+        (None, None) => return Ok(LARGEST_PAYLOAD_BYTES),
+    };
+    let mtu = sys::interface_mtu(socket, &name).map_err(|error| interface(&name, error))?;
+    Ok(mtu.saturating_sub(HEADER_BYTES).min(LARGEST_PAYLOAD_BYTES))
+}
+
+fn bind(socket: &Socket, port: u16) -> Result<u16, OpenError> {
+    let failed = |error| OpenError::Bind { port, error };
+    socket.bind(&SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0).into()).map_err(failed)?;
+    let address = socket.local_addr().map_err(failed)?;
+    Ok(address.as_socket_ipv6().map_or(port, |address| address.port()))
+}
+
+/// The largest payload that fits the way to `destination`, asked of a socket connected to it; for error reports only.
+pub(super) fn path_payload_bytes(destination: Ipv6Addr, device: Option<&str>) -> Option<usize> {
+    let socket = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).ok()?;
+    if let Some(device) = device {
+        socket.bind_device(Some(device.as_bytes())).ok()?;
+    }
+    // Connecting a UDP socket sends nothing; any port will do.
+    socket.connect(&SocketAddrV6::new(destination, 9, 0, 0).into()).ok()?;
+    let mtu = sys::path_mtu(&socket).ok()?;
+    Some(mtu.saturating_sub(HEADER_BYTES).min(LARGEST_PAYLOAD_BYTES))
+}

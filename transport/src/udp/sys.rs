@@ -1,0 +1,340 @@
+//! The system calls of the UDP carrier: all of its `unsafe`.
+//!
+//! [`Receiver`] and [`Sender`] own every header, slice and control buffer a batch needs. The pointers in them are
+//! derived anew from live borrows for each call, and nothing reads them between calls.
+#![allow(unsafe_code, reason = "the only door to the system calls that safe crates do not cover")]
+
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of, take, zeroed};
+use core::ptr::{from_mut, null_mut};
+use core::time::Duration;
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libc::{
+    CMSG_LEN, CMSG_SPACE, cmsghdr, in6_addr, in6_pktinfo, iovec, mmsghdr, sockaddr_in6, socklen_t,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::train::Train;
+use crate::Outgoing;
+
+/// Room for one reception: the largest UDP payload, rounded up, plus a cache line so that slots do not share sets.
+const SLOT_BYTES: usize = 65_536 + 64;
+/// Room for the ancillary data of one reception; what is asked for takes 88 bytes.
+const CONTROL_BYTES: usize = 128;
+
+const INT_BYTES: socklen_t = 4;
+const NAME_BYTES: socklen_t = 28;
+const PACKET_INFO_BYTES: u32 = 20;
+const SEGMENT_BYTES: u32 = 2;
+
+const FAMILY: libc::sa_family_t = 10;
+
+const _: () = assert!(FAMILY as c_int == libc::AF_INET6);
+const _: () = assert!(size_of::<c_int>() == INT_BYTES as usize);
+const _: () = assert!(size_of::<sockaddr_in6>() == NAME_BYTES as usize);
+const _: () = assert!(size_of::<in6_pktinfo>() == PACKET_INFO_BYTES as usize);
+
+// SAFETY: the macro is pure arithmetic.
+const PACKET_INFO_SPACE: usize = unsafe { CMSG_SPACE(PACKET_INFO_BYTES) } as usize;
+// SAFETY: the macro is pure arithmetic.
+const PACKET_INFO_LENGTH: usize = unsafe { CMSG_LEN(PACKET_INFO_BYTES) } as usize;
+// SAFETY: the macro is pure arithmetic.
+const SEGMENT_LENGTH: usize = unsafe { CMSG_LEN(SEGMENT_BYTES) } as usize;
+
+/// Ancillary data of one send: the source address, and the segment size where there is a train.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct SendControl {
+    packet_info_header: cmsghdr,
+    packet_info: in6_pktinfo,
+    gap: [u8; 4],
+    segment_header: cmsghdr,
+    segment_bytes: u16,
+    tail: [u8; 6],
+}
+
+const _: () = assert!(offset_of!(SendControl, packet_info) == size_of::<cmsghdr>());
+const _: () = assert!(offset_of!(SendControl, segment_header) == PACKET_INFO_SPACE);
+const _: () = assert!(size_of::<SendControl>() == 64);
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct ReceiveControl([u8; CONTROL_BYTES]);
+
+fn empty_header() -> mmsghdr {
+    // SAFETY: an all-zero mmsghdr is valid: null pointers and zero lengths.
+    unsafe { zeroed() }
+}
+
+fn empty_name() -> sockaddr_in6 {
+    sockaddr_in6 {
+        sin6_family: FAMILY,
+        sin6_port: 0,
+        sin6_flowinfo: 0,
+        sin6_addr: in6_addr { s6_addr: [0; 16] },
+        sin6_scope_id: 0,
+    }
+}
+
+/// A count of messages the system answered, or its error.
+fn answered(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// One reception, as the system described it.
+pub(super) struct Message<'a> {
+    pub(super) source: Ipv6Addr,
+    pub(super) source_port: u16,
+    pub(super) payload_bytes: usize,
+    pub(super) control: &'a [u8],
+    /// The payload or the ancillary data was cut.
+    pub(super) truncated: bool,
+}
+
+/// Buffers of a batch of receptions.
+pub(super) struct Receiver {
+    headers: Box<[mmsghdr]>,
+    slices: Box<[iovec]>,
+    names: Box<[sockaddr_in6]>,
+    controls: Box<[ReceiveControl]>,
+    buffer: Box<[u8]>,
+}
+
+// SAFETY: the raw pointers in headers and slices are written before each system call and read by nothing else.
+unsafe impl Send for Receiver {}
+
+impl Receiver {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            headers: vec![empty_header(); count].into(),
+            slices: vec![iovec { iov_base: null_mut(), iov_len: 0 }; count].into(),
+            names: vec![empty_name(); count].into(),
+            controls: vec![ReceiveControl([0; CONTROL_BYTES]); count].into(),
+            buffer: vec![0; count * SLOT_BYTES].into(),
+        }
+    }
+
+    /// Points the first `count` headers at their buffers, as the last call left them changed.
+    fn prepare(&mut self, count: usize) {
+        let slots = self.buffer.chunks_exact_mut(SLOT_BYTES);
+        let parts = self.slices.iter_mut().zip(&mut self.names).zip(&mut self.controls).zip(slots);
+        for (header, (((slice, name), control), slot)) in
+            self.headers.iter_mut().zip(parts).take(count)
+        {
+            slice.iov_base = slot.as_mut_ptr().cast();
+            slice.iov_len = slot.len();
+            let header = &mut header.msg_hdr;
+            header.msg_name = from_mut(name).cast();
+            header.msg_namelen = NAME_BYTES;
+            header.msg_iov = from_mut(slice);
+            header.msg_iovlen = 1;
+            header.msg_control = from_mut(control).cast();
+            header.msg_controllen = CONTROL_BYTES;
+            header.msg_flags = 0;
+        }
+    }
+
+    /// Receives one message into slot 0; the socket must be non-blocking.
+    pub(super) fn receive_one(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.prepare(1);
+        let header = &mut self.headers[0];
+        // SAFETY: `prepare` has pointed the header at live buffers of this object, with their true lengths.
+        let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header.msg_hdr, 0) };
+        let bytes = answered(result)?;
+        header.msg_len = u32::try_from(bytes).unwrap_or(u32::MAX);
+        Ok(1)
+    }
+
+    /// Receives as many messages as are there and fit; the socket must be non-blocking.
+    pub(super) fn receive_many(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let count = self.headers.len();
+        self.prepare(count);
+        let headers = self.headers.as_mut_ptr();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        // SAFETY: `prepare` has pointed all headers at live buffers of this object, with their true lengths.
+        let result = unsafe { libc::recvmmsg(socket.as_raw_fd(), headers, count, 0, null_mut()) };
+        answered(result as isize)
+    }
+
+    /// The message in slot `index`, which the last receive must have filled.
+    pub(super) fn message(&self, index: usize) -> Message<'_> {
+        let header = &self.headers[index];
+        let name = &self.names[index];
+        let control_bytes = header.msg_hdr.msg_controllen.min(CONTROL_BYTES);
+        Message {
+            source: Ipv6Addr::from(name.sin6_addr.s6_addr),
+            source_port: u16::from_be(name.sin6_port),
+            payload_bytes: header.msg_len as usize,
+            control: &self.controls[index].0[..control_bytes],
+            truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+        }
+    }
+
+    /// Bytes of the payload in slot `index`.
+    pub(super) fn payload(&self, index: usize, offset: usize, bytes: usize) -> &[u8] {
+        &self.buffer[index * SLOT_BYTES + offset..][..bytes]
+    }
+}
+
+/// Headers, addresses and ancillary data of a batch of sends.
+pub(super) struct Sender {
+    headers: Box<[mmsghdr]>,
+    slices: Box<[iovec]>,
+    names: Box<[sockaddr_in6]>,
+    controls: Box<[SendControl]>,
+}
+
+// SAFETY: the raw pointers in headers and slices are written before each system call and read by nothing else.
+unsafe impl Send for Sender {}
+
+impl Sender {
+    /// Room for `count` datagrams a call; `interface` is the index of the one to leave by, 0 for the route's.
+    pub(super) fn new(count: usize, interface: u32) -> Self {
+        let control = SendControl {
+            packet_info_header: cmsghdr {
+                cmsg_len: PACKET_INFO_LENGTH,
+                cmsg_level: libc::IPPROTO_IPV6,
+                cmsg_type: libc::IPV6_PKTINFO,
+            },
+            packet_info: in6_pktinfo {
+                ipi6_addr: in6_addr { s6_addr: [0; 16] },
+                ipi6_ifindex: interface,
+            },
+            gap: [0; 4],
+            segment_header: cmsghdr {
+                cmsg_len: SEGMENT_LENGTH,
+                cmsg_level: libc::SOL_UDP,
+                cmsg_type: libc::UDP_SEGMENT,
+            },
+            segment_bytes: 0,
+            tail: [0; 6],
+        };
+        Self {
+            headers: vec![empty_header(); count].into(),
+            slices: vec![iovec { iov_base: null_mut(), iov_len: 0 }; 2 * count].into(),
+            names: vec![empty_name(); count].into(),
+            controls: vec![control; count].into(),
+        }
+    }
+
+    /// Sends `batch`, cut into `trains`, and says how many trains went out; neither may exceed the capacity.
+    pub(super) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &[Outgoing<'_>],
+        trains: &[Train],
+    ) -> io::Result<usize> {
+        self.fill(batch, trains);
+        let headers = self.headers.as_mut_ptr();
+        if trains.len() == 1 {
+            // SAFETY: `fill` has pointed the first header at live buffers of this object and of `batch`.
+            let result =
+                unsafe { libc::sendmsg(socket.as_raw_fd(), headers.cast(), libc::MSG_NOSIGNAL) };
+            return answered(result).map(|_| 1);
+        }
+        let count = u32::try_from(trains.len().min(self.headers.len())).unwrap_or(0);
+        // SAFETY: `fill` has pointed `count` headers at live buffers of this object and of `batch`.
+        let result =
+            unsafe { libc::sendmmsg(socket.as_raw_fd(), headers, count, libc::MSG_NOSIGNAL) };
+        answered(result as isize)
+    }
+
+    fn fill(&mut self, batch: &[Outgoing<'_>], trains: &[Train]) {
+        let mut datagrams = batch;
+        let mut free = &mut self.slices[..];
+        let parts = self.headers.iter_mut().zip(&mut self.names).zip(&mut self.controls);
+        for (train, ((header, name), control)) in trains.iter().zip(parts) {
+            let (members, rest) = datagrams.split_at(train.count);
+            datagrams = rest;
+            let mut used = 0;
+            for part in members.iter().flat_map(|datagram| [datagram.header, datagram.data]) {
+                if !part.is_empty() {
+                    free[used] =
+                        iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+                    used += 1;
+                }
+            }
+            let (slices, rest) = take(&mut free).split_at_mut(used);
+            free = rest;
+
+            name.sin6_addr.s6_addr = members[0].destination.octets();
+            name.sin6_port = members[0].destination_port.to_be();
+            control.packet_info.ipi6_addr.s6_addr = members[0].source.octets();
+            control.segment_bytes = train.segment_bytes;
+            let header = &mut header.msg_hdr;
+            header.msg_name = from_mut(name).cast();
+            header.msg_namelen = NAME_BYTES;
+            header.msg_iov = slices.as_mut_ptr();
+            header.msg_iovlen = used;
+            header.msg_control = from_mut(control).cast();
+            header.msg_controllen =
+                if train.count > 1 { size_of::<SendControl>() } else { PACKET_INFO_SPACE };
+        }
+    }
+}
+
+/// Sleeps until the socket is readable or `timeout` has passed; says whether it is readable (or has an error to tell).
+pub(super) fn sleep(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let mut descriptors = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    Ok(poll(&mut descriptors, Some(&timeout))? > 0)
+}
+
+/// Sets an integer socket option.
+pub(super) fn set_option(
+    socket: impl AsFd,
+    level: c_int,
+    option: c_int,
+    value: c_int,
+) -> io::Result<()> {
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: the value is a live integer and its length is told.
+    let result = unsafe {
+        libc::setsockopt(descriptor, level, option, (&raw const value).cast(), INT_BYTES)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Reads an integer socket option.
+fn option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut bytes = INT_BYTES;
+    // SAFETY: the value is a live integer and its length is told.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut bytes)
+    };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The MTU of the way that the connected `socket` has.
+pub(super) fn path_mtu(socket: impl AsFd) -> io::Result<usize> {
+    let mtu = option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU)?;
+    Ok(usize::try_from(mtu).unwrap_or(0))
+}
+
+/// The MTU of the interface called `name`.
+pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
+    // SAFETY: an all-zero ifreq is valid: an empty name and zero values.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *target = byte.cast_signed() as libc::c_char;
+    }
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: the request is a live ifreq with a terminated name, which SIOCGIFMTU reads and writes.
+    let result = unsafe { libc::ioctl(descriptor, libc::SIOCGIFMTU as _, &raw mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: SIOCGIFMTU has set this member of the union, and any bytes are a valid integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(usize::try_from(mtu).unwrap_or(0))
+}
