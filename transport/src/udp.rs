@@ -32,8 +32,9 @@ use train::{Ancillary, Train, TrainLimits};
 pub const HEADER_BYTES: usize = 48;
 /// Largest UDP payload there is (RFC 768: 16-bit length, header included).
 pub const LARGEST_PAYLOAD_BYTES: usize = 65_527;
-/// Most payload bytes that one send by UDP_SEGMENT holds; measured, the kernel rounds down for a fragment header.
-const TRAIN_BYTES: usize = 65_480;
+/// Most payload bytes of a sent train. UDP_SEGMENT takes 65,480, but a packet that with its Ethernet header reaches the
+/// usual 65,536 of a device's gso_max_size is cut up in software (measured).
+const TRAIN_BYTES: usize = 65_473;
 /// Most datagrams of a sent train; kernels before 6.9 refuse more.
 const TRAIN_SEGMENT_COUNT: usize = 64;
 /// Most datagrams that are read from one reception: UDP_MAX_SEGMENTS of the newest kernels.
