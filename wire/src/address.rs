@@ -233,6 +233,9 @@ pub struct Pointer {
     pub location: Location,
 }
 
+// As small as the address that it is.
+const _: () = assert!(size_of::<Pointer>() == size_of::<Ipv6Addr>());
+
 impl Pointer {
     /// The pointer as the IPv6 address that is its text and its wire form (command 0).
     #[must_use]

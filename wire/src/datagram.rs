@@ -82,6 +82,9 @@ pub struct Datagram<'a> {
     options: &'a [u8],
 }
 
+// It is made for every packet and passed by reference; growth should be a decision.
+const _: () = assert!(size_of::<Datagram<'_>>() <= 256);
+
 impl<'a> Datagram<'a> {
     /// Checks a received UDP payload.
     ///

@@ -325,6 +325,8 @@ pub struct Header {
     pub detail: u32,
 }
 
+const _: () = assert!(size_of::<Header>() <= 96);
+
 impl Default for Header {
     fn default() -> Self {
         Self {
