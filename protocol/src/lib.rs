@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod pieces;
 pub mod store;
 pub mod time;
 
