@@ -1,6 +1,34 @@
 //! The API between endpoints and the controller, and an endpoint's side of it.
 //!
 //! * [`proto`]: the messages and the service `bluebridge.v1.Controller`.
-//! * [`Membership`]: joins, beats in the background, leaves.
+//! * [`Registration`] in, [`Assignment`] out: what joining means, in the project's types.
+//! * [`Membership`]: joins, beats in the background, leaves. It outlives restarts of the
+//!   controller: a beat that fails is tried again, nothing is assigned anew.
+//! * [`place`]: directed placement by the power of two choices.
 
 pub mod proto;
+
+mod beat;
+mod error;
+mod membership;
+mod registration;
+
+pub use error::MembershipError;
+pub use membership::{Connection, Membership, Options, Snapshot};
+pub use registration::{
+    Assignment, Attachment, Carrier, MemoryNode, Previous, Registration, Role, Token, place,
+};
+
+/// The TCP port on which a controller listens unless told otherwise.
+pub const CONTROLLER_PORT: u16 = 9560;
+
+/// The longest name of an endpoint, in bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Whether an endpoint may have this name: 1 to [`NAME_BYTES_MAX`] ASCII letters, digits, `.`,
+/// `_` and `-`.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}

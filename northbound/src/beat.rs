@@ -1,0 +1,301 @@
+//! The heartbeats' thread: joins, beats, says goodbye.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Request;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::error::MembershipError;
+use crate::membership::{Connection, Options, Shared, Snapshot};
+use crate::proto;
+use crate::proto::controller_client::ControllerClient;
+use crate::registration::{Assignment, MemoryNode, Registration, Role};
+
+/// How long one attempt at a call may take.
+const CALL_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long a connection may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The shortest and longest wait before a failed call is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A heartbeat before its time comes this part of an interval after the one before at the least.
+const EARLY_DIVISOR: u32 = 4;
+
+/// The request to leave.
+#[derive(Debug)]
+pub(crate) struct Goodbye {
+    pub(crate) told: mpsc::SyncSender<Result<(), MembershipError>>,
+}
+
+type Joined = Result<(Assignment, Arc<Shared>), MembershipError>;
+type Client = ControllerClient<Channel>;
+
+/// What the thread does from its first to its last moment.
+pub(crate) fn run(
+    uri: &str,
+    registration: &Registration,
+    options: &Options,
+    joined: &mpsc::SyncSender<Joined>,
+    farewell: oneshot::Receiver<Goodbye>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let report = |outcome| {
+        // The receiver is gone only if the caller gave up, who then has the error already.
+        drop(joined.send(outcome));
+    };
+    match runtime {
+        Err(error) => report(Err(MembershipError::Runtime(error.to_string()))),
+        Ok(runtime) => runtime.block_on(async {
+            match join(uri, registration, options).await {
+                Err(error) => report(Err(error)),
+                Ok((client, assignment, shared, version)) => {
+                    report(Ok((assignment, Arc::clone(&shared))));
+                    let member =
+                        Member { uri: uri.to_owned(), client, assignment, shared, version };
+                    member.live(farewell, options.leave_deadline).await;
+                }
+            }
+        }),
+    }
+}
+
+fn endpoint(uri: &str, options: &Options) -> Result<Endpoint, MembershipError> {
+    let invalid = |reason: String| MembershipError::InvalidUri { uri: uri.to_owned(), reason };
+    let endpoint = Endpoint::from_shared(uri.to_owned())
+        .map_err(|error| invalid(error.to_string()))?
+        .connect_timeout(CONNECT_DEADLINE)
+        .tcp_nodelay(true);
+    if endpoint.uri().authority().is_none() {
+        return Err(invalid("it names no host".to_owned()));
+    }
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &options.tls {
+        return endpoint.tls_config(tls.clone()).map_err(|error| invalid(error.to_string()));
+    }
+    #[cfg(not(feature = "tls"))]
+    let _ = options;
+    Ok(endpoint)
+}
+
+fn limited<T>(message: T, deadline: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline);
+    request
+}
+
+async fn join(
+    uri: &str,
+    registration: &Registration,
+    options: &Options,
+) -> Result<(Client, Assignment, Arc<Shared>, u64), MembershipError> {
+    let channel = endpoint(uri, options)?.connect_lazy();
+    let mut client = ControllerClient::new(channel);
+    let deadline = Instant::now() + options.join_deadline;
+    let request = registration.request(nonce());
+    let mut wait = RETRY.0;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let patience = left.min(CALL_DEADLINE);
+        let error = match timeout(patience, client.join(limited(request.clone(), patience))).await {
+            Ok(Ok(answer)) => {
+                let answer = answer.into_inner();
+                let assignment = Assignment::parse(&answer)?;
+                let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
+                let shared = Shared::new(
+                    Snapshot {
+                        version: 1,
+                        connection: Connection::Connected,
+                        memory_nodes: nodes.into(),
+                        range_epoch: assignment.range_epoch,
+                        piece_bytes: assignment.piece_bytes,
+                        installed: assignment.installed,
+                    },
+                    match registration.role {
+                        Role::Client => 0,
+                        Role::Memory { capacity_pages, .. } => capacity_pages,
+                    },
+                );
+                return Ok((client, assignment, Arc::new(shared), version));
+            }
+            Ok(Err(status)) => MembershipError::of(uri, &status),
+            Err(_) => MembershipError::Unreachable {
+                uri: uri.to_owned(),
+                reason: format!("no answer within {patience:?}"),
+            },
+        };
+        if !error.is_passing() || Instant::now() + wait >= deadline {
+            return Err(error);
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    }
+}
+
+/// A number that no other join is likely to have.
+fn nonce() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()).max(1)
+}
+
+fn parse_nodes(
+    nodes: Option<&proto::MemoryNodes>,
+) -> Result<(u64, Vec<MemoryNode>), MembershipError> {
+    let Some(list) = nodes else { return Ok((0, Vec::new())) };
+    let mut parsed: Vec<MemoryNode> =
+        list.nodes.iter().map(MemoryNode::parse).collect::<Result<_, _>>()?;
+    parsed.sort_by_key(|node| node.node);
+    Ok((list.version, parsed))
+}
+
+struct Member {
+    uri: String,
+    client: Client,
+    assignment: Assignment,
+    shared: Arc<Shared>,
+    /// Of the list of memory nodes that is known.
+    version: u64,
+}
+
+impl Member {
+    async fn live(mut self, mut farewell: oneshot::Receiver<Goodbye>, leave_deadline: Duration) {
+        let shared = Arc::clone(&self.shared);
+        let mut interval = self.assignment.heartbeat_interval;
+        let mut next = Instant::now() + interval;
+        let mut last = Instant::now();
+        let mut retry = RETRY.0;
+        let mut expelled = false;
+        let goodbye = loop {
+            let beating = async {
+                tokio::select! {
+                    () = tokio::time::sleep_until(next), if !expelled => {}
+                    () = early(&shared, last + interval / EARLY_DIVISOR), if !expelled => {}
+                    else => std::future::pending().await,
+                }
+                last = Instant::now();
+                self.beat(interval).await
+            };
+            let outcome = tokio::select! {
+                goodbye = &mut farewell => break goodbye,
+                outcome = beating => outcome,
+            };
+            let wait = match outcome {
+                Ok(told) => {
+                    retry = RETRY.0;
+                    interval = told.unwrap_or(interval);
+                    interval
+                }
+                Err(
+                    error @ (MembershipError::Unreachable { .. } | MembershipError::Controller(_)),
+                ) => {
+                    tracing::debug!(%error, "a heartbeat failed");
+                    shared.change(|snapshot| become_lost(snapshot, Connection::Lost));
+                    retry = (retry * 2).min(RETRY.1);
+                    retry.min(interval)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "expelled");
+                    shared.change(|snapshot| become_lost(snapshot, Connection::Expelled));
+                    expelled = true;
+                    interval
+                }
+            };
+            next = Instant::now() + wait;
+        };
+        if let Ok(Goodbye { told }) = goodbye {
+            let outcome = if expelled { Ok(()) } else { self.leave(leave_deadline).await };
+            drop(told.send(outcome));
+        }
+    }
+
+    /// One heartbeat; the interval that the controller wants from now on.
+    async fn beat(&mut self, interval: Duration) -> Result<Option<Duration>, MembershipError> {
+        let patience = interval.clamp(Duration::from_millis(200), CALL_DEADLINE);
+        let request = proto::HeartbeatRequest {
+            node: self.assignment.node.0.into(),
+            incarnation: self.assignment.incarnation,
+            token: self.assignment.token.0.to_vec(),
+            free_pages: self.shared.free_pages.load(Ordering::Relaxed),
+            memory_nodes_version: self.version,
+        };
+        let answer =
+            match timeout(patience, self.client.heartbeat(limited(request, patience))).await {
+                Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
+                Err(_) => {
+                    let reason = format!("no answer within {patience:?}");
+                    return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
+                }
+            };
+        self.shared.beat_count.fetch_add(1, Ordering::Relaxed);
+        self.learn(&answer.into_inner())
+    }
+
+    fn learn(
+        &mut self,
+        answer: &proto::HeartbeatResponse,
+    ) -> Result<Option<Duration>, MembershipError> {
+        let nodes = match &answer.memory_nodes {
+            Some(list) => {
+                let (version, nodes) = parse_nodes(Some(list))?;
+                self.version = version;
+                Some(nodes)
+            }
+            None => None,
+        };
+        let piece_bytes = usize::try_from(answer.piece_bytes).unwrap_or(0);
+        self.shared.change(|snapshot| {
+            let mut changed = snapshot.connection != Connection::Connected
+                || snapshot.range_epoch != answer.range_epoch
+                || snapshot.installed != answer.installed;
+            snapshot.connection = Connection::Connected;
+            snapshot.range_epoch = answer.range_epoch;
+            snapshot.installed = answer.installed;
+            if piece_bytes >= 1024 && piece_bytes != snapshot.piece_bytes {
+                snapshot.piece_bytes = piece_bytes;
+                changed = true;
+            }
+            if let Some(nodes) = nodes
+                && nodes[..] != snapshot.memory_nodes[..]
+            {
+                snapshot.memory_nodes = nodes.into();
+                changed = true;
+            }
+            changed
+        });
+        let interval = Duration::from_millis(answer.heartbeat_interval_ms.into());
+        Ok((!interval.is_zero()).then_some(interval))
+    }
+
+    async fn leave(&mut self, deadline: Duration) -> Result<(), MembershipError> {
+        let request = proto::LeaveRequest {
+            node: self.assignment.node.0.into(),
+            incarnation: self.assignment.incarnation,
+            token: self.assignment.token.0.to_vec(),
+        };
+        match timeout(deadline, self.client.leave(limited(request, deadline))).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(status)) => Err(MembershipError::of(&self.uri, &status)),
+            Err(_) => Err(MembershipError::Unreachable {
+                uri: self.uri.clone(),
+                reason: format!("no answer within {deadline:?}"),
+            }),
+        }
+    }
+}
+
+/// Waits for a reason to beat before the time, and until `earliest`.
+async fn early(shared: &Shared, earliest: Instant) {
+    shared.beat_now.notified().await;
+    tokio::time::sleep_until(earliest).await;
+}
+
+fn become_lost(snapshot: &mut Snapshot, connection: Connection) -> bool {
+    let changed = snapshot.connection != connection;
+    snapshot.connection = connection;
+    changed
+}
