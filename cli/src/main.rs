@@ -1,3 +1,5 @@
 //! The one binary, `bluebridge`.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    bluebridge_cli::run()
+}

@@ -1,0 +1,77 @@
+//! The subcommands, one file each, and what they share.
+
+mod host;
+mod interrupt;
+mod rack;
+
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::exit::Exit;
+
+/// Shared memory whose pointers are IPv6 addresses.
+#[derive(Debug, Parser)]
+#[command(name = "bluebridge", version, about, propagate_version = true)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by the other side, \
+                        4 no answer in time, 5 not permitted to this user."
+)]
+struct CommandLine {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every subcommand.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Global {
+    /// Print JSON for programs
+    #[arg(long, global = true)]
+    json: bool,
+    /// Tell more on standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Let this machine send to pointers and receive them through one interface
+    #[command(subcommand)]
+    Host(host::HostCommand),
+    /// Build, look at and take down a rack of network namespaces on this machine
+    #[command(subcommand)]
+    Rack(rack::RackCommand),
+}
+
+/// Runs the command line of this process.
+pub fn run() -> ExitCode {
+    // No thread may start before the subcommand: without root it may have to change its user namespace.
+    let line = CommandLine::parse();
+    log_to_standard_error(line.global.verbose);
+    let done = match line.command {
+        Command::Host(command) => host::run(command, line.global),
+        Command::Rack(command) => rack::run(command, line.global),
+    };
+    match done {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("bluebridge: {error:#}");
+            Exit::of(&error).into()
+        }
+    }
+}
+
+fn log_to_standard_error(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter =
+        EnvFilter::try_from_env("BLUEBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

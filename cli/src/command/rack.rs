@@ -1,0 +1,245 @@
+//! `bluebridge rack`: namespaces, links and daemons on this machine.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use super::{Global, interrupt};
+use crate::exit::Exit;
+use crate::output;
+use crate::rack::daemon::READY_DEADLINE;
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
+use crate::rack::state::{StateError, StateRoot};
+use crate::rack::status::{RackStatus, look};
+use crate::rack::teardown::{TakenDown, take_down};
+use crate::rack::{GRACE, Rack, Site, access};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum RackCommand {
+    /// Make a rack and start its switch, controller and memory servers
+    Up(Up),
+    /// Show the links and daemons of a rack; fails when one of them is not up
+    Status(Named),
+    /// Stop a rack and remove all of it, also after a crash; no rack of that name is no failure
+    Down(Named),
+    /// Run a command in a node of a rack
+    Exec(Exec),
+    /// List the racks of this user
+    List,
+    /// Keep the namespaces of a rack without root (started by `rack up`)
+    #[command(hide = true)]
+    Hold,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Named {
+    /// The rack's name
+    #[arg(long, default_value = "rack")]
+    name: RackName,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Up {
+    #[command(flatten)]
+    named: Named,
+    /// How many memory servers: s1, s2, ..
+    #[arg(long, default_value_t = 3)]
+    servers: u16,
+    /// How many clients: c1, c2, ..
+    #[arg(long, default_value_t = 2)]
+    clients: u16,
+    /// Largest IP packet of the links: for all (9000), for some (s1=1500,c2=1280), or both (9000,s1=1500)
+    #[arg(long, default_value = "9000")]
+    mtu: LinkMtus,
+    /// The switch's data plane; ebpf with root and soft without, unless told
+    #[arg(long)]
+    switch: Option<DataPlane>,
+    /// What each server offers, such as 256M
+    #[arg(long, default_value = "256M")]
+    memory: ByteSize,
+    /// Seconds that each daemon may take to start
+    #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
+    deadline: u64,
+    /// Make namespaces and links only, and start nothing
+    #[arg(long)]
+    network_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Exec {
+    #[command(flatten)]
+    named: Named,
+    /// The node: switch, s1, .., c1, ..
+    node: Node,
+    /// The command and its arguments, after --
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+pub(super) fn run(command: RackCommand, global: Global) -> anyhow::Result<Exit> {
+    match command {
+        RackCommand::Up(up) => self::up(up, global),
+        RackCommand::Status(Named { name }) => status(&name, global),
+        RackCommand::Down(Named { name }) => down(&name, global),
+        RackCommand::Exec(exec) => self::exec(exec),
+        RackCommand::List => list(global),
+        RackCommand::Hold => loop {
+            std::thread::park();
+        },
+    }
+}
+
+fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
+    let site = Site::prepare()?;
+    let default = if site.is_rootless() { DataPlane::Soft } else { DataPlane::Ebpf };
+    let spec = RackSpec {
+        name: up.named.name,
+        servers: up.servers,
+        clients: up.clients,
+        mtu: up.mtu,
+        switch: up.switch.unwrap_or(default),
+        memory: up.memory,
+    };
+    let program = std::env::current_exe().context("cannot find the own program")?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let mut rack = Rack::build(&site, spec, cancel)?;
+    if !up.network_only {
+        rack.start_daemons(&program, Duration::from_secs(up.deadline))?;
+    }
+    let state = rack.detach(&program)?;
+    report(&look(&state), global)?;
+    Ok(Exit::Ok)
+}
+
+fn status(name: &RackName, global: Global) -> anyhow::Result<Exit> {
+    let state = StateRoot::locate().read(name).map_err(crate::rack::RackError::from)?;
+    if let Err(error) = access::join(&state) {
+        tracing::warn!(%error, "links cannot be looked at");
+    }
+    let status = look(&state);
+    report(&status, global)?;
+    Ok(if status.healthy { Exit::Ok } else { Exit::Failure })
+}
+
+fn down(name: &RackName, global: Global) -> anyhow::Result<Exit> {
+    let directory = match StateRoot::locate().lock(name) {
+        Ok(directory) => directory,
+        Err(StateError::Unknown(_)) => {
+            if global.json {
+                output::json(&serde_json::json!({ "name": name, "was_there": false }))?;
+            } else {
+                output::text(&format!("there is no rack {name}"))?;
+            }
+            return Ok(Exit::Ok);
+        }
+        Err(error) => return Err(crate::rack::RackError::from(error).into()),
+    };
+    let taken = take_down(&directory, GRACE)?;
+    if global.json {
+        output::json(&serde_json::json!({ "name": name, "was_there": true, "stopped": taken }))?;
+    } else {
+        output::text(&sentence(name, &taken))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn sentence(name: &RackName, taken: &TakenDown) -> String {
+    let mut text = format!(
+        "rack {name} is down: {} daemons stopped, {} namespaces removed",
+        taken.daemons.len(),
+        taken.namespace_count
+    );
+    for other in &taken.others {
+        text.push_str(&format!("\nalso stopped in it: {} ({})", other.name, other.pid));
+    }
+    text
+}
+
+fn exec(exec: Exec) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let state = root.read(&exec.named.name).map_err(crate::rack::RackError::from)?;
+    access::join(&state)?;
+    access::namespace(&state, exec.node)?.move_caller_in().map_err(crate::rack::RackError::from)?;
+    let mut words = exec.command.into_iter();
+    let program = words.next().context("no command")?;
+    let failure = process::Command::new(&program)
+        .args(words)
+        .envs(access::rack_environment(&root, &state))
+        .exec();
+    Err(anyhow::Error::new(failure).context(format!("cannot run {}", program.display())))
+}
+
+fn list(global: Global) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let mut states = Vec::new();
+    for name in root.names().map_err(crate::rack::RackError::from)? {
+        states.push((name.clone(), root.read(&name).ok()));
+    }
+    if global.json {
+        let racks: Vec<_> = states
+            .iter()
+            .map(|(name, state)| {
+                let (spec, phase) = state.as_ref().map(|it| (&it.spec, it.phase)).unzip();
+                serde_json::json!({ "name": name, "phase": phase, "spec": spec })
+            })
+            .collect();
+        output::json(&racks)?;
+        return Ok(Exit::Ok);
+    }
+    let rows = states.into_iter().map(|(name, state)| {
+        let state = state.as_ref();
+        let tell =
+            |tell: fn(&RackSpec) -> String| state.map_or_else(String::new, |it| tell(&it.spec));
+        vec![
+            name.to_string(),
+            state.map_or_else(
+                || "unreadable".to_owned(),
+                |it| format!("{:?}", it.phase).to_lowercase(),
+            ),
+            tell(|spec| spec.servers.to_string()),
+            tell(|spec| spec.clients.to_string()),
+            tell(|spec| spec.switch.as_str().to_owned()),
+            tell(|spec| spec.mtu.to_string()),
+        ]
+    });
+    output::table(&["rack", "phase", "servers", "clients", "switch", "mtu"], rows.collect())?;
+    Ok(Exit::Ok)
+}
+
+fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
+    if global.json {
+        return output::json(status);
+    }
+    let word = if status.healthy { "healthy" } else { "not healthy" };
+    let root = if status.rootless { ", without root" } else { "" };
+    output::text(&format!("rack {}: {word}{root}", status.name))?;
+    let up = |up: bool| if up { "up" } else { "down" }.to_owned();
+    let links = status.links.iter().map(|link| {
+        vec![
+            link.node.to_string(),
+            link.interface.to_owned(),
+            format!("p{}", link.switch_port),
+            up(link.running),
+            link.mtu.map_or_else(String::new, |mtu| mtu.to_string()),
+            link.control_address.to_string(),
+        ]
+    });
+    let columns = ["node", "interface", "port", "link", "mtu", "control address"];
+    output::table(&columns, links.collect())?;
+    if status.daemons.is_empty() {
+        return Ok(());
+    }
+    let daemons = status.daemons.iter().map(|daemon| {
+        vec![
+            daemon.name.clone(),
+            daemon.pid.map_or_else(String::new, |pid| pid.to_string()),
+            up(daemon.running && daemon.ready),
+            daemon.log.display().to_string(),
+        ]
+    });
+    output::table(&["daemon", "pid", "state", "log"], daemons.collect())
+}

@@ -1,0 +1,206 @@
+//! Network namespaces: made, held by a bind mount, entered, removed (namespaces(7), network_namespaces(7)).
+
+mod user;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
+
+pub use user::{ForbiddenBy, UserNamespaceError, enter_new, join, probe};
+
+/// The caller's network namespace, whichever thread asks.
+pub const CALLER: &str = "/proc/thread-self/ns/net";
+
+/// Why a namespace could not be made, entered or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// The kernel refused.
+    #[error("cannot {action} the network namespace {}: {source}", path.display())]
+    Refused {
+        /// What was tried.
+        action: &'static str,
+        /// Where the namespace is, or was to be, mounted.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A thread for the namespace could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl NamespaceError {
+    /// Whether more privilege would help.
+    pub fn is_permission(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
+/// A namespace's identity as the kernel shows it, valid while the namespace lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NamespaceId {
+    device: u64,
+    inode: u64,
+}
+
+impl NamespaceId {
+    /// The identity behind a path such as `/proc/self/ns/user`.
+    pub fn of(path: impl AsRef<Path>) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        Ok(Self { device: metadata.st_dev(), inode: metadata.st_ino() })
+    }
+}
+
+/// A network namespace, open, so that it lives at least as long as this value.
+#[derive(Debug)]
+pub struct NetworkNamespace {
+    path: PathBuf,
+    file: File,
+}
+
+impl NetworkNamespace {
+    /// Makes a namespace and mounts it at `path`, whose directory exists; `path` itself must not.
+    pub fn create(path: &Path) -> Result<Self, NamespaceError> {
+        let refused =
+            |action, source| NamespaceError::Refused { action, path: path.to_owned(), source };
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|source| refused("name", source))?;
+        let made = on_a_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| refused("make", errno.into()))?;
+            nix::mount::mount(Some(CALLER), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .map_err(|errno| refused("mount", errno.into()))
+        });
+        match made.and_then(|made| made) {
+            Ok(()) => Self::open(path),
+            Err(error) => {
+                let _ = fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the namespace mounted at `path`, or that of a process (`/proc/PID/ns/net`).
+    pub fn open(path: &Path) -> Result<Self, NamespaceError> {
+        let file = File::open(path).map_err(|source| NamespaceError::Refused {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Runs `work` on a thread inside the namespace and answers its result; a panic passes through.
+    ///
+    /// What `work` opens (sockets, child processes) stays in the namespace afterwards.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NamespaceError> {
+        on_a_thread(|| self.move_caller_in().map(|()| work()))?
+    }
+
+    /// Moves the calling thread into the namespace for good.
+    pub fn move_caller_in(&self) -> Result<(), NamespaceError> {
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| NamespaceError::Refused {
+            action: "enter",
+            path: self.path.clone(),
+            source: errno.into(),
+        })
+    }
+
+    /// Where the namespace is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for NetworkNamespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Unmounts the namespace at `path` and removes its name; says whether there was one.
+///
+/// The namespace itself goes when no process and no open file is left in it.
+pub fn delete(path: &Path) -> Result<bool, NamespaceError> {
+    let refused =
+        |action, source| NamespaceError::Refused { action, path: path.to_owned(), source };
+    if fs::symlink_metadata(path).is_err() {
+        return Ok(false);
+    }
+    unmount(path).map_err(|source| refused("unmount", source))?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused("remove", error)),
+        _ => Ok(true),
+    }
+}
+
+/// Unmounts whatever is mounted at `path`; nothing mounted is no error.
+pub fn unmount(path: &Path) -> io::Result<()> {
+    match nix::mount::umount2(path, MntFlags::MNT_DETACH) {
+        Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Unmounts what is mounted at `path` unless it is in use or not ours to unmount.
+pub fn unmount_unused(path: &Path) {
+    if let Err(error) = nix::mount::umount2(path, MntFlags::empty()) {
+        tracing::debug!(path = %path.display(), %error, "left mounted");
+    }
+}
+
+/// Mounts a file system of its own at the directory `path`: `bpf`, `tmpfs`.
+pub fn mount_file_system(kind: &str, path: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    nix::mount::mount(Some("bluebridge"), path, Some(kind), flags, Some("mode=0700"))?;
+    Ok(())
+}
+
+/// Makes `directory` a mount point that shares later mounts with other mount namespaces, as `ip netns` does;
+/// answers whether it was not one before.
+///
+/// Otherwise the first `ip netns add` would hide the mounts made here, which then could not be removed.
+pub fn share_mounts(directory: &Path) -> io::Result<bool> {
+    let share = || {
+        let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
+        nix::mount::mount(None::<&str>, directory, None::<&str>, flags, None::<&str>)
+    };
+    match share() {
+        Ok(()) => return Ok(false),
+        Err(nix::Error::EINVAL) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    nix::mount::mount(Some(directory), directory, None::<&str>, flags, None::<&str>)?;
+    share()?;
+    Ok(true)
+}
+
+/// Whether the caller may make namespaces and links without a user namespace of its own.
+pub fn is_privileged() -> bool {
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NamespaceError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name("namespace".to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(NamespaceError::Thread)?;
+        match thread.join() {
+            Ok(value) => Ok(value),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}

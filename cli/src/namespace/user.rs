@@ -1,0 +1,177 @@
+//! Racks without root: a user namespace in which the caller is root over its own network and mounts
+//! (user_namespaces(7)).
+
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::fs::{Mode, OFlags};
+
+/// What keeps ordinary users from making user namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForbiddenBy {
+    /// `kernel.apparmor_restrict_unprivileged_userns`, on by default since Ubuntu 24.04.
+    AppArmor,
+    /// `user.max_user_namespaces` (or the network or mount limit beside it) is used up or 0.
+    Limit,
+    /// Something else, such as a container's seccomp filter.
+    Policy,
+    /// `kernel.unprivileged_userns_clone = 0`.
+    Sysctl,
+}
+
+impl ForbiddenBy {
+    /// What an administrator may change.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::AppArmor => {
+                "AppArmor: run as root, or set kernel.apparmor_restrict_unprivileged_userns=0"
+            }
+            Self::Limit => "a limit: run as root, or raise user.max_user_namespaces",
+            Self::Policy => "the system's policy, perhaps a container's: run as root",
+            Self::Sysctl => "a setting: run as root, or set kernel.unprivileged_userns_clone=1",
+        }
+    }
+
+    fn guess(refusal: &io::Error) -> Self {
+        let is = |path: &str, value: &str| {
+            fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
+        };
+        if refusal.raw_os_error() == Some(libc::ENOSPC)
+            || is("/proc/sys/user/max_user_namespaces", "0")
+        {
+            Self::Limit
+        } else if is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
+            Self::Sysctl
+        } else if is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+            Self::AppArmor
+        } else {
+            Self::Policy
+        }
+    }
+}
+
+/// Why a user namespace could not be made or joined.
+#[derive(Debug, thiserror::Error)]
+pub enum UserNamespaceError {
+    /// The system does not let ordinary users make one.
+    #[error("without root a rack needs a user namespace, which is forbidden here by {}", by.remedy())]
+    Forbidden {
+        /// What forbids it.
+        by: ForbiddenBy,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The rack's user namespace cannot be joined.
+    #[error("cannot join the rack's user namespace: {0}")]
+    Join(#[source] io::Error),
+    /// The trial could not be started.
+    #[error("cannot try out user namespaces: {0}")]
+    Probe(#[source] io::Error),
+    /// The kernel moves only single-threaded processes.
+    #[error("a process with several threads cannot change its user namespace: do so first in main")]
+    Threads,
+}
+
+const NEW: CloneFlags =
+    CloneFlags::CLONE_NEWUSER.union(CloneFlags::CLONE_NEWNS).union(CloneFlags::CLONE_NEWNET);
+
+/// Tries in a child whether a rack can be built without root, and leaves the caller as it is.
+pub fn probe() -> Result<(), UserNamespaceError> {
+    let maps = Maps::of_caller();
+    let mut child = Command::new("/bin/true");
+    child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: between fork and exec `enter` only makes system calls on memory prepared before; it
+    // neither allocates nor takes locks.
+    unsafe { child.pre_exec(move || maps.enter()) };
+    match child.spawn() {
+        Ok(mut child) => {
+            let _ = child.kill();
+            child.wait().map_err(UserNamespaceError::Probe)?;
+            Ok(())
+        }
+        Err(source) => Err(classify(source)),
+    }
+}
+
+/// Moves the calling process into a new user, mount and network namespace where it is root.
+///
+/// Only for a process that has a single thread. [`probe`] goes first, so that a refusal leaves no trace.
+pub fn enter_new() -> Result<(), UserNamespaceError> {
+    if thread_count() != Some(1) {
+        return Err(UserNamespaceError::Threads);
+    }
+    probe()?;
+    Maps::of_caller().enter().map_err(classify)
+}
+
+/// Moves the calling process into the user and mount namespaces of another process.
+///
+/// Only for a process that has a single thread. The working directory is kept.
+pub fn join(process: &OwnedFd) -> Result<(), UserNamespaceError> {
+    if thread_count() != Some(1) {
+        return Err(UserNamespaceError::Threads);
+    }
+    let directory = std::env::current_dir();
+    setns(process.as_fd(), CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+        .map_err(|errno| UserNamespaceError::Join(errno.into()))?;
+    if let Ok(directory) = directory {
+        let _ = std::env::set_current_dir(directory);
+    }
+    Ok(())
+}
+
+fn thread_count() -> Option<usize> {
+    Some(fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+fn classify(source: io::Error) -> UserNamespaceError {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EUSERS | libc::EINVAL) => {
+            UserNamespaceError::Forbidden { by: ForbiddenBy::guess(&source), source }
+        }
+        _ => UserNamespaceError::Probe(source),
+    }
+}
+
+/// The caller's own identity, mapped to root.
+struct Maps {
+    users: String,
+    groups: String,
+}
+
+impl Maps {
+    fn of_caller() -> Self {
+        Self {
+            users: format!("0 {} 1", rustix::process::geteuid().as_raw()),
+            groups: format!("0 {} 1", rustix::process::getegid().as_raw()),
+        }
+    }
+
+    /// Makes the namespaces and shows by a mount that they can be used; system calls only.
+    fn enter(&self) -> io::Result<()> {
+        unshare(NEW)?;
+        write(c"/proc/self/setgroups", "deny")?;
+        write(c"/proc/self/uid_map", &self.users)?;
+        write(c"/proc/self/gid_map", &self.groups)?;
+        nix::mount::mount(
+            None::<&CStr>,
+            c"/",
+            None::<&CStr>,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            None::<&CStr>,
+        )?;
+        Ok(())
+    }
+}
+
+fn write(path: &CStr, text: &str) -> io::Result<()> {
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, text.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Links, addresses, routes and host settings, made by netlink and ioctl in the calling thread's namespace.
+
+pub mod host;
+mod netlink;
+mod offload;
+mod sysctl;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use netlink::{LinkEnd, LinkStatus, MacAddress, Neighbour, Netlink};
+pub use offload::disable_transmit_offloads;
+pub use sysctl::{Ipv6Setting, interface_setting, set_interface_setting};
+
+/// Why the network could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// The kernel did not answer a netlink request in time.
+    #[error("the kernel did not answer within {waited:?}: {action}")]
+    Deadline {
+        /// What was asked for.
+        action: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The kernel refused a netlink request.
+    #[error("the kernel refused to {action}: {source}")]
+    Netlink {
+        /// What was asked for.
+        action: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No such interface in this namespace.
+    #[error("no interface named {interface} here; `ip link` lists those there are")]
+    NoInterface {
+        /// The name looked for.
+        interface: String,
+    },
+    /// The name cannot be an interface's.
+    #[error("{interface:?} is not an interface name: 1 to 15 characters, no space or slash")]
+    NotAnInterfaceName {
+        /// The name given.
+        interface: String,
+    },
+    /// A transmit offload could not be switched off.
+    #[error("cannot switch off transmit offloads of {interface}: {source}")]
+    Offload {
+        /// The interface.
+        interface: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The netlink socket could not be opened.
+    #[error("cannot open a netlink socket: {0}")]
+    Open(#[source] io::Error),
+    /// A kernel setting could not be read or written.
+    #[error("cannot change the kernel setting {}: {source}", path.display())]
+    Sysctl {
+        /// The setting's file under `/proc/sys`.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl NetworkError {
+    /// Whether more privilege would help.
+    pub fn is_permission(&self) -> bool {
+        let source = match self {
+            Self::Netlink { source, .. }
+            | Self::Offload { source, .. }
+            | Self::Open(source)
+            | Self::Sysctl { source, .. } => source,
+            _ => return false,
+        };
+        matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+    }
+}

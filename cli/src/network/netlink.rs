@@ -1,0 +1,459 @@
+//! A blocking face over rtnetlink: one request at a time, each with a deadline.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage};
+use rtnetlink::packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope, RouteType};
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::{
+    Handle, IpVersion, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+use super::NetworkError;
+
+/// How long one netlink request may take; the kernel answers in microseconds unless it is stuck.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(mac: MacAddress) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2);
+            *byte = part
+                .and_then(|part| u8::from_str_radix(part, 16).ok())
+                .ok_or_else(|| format!("{text:?} is not an Ethernet address"))?;
+        }
+        match parts.next() {
+            None => Ok(Self(bytes)),
+            Some(_) => Err(format!("{text:?} is not an Ethernet address")),
+        }
+    }
+}
+
+/// One end of a veth pair.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkEnd<'a> {
+    /// The interface's name.
+    pub name: &'a str,
+    /// The interface's address.
+    pub mac: MacAddress,
+    /// The namespace it lives in.
+    pub namespace: BorrowedFd<'a>,
+}
+
+/// What the kernel says about an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// The kernel's number for it, in its namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Largest IP packet in bytes.
+    pub mtu: u32,
+    /// Its address, when it has a 6-byte one.
+    pub mac: Option<MacAddress>,
+    /// Whether it and its peer are up.
+    pub running: bool,
+}
+
+/// One entry of the IPv6 neighbour table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The interface's index.
+    pub interface: u32,
+    /// The neighbour.
+    pub address: Ipv6Addr,
+    /// Whether the entry is permanent (set by us, never aged).
+    pub permanent: bool,
+}
+
+/// A netlink socket in the namespace of the thread that opened it.
+///
+/// Blocking: not for use inside an async runtime.
+#[derive(Debug)]
+pub struct Netlink {
+    runtime: Runtime,
+    handle: Handle,
+}
+
+impl Netlink {
+    /// Opens a socket in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetworkError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(NetworkError::Open)?;
+        let guard = runtime.enter();
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(NetworkError::Open)?;
+        runtime.spawn(connection);
+        drop(guard);
+        Ok(Self { runtime, handle })
+    }
+
+    fn ask<T>(
+        &self,
+        action: impl FnOnce() -> String,
+        request: impl Future<Output = Result<T, rtnetlink::Error>>,
+    ) -> Result<T, NetworkError> {
+        let answer = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, request).await });
+        match answer {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                Err(NetworkError::Netlink { action: action(), source: io_error(error) })
+            }
+            Err(_) => Err(NetworkError::Deadline { action: action(), waited: DEADLINE }),
+        }
+    }
+
+    /// Makes a veth pair, each end at once in its own namespace and with its address and MTU.
+    pub fn add_veth(
+        &self,
+        near: LinkEnd<'_>,
+        far: LinkEnd<'_>,
+        mtu: u32,
+    ) -> Result<(), NetworkError> {
+        let peer = LinkMessageBuilder::<LinkUnspec>::new()
+            .name(far.name)
+            .mtu(mtu)
+            .address(far.mac.0.to_vec())
+            .setns_by_fd(far.namespace.as_raw_fd())
+            .build();
+        let pair = LinkVeth::new(near.name, far.name)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .mtu(mtu)
+            .address(near.mac.0.to_vec())
+            .setns_by_fd(near.namespace.as_raw_fd())
+            .build();
+        self.ask(
+            || format!("make the link {} - {}", near.name, far.name),
+            self.handle.link().add(pair).execute(),
+        )
+    }
+
+    /// Makes a kernel bridge without spanning tree, up.
+    pub fn add_bridge(&self, name: &str) -> Result<(), NetworkError> {
+        let bridge = LinkBridge::new(name).up().build();
+        self.ask(|| format!("make the bridge {name}"), self.handle.link().add(bridge).execute())
+    }
+
+    /// Makes `interface` a port of the bridge.
+    pub fn join_bridge(&self, interface: &str, bridge: &str) -> Result<(), NetworkError> {
+        let controller = self.link(bridge)?.index;
+        let port = LinkMessageBuilder::<LinkUnspec>::new()
+            .index(self.link(interface)?.index)
+            .controller(controller)
+            .build();
+        self.ask(|| format!("join {interface} to {bridge}"), self.handle.link().set(port).execute())
+    }
+
+    /// Sets the interface up.
+    pub fn set_up(&self, interface: &str) -> Result<(), NetworkError> {
+        let index = self.link(interface)?.index;
+        let up = LinkMessageBuilder::<LinkUnspec>::new().index(index).up().build();
+        self.ask(|| format!("set {interface} up"), self.handle.link().set(up).execute())
+    }
+
+    /// Every interface of the namespace.
+    pub fn links(&self) -> Result<Vec<LinkStatus>, NetworkError> {
+        let links: Vec<LinkMessage> = self.ask(
+            || "list the interfaces".to_owned(),
+            self.handle.link().get().execute().try_collect(),
+        )?;
+        Ok(links.iter().filter_map(link_status).collect())
+    }
+
+    /// The interface of that name.
+    pub fn link(&self, interface: &str) -> Result<LinkStatus, NetworkError> {
+        check_interface_name(interface)?;
+        let found = self.links()?.into_iter().find(|link| link.name == interface);
+        found.ok_or_else(|| NetworkError::NoInterface { interface: interface.to_owned() })
+    }
+
+    /// Assigns an address to the interface.
+    pub fn add_address(
+        &self,
+        interface: &str,
+        address: Ipv6Addr,
+        prefix: u8,
+    ) -> Result<(), NetworkError> {
+        let index = self.link(interface)?.index;
+        self.ask(
+            || format!("give {interface} the address {address}/{prefix}"),
+            self.handle.address().add(index, IpAddr::V6(address), prefix).replace().execute(),
+        )
+    }
+
+    /// Enters a neighbour for good, or changes its entry, so that it is never asked for.
+    pub fn add_permanent_neighbour(
+        &self,
+        interface: &str,
+        address: Ipv6Addr,
+        mac: MacAddress,
+    ) -> Result<(), NetworkError> {
+        let index = self.link(interface)?.index;
+        let request = self
+            .handle
+            .neighbours()
+            .add(index, IpAddr::V6(address))
+            .state(NeighbourState::Permanent)
+            .link_layer_address(&mac.0)
+            .replace();
+        self.ask(|| format!("enter the neighbour {address} of {interface}"), request.execute())
+    }
+
+    /// Removes a neighbour entry; says whether there was one.
+    pub fn delete_neighbour(
+        &self,
+        interface: &str,
+        address: Ipv6Addr,
+    ) -> Result<bool, NetworkError> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Inet6;
+        message.header.ifindex = self.link(interface)?.index;
+        message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)));
+        let request = self.handle.neighbours().del(message);
+        existed(self.ask(|| format!("remove the neighbour {address}"), request.execute()))
+    }
+
+    /// The IPv6 neighbour table.
+    pub fn neighbours(&self) -> Result<Vec<Neighbour>, NetworkError> {
+        let request = self.handle.neighbours().get().set_address_family(AddressFamily::Inet6);
+        let entries: Vec<NeighbourMessage> =
+            self.ask(|| "list the neighbours".to_owned(), request.execute().try_collect())?;
+        Ok(entries.iter().filter_map(neighbour).collect())
+    }
+
+    /// Routes `prefix` through a gateway that need not be reachable by any other route.
+    pub fn add_gateway_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        gateway: Ipv6Addr,
+        interface: &str,
+    ) -> Result<(), NetworkError> {
+        let route = gateway_route((prefix, length), gateway, self.link(interface)?.index);
+        self.ask(
+            || format!("route {prefix}/{length} via {gateway} on {interface}"),
+            self.handle.route().add(route).replace().execute(),
+        )
+    }
+
+    /// Removes a route made by [`Self::add_gateway_route`]; says whether there was one.
+    pub fn delete_gateway_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        gateway: Ipv6Addr,
+        interface: &str,
+    ) -> Result<bool, NetworkError> {
+        let route = gateway_route((prefix, length), gateway, self.link(interface)?.index);
+        let request = self.handle.route().del(route);
+        existed(self.ask(|| format!("remove the route to {prefix}/{length}"), request.execute()))
+    }
+
+    /// Delivers `prefix` locally for those packets that look into `table`.
+    pub fn add_local_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        table: u32,
+    ) -> Result<(), NetworkError> {
+        let route = local_route((prefix, length), table, self.link("lo")?.index);
+        self.ask(
+            || format!("deliver {prefix}/{length} locally in table {table}"),
+            self.handle.route().add(route).replace().execute(),
+        )
+    }
+
+    /// Removes a route made by [`Self::add_local_route`]; says whether there was one.
+    pub fn delete_local_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        table: u32,
+    ) -> Result<bool, NetworkError> {
+        let route = local_route((prefix, length), table, self.link("lo")?.index);
+        let request = self.handle.route().del(route);
+        existed(self.ask(|| format!("remove the local route of table {table}"), request.execute()))
+    }
+
+    /// Makes packets for `prefix` that arrive on `interface` look into `table`; says whether the rule is new.
+    pub fn add_arrival_rule(
+        &self,
+        interface: &str,
+        (prefix, length): (Ipv6Addr, u8),
+        table: u32,
+        priority: u32,
+    ) -> Result<bool, NetworkError> {
+        check_interface_name(interface)?;
+        let request = self
+            .handle
+            .rule()
+            .add()
+            .v6()
+            .input_interface(interface)
+            .destination_prefix(prefix, length)
+            .table_id(table)
+            .priority(priority)
+            .action(RuleAction::ToTable);
+        let asked = self.ask(|| format!("add the rule of {interface}"), request.execute());
+        match asked {
+            Ok(()) => Ok(true),
+            Err(NetworkError::Netlink { source, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes every rule that sends arrivals on `interface` to `table`; answers how many there were.
+    pub fn delete_arrival_rules(&self, interface: &str, table: u32) -> Result<usize, NetworkError> {
+        let mut count = 0;
+        for rule in self.rules(table)? {
+            if rule_interface(&rule) == Some(interface) {
+                let request = self.handle.rule().del(rule);
+                self.ask(|| format!("remove the rule of {interface}"), request.execute())?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The interfaces whose arrivals look into `table`.
+    pub fn arrival_interfaces(&self, table: u32) -> Result<Vec<String>, NetworkError> {
+        let rules = self.rules(table)?;
+        Ok(rules.iter().filter_map(rule_interface).map(str::to_owned).collect())
+    }
+
+    fn rules(&self, table: u32) -> Result<Vec<RuleMessage>, NetworkError> {
+        let request = self.handle.rule().get(IpVersion::V6);
+        let rules: Vec<RuleMessage> =
+            self.ask(|| "list the rules".to_owned(), request.execute().try_collect())?;
+        Ok(rules.into_iter().filter(|rule| rule_table(rule) == table).collect())
+    }
+}
+
+/// Refuses what the kernel would refuse or what would leave a directory of `/proc/sys`.
+pub(super) fn check_interface_name(interface: &str) -> Result<(), NetworkError> {
+    let bad = |c: char| c == '/' || c.is_whitespace() || c.is_control();
+    if interface.is_empty()
+        || interface.len() > 15
+        || interface.contains(bad)
+        || matches!(interface, "." | ".." | "all" | "default")
+    {
+        return Err(NetworkError::NotAnInterfaceName { interface: interface.to_owned() });
+    }
+    Ok(())
+}
+
+fn io_error(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}
+
+/// Turns "there is no such entry" into `false`.
+fn existed(asked: Result<(), NetworkError>) -> Result<bool, NetworkError> {
+    match asked {
+        Ok(()) => Ok(true),
+        Err(NetworkError::Netlink { source, .. })
+            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn gateway_route((prefix, length): (Ipv6Addr, u8), gateway: Ipv6Addr, index: u32) -> RouteMessage {
+    RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(prefix, length)
+        .gateway(gateway)
+        .output_interface(index)
+        .build()
+}
+
+fn local_route((prefix, length): (Ipv6Addr, u8), table: u32, loopback: u32) -> RouteMessage {
+    RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(prefix, length)
+        .output_interface(loopback)
+        .kind(RouteType::Local)
+        .scope(RouteScope::Universe)
+        .table_id(table)
+        .build()
+}
+
+fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
+    let (mut name, mut mtu, mut mac) = (None, 0, None);
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(text) => name = Some(text.clone()),
+            LinkAttribute::Mtu(bytes) => mtu = *bytes,
+            LinkAttribute::Address(bytes) => {
+                mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddress);
+            }
+            _ => {}
+        }
+    }
+    let running = message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp);
+    name.map(|name| LinkStatus { index: message.header.index, name, mtu, mac, running })
+}
+
+fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(*address),
+        _ => None,
+    })?;
+    Some(Neighbour {
+        interface: message.header.ifindex,
+        address,
+        permanent: message.header.state == NeighbourState::Permanent,
+    })
+}
+
+fn rule_interface(rule: &RuleMessage) -> Option<&str> {
+    rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Iifname(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
+fn rule_table(rule: &RuleMessage) -> u32 {
+    let attribute = rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    attribute.unwrap_or_else(|| u32::from(rule.header.table))
+}

@@ -1,0 +1,243 @@
+//! Processes of other times: named by pid and start time, so that a reused pid is never signalled.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::namespace::NamespaceId;
+
+/// How long the kernel may take to end a process after SIGKILL.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// One process, past or present.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessRecord {
+    /// Its pid.
+    pub pid: u32,
+    /// When it started, in clock ticks since the machine did (`/proc/PID/stat`, field 22).
+    pub start_time: u64,
+    /// Which run of the machine (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+}
+
+/// How a process came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stopped {
+    /// It was not running any more.
+    AlreadyGone,
+    /// It ended at SIGTERM.
+    Terminated,
+    /// It outlived the deadline and was killed.
+    Killed,
+}
+
+impl ProcessRecord {
+    /// The record of a running process.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let (_, start_time) = parse_stat(&stat)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc stat"))?;
+        Ok(Self { pid, start_time, boot_id: boot_id()? })
+    }
+
+    /// The record of the calling process.
+    pub fn of_caller() -> io::Result<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// Whether the process still runs; one that has ended and was not waited for does not.
+    pub fn is_running(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        let state = stat.ok().and_then(|stat| parse_stat(&stat));
+        state.is_some_and(|(state, start_time)| {
+            start_time == self.start_time && !matches!(state, 'Z' | 'X')
+        }) && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+    }
+
+    /// Opens the process; `None` when it is not running. The descriptor names it for good.
+    pub fn open(&self) -> io::Result<Option<OwnedFd>> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
+            return Ok(None);
+        };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            // Checked after opening: only now the start time belongs to what the descriptor names.
+            Ok(process) => Ok(self.is_running().then_some(process)),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Ends processes together: SIGTERM to all, SIGKILL to those that are left after `grace`.
+///
+/// # Errors
+/// One that may not be signalled or that even SIGKILL did not end; the others are ended nevertheless.
+pub fn stop_all(records: &[ProcessRecord], grace: Duration) -> io::Result<Vec<Stopped>> {
+    let mut failure = None;
+    let mut open = Vec::with_capacity(records.len());
+    for record in records {
+        let process = record.open().and_then(|process| match process {
+            Some(process) => {
+                signal(&process, Signal::TERM).map(|running| running.then_some(process))
+            }
+            None => Ok(None),
+        });
+        open.push(process.unwrap_or_else(|error| {
+            failure = Some(error);
+            None
+        }));
+    }
+    let deadline = Instant::now() + grace;
+    let mut stopped = Vec::with_capacity(records.len());
+    for process in &open {
+        let ended =
+            process.as_ref().map_or(Ok(Stopped::AlreadyGone), |process| end(process, deadline));
+        stopped.push(ended.unwrap_or_else(|error| {
+            failure = Some(error);
+            Stopped::AlreadyGone
+        }));
+    }
+    failure.map_or(Ok(stopped), Err)
+}
+
+/// Every process, other than the caller's, that `wanted` picks.
+pub fn find(wanted: impl Fn(u32) -> bool) -> Vec<ProcessRecord> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| *pid != std::process::id() && wanted(*pid))
+        .filter_map(|pid| ProcessRecord::of(pid).ok())
+        .filter(ProcessRecord::is_running)
+        .collect()
+}
+
+/// Whether the process was started with the environment variable set to `value`.
+pub fn has_environment(pid: u32, variable: &str, value: &str) -> bool {
+    let wanted = format!("{variable}={value}");
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+        environment.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes())
+    })
+}
+
+/// Whether the process lives in one of the namespaces of a kind (`net`, `user`).
+pub fn lives_in(pid: u32, kind: &str, namespaces: &[NamespaceId]) -> bool {
+    NamespaceId::of(format!("/proc/{pid}/ns/{kind}")).is_ok_and(|id| namespaces.contains(&id))
+}
+
+fn end(process: &OwnedFd, deadline: Instant) -> io::Result<Stopped> {
+    if wait_until(process, deadline)? {
+        return Ok(Stopped::Terminated);
+    }
+    signal(process, Signal::KILL)?;
+    if wait_until(process, Instant::now() + KILL_DEADLINE)? {
+        return Ok(Stopped::Killed);
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "a process outlived SIGKILL"))
+}
+
+/// Signals; `false` when the process is gone.
+fn signal(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
+    match pidfd_send_signal(process, signal) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::SRCH) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let mut polled = [PollFd::new(process, PollFlags::IN)];
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) => return Ok(false),
+            Ok(_) => {
+                // A child of ours is waited for, so that it does not stay as a zombie.
+                let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
+                return Ok(true);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// State and start time from `/proc/PID/stat` (proc_pid_stat(5)); the name before may hold anything.
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    let state = fields.next()?.chars().next()?;
+    let start_time = fields.nth(18)?.parse().ok()?;
+    Some((state, start_time))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn sleeper(script: &str) -> Child {
+        let mut child = Command::new("sh");
+        child.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = child.spawn().expect("sh starts");
+        let mut ready = [0];
+        io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("ready");
+        child
+    }
+
+    #[test]
+    fn the_stat_line_is_read_past_a_name_with_brackets() {
+        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 1";
+        assert_eq!(parse_stat(stat), Some(('S', 4242)));
+        assert_eq!(parse_stat("7 (a) S 1 2"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_willing_process_is_terminated_and_a_stubborn_one_killed() {
+        let willing = sleeper("echo; exec sleep 60");
+        let stubborn = sleeper("trap '' TERM; echo; while :; do sleep 0.1; done");
+        let records =
+            [&willing, &stubborn].map(|child| ProcessRecord::of(child.id()).expect("runs"));
+        let stopped = stop_all(&records, Duration::from_millis(300)).expect("may signal its own");
+        assert_eq!(stopped, [Stopped::Terminated, Stopped::Killed]);
+        assert!(records.iter().all(|record| !record.is_running()));
+        let again = stop_all(&records, Duration::ZERO).expect("nothing to signal");
+        assert_eq!(again, [Stopped::AlreadyGone, Stopped::AlreadyGone]);
+    }
+
+    #[test]
+    fn a_reused_pid_is_another_process() {
+        let mut record = ProcessRecord::of_caller().expect("runs");
+        assert!(record.is_running());
+        record.start_time += 1;
+        assert!(!record.is_running());
+        let stopped = stop_all(&[record], Duration::ZERO).expect("signals nothing");
+        assert_eq!(stopped, [Stopped::AlreadyGone]);
+    }
+
+    #[test]
+    fn processes_are_found_by_their_environment() {
+        let mut child = Command::new("sleep");
+        child.arg("60").env("BLUEBRIDGE_TEST_MARK", "here");
+        let mut child = child.spawn().expect("sleep starts");
+        let found = find(|pid| has_environment(pid, "BLUEBRIDGE_TEST_MARK", "here"));
+        assert_eq!(found.iter().map(|record| record.pid).collect::<Vec<_>>(), [child.id()]);
+        stop_all(&found, Duration::from_secs(5)).expect("may signal its own");
+        let _ = child.wait();
+    }
+}

@@ -1,0 +1,48 @@
+//! How other commands get into a rack that they did not build.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::layout::{ENDPOINT_INTERFACE, Layout};
+use super::spec::Node;
+use super::state::{RACK_VARIABLE, RackState, STATE_VARIABLE, StateRoot};
+use super::{RackError, failed};
+use crate::namespace::{self, NamespaceId, NetworkNamespace};
+
+/// The controller's address for commands run inside a rack.
+pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
+
+/// The fabric's interface for commands run inside a rack.
+pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
+
+/// Moves the calling process into the rack's user and mount namespaces, if it has any of its own.
+///
+/// Without root the process may have one thread only.
+pub fn join(state: &RackState) -> Result<(), RackError> {
+    let Some(record) = &state.user_namespace else { return Ok(()) };
+    let holder = record.holder.open().map_err(failed("find the rack's holder"))?;
+    let holder = holder.ok_or_else(|| RackError::NotHeld(state.spec.name.clone()))?;
+    if NamespaceId::of("/proc/self/ns/user").is_ok_and(|own| own == record.id) {
+        return Ok(());
+    }
+    Ok(namespace::join(&holder)?)
+}
+
+/// Opens a node's namespace; after [`join`].
+pub fn namespace(state: &RackState, node: Node) -> Result<NetworkNamespace, RackError> {
+    let path: &Path = state
+        .namespace(node)
+        .ok_or_else(|| RackError::NoNode { name: state.spec.name.clone(), node })?;
+    Ok(NetworkNamespace::open(path)?)
+}
+
+/// What a process inside the rack finds in its environment.
+pub fn rack_environment(root: &StateRoot, state: &RackState) -> [(&'static str, OsString); 4] {
+    let controller = Layout::of(&state.spec).controller().to_string();
+    [
+        (RACK_VARIABLE, (&state.id).into()),
+        (STATE_VARIABLE, root.path().into()),
+        (CONTROLLER_VARIABLE, controller.into()),
+        (INTERFACE_VARIABLE, ENDPOINT_INTERFACE.into()),
+    ]
+}

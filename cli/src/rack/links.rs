@@ -1,0 +1,76 @@
+//! The links of a rack and the settings of their ends.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+use super::layout::{CONTROL_PREFIX, Layout, SwitchPort};
+use super::spec::{DataPlane, Node};
+use super::{Cancel, RackError};
+use crate::namespace::NetworkNamespace;
+use crate::network::host::HostFabric;
+use crate::network::{
+    Ipv6Setting, LinkEnd, Netlink, NetworkError, disable_transmit_offloads, set_interface_setting,
+};
+
+/// Makes all links and sets both ends up.
+pub(super) fn make(
+    layout: &Layout,
+    switch: DataPlane,
+    namespaces: &BTreeMap<Node, NetworkNamespace>,
+    cancel: &Cancel,
+) -> Result<(), RackError> {
+    let Some(switch_namespace) = namespaces.get(&Node::Switch) else { return Ok(()) };
+    for port in layout.ports() {
+        cancel.check()?;
+        let Some(peer) = namespaces.get(&port.peer) else { continue };
+        peer.enter(settle_defaults)?.map_err(of_node(port.peer))?;
+        switch_namespace
+            .enter(|| make_link(port, switch_namespace, peer))?
+            .map_err(of_node(Node::Switch))?;
+        peer.enter(|| settle_peer(port, switch))?.map_err(of_node(port.peer))?;
+    }
+    Ok(())
+}
+
+fn of_node(node: Node) -> impl FnOnce(NetworkError) -> RackError {
+    move |source| RackError::Network { node, source }
+}
+
+/// Interfaces made from now on ask nobody for addresses or routers: a rack's are fixed.
+fn settle_defaults() -> Result<(), NetworkError> {
+    for interface in ["all", "default"] {
+        set_interface_setting(interface, Ipv6Setting::AcceptDad, 0)?;
+        set_interface_setting(interface, Ipv6Setting::AcceptRa, 0)?;
+        set_interface_setting(interface, Ipv6Setting::RouterSolicitations, 0)?;
+    }
+    Ok(())
+}
+
+/// The switch's side has no IPv6 of its own: a host's answer there would be an answer from nowhere.
+fn make_link(
+    port: &SwitchPort,
+    switch: &NetworkNamespace,
+    peer: &NetworkNamespace,
+) -> Result<(), NetworkError> {
+    let netlink = Netlink::open()?;
+    let near = LinkEnd { name: &port.interface, mac: port.mac, namespace: switch.as_fd() };
+    let far = LinkEnd { name: port.peer_interface, mac: port.peer_mac, namespace: peer.as_fd() };
+    netlink.add_veth(near, far, port.mtu)?;
+    set_interface_setting(&port.interface, Ipv6Setting::DisableIpv6, 1)?;
+    netlink.set_up(&port.interface)
+}
+
+fn settle_peer(port: &SwitchPort, switch: DataPlane) -> Result<(), NetworkError> {
+    let netlink = Netlink::open()?;
+    set_interface_setting(port.peer_interface, Ipv6Setting::DisableIpv6, 0)?;
+    if switch == DataPlane::Soft {
+        disable_transmit_offloads(port.peer_interface)?;
+    }
+    netlink.set_up("lo")?;
+    netlink.set_up(port.peer_interface)?;
+    netlink.add_address(port.peer_interface, port.control_address, CONTROL_PREFIX)?;
+    if port.peer != Node::Switch {
+        HostFabric::new(port.peer_interface).up(&netlink)?;
+    }
+    Ok(())
+}

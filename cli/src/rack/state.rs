@@ -1,0 +1,305 @@
+//! A rack's record on disk, written before each step so that whatever was begun can be taken down.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::spec::{Node, RackName, RackSpec};
+use crate::namespace::NamespaceId;
+use crate::process::ProcessRecord;
+
+/// Overrides where racks are recorded; set for every process that a rack starts.
+pub const STATE_VARIABLE: &str = "BLUEBRIDGE_STATE";
+
+/// Marks every process that a rack starts with the rack's random id.
+pub const RACK_VARIABLE: &str = "BLUEBRIDGE_RACK_ID";
+
+const FILE: &str = "state.json";
+
+/// Why a rack's record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another command is working on the rack.
+    #[error("the rack {0} is in use by another bluebridge command; wait for it, or stop it")]
+    Busy(RackName),
+    /// A rack of that name is recorded already.
+    #[error("there is a rack {0} already: take it down first, or choose another --name")]
+    Exists(RackName),
+    /// The record cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The directory belongs to someone else or is open to others.
+    #[error("{} must be a directory of yours that nobody else can enter", .0.display())]
+    NotPrivate(PathBuf),
+    /// No rack of that name.
+    #[error("there is no rack {0}; `bluebridge rack list` shows those there are")]
+    Unknown(RackName),
+}
+
+/// How far a rack has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Being built, or its builder died.
+    Building,
+    /// Built.
+    Up,
+}
+
+/// The user namespace that a rack without root lives in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserNamespaceRecord {
+    /// Its identity, good for as long as `holder` runs.
+    pub id: NamespaceId,
+    /// The process that keeps it, its mounts and its network namespaces.
+    pub holder: ProcessRecord,
+}
+
+/// One namespace of the rack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceRecord {
+    /// Whose it is.
+    pub node: Node,
+    /// Where it is mounted.
+    pub path: PathBuf,
+}
+
+/// One daemon of the rack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonRecord {
+    /// Its name: the subcommand, and the node for a memory server.
+    pub name: String,
+    /// The namespace it runs in.
+    pub node: Node,
+    /// Its arguments after the program's name.
+    pub arguments: Vec<String>,
+    /// What it prints.
+    pub log: PathBuf,
+    /// The process, once started.
+    pub process: Option<ProcessRecord>,
+    /// Whether it reported ready.
+    pub ready: bool,
+}
+
+/// All that is known of a rack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RackState {
+    /// Random, never used again.
+    pub id: String,
+    /// What it shall be.
+    pub spec: RackSpec,
+    /// How far it has come.
+    pub phase: Phase,
+    /// Present for a rack without root.
+    pub user_namespace: Option<UserNamespaceRecord>,
+    /// The namespaces, begun or made.
+    pub namespaces: Vec<NamespaceRecord>,
+    /// The file system that holds the switch's pinned maps, begun or mounted.
+    pub bpf_directory: Option<PathBuf>,
+    /// The daemons, begun or running.
+    pub daemons: Vec<DaemonRecord>,
+}
+
+impl RackState {
+    /// A rack of which nothing is built.
+    pub fn new(spec: RackSpec) -> Self {
+        Self {
+            id: format!("{:032x}", StdRng::from_os_rng().random::<u128>()),
+            spec,
+            phase: Phase::Building,
+            user_namespace: None,
+            namespaces: Vec::new(),
+            bpf_directory: None,
+            daemons: Vec::new(),
+        }
+    }
+
+    /// Where a node's namespace is.
+    pub fn namespace(&self, node: Node) -> Option<&Path> {
+        self.namespaces
+            .iter()
+            .find(|record| record.node == node)
+            .map(|record| record.path.as_path())
+    }
+}
+
+/// The directory of all racks of this user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateRoot(PathBuf);
+
+impl StateRoot {
+    /// `/run/bluebridge` for root; else `$XDG_RUNTIME_DIR/bluebridge` or a private directory beside other
+    /// temporary files. Asked before entering a user namespace, inside which everyone is root.
+    pub fn locate() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(path) = variable(STATE_VARIABLE) {
+            return Self(path.into());
+        }
+        if crate::namespace::is_privileged() {
+            return Self("/run/bluebridge".into());
+        }
+        match variable("XDG_RUNTIME_DIR") {
+            Some(path) => Self(Path::new(&path).join("bluebridge")),
+            None => {
+                let user = rustix::process::geteuid().as_raw();
+                Self(std::env::temp_dir().join(format!("bluebridge-{user}")))
+            }
+        }
+    }
+
+    /// Racks are recorded in `path`.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The names of all recorded racks.
+    pub fn names(&self) -> Result<Vec<RackName>, StateError> {
+        let entries = match fs::read_dir(&self.0) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(failed("read", &self.0, source)),
+        };
+        let directories = entries.flatten().filter(|entry| entry.path().is_dir());
+        let mut names: Vec<RackName> =
+            directories.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Makes the directory for a new rack and locks it.
+    pub fn create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(&self.0).map_err(|source| failed("make", &self.0, source))?;
+        self.check_private()?;
+        let path = self.0.join(name.as_str());
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => RackDirectory::lock(name, path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(StateError::Exists(name.clone()))
+            }
+            Err(source) => Err(failed("make", &path, source)),
+        }
+    }
+
+    /// Locks a rack's directory; [`StateError::Unknown`] when there is none.
+    pub fn lock(&self, name: &RackName) -> Result<RackDirectory, StateError> {
+        self.check_private_if_there(name)?;
+        RackDirectory::lock(name, self.0.join(name.as_str()))
+    }
+
+    /// Reads a rack's record, which may change the moment after.
+    pub fn read(&self, name: &RackName) -> Result<RackState, StateError> {
+        self.check_private_if_there(name)?;
+        read(&self.0.join(name.as_str()))?.ok_or_else(|| StateError::Unknown(name.clone()))
+    }
+
+    fn check_private_if_there(&self, name: &RackName) -> Result<(), StateError> {
+        match self.check_private() {
+            Err(StateError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Err(StateError::Unknown(name.clone()))
+            }
+            checked => checked,
+        }
+    }
+
+    /// A record tells what to signal and unmount, so it must be ours.
+    fn check_private(&self) -> Result<(), StateError> {
+        let metadata =
+            fs::symlink_metadata(&self.0).map_err(|source| failed("read", &self.0, source))?;
+        let own = metadata.uid() == rustix::process::geteuid().as_raw();
+        if metadata.is_dir() && own && metadata.mode() & 0o022 == 0 {
+            Ok(())
+        } else {
+            Err(StateError::NotPrivate(self.0.clone()))
+        }
+    }
+}
+
+/// One rack's directory, locked until dropped.
+#[derive(Debug)]
+pub struct RackDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RackDirectory {
+    fn lock(name: &RackName, path: PathBuf) -> Result<Self, StateError> {
+        let lock = match File::open(&path) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StateError::Unknown(name.clone()));
+            }
+            Err(source) => return Err(failed("open", &path, source)),
+        };
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StateError::Busy(name.clone())),
+            Err(errno) => return Err(failed("lock", &path, errno.into())),
+        }
+        // Another command may have removed the directory between opening and locking.
+        let locked = lock.metadata().map_err(|source| failed("read", &path, source))?;
+        match fs::metadata(&path) {
+            Ok(there) if there.ino() == locked.ino() => Ok(Self { path, _lock: lock }),
+            _ => Err(StateError::Unknown(name.clone())),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the record; `None` when the builder died before writing any.
+    pub fn read(&self) -> Result<Option<RackState>, StateError> {
+        read(&self.path)
+    }
+
+    /// Writes the record so that a reader sees the old or the new one, never a part.
+    pub fn write(&self, state: &RackState) -> Result<(), StateError> {
+        let (file, next) = (self.path.join(FILE), self.path.join("state.json.next"));
+        let text = serde_json::to_vec_pretty(state)
+            .map_err(|error| failed("write", &file, io::Error::other(error)))?;
+        fs::write(&next, text).map_err(|source| failed("write", &next, source))?;
+        fs::rename(&next, &file).map_err(|source| failed("write", &file, source))
+    }
+
+    /// Removes the directory with all in it.
+    pub fn remove(&self) -> Result<(), StateError> {
+        fs::remove_dir_all(&self.path).map_err(|source| failed("remove", &self.path, source))
+    }
+}
+
+fn read(directory: &Path) -> Result<Option<RackState>, StateError> {
+    let path = directory.join(FILE);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed("read", &path, source)),
+    };
+    let state = serde_json::from_slice(&text)
+        .map_err(|error| failed("understand", &path, io::Error::other(error)))?;
+    Ok(Some(state))
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> StateError {
+    StateError::Io { action, path: path.to_owned(), source }
+}

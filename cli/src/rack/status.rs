@@ -1,0 +1,117 @@
+//! What a rack is doing now.
+
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::RackError;
+use super::access;
+use super::layout::{Layout, SwitchPort};
+use super::spec::{Node, RackName};
+use super::state::{Phase, RackState};
+use crate::network::{MacAddress, Netlink, NetworkError};
+
+/// A rack and all its parts.
+#[derive(Clone, Debug, Serialize)]
+pub struct RackStatus {
+    /// Its name.
+    pub name: RackName,
+    /// How far its builder came.
+    pub phase: Phase,
+    /// Whether it needs no root.
+    pub rootless: bool,
+    /// Whether every link is up and every daemon runs.
+    pub healthy: bool,
+    /// The links.
+    pub links: Vec<LinkReport>,
+    /// The daemons.
+    pub daemons: Vec<DaemonReport>,
+}
+
+/// One link, seen from the node.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinkReport {
+    /// The node.
+    pub node: Node,
+    /// Its namespace.
+    pub namespace: Option<PathBuf>,
+    /// Its interface.
+    pub interface: &'static str,
+    /// The switch's port.
+    pub switch_port: u16,
+    /// Its address on the control network.
+    pub control_address: Ipv6Addr,
+    /// Its Ethernet address.
+    pub mac: MacAddress,
+    /// Largest IP packet in bytes, as the kernel has it; `None` when the link is gone.
+    pub mtu: Option<u32>,
+    /// Whether both ends are up.
+    pub running: bool,
+}
+
+/// One daemon.
+#[derive(Clone, Debug, Serialize)]
+pub struct DaemonReport {
+    /// Its name.
+    pub name: String,
+    /// The namespace it runs in.
+    pub node: Node,
+    /// Its pid, once started.
+    pub pid: Option<u32>,
+    /// Whether it runs.
+    pub running: bool,
+    /// Whether it reported ready.
+    pub ready: bool,
+    /// What it prints.
+    pub log: PathBuf,
+}
+
+/// Looks at every part of a rack; after [`access::join`].
+pub fn look(state: &RackState) -> RackStatus {
+    let layout = Layout::of(&state.spec);
+    let links: Vec<_> = layout.ports().iter().map(|port| link(state, port)).collect();
+    let daemons: Vec<_> = state
+        .daemons
+        .iter()
+        .map(|daemon| DaemonReport {
+            name: daemon.name.clone(),
+            node: daemon.node,
+            pid: daemon.process.as_ref().map(|process| process.pid),
+            running: daemon.process.as_ref().is_some_and(|process| process.is_running()),
+            ready: daemon.ready,
+            log: daemon.log.clone(),
+        })
+        .collect();
+    RackStatus {
+        name: state.spec.name.clone(),
+        phase: state.phase,
+        rootless: state.user_namespace.is_some(),
+        healthy: state.phase == Phase::Up
+            && links.iter().all(|link| link.running)
+            && daemons.iter().all(|daemon| daemon.running && daemon.ready),
+        links,
+        daemons,
+    }
+}
+
+fn link(state: &RackState, port: &SwitchPort) -> LinkReport {
+    let asked = access::namespace(state, port.peer).and_then(|namespace| {
+        let asked = namespace.enter(|| Netlink::open()?.link(port.peer_interface))?;
+        asked.map_err(|source: NetworkError| RackError::Network { node: port.peer, source })
+    });
+    if let Err(error) = &asked {
+        tracing::debug!(node = %port.peer, %error, "no link");
+    }
+    let status = asked.ok();
+    LinkReport {
+        node: port.peer,
+        namespace: state.namespace(port.peer).map(Into::into),
+        interface: port.peer_interface,
+        switch_port: port.number,
+        control_address: port.control_address,
+        mac: port.peer_mac,
+        mtu: status.as_ref().map(|status| status.mtu),
+        running: status.is_some_and(|status| status.running),
+    }
+}

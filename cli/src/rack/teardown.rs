@@ -1,0 +1,204 @@
+//! Taking a rack down from its record alone, whatever state its builder left it in.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::daemon::{CONTROLLER, SWITCH};
+use super::state::{RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
+use super::{NAMED_NAMESPACES, RackError, failed};
+use crate::namespace::{self, NamespaceId};
+use crate::process::{self, ProcessRecord, Stopped};
+
+/// The directory of a rootless rack's namespaces, inside its own.
+pub(super) const PRIVATE_NAMESPACES: &str = "ns";
+
+/// How often processes that appear while others are stopped are looked for again.
+const ROUNDS: usize = 3;
+
+/// What taking down took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TakenDown {
+    /// The daemons that were still running.
+    pub daemons: Vec<StoppedProcess>,
+    /// Other processes found in the rack, such as shells.
+    pub others: Vec<StoppedProcess>,
+    /// How many namespaces were removed.
+    pub namespace_count: usize,
+}
+
+/// A process and its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StoppedProcess {
+    /// The daemon's name, or the command's.
+    pub name: String,
+    /// Its pid.
+    pub pid: u32,
+    /// How it ended.
+    pub end: Stopped,
+}
+
+/// Stops what runs in the rack, removes its namespaces and mounts, then its directory.
+///
+/// # Errors
+/// The first thing that could not be undone; everything else is, and the record stays for another try.
+pub fn take_down(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
+    let mut report = TakenDown::default();
+    let Some(state) = directory.read()? else {
+        directory.remove()?;
+        return Ok(report);
+    };
+    let mut first = None;
+    let mut note = |result: Result<(), RackError>| {
+        if let Err(error) = result {
+            tracing::warn!(%error, "left behind");
+            first.get_or_insert(error);
+        }
+    };
+    note(stop_daemons(&state, grace, &mut report.daemons));
+    note(stop_others(&state, grace, &mut report.others));
+    if let Some(bpf) = &state.bpf_directory {
+        note(namespace::unmount(bpf).map_err(failed("unmount the pinned maps")));
+    }
+    note(remove_namespaces(&state, directory, &mut report.namespace_count));
+    if let Some(holder) = other_holder(&state) {
+        let stopped = process::stop_all(&[holder], grace);
+        note(stopped.map(drop).map_err(failed("stop the holder of the namespaces")));
+    }
+    match first {
+        Some(error) => Err(error),
+        None => {
+            directory.remove()?;
+            Ok(report)
+        }
+    }
+}
+
+/// Memory servers first, so that they can still take leave of the controller; the switch last.
+fn stop_daemons(
+    state: &RackState,
+    grace: Duration,
+    stopped: &mut Vec<StoppedProcess>,
+) -> Result<(), RackError> {
+    let stage = |name: &str| match name {
+        SWITCH => 2,
+        CONTROLLER => 1,
+        _ => 0,
+    };
+    let mut failure = Ok(());
+    for current in 0..=2 {
+        let group: Vec<_> = state
+            .daemons
+            .iter()
+            .filter(|daemon| stage(&daemon.name) == current)
+            .filter_map(|daemon| Some((daemon.name.clone(), daemon.process.clone()?)))
+            .collect();
+        if let Err(error) = stop(group, grace, stopped) {
+            failure = Err(error);
+        }
+    }
+    failure
+}
+
+/// Daemons whose record was cut short, shells, captures: whatever carries the rack's mark or lives in it.
+fn stop_others(
+    state: &RackState,
+    grace: Duration,
+    stopped: &mut Vec<StoppedProcess>,
+) -> Result<(), RackError> {
+    let holder = other_holder(state);
+    let named = state.user_namespace.is_none();
+    let paths = state.namespaces.iter().map(|record| &record.path);
+    // A path that is no mount any more has a file's identity, which no process lives in.
+    let networks: Vec<_> = paths.filter_map(|path| NamespaceId::of(path).ok()).collect();
+    let users: Vec<_> = match &state.user_namespace {
+        Some(UserNamespaceRecord { id, .. }) if holder.is_some() => vec![*id],
+        _ => Vec::new(),
+    };
+    let ours = |pid: u32| {
+        process::has_environment(pid, RACK_VARIABLE, &state.id)
+            || ((named || is_inside(state)) && process::lives_in(pid, "net", &networks))
+            || process::lives_in(pid, "user", &users)
+    };
+    for _ in 0..ROUNDS {
+        let mut found = process::find(ours);
+        found.retain(|record| holder.as_ref() != Some(record));
+        if found.is_empty() {
+            return Ok(());
+        }
+        stop(found.into_iter().map(|it| (name_of(it.pid), it)).collect(), grace, stopped)?;
+    }
+    Err(failed("stop the rack's processes")(io::Error::other("new ones keep appearing")))
+}
+
+fn stop(
+    group: Vec<(String, ProcessRecord)>,
+    grace: Duration,
+    stopped: &mut Vec<StoppedProcess>,
+) -> Result<(), RackError> {
+    let (names, records): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    let ends =
+        process::stop_all(&records, grace).map_err(failed(format!("stop {}", names.join(", "))))?;
+    let ended = names.into_iter().zip(records).zip(ends);
+    stopped.extend(
+        ended
+            .filter(|(_, end)| *end != Stopped::AlreadyGone)
+            .map(|((name, record), end)| StoppedProcess { name, pid: record.pid, end }),
+    );
+    Ok(())
+}
+
+fn name_of(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// The process that holds a rootless rack, if that is not the caller and runs still.
+fn other_holder(state: &RackState) -> Option<ProcessRecord> {
+    let holder = &state.user_namespace.as_ref()?.holder;
+    (holder.pid != std::process::id() && holder.is_running()).then(|| holder.clone())
+}
+
+/// Whether the caller sees the mounts of a rootless rack.
+fn is_inside(state: &RackState) -> bool {
+    let own = NamespaceId::of("/proc/self/ns/user").ok();
+    state.user_namespace.as_ref().is_some_and(|record| Some(record.id) == own)
+}
+
+/// From outside there is nothing to remove: a rootless rack's namespaces go with its processes.
+fn remove_namespaces(
+    state: &RackState,
+    directory: &RackDirectory,
+    count: &mut usize,
+) -> Result<(), RackError> {
+    let rootless = state.user_namespace.is_some();
+    if rootless && !is_inside(state) {
+        *count = state.namespaces.len();
+        return Ok(());
+    }
+    let mut failure = Ok(());
+    for record in &state.namespaces {
+        match namespace::delete(&record.path) {
+            Ok(true) => *count += 1,
+            Ok(false) => {}
+            Err(error) => failure = Err(error.into()),
+        }
+    }
+    if rootless {
+        let private = directory.path().join(PRIVATE_NAMESPACES);
+        namespace::unmount(&private).map_err(failed("unmount the namespaces"))?;
+    } else {
+        leave_named_namespaces(Path::new(NAMED_NAMESPACES));
+    }
+    failure
+}
+
+/// The last user of `/run/netns` unmounts it; whoever needs it next mounts it again. In use it is refused.
+fn leave_named_namespaces(directory: &Path) {
+    if fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none()) {
+        namespace::unmount_unused(directory);
+    }
+}

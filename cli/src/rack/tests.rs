@@ -1,0 +1,147 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::daemon::{CONTROLLER, SWITCH, stages};
+use super::layout::Layout;
+use super::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, SpecError};
+use super::state::{Phase, RackState, StateError, StateRoot};
+use crate::network::host::GATEWAY_MAC;
+
+fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
+    RackSpec {
+        name: name.parse().expect("a name"),
+        servers,
+        clients,
+        mtu: LinkMtus::default(),
+        switch: DataPlane::Soft,
+        memory: ByteSize(256 << 20),
+    }
+}
+
+fn scratch(name: &str) -> StateRoot {
+    let path = std::env::temp_dir().join(format!("bb-state-{name}-{}", std::process::id()));
+    StateRoot::at(path)
+}
+
+#[test]
+fn names_that_would_leave_their_directory_are_refused() {
+    for bad in ["", "..", ".", "a/b", "-x", "A", "a b", "a\n", &"x".repeat(33)] {
+        assert_eq!(bad.parse::<RackName>(), Err(SpecError::Name(bad.to_owned())));
+    }
+    assert!("rack-2".parse::<RackName>().is_ok());
+}
+
+#[test]
+fn nodes_have_one_spelling() {
+    for bad in ["", "s", "s0", "s01", "s+1", "c65536", "x1", "Switch", "é1"] {
+        assert_eq!(bad.parse::<Node>(), Err(SpecError::Node(bad.to_owned())));
+    }
+    assert_eq!("switch".parse(), Ok(Node::Switch));
+    assert_eq!("c12".parse(), Ok(Node::Client(12)));
+}
+
+#[test]
+fn link_sizes_are_told_for_all_and_for_some() {
+    let mtus: LinkMtus = "s1=1500,c2=1280".parse().expect("sizes");
+    let of = |node: &str| mtus.of(node.parse().expect("a node"));
+    assert_eq!([of("s1"), of("c2"), of("s2")], [1500, 1280, 9000]);
+    let mtus: LinkMtus = "1500,s1=9000".parse().expect("sizes");
+    assert_eq!(mtus.to_string(), "1500,s1=9000");
+    for bad in ["", "1279", "9001", "s1=", "s1=64", ",", "9000,"] {
+        assert!(matches!(bad.parse::<LinkMtus>(), Err(SpecError::Mtu(_))), "{bad}");
+    }
+}
+
+#[test]
+fn a_size_for_an_endpoint_that_is_not_there_is_refused() {
+    let mut small = spec("r", 1, 1);
+    small.mtu = "s2=1500".parse().expect("sizes");
+    assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Server(2))));
+    small.mtu = "switch=1500".parse().expect("sizes");
+    assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Switch)));
+    assert_eq!(spec("r", 200, 51).check(), Err(SpecError::Endpoints(251)));
+    assert_eq!(spec("r", 65535, 65535).check(), Err(SpecError::Endpoints(131_070)));
+}
+
+#[test]
+fn byte_sizes_are_exact() {
+    let size = |text: &str| text.parse::<ByteSize>();
+    assert_eq!(size("256M"), Ok(ByteSize(256 << 20)));
+    assert_eq!(size("4096"), Ok(ByteSize(4096)));
+    assert_eq!(size("1g"), Ok(ByteSize(1 << 30)));
+    for bad in ["", "M", "-1", "+1", "1.5G", "16777216T", "1 M", "1MM"] {
+        assert_eq!(size(bad), Err(SpecError::ByteSize(bad.to_owned())));
+    }
+}
+
+proptest! {
+    #[test]
+    fn byte_sizes_read_back(bytes: u64) {
+        prop_assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
+    }
+}
+
+#[test]
+fn every_port_has_addresses_of_its_own() {
+    let layout = Layout::of(&spec("rack", 100, 150));
+    let ports = layout.ports();
+    assert_eq!(ports.len(), 251);
+    let mut macs: BTreeSet<_> =
+        ports.iter().flat_map(|port| [port.mac.0, port.peer_mac.0]).collect();
+    macs.insert(GATEWAY_MAC.0);
+    assert_eq!(macs.len(), 2 * 251 + 1);
+    let addresses: BTreeSet<_> = ports.iter().map(|port| port.control_address).collect();
+    assert_eq!(addresses.len(), 251);
+    let port = layout.port_of(Node::Client(1)).expect("a port");
+    assert_eq!((port.number, port.interface.as_str()), (101, "p101"));
+    let controller = layout.port_of(Node::Switch).expect("a port");
+    assert_eq!(controller.control_address, *layout.controller().ip());
+    assert_ne!(layout.controller(), Layout::of(&spec("other", 1, 1)).controller());
+}
+
+#[test]
+fn daemons_start_from_the_switch_to_the_servers() {
+    let spec = spec("rack", 2, 1);
+    let layout = Layout::of(&spec);
+    let stages = stages(&RackState::new(spec), &layout, "/state".as_ref());
+    let names: Vec<Vec<&str>> =
+        stages.iter().map(|stage| stage.iter().map(|it| it.name.as_str()).collect()).collect();
+    assert_eq!(names, [vec![SWITCH], vec![CONTROLLER], vec!["memserver-s1", "memserver-s2"]]);
+    let ports = stages[0][0].arguments.iter().filter(|it| *it == "--port").count();
+    assert_eq!(ports, 4, "three endpoints and the controller");
+}
+
+#[test]
+fn a_record_is_locked_written_whole_and_removed() {
+    let root = scratch("whole");
+    let spec = spec("one", 1, 1);
+    let directory = root.create(&spec.name).expect("made");
+    assert!(directory.read().expect("readable").is_none());
+    assert!(matches!(root.lock(&spec.name), Err(StateError::Busy(_))));
+    assert!(matches!(root.create(&spec.name), Err(StateError::Exists(_))));
+    let mut state = RackState::new(spec.clone());
+    directory.write(&state).expect("written");
+    state.phase = Phase::Up;
+    directory.write(&state).expect("written again");
+    assert_eq!(root.read(&spec.name).expect("readable"), state);
+    assert_eq!(root.names().expect("listed"), std::slice::from_ref(&spec.name));
+    directory.remove().expect("removed");
+    drop(directory);
+    assert!(matches!(root.lock(&spec.name), Err(StateError::Unknown(_))));
+    assert!(matches!(root.read(&spec.name), Err(StateError::Unknown(_))));
+    std::fs::remove_dir(root.path()).expect("empty");
+}
+
+#[test]
+fn records_that_others_may_write_are_not_believed() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = scratch("shared");
+    let name: RackName = "one".parse().expect("a name");
+    drop(root.create(&name).expect("made"));
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(root.path(), open).expect("opened");
+    assert!(matches!(root.read(&name), Err(StateError::NotPrivate(_))));
+    assert!(matches!(root.lock(&name), Err(StateError::NotPrivate(_))));
+    std::fs::remove_dir_all(root.path()).expect("removed");
+}
