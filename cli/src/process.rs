@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn a_willing_process_is_terminated_and_a_stubborn_one_killed() {
-        let willing = sleeper("echo; exec sleep 60");
-        let stubborn = sleeper("trap '' TERM; echo; while :; do sleep 0.1; done");
+        let mut willing = sleeper("echo; exec sleep 60");
+        let mut stubborn = sleeper("trap '' TERM; echo; while :; do sleep 0.1; done");
         let records =
             [&willing, &stubborn].map(|child| ProcessRecord::of(child.id()).expect("runs"));
         let stopped = stop_all(&records, Duration::from_millis(300)).expect("may signal its own");
@@ -218,6 +218,7 @@ mod tests {
         assert!(records.iter().all(|record| !record.is_running()));
         let again = stop_all(&records, Duration::ZERO).expect("nothing to signal");
         assert_eq!(again, [Stopped::AlreadyGone, Stopped::AlreadyGone]);
+        assert!(willing.wait().is_err() && stubborn.wait().is_err(), "waited for already");
     }
 
     #[test]

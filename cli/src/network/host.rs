@@ -64,7 +64,7 @@ impl HostFabric {
 
     /// Sets the host up; does no harm when it is already.
     ///
-    /// The interface must be up. Socket buffer limits are raised where that is allowed and never lowered.
+    /// Socket buffer limits are raised where that is allowed and never lowered.
     pub fn up(&self, netlink: &Netlink) -> Result<HostReport, NetworkError> {
         let interface = self.interface.as_str();
         netlink.set_up(interface)?;

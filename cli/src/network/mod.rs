@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use netlink::{LinkEnd, LinkStatus, MacAddress, Neighbour, Netlink};
-pub use offload::disable_transmit_offloads;
+pub use offload::{disable_transmit_offloads, has_transmit_offloads};
 pub use sysctl::{Ipv6Setting, interface_setting, set_interface_setting};
 
 /// Why the network could not be set up.
@@ -44,8 +44,8 @@ pub enum NetworkError {
         /// The name given.
         interface: String,
     },
-    /// A transmit offload could not be switched off.
-    #[error("cannot switch off transmit offloads of {interface}: {source}")]
+    /// A transmit offload could not be read or switched off.
+    #[error("cannot read or switch off the transmit offloads of {interface}: {source}")]
     Offload {
         /// The interface.
         interface: String,

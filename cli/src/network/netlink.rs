@@ -5,11 +5,12 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -68,6 +69,10 @@ impl TryFrom<String> for MacAddress {
 pub struct LinkEnd<'a> {
     /// The interface's name.
     pub name: &'a str,
+    /// The kernel's number for it, unused in its namespace; 0 lets the kernel choose.
+    ///
+    /// When both ends have the same one, the kernel takes up to a second to see that they are up.
+    pub index: u32,
     /// The interface's address.
     pub mac: MacAddress,
     /// The namespace it lives in.
@@ -85,7 +90,7 @@ pub struct LinkStatus {
     pub mtu: u32,
     /// Its address, when it has a 6-byte one.
     pub mac: Option<MacAddress>,
-    /// Whether it and its peer are up.
+    /// Whether it and its peer are up and packets pass (RFC 2863, ifOperStatus).
     pub running: bool,
 }
 
@@ -147,11 +152,13 @@ impl Netlink {
     ) -> Result<(), NetworkError> {
         let peer = LinkMessageBuilder::<LinkUnspec>::new()
             .name(far.name)
+            .index(far.index)
             .mtu(mtu)
             .address(far.mac.0.to_vec())
             .setns_by_fd(far.namespace.as_raw_fd())
             .build();
         let pair = LinkVeth::new(near.name, far.name)
+            .index(near.index)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
             .mtu(mtu)
             .address(near.mac.0.to_vec())
@@ -200,6 +207,19 @@ impl Netlink {
         check_interface_name(interface)?;
         let found = self.links()?.into_iter().find(|link| link.name == interface);
         found.ok_or_else(|| NetworkError::NoInterface { interface: interface.to_owned() })
+    }
+
+    /// Waits until packets pass through the interface, or the deadline of a request.
+    pub fn wait_until_running(&self, interface: &str) -> Result<(), NetworkError> {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.link(interface)?.running {
+            if Instant::now() >= deadline {
+                let action = format!("bring up the link of {interface}");
+                return Err(NetworkError::Deadline { action, waited: DEADLINE });
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     /// Assigns an address to the interface.
@@ -416,18 +436,18 @@ fn local_route((prefix, length): (Ipv6Addr, u8), table: u32, loopback: u32) -> R
 }
 
 fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
-    let (mut name, mut mtu, mut mac) = (None, 0, None);
+    let (mut name, mut mtu, mut mac, mut running) = (None, 0, None, false);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
             LinkAttribute::Mtu(bytes) => mtu = *bytes,
+            LinkAttribute::OperState(state) => running = *state == State::Up,
             LinkAttribute::Address(bytes) => {
                 mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddress);
             }
             _ => {}
         }
     }
-    let running = message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp);
     name.map(|name| LinkStatus { index: message.header.index, name, mtu, mac, running })
 }
 

@@ -14,7 +14,9 @@ use super::netlink::check_interface_name;
 const SIOCETHTOOL: u32 = 0x8946;
 const ETHTOOL_GTXCSUM: u32 = 0x16;
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_GTSO: u32 = 0x1e;
 const ETHTOOL_STSO: u32 = 0x1f;
+const ETHTOOL_GGSO: u32 = 0x23;
 const ETHTOOL_SGSO: u32 = 0x24;
 
 /// `struct ethtool_value`: a command and its one argument or answer.
@@ -35,10 +37,23 @@ pub fn disable_transmit_offloads(interface: &str) -> Result<(), NetworkError> {
     for command in [ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO] {
         ethtool(&socket, interface, command, 0).map_err(failed)?;
     }
-    match ethtool(&socket, interface, ETHTOOL_GTXCSUM, 0).map_err(failed)? {
-        0 => Ok(()),
-        _ => Err(failed(io::Error::other("the driver keeps checksum offload on"))),
+    match has_transmit_offloads(interface)? {
+        false => Ok(()),
+        true => Err(failed(io::Error::other("the driver keeps them on"))),
     }
+}
+
+/// Whether the sender leaves checksums or the splitting of datagrams to the interface.
+pub fn has_transmit_offloads(interface: &str) -> Result<bool, NetworkError> {
+    check_interface_name(interface)?;
+    let failed = |source| NetworkError::Offload { interface: interface.to_owned(), source };
+    let socket = control_socket().map_err(failed)?;
+    for command in [ETHTOOL_GTXCSUM, ETHTOOL_GTSO, ETHTOOL_GGSO] {
+        if ethtool(&socket, interface, command, 0).map_err(failed)? != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn control_socket() -> io::Result<OwnedFd> {

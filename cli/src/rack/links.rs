@@ -12,6 +12,10 @@ use crate::network::{
     Ipv6Setting, LinkEnd, Netlink, NetworkError, disable_transmit_offloads, set_interface_setting,
 };
 
+/// Where the interface numbers of the switch's ends begin, and those of the other ends.
+const SWITCH_INDEX: u32 = 1000;
+const PEER_INDEX: u32 = 2000;
+
 /// Makes all links and sets both ends up.
 pub(super) fn make(
     layout: &Layout,
@@ -29,7 +33,17 @@ pub(super) fn make(
             .map_err(of_node(Node::Switch))?;
         peer.enter(|| settle_peer(port, switch))?.map_err(of_node(port.peer))?;
     }
-    Ok(())
+    for port in layout.ports() {
+        cancel.check()?;
+        let Some(peer) = namespaces.get(&port.peer) else { continue };
+        peer.enter(|| Netlink::open()?.wait_until_running(port.peer_interface))?
+            .map_err(of_node(port.peer))?;
+    }
+    let wait = || {
+        let netlink = Netlink::open()?;
+        layout.ports().iter().try_for_each(|port| netlink.wait_until_running(&port.interface))
+    };
+    switch_namespace.enter(wait)?.map_err(of_node(Node::Switch))
 }
 
 fn of_node(node: Node) -> impl FnOnce(NetworkError) -> RackError {
@@ -53,8 +67,19 @@ fn make_link(
     peer: &NetworkNamespace,
 ) -> Result<(), NetworkError> {
     let netlink = Netlink::open()?;
-    let near = LinkEnd { name: &port.interface, mac: port.mac, namespace: switch.as_fd() };
-    let far = LinkEnd { name: port.peer_interface, mac: port.peer_mac, namespace: peer.as_fd() };
+    let index = |first: u32| first + u32::from(port.number);
+    let near = LinkEnd {
+        name: &port.interface,
+        index: index(SWITCH_INDEX),
+        mac: port.mac,
+        namespace: switch.as_fd(),
+    };
+    let far = LinkEnd {
+        name: port.peer_interface,
+        index: index(PEER_INDEX),
+        mac: port.peer_mac,
+        namespace: peer.as_fd(),
+    };
     netlink.add_veth(near, far, port.mtu)?;
     set_interface_setting(&port.interface, Ipv6Setting::DisableIpv6, 1)?;
     netlink.set_up(&port.interface)

@@ -1,0 +1,32 @@
+//! What the tests of racks share.
+
+use std::path::{Path, PathBuf};
+
+/// A directory of one test, removed at its end.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("bb-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).expect("a new directory");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// These tests make namespaces: without root they cannot run, and say so by failing.
+pub(crate) fn require_root() {
+    assert!(
+        bluebridge_cli::namespace::is_privileged(),
+        "this test makes network namespaces: run it as root, or leave it out by name"
+    );
+}
