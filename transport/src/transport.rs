@@ -100,7 +100,8 @@ pub struct Counters {
     pub received_bytes: u64,
     /// Trains of two or more datagrams received in one piece.
     pub received_train_count: u64,
-    /// Datagrams dropped because no room was left for them.
+    /// Datagrams dropped on reception because no room was left for them; kernel sockets count damaged ones too, modulo
+    /// 2^32.
     pub overflow_drop_count: u64,
     /// Datagrams dropped because their destination is outside of the fabric, or because nobody has it.
     pub foreign_drop_count: u64,
@@ -137,7 +138,7 @@ pub trait Transport {
     /// What the carrier offers.
     fn capabilities(&self) -> &Capabilities;
 
-    /// What the carrier has done so far.
+    /// What the carrier has done so far; may cost a system call, so it is not for the data path.
     fn counters(&self) -> Counters;
 
     /// The UDP port it receives on and sends from.

@@ -7,6 +7,7 @@
 //! The host must route: one rule that delivers the fabric's prefix locally when it arrives from the link, and one
 //! route to it through the link (`docs/architecture.md`).
 
+mod joining;
 mod open;
 mod sys;
 #[cfg(test)]
@@ -25,6 +26,8 @@ use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
     Wait,
 };
+pub use joining::JoinTrains;
+use joining::{Joining, Reception};
 use sys::{Receiver, Sender};
 use train::{Ancillary, Train, TrainLimits};
 
@@ -39,6 +42,8 @@ const TRAIN_BYTES: usize = 65_473;
 const TRAIN_SEGMENT_COUNT: usize = 64;
 /// Most datagrams that are read from one reception: UDP_MAX_SEGMENTS of the newest kernels.
 const RECEIVED_SEGMENT_COUNT: usize = 128;
+/// Polls of the socket between two looks at the clock; they take about a microsecond.
+const POLLS_PER_CLOCK_READING: usize = 4;
 /// Times a send is tried again when the socket reports an earlier datagram's error instead of sending.
 const PENDING_ERROR_LIMIT: usize = 8;
 
@@ -55,6 +60,8 @@ pub struct UdpConfig {
     pub filter: Option<Ipv6Net>,
     /// Send trains in one piece where the system can.
     pub trains: bool,
+    /// Receive trains in one piece.
+    pub join_trains: JoinTrains,
     /// Room asked for datagrams that wait to be received; the system may give less, see [`Capabilities`].
     pub receive_buffer_bytes: usize,
     /// Room asked for datagrams that wait to leave.
@@ -75,6 +82,7 @@ impl Default for UdpConfig {
             interface_index: None,
             filter: None,
             trains: true,
+            join_trains: JoinTrains::Adaptive,
             receive_buffer_bytes: 8 << 20,
             send_buffer_bytes: 4 << 20,
             send_batch_count: 64,
@@ -109,7 +117,7 @@ pub struct UdpTransport {
     trains: Vec<Train>,
     receiver: Receiver,
     arrivals: Vec<Arrival>,
-    dropped_total: u32,
+    joining: Joining,
     /// The socket was seen empty since the last reception.
     was_empty: bool,
     /// More than one reception is likely to wait.
@@ -129,7 +137,8 @@ impl Transport for UdpTransport {
     }
 
     fn counters(&self) -> Counters {
-        self.counters
+        let dropped_count = sys::dropped_count(self.socket.as_fd()).unwrap_or(0);
+        Counters { overflow_drop_count: dropped_count.into(), ..self.counters }
     }
 
     fn local_port(&self) -> u16 {
@@ -189,8 +198,10 @@ impl Transport for UdpTransport {
         let mut now = self.now();
         let spin_end = (now + wait.spin).min(wait.deadline);
         while now < spin_end {
-            if self.take()? {
-                return Ok(self.arrivals.len());
+            for _ in 0..POLLS_PER_CLOCK_READING {
+                if self.take()? {
+                    return Ok(self.arrivals.len());
+                }
             }
             now = self.now();
         }
@@ -281,9 +292,15 @@ impl UdpTransport {
                 // A datagram that lay there already may not be the only one.
                 self.expect_many = if self.expect_many { count > 1 } else { !self.was_empty };
                 self.was_empty = false;
+                let train_count = self.counters.received_train_count;
                 for slot in 0..count {
                     self.accept(slot);
                 }
+                self.adapt_joining(Reception {
+                    count: u32::try_from(count).unwrap_or(u32::MAX),
+                    has_train: self.counters.received_train_count > train_count,
+                    looks_cut: self.looks_cut(),
+                });
                 Ok(!self.arrivals.is_empty())
             }
             Err(error) => match error.raw_os_error() {
@@ -310,14 +327,26 @@ impl UdpTransport {
         }
     }
 
+    /// Whether the first two arrivals could be pieces of one train.
+    fn looks_cut(&self) -> bool {
+        let [first, second, ..] = self.arrivals.as_slice() else { return false };
+        first.bytes >= second.bytes
+            && first.destination == second.destination
+            && first.source == second.source
+            && first.source_port == second.source_port
+    }
+
+    fn adapt_joining(&mut self, reception: Reception) {
+        if let Some(is_on) = self.joining.observe(reception) {
+            // Joining is only faster: if the system refuses the switch, all goes on as before.
+            let _ = sys::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into());
+        }
+    }
+
     /// Notes the datagrams of the reception in `slot`.
     fn accept(&mut self, slot: usize) {
         let message = self.receiver.message(slot);
         let ancillary = Ancillary::parse(message.control);
-        if let Some(total) = ancillary.dropped_total {
-            self.counters.overflow_drop_count += u64::from(total.wrapping_sub(self.dropped_total));
-            self.dropped_total = total;
-        }
         let Some(destination) = ancillary.destination.filter(|_| !message.truncated) else {
             self.counters.malformed_drop_count += 1;
             return;

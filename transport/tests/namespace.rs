@@ -5,7 +5,9 @@ mod support;
 use core::time::Duration;
 use std::net::Ipv6Addr;
 
-use bluebridge_transport::udp::{HEADER_BYTES, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport};
+use bluebridge_transport::udp::{
+    HEADER_BYTES, JoinTrains, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport,
+};
 use bluebridge_transport::{Incoming, Outgoing, TransmitError, Transport, Wait};
 use support::{in_namespace, ip};
 
@@ -98,7 +100,7 @@ fn exchange(
 
 fn trains_at_every_mtu(trains: bool) -> (UdpTransport, UdpTransport) {
     let mut sender = open(&UdpConfig { trains, ..UdpConfig::default() });
-    let mut receiver = open(&UdpConfig::default());
+    let mut receiver = open(&UdpConfig { join_trains: JoinTrains::Always, ..UdpConfig::default() });
     let line = bytes(32_768);
     for mtu in (1280..9000).step_by(97).chain([1500, 4096, 9000]) {
         ip(&format!("link set lo mtu {mtu}"));
@@ -145,7 +147,8 @@ fn pieces_without_trains_pass_at_every_mtu() {
 fn the_largest_train_and_the_longest_pass() {
     in_namespace("the_largest_train_and_the_longest_pass", || {
         ip("link set lo mtu 9000");
-        let config = UdpConfig { send_batch_count: 256, ..UdpConfig::default() };
+        let join_trains = JoinTrains::Always;
+        let config = UdpConfig { send_batch_count: 256, join_trains, ..UdpConfig::default() };
         let (mut sender, mut receiver) = (open(&config), open(&config));
         // 65,473 bytes make one train of 8 pieces; of 65,474 the last piece goes alone.
         exchange(&mut sender, &mut receiver, &bytes(65_473), 8_185);

@@ -8,8 +8,8 @@ use ipnet::Ipv6Net;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    Capabilities, Counters, HEADER_BYTES, LARGEST_PAYLOAD_BYTES, RECEIVED_SEGMENT_COUNT, Receiver,
-    Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig, UdpTransport, sys,
+    Capabilities, Counters, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES, RECEIVED_SEGMENT_COUNT,
+    Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig, UdpTransport, sys,
 };
 use crate::OpenError;
 
@@ -26,6 +26,11 @@ impl UdpTransport {
         let socket = Socket::new(Domain::IPV6, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
             .map_err(OpenError::Socket)?;
         set_options(&socket)?;
+        let joining = Joining::new(config.join_trains);
+        if joining.is_on() {
+            sys::set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)
+                .map_err(|error| option("UDP_GRO", error))?;
+        }
         let train_segment_count =
             if config.trains && knows_trains(&socket) { TRAIN_SEGMENT_COUNT } else { 1 };
         set_sizes(&socket, config)?;
@@ -59,7 +64,7 @@ impl UdpTransport {
             trains: Vec::with_capacity(send_batch_count),
             receiver: Receiver::new(receive_batch_count),
             arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
-            dropped_total: 0,
+            joining,
             was_empty: true,
             expect_many: false,
         })
@@ -81,7 +86,7 @@ fn interface(name: &str, error: io::Error) -> OpenError {
 
 /// The options without which the carrier does not work.
 fn set_options(socket: &Socket) -> Result<(), OpenError> {
-    const OPTIONS: [(&str, c_int, c_int, c_int); 7] = [
+    const OPTIONS: [(&str, c_int, c_int, c_int); 5] = [
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
         ("IPV6_RECVPKTINFO", libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
         ("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1),
@@ -93,8 +98,6 @@ fn set_options(socket: &Socket) -> Result<(), OpenError> {
             libc::IPV6_MTU_DISCOVER,
             libc::IPV6_PMTUDISC_PROBE,
         ),
-        ("SO_RXQ_OVFL", libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1),
-        ("UDP_GRO", libc::SOL_UDP, libc::UDP_GRO, 1),
     ];
     for (name, level, number, value) in OPTIONS {
         sys::set_option(socket, level, number, value).map_err(|error| option(name, error))?;

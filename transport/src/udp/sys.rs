@@ -22,7 +22,7 @@ use crate::Outgoing;
 
 /// Room for one reception: the largest UDP payload, rounded up, plus a cache line so that slots do not share sets.
 const SLOT_BYTES: usize = 65_536 + 64;
-/// Room for the ancillary data of one reception; what is asked for takes 88 bytes.
+/// Room for the ancillary data of one reception; what is asked for takes 64 bytes.
 const CONTROL_BYTES: usize = 128;
 
 const INT_BYTES: socklen_t = 4;
@@ -270,8 +270,9 @@ impl Sender {
             header.msg_iov = slices.as_mut_ptr();
             header.msg_iovlen = used;
             header.msg_control = from_mut(control).cast();
+            // Linux keeps 36 bytes without an allocation: exactly this, unpadded.
             header.msg_controllen =
-                if train.count > 1 { size_of::<SendControl>() } else { PACKET_INFO_SPACE };
+                if train.count > 1 { size_of::<SendControl>() } else { PACKET_INFO_LENGTH };
         }
     }
 }
@@ -310,6 +311,28 @@ fn option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_i
         libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut bytes)
     };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Datagrams that the socket has dropped, modulo 2^32: for want of room, or damaged.
+///
+/// SO_RXQ_OVFL would tell with the datagrams, but costs each of them 0.15 us on another core than its sender's.
+pub(super) fn dropped_count(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    /// SK_MEMINFO_VARS and SK_MEMINFO_DROPS of linux/sock_diag.h.
+    const VALUE_COUNT: usize = 9;
+    const DROPS: usize = 8;
+    let mut values = [0_u32; VALUE_COUNT];
+    let mut bytes = INT_BYTES * 9;
+    // SAFETY: the values are a live array of integers and its length is told.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            values.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(values[DROPS]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The MTU of the way that the connected `socket` has.

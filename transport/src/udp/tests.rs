@@ -5,8 +5,9 @@ use std::thread;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::joining::{Joining, Reception};
 use super::train::{Ancillary, Train, TrainLimits, cut};
-use super::{LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport, sys};
+use super::{JoinTrains, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport, sys};
 use crate::{OpenError, Outgoing, Timestamp, TransmitError, Transport, Wait};
 
 const HERE: Ipv6Addr = Ipv6Addr::LOCALHOST;
@@ -117,7 +118,9 @@ fn empty_and_maximal_datagrams_pass() {
 
 #[test]
 fn a_train_arrives_as_the_datagrams_it_was() {
-    let (mut sender, mut receiver) = (open(), open());
+    let join_trains = JoinTrains::Always;
+    let config = UdpConfig { join_trains, ..UdpConfig::default() };
+    let (mut sender, mut receiver) = (open(), UdpTransport::open(&config).expect("a socket"));
     let bytes: Vec<u8> = (0..32_768_u32).map(|n| n.to_le_bytes()[0] ^ n.to_le_bytes()[1]).collect();
     let batch: Vec<_> = bytes
         .chunks(4_000)
@@ -235,9 +238,6 @@ fn an_overflowing_receive_buffer_is_counted() {
         received_count += count as u64;
     }
     assert!(received_count < 500);
-    // The system tells of drops with the next datagram it queues.
-    sender.transmit(&batch[..1]).expect("sent");
-    assert_eq!(collect(&mut receiver, 1).len(), 1);
     assert_eq!(receiver.counters().overflow_drop_count, 500 - received_count);
 }
 
@@ -307,4 +307,42 @@ fn a_carrier_on_a_device_knows_its_payload_limit() {
     let carrier = UdpTransport::open(&UdpConfig { device, ..UdpConfig::default() }).expect("ok");
     assert!(carrier.capabilities().largest_payload_bytes <= LARGEST_PAYLOAD_BYTES);
     assert!(carrier.capabilities().largest_payload_bytes >= 1280 - 48);
+}
+
+#[test]
+fn trains_are_joined_while_they_come() {
+    let (mut sender, mut receiver) = (open(), open());
+    let port = receiver.local_port();
+    let bytes = vec![7; 1000];
+    for _ in 0..50 {
+        assert_eq!(sender.transmit(&[datagram(port, &bytes, b""); 16]).expect("sent"), 16);
+        assert_eq!(collect(&mut receiver, 16).len(), 16);
+    }
+    let joined = receiver.counters().received_train_count;
+    assert!(joined > 40, "{joined}");
+    for _ in 0..400 {
+        assert_eq!(sender.transmit(&[datagram(port, &bytes, b"")]).expect("sent"), 1);
+        assert_eq!(collect(&mut receiver, 1).len(), 1);
+    }
+    assert!(!receiver.joining.is_on());
+}
+
+#[test]
+fn joining_is_not_tried_again_at_once() {
+    let reception = |has_train, looks_cut| Reception { count: 8, has_train, looks_cut };
+    let mut joining = Joining::new(JoinTrains::Adaptive);
+    assert!(!joining.is_on());
+    assert_eq!(joining.observe(reception(false, false)), None);
+    assert_eq!(joining.observe(reception(false, true)), Some(true));
+    let looks_until_off =
+        (0..1000).find(|_| joining.observe(reception(false, true)) == Some(false));
+    assert_eq!(looks_until_off, Some(32));
+    let looks_until_on = (0..1000).find(|_| joining.observe(reception(false, true)) == Some(true));
+    assert_eq!(looks_until_on, Some(127));
+    assert!((0..1000).all(|_| joining.observe(reception(true, false)).is_none()));
+    for policy in [JoinTrains::Always, JoinTrains::Never] {
+        let mut joining = Joining::new(policy);
+        assert!((0..1000).all(|_| joining.observe(reception(false, true)).is_none()));
+        assert_eq!(joining.is_on(), policy == JoinTrains::Always);
+    }
 }

@@ -68,8 +68,6 @@ pub(super) struct Ancillary {
     pub(super) destination: Option<Ipv6Addr>,
     /// Payload bytes of each datagram of a train, but perhaps the last.
     pub(super) segment_bytes: Option<usize>,
-    /// Datagrams the socket has dropped so far, modulo 2^32.
-    pub(super) dropped_total: Option<u32>,
 }
 
 impl Ancillary {
@@ -85,10 +83,6 @@ impl Ancillary {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     let bytes = data.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
                     found.segment_bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-                }
-                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
-                    found.dropped_total =
-                        data.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
                 }
                 _ => {}
             }
