@@ -1,4 +1,5 @@
 //! Which tiers run, and a network namespace for a test.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::env;
 use std::process::Command;
