@@ -1,0 +1,207 @@
+//! What a responder is told at its start, and later by the controller.
+
+use core::time::Duration;
+use std::collections::BTreeSet;
+
+use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
+
+use crate::{Instant, pieces};
+
+/// The smallest piece size of a session in bytes: a quarter of a page.
+pub(super) const PIECE_BYTES_MIN: u16 = 1024;
+
+/// The largest piece size of a session in bytes: a page.
+pub(super) const PIECE_BYTES_MAX: u16 = 4096;
+
+const _: () = assert!(PIECE_BYTES_MIN as usize == pieces::PIECE_BYTES_MIN);
+
+/// How a [`Responder`](super::Responder) serves one shard.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The server's node.
+    pub node: NodeId,
+    /// The server's incarnation, as the controller issued it.
+    pub incarnation: u32,
+    /// The spaces that are served; a request of another is refused with WRONG_SPACE.
+    pub spaces: Vec<Space>,
+    /// The shard that is served, below `shard_count`.
+    pub shard: u8,
+    /// Shards of the server, 1 or more.
+    pub shard_count: u16,
+    /// The right to serve; `None` until the controller grants it.
+    pub authority: Option<Authority>,
+    /// The largest piece of the space, in bytes.
+    pub piece_bytes: u16,
+    /// The bounds.
+    pub limits: Limits,
+    /// The times.
+    pub timers: Timers,
+    /// Makes session ids unpredictable; another one at every start.
+    pub seed: u64,
+}
+
+impl Config {
+    /// A server with one shard, one space and the usual limits.
+    #[must_use]
+    pub fn new(space: Space, node: NodeId, incarnation: u32, seed: u64) -> Self {
+        Self {
+            node,
+            incarnation,
+            spaces: vec![space],
+            shard: 0,
+            shard_count: 1,
+            authority: Some(Authority { range_epoch: 1, expires_at: None }),
+            piece_bytes: PIECE_BYTES_MAX,
+            limits: Limits::default(),
+            timers: Timers::default(),
+            seed,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !self.node.is_unicast() {
+            return Err(ConfigError::Node(self.node));
+        }
+        let distinct: BTreeSet<_> = self.spaces.iter().collect();
+        if self.spaces.is_empty() || distinct.len() != self.spaces.len() {
+            return Err(ConfigError::Spaces);
+        }
+        if u16::from(self.shard) >= self.shard_count || self.shard_count > 256 {
+            return Err(ConfigError::Shard { shard: self.shard, shard_count: self.shard_count });
+        }
+        if !(PIECE_BYTES_MIN..=PIECE_BYTES_MAX).contains(&self.piece_bytes) {
+            return Err(ConfigError::PieceBytes(self.piece_bytes));
+        }
+        self.limits.check()
+    }
+}
+
+/// The right to serve a range under an epoch.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Authority {
+    /// The epoch; not 0, which names none.
+    pub range_epoch: u32,
+    /// When the right ends, if it does by itself.
+    pub expires_at: Option<Instant>,
+}
+
+/// What is bounded; memory for all of it is fixed by these numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Sessions at once, 65,535 at most; each takes about 20 KiB once it was used.
+    pub session_count: u16,
+    /// Sessions that one node may have at once.
+    pub node_session_count: u16,
+    /// Pages of trains that are being put together at once, 4 KiB each, 65,534 at most.
+    pub buffer_pages: u16,
+    /// Anywhere-CREATEs that wait for their CONFIRM.
+    pub provisional_count: u16,
+    /// Pages that they may hold.
+    pub provisional_pages: u64,
+    /// Ranges that moved away, and ranges that came from other nodes.
+    pub range_count: u16,
+    /// Replies that wait to be sent; 64 or more.
+    pub reply_count: u16,
+    /// Pages that may be outstanding in all sessions together, and at least one per session.
+    pub credit_pages: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            session_count: 1024,
+            node_session_count: 256,
+            buffer_pages: 1024,
+            provisional_count: 4096,
+            provisional_pages: 65536,
+            range_count: 1024,
+            reply_count: 256,
+            credit_pages: 16384,
+        }
+    }
+}
+
+impl Limits {
+    /// Replies that one request can cause, and a few more.
+    pub(super) const REPLIES_PER_REQUEST: usize = 40;
+
+    /// The largest window of a session in pages.
+    pub(super) const SESSION_CREDIT_PAGES: u32 = 512;
+
+    fn check(&self) -> Result<(), ConfigError> {
+        const { assert!(Self::SESSION_CREDIT_PAGES as u64 == SESSION_WINDOW) };
+        let counts = [
+            ("session_count", u64::from(self.session_count), 1, 65535),
+            ("node_session_count", u64::from(self.node_session_count), 1, 65535),
+            ("buffer_pages", u64::from(self.buffer_pages), 8, 65534),
+            ("provisional_count", u64::from(self.provisional_count), 1, 65535),
+            ("range_count", u64::from(self.range_count), 1, 65535),
+            ("reply_count", u64::from(self.reply_count), 64, 65535),
+        ];
+        match counts.into_iter().find(|&(_, value, least, most)| value < least || value > most) {
+            Some((name, value, least, most)) => {
+                Err(ConfigError::Limit { name, value, least, most })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The times of `docs/protocol.md`, section 9.
+#[derive(Clone, Copy, Debug)]
+pub struct Timers {
+    /// A session without a request for so long ends.
+    pub session_idle: Duration,
+    /// An anywhere-CREATE that nobody confirmed for so long is freed; 1 ms to 49 days.
+    pub provisional: Duration,
+    /// A train without a new piece for so long loses its buffers.
+    pub train: Duration,
+    /// A train without a new piece for so long loses its buffers when another needs them.
+    pub train_pressed: Duration,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self {
+            session_idle: Duration::from_secs(60),
+            provisional: Duration::from_secs(2),
+            train: Duration::from_secs(1),
+            train_pressed: Duration::from_millis(20),
+        }
+    }
+}
+
+/// The configuration is wrong; whoever wrote it must correct it.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A limit is out of its bounds.
+    #[error("the limit {name} is {value}; it must be {least} to {most}")]
+    Limit {
+        /// Its field's name.
+        name: &'static str,
+        /// What was given.
+        value: u64,
+        /// The least that works.
+        least: u64,
+        /// The most that works.
+        most: u64,
+    },
+    /// The node is 0 or 65535, which name no single node.
+    #[error("node {0} is not the id of one node")]
+    Node(NodeId),
+    /// The piece size cannot cut a page in at most four pieces.
+    #[error("pieces of {0} bytes; they must be 1024 to 4096")]
+    PieceBytes(u16),
+    /// There is no such shard.
+    #[error("shard {shard} of {shard_count}; there are 1 to 256, counted from 0")]
+    Shard {
+        /// The shard.
+        shard: u8,
+        /// The number of shards.
+        shard_count: u16,
+    },
+    /// No space, or one named twice.
+    #[error("name at least one space, and each once")]
+    Spaces,
+}

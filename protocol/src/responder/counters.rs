@@ -1,0 +1,178 @@
+//! What happened, by name.
+
+use bluebridge_wire::{DatagramError, Status};
+
+macro_rules! events {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
+        /// What a responder counts, beside its answers by status.
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        #[repr(u8)]
+        pub enum Event { $($(#[$doc])* $variant,)* }
+
+        impl Event {
+            /// Every event.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name that statistics show.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+events! {
+    /// An ALLOC_WRITE that was given up before its last piece came; its pages were freed.
+    AllocationAbandoned = "allocation_abandoned";
+    /// The answer of a mutating request was recorded.
+    AnswerRecorded = "answer_recorded";
+    /// A recorded answer was given again.
+    AnswerRepeated = "answer_repeated";
+    /// A request that had to wait until queued replies were sent.
+    DrainFirst = "drain_first";
+    /// Dropped: the CRC32C does not match.
+    DropCrc = "drop_crc";
+    /// Dropped: neither a request nor a reply.
+    DropDirection = "drop_direction";
+    /// Dropped: the asker's address is not an endpoint's own.
+    DropEndpoint = "drop_endpoint";
+    /// Dropped: the destination is not in the fabric.
+    DropForeignDestination = "drop_foreign_destination";
+    /// Dropped: the source is not in the fabric.
+    DropForeignSource = "drop_foreign_source";
+    /// Dropped: not a header of version 1.
+    DropHeader = "drop_header";
+    /// Dropped: a request sent to every node, which nobody answers.
+    DropMulticast = "drop_multicast";
+    /// Dropped: a notice, which a memory server has no use for.
+    DropNotice = "drop_notice";
+    /// Dropped: an option does not fit into the header.
+    DropOptions = "drop_options";
+    /// Dropped: a reply, though a responder asks nothing.
+    DropReply = "drop_reply";
+    /// Dropped: the source names no single node.
+    DropSource = "drop_source";
+    /// Dropped: the target is no fabric address, or carries a command.
+    DropTarget = "drop_target";
+    /// Dropped: the trailer is longer than the datagram.
+    DropTrailer = "drop_trailer";
+    /// Dropped: meant for another shard of this server.
+    DropWrongShard = "drop_wrong_shard";
+    /// The store refused to take pages back that it gave; the store is at fault.
+    FreeRefused = "free_refused";
+    /// A node came with a higher incarnation than before.
+    IncarnationRaised = "incarnation_raised";
+    /// A session's low-water mark moved up.
+    LowWaterRaised = "low_water_raised";
+    /// An OPEN that came again.
+    OpenRepeated = "open_repeated";
+    /// A piece that was there already.
+    PieceDuplicate = "piece_duplicate";
+    /// A piece that no buffer was left for.
+    PiecePressed = "piece_pressed";
+    /// A page of an operation over several was refused.
+    PageRefused = "page_refused";
+    /// A page that was written from the pieces of a train.
+    PageWrittenJoined = "page_written_joined";
+    /// A page that was written straight from its datagram.
+    PageWrittenStraight = "page_written_straight";
+    /// An anywhere-CREATE was kept by CONFIRM.
+    ProvisionalConfirmed = "provisional_confirmed";
+    /// An anywhere-CREATE gave pages.
+    ProvisionalCreated = "provisional_created";
+    /// Pages that nobody confirmed were freed.
+    ProvisionalFreed = "provisional_freed";
+    /// An anywhere-CREATE was kept by another request on its pointer.
+    ProvisionalKept = "provisional_kept";
+    /// An anywhere-CREATE that came again.
+    ProvisionalRepeated = "provisional_repeated";
+    /// A datagram of good form and CRC.
+    Received = "received";
+    /// A request on a range that came from another node.
+    ServedAdopted = "served_adopted";
+    /// A session ended by CLOSE.
+    SessionClosed = "session_closed";
+    /// A session gave way to another node's.
+    SessionEvicted = "session_evicted";
+    /// A session ended by idleness.
+    SessionIdle = "session_idle";
+    /// A session began.
+    SessionOpened = "session_opened";
+    /// A session ended because its node came with a higher incarnation.
+    SessionSuperseded = "session_superseded";
+    /// A train began to be put together.
+    TrainBegun = "train_begun";
+    /// A train lost its buffers because its request is no longer wanted.
+    TrainForgotten = "train_forgotten";
+    /// A train lost its buffers to another.
+    TrainPressed = "train_pressed";
+    /// A train lost its buffers by time.
+    TrainTimedOut = "train_timed_out";
+}
+
+/// Counts since the start.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    events: [u64; Event::ALL.len()],
+    answers: [u64; 256],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { events: [0; Event::ALL.len()], answers: [0; 256] }
+    }
+}
+
+impl Counters {
+    /// How often `event` happened.
+    #[must_use]
+    pub const fn event(&self, event: Event) -> u64 {
+        self.events[event as usize]
+    }
+
+    /// Replies sent with `status`.
+    #[must_use]
+    pub const fn answers(&self, status: Status) -> u64 {
+        self.answers[status as usize]
+    }
+
+    /// Every event with its count.
+    pub fn events(&self) -> impl Iterator<Item = (Event, u64)> {
+        Event::ALL.iter().map(|&event| (event, self.event(event)))
+    }
+
+    /// Every status with the number of its replies; all but OK are refusals.
+    pub fn statuses(&self) -> impl Iterator<Item = (Status, u64)> {
+        Status::ALL.iter().map(|&status| (status, self.answers(status)))
+    }
+
+    /// Replies of every status.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answers.iter().sum()
+    }
+
+    pub(super) const fn count(&mut self, event: Event) {
+        self.events[event as usize] += 1;
+    }
+
+    pub(super) const fn count_answer(&mut self, status: Status) {
+        self.answers[status as usize] += 1;
+    }
+
+    pub(super) const fn count_drop(&mut self, error: DatagramError) {
+        self.count(match error {
+            DatagramError::Crc => Event::DropCrc,
+            DatagramError::Direction => Event::DropDirection,
+            DatagramError::Endpoint => Event::DropEndpoint,
+            DatagramError::ForeignDestination => Event::DropForeignDestination,
+            DatagramError::ForeignSource => Event::DropForeignSource,
+            DatagramError::Options => Event::DropOptions,
+            DatagramError::Target => Event::DropTarget,
+            DatagramError::Trailer => Event::DropTrailer,
+            // What later versions of the form refuse is about the header too.
+            _ => Event::DropHeader,
+        });
+    }
+}

@@ -1,0 +1,306 @@
+//! CREATE and ALLOC_WRITE, in a session and anywhere, and CONFIRM (`docs/protocol.md`, section 6).
+
+use bluebridge_wire::{
+    Command, Flags, Header, Location, Status,
+    address::{LINE_BYTES, PAGE_SHIFT},
+};
+
+use super::{
+    Event, Refusal, Responder,
+    admit::Request,
+    cut::{Piece, Pieces},
+    execute::{access, memory, no_data},
+    provisional::Provisional,
+    record::{Progress, Record},
+    write::piece_of,
+};
+use crate::store::{Grant, PageStore};
+
+impl Responder {
+    pub(super) fn create<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        store: &mut S,
+    ) -> Result<Record, Refusal> {
+        let pages = pages_of_create(request)?;
+        let grant = self.allocate(request, pages, store)?;
+        Ok(record_of(Command::Create, request, grant, Progress::Answered))
+    }
+
+    /// ALLOC_WRITE in a session. Its pieces go straight into the new pages, which nobody has a
+    /// pointer to before the answer.
+    pub(super) fn alloc_write<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        store: &mut S,
+    ) {
+        let piece_bytes = self.sessions.at(slot).piece_bytes;
+        let begun = self.begin_alloc_write(request, piece_bytes, before, store);
+        let (mut record, cut, piece) = match begun {
+            Ok(begun) => begun,
+            Err(refusal) => {
+                let command = Command::AllocWrite;
+                return self.conclude_refused(request, command, slot, before, refusal);
+            }
+        };
+        let arrived = u32::try_from(record.value).unwrap_or(0);
+        let Some(grant) = record.grant() else { return };
+        let arrived = self.fill(request, grant, (arrived, piece), store);
+        if arrived == cut.bits() {
+            record = Record { value: 0, progress: Progress::Answered, ..record };
+            return self.conclude(request, slot, record);
+        }
+        record.value = u64::from(arrived);
+        self.sessions.at(slot).keep(request.header().sequence, record);
+        self.incomplete(request, arrived);
+    }
+
+    fn begin_alloc_write<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        piece_bytes: u16,
+        before: &Record,
+        store: &mut S,
+    ) -> Result<(Record, Pieces, Piece), Refusal> {
+        let (cut, piece) = piece_of_alloc_write(request, piece_bytes)?;
+        if before.progress == Progress::Pieces {
+            if before.length != request.header().length {
+                return Err(Status::Malformed.into());
+            }
+            return Ok((*before, cut, piece));
+        }
+        let grant = self.allocate(request, pages_of_bytes(request.header().length), store)?;
+        let record = record_of(Command::AllocWrite, request, grant, Progress::Pieces);
+        Ok((record, cut, piece))
+    }
+
+    /// Writes a piece into new pages and gives the pieces that arrived so far.
+    fn fill<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        grant: Grant,
+        (arrived, piece): (u32, Piece),
+        store: &mut S,
+    ) -> u32 {
+        if arrived & piece.bit != 0 {
+            self.counters.count(Event::PieceDuplicate);
+            return arrived;
+        }
+        let page = grant.location.page() + piece.page as u64;
+        store.write(page, piece.start, request.datagram.data);
+        arrived | piece.bit
+    }
+
+    /// CREATE or ALLOC_WRITE to node 0, in no session.
+    pub(super) fn create_anywhere<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        command: Command,
+        store: &mut S,
+    ) {
+        let header = request.header();
+        let asker = request.asker();
+        if header.incarnation < self.incarnations.highest(&asker) {
+            return self.refuse(request, Status::StaleIncarnation.into());
+        }
+        if header.session != 0 || header.page_shift != super::execute::HEADER_PAGE_SHIFT {
+            return self.refuse(request, Status::Malformed.into());
+        }
+        let known = self.provisional.find(&asker, header.sequence);
+        if known.is_none() && self.is_shutting_down {
+            return self.refuse(request, Status::ShuttingDown.into());
+        }
+        let outcome = match command {
+            Command::Create => self.create_provisional(request, known, store).map(|i| (i, true)),
+            _ => self.write_provisional(request, known, store),
+        };
+        match outcome {
+            Ok((index, true)) => self.answer_provisional(request, index),
+            Ok((index, false)) => {
+                let arrived = self.provisional.at(index).arrived;
+                self.incomplete(request, arrived);
+            }
+            Err(refusal) => self.refuse(request, refusal),
+        }
+    }
+
+    /// The entry of an anywhere-CREATE.
+    fn create_provisional<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        known: Option<usize>,
+        store: &mut S,
+    ) -> Result<usize, Refusal> {
+        let pages = pages_of_create(request)?;
+        self.provide(request, Command::Create, known, (pages, 0), store)
+    }
+
+    /// The entry of an anywhere-ALLOC_WRITE, and whether all its pieces are there.
+    fn write_provisional<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        known: Option<usize>,
+        store: &mut S,
+    ) -> Result<(usize, bool), Refusal> {
+        let header = request.header();
+        let piece_bytes = u16::try_from(header.detail).unwrap_or(0);
+        let (cut, piece) = piece_of_alloc_write(request, piece_bytes)?;
+        let shape = (pages_of_bytes(header.length), piece_bytes);
+        let index = self.provide(request, Command::AllocWrite, known, shape, store)?;
+        let Provisional { grant, arrived, .. } = *self.provisional.at(index);
+        let arrived = self.fill(request, grant, (arrived, piece), store);
+        self.provisional.at(index).arrived = arrived;
+        Ok((index, arrived == cut.bits()))
+    }
+
+    /// The entry that this request made before, or a new one.
+    fn provide<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        command: Command,
+        known: Option<usize>,
+        (pages, piece_bytes): (u32, u16),
+        store: &mut S,
+    ) -> Result<usize, Refusal> {
+        let (length, nonce) = (request.header().length, request.header().sequence);
+        if let Some(index) = known {
+            let entry = self.provisional.at(index);
+            let said = (entry.command, entry.length, entry.piece_bytes);
+            if said != (command, length, piece_bytes) {
+                return Err(Status::Malformed.into());
+            }
+            self.counters.count(Event::ProvisionalRepeated);
+            return Ok(index);
+        }
+        self.check_epoch(request)?;
+        self.check_authority(request)?;
+        self.provisional.admit(pages)?;
+        let asker = request.asker();
+        let grant = store.create(asker.space, pages)?;
+        self.raise_incarnation(&asker, store);
+        let expires_at = request.now + self.timers.provisional;
+        self.wake_by(expires_at);
+        self.counters.count(Event::ProvisionalCreated);
+        Ok(self.provisional.insert(Provisional {
+            asker,
+            nonce,
+            command,
+            grant,
+            pages,
+            length,
+            piece_bytes,
+            arrived: 0,
+            expires_at,
+        }))
+    }
+
+    fn answer_provisional(&mut self, request: &Request<'_>, index: usize) {
+        let Provisional { grant, expires_at, .. } = *self.provisional.at(index);
+        let header = self.reply_header(request);
+        let remaining = (expires_at - request.now).as_millis();
+        let header = Header {
+            flags: header.flags.with(Flags::PROVISIONAL),
+            target: self.granted(request, grant.location.bits(), grant.tag.0),
+            detail: u32::try_from(remaining).unwrap_or(u32::MAX),
+            ..header
+        };
+        self.push(request, Status::Ok, &header, &[], &[]);
+    }
+
+    /// Keeps provisional pages for good, because their requester asked for something on them.
+    pub(super) fn keep_provisional(&mut self, request: &Request<'_>, command: Command) {
+        if self.provisional.is_empty() {
+            return;
+        }
+        let target = request.datagram.target;
+        let Some(location) = Location::from_bits(target.location) else { return };
+        if !self.is_own_node(target.node) {
+            return;
+        }
+        let Some(index) = self.provisional.holding(location.page()) else { return };
+        let Provisional { asker, grant, .. } = *self.provisional.at(index);
+        let is_same = grant.tag.0 == target.tag
+            && grant.location.generation() == location.generation()
+            && asker == request.asker();
+        if is_same {
+            self.provisional.remove(index);
+            self.counters.count(match command {
+                Command::Confirm => Event::ProvisionalConfirmed,
+                _ => Event::ProvisionalKept,
+            });
+        }
+    }
+
+    /// CONFIRM: the entry went when the request came, so the pages only have to be there.
+    pub(super) fn confirm<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        store: &S,
+    ) -> Result<Record, Refusal> {
+        no_data(request)?;
+        let pages = request.header().length;
+        memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
+        if pages == 0 {
+            return Err(Status::BadLength.into());
+        }
+        let local = self.resolve(request, store)?;
+        store.check(access(request, local, u64::from(pages) << PAGE_SHIFT))?;
+        Ok(Record::answer(Command::Confirm, Status::Ok, pages))
+    }
+
+    fn allocate<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        pages: u32,
+        store: &mut S,
+    ) -> Result<Grant, Refusal> {
+        self.check_epoch(request)?;
+        self.check_authority(request)?;
+        Ok(store.create(request.datagram.target.space, pages)?)
+    }
+}
+
+fn pages_of_create(request: &Request<'_>) -> Result<u32, Status> {
+    no_data(request)?;
+    if request.datagram.target.is_memory() {
+        return Err(Status::Malformed);
+    }
+    match request.header().length {
+        0 => Err(Status::BadLength),
+        pages => Ok(pages),
+    }
+}
+
+/// The piece of an ALLOC_WRITE; its pages begin with its first byte.
+fn piece_of_alloc_write(
+    request: &Request<'_>,
+    piece_bytes: u16,
+) -> Result<(Pieces, Piece), Status> {
+    if request.datagram.target.is_memory() {
+        return Err(Status::Malformed);
+    }
+    let length = request.header().length;
+    if length == 0 || length as usize > LINE_BYTES {
+        return Err(Status::BadLength);
+    }
+    let start = Location::default();
+    let cut = Pieces::new(start, length, piece_bytes).ok_or(Status::Malformed)?;
+    Ok((cut, piece_of(request, cut)?))
+}
+
+const fn pages_of_bytes(bytes: u32) -> u32 {
+    bytes.div_ceil(1 << PAGE_SHIFT)
+}
+
+fn record_of(command: Command, request: &Request<'_>, grant: Grant, progress: Progress) -> Record {
+    Record {
+        location: grant.location.bits(),
+        tag: grant.tag.0,
+        length: request.header().length,
+        command,
+        progress,
+        ..Record::FRESH
+    }
+}

@@ -1,0 +1,361 @@
+//! The end that serves one shard of memory.
+//!
+//! The verbs: [`Responder::handle_datagram`] takes a request, [`Responder::transmits`] or
+//! [`Responder::poll_transmit`] give the replies, [`Responder::poll_timeout`] and
+//! [`Responder::handle_timeout`] keep the time. Replies to a READ lie in the store's pages until
+//! they are sent. A request that could change such a page, or find no room in the queue of
+//! replies, is not taken: [`DrainFirst`] asks to send what waits and to offer it again.
+//!
+//! Memory is bounded by [`Limits`] and allocated at the start, at the first use of a session's
+//! slot and at the first OPEN in a space; never by a request alone.
+
+mod admit;
+mod config;
+mod counters;
+mod create;
+mod cut;
+mod execute;
+mod provisional;
+mod ranges;
+mod record;
+mod replies;
+mod sessions;
+#[cfg(test)]
+mod tests;
+mod trains;
+mod write;
+
+use core::ops::Range;
+
+use bluebridge_wire::{Command, Datagram, DatagramError, NodeId, Space, Status};
+
+use crate::{
+    Instant,
+    store::{Access, PageStore},
+};
+pub use config::{Authority, Config, ConfigError, Limits, Timers};
+pub use counters::{Counters, Event};
+pub use ranges::{Adopted, RangeError};
+pub use replies::Transmit;
+
+use provisional::ProvisionalTable;
+use ranges::Ranges;
+use record::{NO_TRAIN, Progress, Record};
+use replies::ReplyQueue;
+use sessions::{Incarnations, SessionTable};
+use trains::TrainPool;
+
+/// Queued replies must be sent before the request can be taken; nothing happened.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("send the waiting replies, then offer the same again")]
+pub struct DrainFirst;
+
+/// Serves one shard of memory; see the module.
+pub struct Responder {
+    node: NodeId,
+    incarnation: u32,
+    home_space: Space,
+    shard: u8,
+    shard_count: u16,
+    authority: Option<Authority>,
+    piece_bytes: u16,
+    limits: Limits,
+    timers: Timers,
+    incarnations: Incarnations,
+    sessions: SessionTable,
+    trains: TrainPool,
+    provisional: ProvisionalTable,
+    ranges: Ranges,
+    replies: ReplyQueue,
+    counters: Counters,
+    credit_pages: u16,
+    /// No timer ends before this.
+    wake_at: Option<Instant>,
+    is_shutting_down: bool,
+}
+
+impl Responder {
+    /// A responder without sessions.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says what is wrong with the configuration.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        let limits = config.limits;
+        let seed = config.seed ^ (u64::from(config.incarnation) << 32);
+        let home_space = config.spaces.first().copied().ok_or(ConfigError::Spaces)?;
+        let mut responder = Self {
+            node: config.node,
+            incarnation: config.incarnation,
+            home_space,
+            shard: config.shard,
+            shard_count: config.shard_count,
+            authority: config.authority,
+            piece_bytes: config.piece_bytes,
+            limits,
+            timers: config.timers,
+            incarnations: Incarnations::new(&config.spaces),
+            sessions: SessionTable::new(limits.session_count, limits.node_session_count, seed),
+            trains: TrainPool::new(limits.buffer_pages),
+            provisional: ProvisionalTable::new(limits.provisional_count, limits.provisional_pages),
+            ranges: Ranges::new(limits.range_count),
+            replies: ReplyQueue::new(usize::from(limits.reply_count)),
+            counters: Counters::default(),
+            credit_pages: 1,
+            wake_at: None,
+            is_shutting_down: false,
+        };
+        responder.share_credit();
+        Ok(responder)
+    }
+
+    /// Takes a received datagram that came from UDP port `source_port`.
+    ///
+    /// # Errors
+    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    pub fn handle_datagram<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        source_port: u16,
+        datagram: &Datagram<'_>,
+        store: &mut S,
+    ) -> Result<(), DrainFirst> {
+        if self.replies.room() < Limits::REPLIES_PER_REQUEST || self.may_tear(datagram) {
+            self.counters.count(Event::DrainFirst);
+            return Err(DrainFirst);
+        }
+        self.counters.count(Event::Received);
+        self.admit(now, source_port, datagram, store);
+        Ok(())
+    }
+
+    /// Counts a datagram that [`Datagram::parse`] refused; nobody is answered.
+    pub const fn count_malformed(&mut self, error: DatagramError) {
+        self.counters.count_drop(error);
+    }
+
+    /// The next reply, which leaves the queue: it must be sent, or counts as lost.
+    pub fn poll_transmit<'a, S: PageStore + ?Sized>(
+        &'a mut self,
+        store: &'a S,
+    ) -> Option<Transmit<'a>> {
+        self.replies.pop().map(|reply| reply.transmit(store))
+    }
+
+    /// All waiting replies, in order; [`Self::release`] those that were sent.
+    pub fn transmits<'a, S: PageStore + ?Sized>(
+        &'a self,
+        store: &'a S,
+    ) -> impl Iterator<Item = Transmit<'a>> {
+        self.replies.iter(store)
+    }
+
+    /// Lets the first `count` waiting replies go, because they were sent.
+    pub fn release(&mut self, count: usize) {
+        self.replies.release(count);
+    }
+
+    /// Replies that wait to be sent.
+    #[must_use]
+    pub fn reply_count(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// Whether waiting replies refer to pages of the store. Until they are sent the store must
+    /// not be changed from outside; the responder itself answers [`DrainFirst`] before it would.
+    #[must_use]
+    pub const fn has_page_replies(&self) -> bool {
+        self.replies.has_page_replies()
+    }
+
+    /// When [`Self::handle_timeout`] should be called; never too late, sometimes early.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Instant> {
+        self.wake_at
+    }
+
+    /// Ends what is over: idle sessions, trains without new pieces, pages nobody confirmed.
+    ///
+    /// # Errors
+    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    pub fn handle_timeout<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        store: &mut S,
+    ) -> Result<(), DrainFirst> {
+        if self.wake_at.is_none_or(|wake_at| now < wake_at) {
+            return Ok(());
+        }
+        if self.has_page_replies() {
+            return Err(DrainFirst);
+        }
+        while let Some(entry) = self.provisional.take_expired(now) {
+            self.free(entry.asker.space, entry.grant.location, entry.grant.tag, store);
+            self.counters.count(Event::ProvisionalFreed);
+        }
+        while let Some((train, owner, heard_at)) = self.trains.oldest() {
+            if now - heard_at < self.timers.train {
+                break;
+            }
+            self.drop_train(train, owner);
+            self.counters.count(Event::TrainTimedOut);
+        }
+        while let Some(slot) = self.sessions.idle_at(now, self.timers.session_idle) {
+            self.end_session(slot, Event::SessionIdle, store);
+        }
+        self.wake_at = [
+            self.provisional.next_expiry(),
+            self.trains.oldest().map(|(_, _, heard_at)| heard_at + self.timers.train),
+            self.sessions.oldest_heard().map(|heard_at| heard_at + self.timers.session_idle),
+        ]
+        .into_iter()
+        .flatten()
+        .min();
+        Ok(())
+    }
+
+    /// Grants or takes the right to serve.
+    pub const fn set_authority(&mut self, authority: Option<Authority>) {
+        self.authority = authority;
+    }
+
+    /// Notes that own pages are served by another node from now on: requests on them are answered
+    /// MOVED.
+    ///
+    /// # Errors
+    /// [`RangeError`]; nothing changed.
+    pub fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
+        self.ranges.add_moved(pages, to)
+    }
+
+    /// Takes a range back that was noted as moved; says whether it was.
+    pub fn remove_moved(&mut self, pages: &Range<u64>) -> bool {
+        self.ranges.remove_moved(pages)
+    }
+
+    /// Notes that pages of another node are served here from now on.
+    ///
+    /// # Errors
+    /// [`RangeError`]; nothing changed.
+    pub fn add_adopted(&mut self, adopted: Adopted) -> Result<(), RangeError> {
+        self.ranges.add_adopted(adopted)
+    }
+
+    /// Gives a range of another node up; says whether it was served here.
+    pub fn remove_adopted(&mut self, adopted: &Adopted) -> bool {
+        self.ranges.remove_adopted(adopted)
+    }
+
+    /// Answers SHUTTING_DOWN to whatever is new from now on.
+    pub const fn begin_shutdown(&mut self) {
+        self.is_shutting_down = true;
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Open sessions.
+    #[must_use]
+    pub fn session_count(&self) -> usize {
+        self.sessions.count()
+    }
+
+    /// Pages that anywhere-CREATEs gave and nobody confirmed yet.
+    #[must_use]
+    pub const fn provisional_pages(&self) -> u64 {
+        self.provisional.pages()
+    }
+
+    /// Whether taking the request now could change a page that a waiting reply refers to.
+    fn may_tear(&self, datagram: &Datagram<'_>) -> bool {
+        if !self.replies.has_page_replies() {
+            return false;
+        }
+        let zeroes = datagram.header.flags.contains(bluebridge_wire::Flags::ZERO);
+        match datagram.command().command() {
+            Some(Command::Write | Command::CompareSwap | Command::FetchAdd) => {
+                self.replies.may_hold_line(datagram.target.location)
+            }
+            Some(Command::Delete) if zeroes => self.replies.may_hold_line(datagram.target.location),
+            // These may free pages.
+            Some(Command::Delete | Command::Open | Command::Close) => true,
+            // What they write was free, and no reply refers to free pages.
+            _ => false,
+        }
+    }
+
+    fn wake_by(&mut self, moment: Instant) {
+        self.wake_at = Some(self.wake_at.map_or(moment, |wake_at| wake_at.min(moment)));
+    }
+
+    fn share_credit(&mut self) {
+        let sessions = u32::try_from(self.sessions.count()).unwrap_or(u32::MAX).max(1);
+        let share = (self.limits.credit_pages / sessions).clamp(1, Limits::SESSION_CREDIT_PAGES);
+        self.credit_pages = u16::try_from(share).unwrap_or(u16::MAX);
+    }
+
+    fn end_session<S: PageStore + ?Sized>(&mut self, slot: u16, event: Event, store: &mut S) {
+        self.forget_below(slot, u64::MAX, store);
+        self.sessions.close(slot);
+        self.share_credit();
+        self.counters.count(event);
+    }
+
+    /// Raises a session's low water, and ends whatever was unfinished below it.
+    fn forget_below<S: PageStore + ?Sized>(&mut self, slot: u16, to: u64, store: &mut S) {
+        let space = self.sessions.at(slot).asker.space;
+        while let Some(record) = self.sessions.at(slot).forget_below(to) {
+            if record.progress != Progress::Pieces {
+                continue;
+            }
+            if record.train != NO_TRAIN {
+                self.trains.end(record.train);
+                self.counters.count(Event::TrainForgotten);
+            }
+            if record.command == Command::AllocWrite {
+                self.abandon(space, &record, store);
+            }
+        }
+    }
+
+    fn abandon<S: PageStore + ?Sized>(&mut self, space: Space, record: &Record, store: &mut S) {
+        if let Some(grant) = record.grant() {
+            self.free(space, grant.location, grant.tag, store);
+            self.counters.count(Event::AllocationAbandoned);
+        }
+    }
+
+    fn free<S: PageStore + ?Sized>(
+        &mut self,
+        space: Space,
+        location: bluebridge_wire::Location,
+        tag: bluebridge_wire::Tag,
+        store: &mut S,
+    ) {
+        let access = Access { location, length_bytes: 1, tag, space };
+        if store.delete(access, 0).is_err() {
+            self.counters.count(Event::FreeRefused);
+        }
+    }
+
+    fn is_own_node(&self, node: NodeId) -> bool {
+        node == self.node
+    }
+}
+
+/// A refusal: what the requester is told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Refusal {
+    status: Status,
+    detail: u32,
+    node: u16,
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Self { status, detail: 0, node: 0 }
+    }
+}

@@ -1,0 +1,96 @@
+//! What a server remembers of one mutating request.
+
+use bluebridge_wire::{Command, Status, address::LINE_PAGES};
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(u8)]
+pub(super) enum Progress {
+    /// Nothing of it arrived.
+    #[default]
+    Fresh,
+    /// Some of its pieces arrived.
+    Pieces,
+    /// It is answered.
+    Answered,
+}
+
+/// No train.
+pub(super) const NO_TRAIN: u16 = u16::MAX;
+
+/// One request of a session's window: its answer, or how far it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// Answered CAS and FETCH_ADD: what was there. WRITE and ZERO: a status per page. ALLOC_WRITE
+    /// with pieces missing: those that arrived.
+    pub(super) value: u64,
+    /// Location bits: of a WRITE with pieces missing its target's, of a CREATE the new pages'.
+    pub(super) location: u64,
+    /// Bytes or pages, as the answer says.
+    pub(super) length: u32,
+    /// The answer's detail.
+    pub(super) detail: u32,
+    /// The answer's node.
+    pub(super) node: u16,
+    /// Where the pieces of unfinished pages are.
+    pub(super) train: u16,
+    pub(super) command: Command,
+    pub(super) status: Status,
+    /// Colour of the target or of the new pages.
+    pub(super) tag: u8,
+    pub(super) progress: Progress,
+    /// One bit per page that is written or refused.
+    pub(super) pages_done: u8,
+}
+
+const _: () = assert!(size_of::<Record>() == 40);
+
+impl Record {
+    pub(super) const FRESH: Self = Self {
+        value: 0,
+        location: 0,
+        length: 0,
+        detail: 0,
+        node: 0,
+        train: NO_TRAIN,
+        command: Command::Ping,
+        status: Status::Ok,
+        tag: 0,
+        progress: Progress::Fresh,
+        pages_done: 0,
+    };
+
+    /// An answer without anything beside its status and length.
+    pub(super) const fn answer(command: Command, status: Status, length: u32) -> Self {
+        Self { command, status, length, progress: Progress::Answered, ..Self::FRESH }
+    }
+
+    /// Notes how a page ended.
+    pub(super) const fn finish_page(&mut self, page: usize, status: Status) {
+        let mut statuses = self.value.to_be_bytes();
+        statuses[page] = status.code();
+        self.value = u64::from_be_bytes(statuses);
+        self.pages_done |= 1 << page;
+    }
+
+    pub(super) const fn page_is_done(&self, page: usize) -> bool {
+        self.pages_done & (1 << page) != 0
+    }
+
+    /// The statuses of the pages, in order.
+    pub(super) fn page_statuses(&self) -> ([Status; LINE_PAGES], usize) {
+        let statuses = self
+            .value
+            .to_be_bytes()
+            .map(|code| Status::from_code(code).unwrap_or(Status::Internal));
+        (statuses, self.pages_done.count_ones() as usize)
+    }
+
+    /// Ends an operation over pages: the one status of all, or PARTIAL.
+    pub(super) fn conclude_pages(&mut self) {
+        let (statuses, count) = self.page_statuses();
+        let (first, rest) = (statuses[0], &statuses[1..count.max(1)]);
+        self.status = if rest.iter().all(|&s| s == first) { first } else { Status::Partial };
+        self.progress = Progress::Answered;
+    }
+}

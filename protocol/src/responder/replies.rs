@@ -1,0 +1,195 @@
+//! Replies that wait to be sent: sealed heads, and data that stays in the store's pages.
+
+use core::ops::Range;
+use std::{collections::VecDeque, net::Ipv6Addr};
+
+use bluebridge_wire::{
+    Header, Status,
+    address::{LINE_BYTES, LINE_PAGES},
+    header::HEADER_BYTES,
+    seal, tlv,
+};
+
+use crate::store::PageStore;
+
+/// Room for a header with the statuses of a line's pages.
+const HEAD_BYTES: usize = HEADER_BYTES + tlv::emitted_bytes(LINE_PAGES);
+
+/// The most data that a reply carries outside of pages.
+pub(super) const INLINE_BYTES: usize = 64;
+
+/// One datagram to be sent from the server's port, whole and sealed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Transmit<'a> {
+    /// Source address.
+    pub source: Ipv6Addr,
+    /// Destination address.
+    pub destination: Ipv6Addr,
+    /// UDP destination port.
+    pub destination_port: u16,
+    /// Header and options.
+    pub head: &'a [u8],
+    /// What follows them, in the store's page or in the reply itself.
+    pub data: &'a [u8],
+}
+
+#[derive(Clone, Copy)]
+enum Body {
+    Inline { bytes: u8 },
+    Page { page: u64, start: u16, bytes: u16 },
+}
+
+/// A reply that waits.
+pub(super) struct Reply {
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    port: u16,
+    head_bytes: usize,
+    body: Body,
+    bytes: [u8; HEAD_BYTES + INLINE_BYTES],
+}
+
+const _: () = assert!(size_of::<Reply>() <= 232);
+
+impl Reply {
+    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> Transmit<'a> {
+        let (head, rest) = self.bytes.split_at(self.head_bytes);
+        let data = match self.body {
+            Body::Inline { bytes } => &rest[..usize::from(bytes)],
+            Body::Page { page, start, bytes } => {
+                let start = usize::from(start);
+                store.read(page, start..start + usize::from(bytes))
+            }
+        };
+        Transmit {
+            source: self.source,
+            destination: self.destination,
+            destination_port: self.port,
+            head,
+            data,
+        }
+    }
+}
+
+/// Where a reply goes.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub(super) source: Ipv6Addr,
+    pub(super) destination: Ipv6Addr,
+    pub(super) port: u16,
+}
+
+/// A bounded queue of sealed replies.
+pub(super) struct ReplyQueue {
+    replies: VecDeque<Reply>,
+    limit: usize,
+    /// The reply that was taken out last.
+    taken: Option<Reply>,
+    page_replies: usize,
+    /// One bit per line (modulo 64) that a waiting reply has data of.
+    lines: u64,
+}
+
+impl ReplyQueue {
+    pub(super) fn new(limit: usize) -> Self {
+        let replies = VecDeque::with_capacity(limit);
+        Self { replies, limit, taken: None, page_replies: 0, lines: 0 }
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.limit - self.replies.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.replies.len()
+    }
+
+    pub(super) const fn has_page_replies(&self) -> bool {
+        self.page_replies > 0
+    }
+
+    /// Whether a waiting reply may have data of the line at `location_bits`.
+    pub(super) const fn may_hold_line(&self, location_bits: u64) -> bool {
+        self.page_replies > 0 && self.lines & line_bit(location_bits) != 0
+    }
+
+    pub(super) fn push(&mut self, way: Way, header: &Header, statuses: &[Status], data: &[u8]) {
+        let inline = u8::try_from(data.len()).unwrap_or(u8::MAX);
+        let reply = self.append(way, Body::Inline { bytes: inline });
+        let options = match statuses {
+            [] => 0,
+            _ => tlv::emit_page_statuses(&mut reply.bytes[HEADER_BYTES..], statuses),
+        };
+        let head_bytes = HEADER_BYTES + options;
+        header.emit(&mut reply.bytes, options);
+        let (head, rest) = reply.bytes.split_at_mut(head_bytes);
+        rest[..data.len()].copy_from_slice(data);
+        seal(way.source, way.destination, head, data);
+        reply.head_bytes = head_bytes;
+    }
+
+    /// Queues a piece whose data stays in the store until it is sent; `target` is the pointer's
+    /// location, by which later requests name the page.
+    pub(super) fn push_page<S: PageStore + ?Sized>(
+        &mut self,
+        way: Way,
+        header: &Header,
+        (target, page, range): (u64, u64, Range<u16>),
+        store: &S,
+    ) {
+        self.page_replies += 1;
+        self.lines |= line_bit(target);
+        let bytes = range.end - range.start;
+        let reply = self.append(way, Body::Page { page, start: range.start, bytes });
+        header.emit(&mut reply.bytes, 0);
+        let data = store.read(page, usize::from(range.start)..usize::from(range.end));
+        seal(way.source, way.destination, &mut reply.bytes[..HEADER_BYTES], data);
+    }
+
+    fn append(&mut self, way: Way, body: Body) -> &mut Reply {
+        debug_assert!(self.replies.len() < self.limit, "room was checked before the request");
+        let Way { source, destination, port } = way;
+        let bytes = [0; HEAD_BYTES + INLINE_BYTES];
+        self.replies.push_back(Reply {
+            source,
+            destination,
+            port,
+            head_bytes: HEADER_BYTES,
+            body,
+            bytes,
+        });
+        let last = self.replies.len() - 1;
+        &mut self.replies[last]
+    }
+
+    pub(super) fn iter<'a, S: PageStore + ?Sized>(
+        &'a self,
+        store: &'a S,
+    ) -> impl Iterator<Item = Transmit<'a>> {
+        self.replies.iter().map(|reply| reply.transmit(store))
+    }
+
+    pub(super) fn pop(&mut self) -> Option<&Reply> {
+        let reply = self.replies.pop_front()?;
+        self.let_go(reply.body);
+        Some(self.taken.insert(reply))
+    }
+
+    pub(super) fn release(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(reply) = self.replies.pop_front() else { break };
+            self.let_go(reply.body);
+        }
+    }
+
+    const fn let_go(&mut self, body: Body) {
+        self.page_replies -= matches!(body, Body::Page { .. }) as usize;
+        if self.page_replies == 0 {
+            self.lines = 0;
+        }
+    }
+}
+
+const fn line_bit(location_bits: u64) -> u64 {
+    1 << (location_bits / LINE_BYTES as u64 % 64)
+}

@@ -1,0 +1,269 @@
+//! Sessions: who may ask, which numbers were heard, and what was answered.
+
+use core::time::Duration;
+
+use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
+
+use super::record::{Progress, Record};
+use crate::Instant;
+
+const WINDOW: usize = 512;
+
+const _: () = assert!(WINDOW as u64 == SESSION_WINDOW);
+
+/// An endpoint that asks.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Asker {
+    pub(super) space: Space,
+    pub(super) node: NodeId,
+    pub(super) incarnation: u32,
+}
+
+impl Asker {
+    pub(super) fn is_node_of(&self, other: &Self) -> bool {
+        self.space == other.space && self.node == other.node
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Session {
+    /// 0 while the slot is free; its low 16 bits are the slot.
+    id: u64,
+    pub(super) asker: Asker,
+    pub(super) nonce: u64,
+    pub(super) low_water: u64,
+    pub(super) heard_at: Instant,
+    pub(super) piece_bytes: u16,
+    /// Pages of replies that the requester takes at once.
+    pub(super) takes_pages: u16,
+    /// Records at or above low water that are not fresh.
+    record_count: u16,
+    /// Made at the slot's first use and kept, so that its memory is bounded and reused.
+    window: Vec<Record>,
+}
+
+impl Session {
+    pub(super) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    const fn is_open(&self) -> bool {
+        self.id != 0
+    }
+
+    pub(super) fn record(&self, sequence: u64) -> Record {
+        self.window.get(slot_of(sequence)).copied().unwrap_or(Record::FRESH)
+    }
+
+    /// Keeps `record` until low water passes `sequence`, which lies in the window.
+    pub(super) fn keep(&mut self, sequence: u64, record: Record) {
+        if let Some(slot) = self.window.get_mut(slot_of(sequence)) {
+            let was_fresh = slot.progress == Progress::Fresh;
+            *slot = record;
+            self.record_count += u16::from(was_fresh);
+        }
+    }
+
+    /// Raises low water towards `to` and gives the first record on the way that is not fresh; to
+    /// be called until there is none.
+    pub(super) fn forget_below(&mut self, to: u64) -> Option<Record> {
+        while self.low_water < to {
+            // Without records nothing is on the way, however far it is.
+            if self.record_count == 0 {
+                self.low_water = to;
+                return None;
+            }
+            let slot = self.window.get_mut(slot_of(self.low_water))?;
+            let was = core::mem::replace(slot, Record::FRESH);
+            self.low_water += 1;
+            if was.progress != Progress::Fresh {
+                self.record_count -= 1;
+                return Some(was);
+            }
+        }
+        None
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the remainder is below 512")]
+const fn slot_of(sequence: u64) -> usize {
+    (sequence % SESSION_WINDOW) as usize
+}
+
+/// A bounded table of sessions, found by the low bits of their ids.
+pub(super) struct SessionTable {
+    sessions: Vec<Session>,
+    vacant: Vec<u16>,
+    node_limit: usize,
+    random: u64,
+}
+
+/// Why a session cannot be opened now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Full;
+
+/// Where a new session may go.
+pub(super) enum Place {
+    /// A free slot.
+    Vacant,
+    /// The slot of a session that must end first.
+    Instead(u16),
+}
+
+impl SessionTable {
+    pub(super) fn new(limit: u16, node_limit: u16, seed: u64) -> Self {
+        let sessions = (0..limit).map(|_| Session::default()).collect();
+        let node_limit = usize::from(node_limit);
+        Self { sessions, vacant: (0..limit).rev().collect(), node_limit, random: seed }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.sessions.len() - self.vacant.len()
+    }
+
+    pub(super) fn slot(&self, id: u64) -> Option<u16> {
+        let [.., high, low] = id.to_be_bytes();
+        let slot = u16::from_be_bytes([high, low]);
+        let session = self.sessions.get(usize::from(slot))?;
+        (session.is_open() && session.id == id).then_some(slot)
+    }
+
+    pub(super) fn at(&mut self, slot: u16) -> &mut Session {
+        &mut self.sessions[usize::from(slot)]
+    }
+
+    /// The session that the same OPEN made before.
+    pub(super) fn opened_by(&self, asker: &Asker, nonce: u64) -> Option<u16> {
+        self.find(|session| session.nonce == nonce && session.asker == *asker)
+    }
+
+    /// A session of an older incarnation of the asker's node.
+    pub(super) fn superseded_by(&self, asker: &Asker) -> Option<u16> {
+        self.find(|session| {
+            session.asker.is_node_of(asker) && session.asker.incarnation < asker.incarnation
+        })
+    }
+
+    /// A session that was silent for `idle`.
+    pub(super) fn idle_at(&self, now: Instant, idle: Duration) -> Option<u16> {
+        self.find(|session| now - session.heard_at >= idle)
+    }
+
+    pub(super) fn oldest_heard(&self) -> Option<Instant> {
+        self.open().map(|(_, session)| session.heard_at).min()
+    }
+
+    /// Where a session of `asker` may go. A session with recorded answers is never given up: its
+    /// requester may still ask for them. Of the others, the node with most sessions loses the one
+    /// that was silent longest, but never one that has no more sessions than the asker.
+    pub(super) fn place(&self, asker: &Asker) -> Result<Place, Full> {
+        let count_of = |node: &Asker| {
+            self.open().filter(|(_, session)| session.asker.is_node_of(node)).count()
+        };
+        let own_count = count_of(asker);
+        if own_count < self.node_limit && !self.vacant.is_empty() {
+            return Ok(Place::Vacant);
+        }
+        let own_only = own_count >= self.node_limit;
+        let idle = |session: &Session| session.record_count == 0;
+        let heaviest = self
+            .open()
+            .filter(|(_, session)| idle(session))
+            .filter(|(_, session)| !own_only || session.asker.is_node_of(asker))
+            .map(|(slot, session)| (count_of(&session.asker), session.heard_at, slot))
+            .max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        match heaviest {
+            Some((count, _, slot)) if own_only || count > own_count => Ok(Place::Instead(slot)),
+            _ => Err(Full),
+        }
+    }
+
+    /// Opens a session in a vacant slot.
+    pub(super) fn open_at(&mut self, now: Instant, asker: Asker, nonce: u64) -> Result<u16, Full> {
+        let slot = self.vacant.pop().ok_or(Full)?;
+        let id = self.draw_id(slot);
+        let session = self.at(slot);
+        if session.window.is_empty() {
+            session.window = vec![Record::FRESH; WINDOW];
+        }
+        (session.id, session.asker, session.nonce) = (id, asker, nonce);
+        (session.low_water, session.heard_at, session.record_count) = (1, now, 0);
+        Ok(slot)
+    }
+
+    /// Frees the slot of a session whose records were all forgotten.
+    pub(super) fn close(&mut self, slot: u16) {
+        let session = self.at(slot);
+        debug_assert!(session.record_count == 0, "records are forgotten first");
+        session.id = 0;
+        self.vacant.push(slot);
+    }
+
+    fn open(&self) -> impl Iterator<Item = (u16, &Session)> {
+        (0..).zip(&self.sessions).filter(|(_, session)| session.is_open())
+    }
+
+    fn find(&self, matches: impl Fn(&Session) -> bool) -> Option<u16> {
+        self.open().find(|(_, session)| matches(session)).map(|(slot, _)| slot)
+    }
+
+    /// An id that was not used before, with overwhelming probability also not by a server that
+    /// ran earlier: 48 bits of SplitMix64 (Steele, Lea and Flood, 2014) above the slot.
+    fn draw_id(&mut self, slot: u16) -> u64 {
+        loop {
+            self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = self.random;
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^= mixed >> 31;
+            if mixed >> 16 != 0 {
+                return (mixed & !0xffff) | u64::from(slot);
+            }
+        }
+    }
+}
+
+/// The highest incarnation that every node came with; it is never forgotten, because it fences.
+pub(super) struct Incarnations {
+    /// Per served space, made at its first OPEN: an incarnation by node, 256 KiB.
+    spaces: Vec<(Space, Vec<u32>)>,
+}
+
+impl Incarnations {
+    pub(super) fn new(spaces: &[Space]) -> Self {
+        let mut spaces: Vec<_> = spaces.iter().map(|&space| (space, Vec::new())).collect();
+        spaces.sort_unstable_by_key(|(space, _)| *space);
+        Self { spaces }
+    }
+
+    pub(super) fn serves(&self, space: Space) -> bool {
+        self.index(space).is_some()
+    }
+
+    /// The highest incarnation of the asker's node; 0 if it never came.
+    pub(super) fn highest(&self, asker: &Asker) -> u32 {
+        let node = usize::from(asker.node.0);
+        self.index(asker.space)
+            .and_then(|index| self.spaces[index].1.get(node))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Notes an incarnation; says whether it is higher than an earlier one of the node.
+    pub(super) fn raise(&mut self, asker: &Asker) -> bool {
+        let Some(index) = self.index(asker.space) else { return false };
+        let nodes = &mut self.spaces[index].1;
+        if nodes.is_empty() {
+            nodes.resize(usize::from(u16::MAX) + 1, 0);
+        }
+        let highest = &mut nodes[usize::from(asker.node.0)];
+        let is_higher = asker.incarnation > *highest;
+        let was_known = *highest != 0;
+        *highest = (*highest).max(asker.incarnation);
+        is_higher && was_known
+    }
+
+    fn index(&self, space: Space) -> Option<usize> {
+        self.spaces.binary_search_by_key(&space, |(space, _)| *space).ok()
+    }
+}

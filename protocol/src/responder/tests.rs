@@ -1,0 +1,1 @@
+//! The responder against hand-made requests.

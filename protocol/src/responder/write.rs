@@ -1,0 +1,233 @@
+//! WRITE: trains of pieces, put together page by page (`docs/protocol.md`, section 4).
+
+use bluebridge_wire::{Command, Header, Location, Status};
+
+use super::{
+    Event, Responder,
+    admit::Request,
+    cut::{PagePart, Piece, Pieces},
+    execute::{memory, part_access},
+    record::{NO_TRAIN, Progress, Record},
+    trains::{Stored, TrainOwner},
+};
+use crate::store::PageStore;
+
+impl Responder {
+    pub(super) fn write<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        store: &mut S,
+    ) {
+        let (cut, piece) = match self.piece_of_write(request, slot, before) {
+            Ok(found) => found,
+            Err(status) => {
+                let refusal = status.into();
+                return self.conclude_refused(request, Command::Write, slot, before, refusal);
+            }
+        };
+        let Some(part) = cut.part(piece.page) else { return };
+        let mut record = *before;
+        if record.progress == Progress::Fresh {
+            record = begin(request);
+        }
+        if record.page_is_done(piece.page) {
+            self.counters.count(Event::PieceDuplicate);
+        } else {
+            match self.resolve(request, store) {
+                Ok(local) => {
+                    self.take_piece(request, slot, &mut record, (local, part, piece), store);
+                }
+                // The range went before the first page: all of it is refused.
+                Err(refusal) if before.progress == Progress::Fresh => {
+                    let command = Command::Write;
+                    return self.conclude_refused(request, command, slot, before, refusal);
+                }
+                Err(refusal) => self.finish_page(&mut record, piece.page, refusal.status),
+            }
+        }
+        self.go_on(request, slot, record, cut);
+    }
+
+    /// The cut and the piece that a datagram carries, if it fits the piece rule and what earlier
+    /// pieces said.
+    fn piece_of_write(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+    ) -> Result<(Pieces, Piece), Status> {
+        let cut = self.cut(request, slot)?;
+        let piece = piece_of(request, cut)?;
+        let location = memory(request)?.bits();
+        let said = (before.location, before.tag, before.length);
+        let says = (location, request.datagram.target.tag, request.header().length);
+        if before.progress == Progress::Pieces && said != says {
+            return Err(Status::Malformed);
+        }
+        Ok((cut, piece))
+    }
+
+    /// Takes a piece of a page that is not finished.
+    fn take_piece<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        record: &mut Record,
+        (local, part, piece): (Location, PagePart, Piece),
+        store: &mut S,
+    ) {
+        let access = part_access(request, local, part);
+        let page = access.location.page();
+        // Pages that cannot be written are refused at their first piece, and need no buffer.
+        if let Err(status) = store.check(access) {
+            return self.refuse_train_page(record, piece.page, part, status);
+        }
+        if part.is_one_piece() {
+            store.write(page, part.start, request.datagram.data);
+            self.counters.count(Event::PageWrittenStraight);
+            return self.finish_page(record, piece.page, Status::Ok);
+        }
+        let owner = TrainOwner { session: slot, sequence: request.header().sequence };
+        match self.store_piece(request, owner, record, (part, piece)) {
+            Stored::Complete => {
+                let bytes = self.trains.part(record.train, piece.page, part);
+                store.write(page, part.start, bytes);
+                self.trains.release_page(record.train, piece.page, part);
+                self.counters.count(Event::PageWrittenJoined);
+                self.finish_page(record, piece.page, Status::Ok);
+            }
+            Stored::Duplicate => self.counters.count(Event::PieceDuplicate),
+            Stored::More => {}
+            Stored::NoBuffer => self.counters.count(Event::PiecePressed),
+        }
+    }
+
+    fn refuse_train_page(
+        &mut self,
+        record: &mut Record,
+        page: usize,
+        part: PagePart,
+        status: Status,
+    ) {
+        if record.train != NO_TRAIN {
+            self.trains.release_page(record.train, page, part);
+        }
+        self.finish_page(record, page, status);
+    }
+
+    fn finish_page(&mut self, record: &mut Record, page: usize, status: Status) {
+        if !status.is_ok() {
+            self.counters.count(Event::PageRefused);
+        }
+        record.finish_page(page, status);
+    }
+
+    /// Stores a piece in the record's train; takes buffers from a silent train if none is free.
+    fn store_piece(
+        &mut self,
+        request: &Request<'_>,
+        owner: TrainOwner,
+        record: &mut Record,
+        place: (PagePart, Piece),
+    ) -> Stored {
+        let stored = self.try_store_piece(request, owner, record, place);
+        if stored != Stored::NoBuffer {
+            return stored;
+        }
+        let silence = self.timers.train_pressed;
+        let Some((train, other)) = self.trains.oldest_silent(request.now, silence, owner) else {
+            return Stored::NoBuffer;
+        };
+        self.drop_train(train, other);
+        self.counters.count(Event::TrainPressed);
+        self.try_store_piece(request, owner, record, place)
+    }
+
+    fn try_store_piece(
+        &mut self,
+        request: &Request<'_>,
+        owner: TrainOwner,
+        record: &mut Record,
+        place: (PagePart, Piece),
+    ) -> Stored {
+        let is_new = record.train == NO_TRAIN;
+        if is_new {
+            let Some(train) = self.trains.begin(request.now, owner) else {
+                return Stored::NoBuffer;
+            };
+            record.train = train;
+        }
+        let stored = self.trains.store(request.now, record.train, place, request.datagram.data);
+        match stored {
+            Stored::NoBuffer if is_new => {
+                self.trains.end(record.train);
+                record.train = NO_TRAIN;
+            }
+            _ if is_new => {
+                self.counters.count(Event::TrainBegun);
+                self.wake_by(request.now + self.timers.train);
+            }
+            _ => {}
+        }
+        stored
+    }
+
+    /// Answers if all pages are finished, else keeps what there is.
+    fn go_on(&mut self, request: &Request<'_>, slot: u16, mut record: Record, cut: Pieces) {
+        let is_finished = record.pages_done.count_ones() as usize == cut.page_count();
+        if is_finished {
+            if record.train != NO_TRAIN {
+                self.trains.end(record.train);
+                record.train = NO_TRAIN;
+            }
+            record.conclude_pages();
+            return self.conclude(request, slot, record);
+        }
+        let done = cut.parts().enumerate().filter(|&(page, _)| record.page_is_done(page));
+        let buffered = self.trains.arrived(record.train);
+        let arrived = done.fold(buffered, |bits, (_, part)| bits | part.bits);
+        if arrived != 0 {
+            self.sessions.at(slot).keep(request.header().sequence, record);
+        }
+        self.incomplete(request, arrived);
+    }
+
+    /// Tells which pieces arrived, if the request asks for it by being a repetition.
+    pub(super) fn incomplete(&mut self, request: &Request<'_>, arrived: u32) {
+        if request.attempt() > 0 {
+            let header = Header { detail: arrived, ..self.reply_header(request) };
+            self.push(request, Status::Incomplete, &header, &[], &[]);
+        }
+    }
+
+    /// Ends a train and lets its owner's record know.
+    pub(super) fn drop_train(&mut self, train: u16, owner: TrainOwner) {
+        self.trains.end(train);
+        let session = self.sessions.at(owner.session);
+        let record = session.record(owner.sequence);
+        if record.train == train {
+            session.keep(owner.sequence, Record { train: NO_TRAIN, ..record });
+        }
+    }
+}
+
+fn begin(request: &Request<'_>) -> Record {
+    let target = request.datagram.target;
+    Record {
+        location: target.location,
+        tag: target.tag,
+        length: request.header().length,
+        command: Command::Write,
+        progress: Progress::Pieces,
+        ..Record::FRESH
+    }
+}
+
+/// The piece that a datagram carries.
+pub(super) fn piece_of(request: &Request<'_>, cut: Pieces) -> Result<Piece, Status> {
+    let piece = cut.at(request.header().offset).ok_or(Status::Malformed)?;
+    let fits = request.datagram.data.len() == piece.bytes;
+    if fits { Ok(piece) } else { Err(Status::Malformed) }
+}
