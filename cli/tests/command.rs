@@ -14,8 +14,8 @@ use bluebridge_cli::process;
 use serde_json::Value;
 use shared::{Scratch, require_root};
 
-/// An ordinary user's id that no account has.
-const USER: u32 = 65_533;
+/// Ordinary users' ids that no account has, one for each test.
+const USERS: [u32; 3] = [64_001, 64_002, 64_003];
 
 struct Caller<'a> {
     binary: PathBuf,
@@ -32,7 +32,7 @@ impl<'a> Caller<'a> {
     }
 
     /// The binary is copied to where every user may execute it.
-    fn user(scratch: &'a Scratch) -> Self {
+    fn user(scratch: &'a Scratch, user: u32) -> Self {
         require_root();
         let binary = scratch.path().join("bluebridge");
         fs::copy(env!("CARGO_BIN_EXE_bluebridge"), &binary).expect("copied");
@@ -41,8 +41,8 @@ impl<'a> Caller<'a> {
         }
         let home = scratch.path().join("home");
         fs::create_dir(&home).expect("made");
-        chown(&home, Some(USER), Some(USER)).expect("given");
-        Self { binary, state: home.join("state"), user: Some(USER), _scratch: scratch }
+        chown(&home, Some(user), Some(user)).expect("given");
+        Self { binary, state: home.join("state"), user: Some(user), _scratch: scratch }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -68,6 +68,15 @@ impl<'a> Caller<'a> {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
+    fn running(&self) -> usize {
+        let user = self.user.expect("an ordinary user");
+        let owned = |pid: u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.contains(&format!("\nUid:\t{user}\t"))
+        };
+        process::find(owned).len()
+    }
+
     fn records(&self) -> usize {
         fs::read_dir(&self.state).map_or(0, Iterator::count)
     }
@@ -81,14 +90,6 @@ fn traces(name: &str) -> String {
     lines.filter(|line| line.contains(name)).collect::<Vec<_>>().join("\n")
 }
 
-fn owned_processes() -> usize {
-    let owner = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.contains(&format!("\nUid:\t{USER}\t"))
-    };
-    process::find(owner).len()
-}
-
 #[test]
 fn a_rack_outlives_its_command_until_it_is_taken_down() {
     let scratch = Scratch::new("rack-command");
@@ -99,6 +100,10 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
     let status = caller.json(&up);
     assert_eq!(status["healthy"], true);
     assert_eq!(status["links"][0]["node"], "s1");
+    assert!(
+        traces("rack-command").contains("/bpf bpf "),
+        "the eBPF switch has a place for its maps"
+    );
     assert_eq!(caller.json(&with(&["rack", "status", "--json"]))["phase"], "up");
     assert_eq!(caller.json(&["rack", "list", "--json"])[0]["name"], "rack-command");
     let twice = caller.call(&up);
@@ -146,6 +151,25 @@ fn whenever_its_builder_is_killed_a_rack_can_be_taken_down() {
 }
 
 #[test]
+fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
+    let scratch = Scratch::new("rack-user-killed");
+    let caller = Caller::user(&scratch, USERS[2]);
+    let mut unfinished = 0;
+    for step in 0..12 {
+        let mut builder = caller.command(&["rack", "up", "--network-only", "--servers", "20"]);
+        let mut builder = builder.stdout(Stdio::null()).spawn().expect("runs");
+        thread::sleep(Duration::from_millis(5 + 25 * step));
+        builder.kill().expect("killed");
+        let finished = builder.wait().expect("waited").success();
+        unfinished += usize::from(caller.records() > 0 && !finished);
+        let down = caller.call(&["rack", "down"]);
+        assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        assert_eq!((caller.running(), caller.records()), (0, 0), "step {step}");
+    }
+    assert!(unfinished >= 3, "only {unfinished} kills hit a rack in the making");
+}
+
+#[test]
 fn a_rack_interrupted_takes_itself_down() {
     let scratch = Scratch::new("rack-interrupt");
     let caller = Caller::root(&scratch);
@@ -168,7 +192,7 @@ fn a_rack_interrupted_takes_itself_down() {
 #[test]
 fn an_ordinary_user_has_racks_too() {
     let scratch = Scratch::new("rack-user");
-    let caller = Caller::user(&scratch);
+    let caller = Caller::user(&scratch, USERS[0]);
     let name = ["--name", "rack-user"];
     let with = |words: &[&'static str]| [words, &name[..]].concat();
     let up = with(&["rack", "up", "--json", "--network-only", "--mtu", "9000,s1=1500"]);
@@ -180,7 +204,7 @@ fn an_ordinary_user_has_racks_too() {
     let exec = [&["rack", "exec"][..], &name, &["s1", "--", "sh", "-c", script]].concat();
     let seen = String::from_utf8(caller.call(&exec).stdout).expect("text");
     assert!(seen.contains("eth0") && seen.ends_with("\n/\n0\n"), "{seen}");
-    assert_eq!(owned_processes(), 1, "the holder");
+    assert_eq!(caller.running(), 1, "the holder");
 
     // A shell in the rack is stopped with it.
     let exec = [&["rack", "exec"][..], &name, &["c1", "--", "sleep", "60"]].concat();
@@ -189,7 +213,7 @@ fn an_ordinary_user_has_racks_too() {
     let down = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(down["stopped"]["others"][0]["pid"], sleeper.id());
     assert!(!sleeper.wait().expect("waited").success());
-    assert_eq!((owned_processes(), caller.records()), (0, 0));
+    assert_eq!((caller.running(), caller.records()), (0, 0));
 
     let ebpf = caller.call(&with(&["rack", "up", "--network-only", "--switch", "ebpf"]));
     assert_eq!(ebpf.status.code(), Some(5), "{}", String::from_utf8_lossy(&ebpf.stderr));
@@ -207,20 +231,20 @@ fn an_ordinary_user_has_racks_too() {
     process::stop_all(&holders, Duration::ZERO).expect("killed");
     assert_eq!(caller.call(&exec).status.code(), Some(1));
     caller.json(&with(&["rack", "down", "--json"]));
-    assert_eq!((owned_processes(), caller.records()), (0, 0));
+    assert_eq!((caller.running(), caller.records()), (0, 0));
 }
 
 #[test]
 fn where_user_namespaces_are_forbidden_the_error_says_so() {
     let scratch = Scratch::new("rack-forbidden");
-    let caller = Caller::user(&scratch);
+    let caller = Caller::user(&scratch, USERS[1]);
     // A limit that holds for one command: none of its descendants may make user namespaces.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
                   --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]).arg(&caller.binary);
     command.args(["rack", "up", "--network-only", "--name", "rack-forbidden"]);
-    command.env("BLUEBRIDGE_STATE", &caller.state).uid(USER).gid(USER).current_dir("/");
+    command.env("BLUEBRIDGE_STATE", &caller.state).uid(USERS[1]).gid(USERS[1]).current_dir("/");
     let output = command.output().expect("runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(5), "{said}");

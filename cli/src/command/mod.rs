@@ -58,10 +58,23 @@ pub fn run() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("bluebridge: {error:#}");
+            eprintln!("bluebridge: {}", in_words(&error));
             Exit::of(&error).into()
         }
     }
+}
+
+/// The error and its causes, without those that the error's own words tell already.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if words.is_empty() {
+            words = cause;
+        } else if !words.contains(&cause) {
+            words = format!("{words}: {cause}");
+        }
+    }
+    words
 }
 
 fn log_to_standard_error(verbose: u8) {
@@ -74,4 +87,24 @@ fn log_to_standard_error(verbose: u8) {
     let filter =
         EnvFilter::try_from_env("BLUEBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn an_error_is_told_once() {
+        let error = anyhow::anyhow!("no such file").context("cannot read x: no such file");
+        assert_eq!(in_words(&error), "cannot read x: no such file");
+        let error = anyhow::anyhow!("no such file").context("cannot read x");
+        assert_eq!(in_words(&error), "cannot read x: no such file");
+    }
 }

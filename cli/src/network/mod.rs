@@ -3,6 +3,7 @@
 pub mod host;
 mod netlink;
 mod offload;
+mod route;
 mod sysctl;
 
 use std::io;
