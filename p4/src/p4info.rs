@@ -45,11 +45,8 @@ pub fn p4info() -> config::P4Info {
 }
 
 /// The device configuration that goes with [`p4info`]: the embedded switch compiles nothing, so
-/// it names the pipeline and its version.
-#[must_use]
-pub fn device_config() -> Vec<u8> {
-    format!("{PIPELINE_NAME} pipeline {PIPELINE_VERSION}\n").into_bytes()
-}
+/// its file names the pipeline and its version.
+pub const DEVICE_CONFIG: &[u8] = include_bytes!("../bluebridge.pipeline.txt");
 
 fn preamble(id: u32, name: &str, alias: &str) -> Option<config::Preamble> {
     Some(config::Preamble {

@@ -133,7 +133,7 @@ fn decode_action_set(
         return Err(entry("an action set has 1 to 256 actions"));
     }
     let members = actions.iter().map(|member| {
-        if member.watch_kind.is_some() {
+        if watches(member.watch_kind.as_ref()) {
             return Err(unsupported("watch ports"));
         }
         let weight = u16::try_from(member.weight).ok().filter(|weight| *weight != 0);
@@ -145,6 +145,17 @@ fn decode_action_set(
         }
     });
     Ok(Action::Select(members.collect::<Result<_, _>>()?))
+}
+
+/// Whether a choice depends on a port; 0 and an empty string say that it does not.
+fn watches(kind: Option<&v1::action_profile_action::WatchKind>) -> bool {
+    use v1::action_profile_action::WatchKind;
+    match kind {
+        None => false,
+        #[expect(deprecated, reason = "clients of version 1.3 send it")]
+        Some(WatchKind::Watch(port)) => *port != 0,
+        Some(WatchKind::WatchPort(port)) => !port.is_empty(),
+    }
 }
 
 /// An action of an entry, or of a member of the table's action profile.

@@ -77,3 +77,9 @@ fn a_table_declared_twice_is_a_difference() {
     theirs.tables.push(theirs.tables[0].clone());
     assert_eq!(differences(&theirs), ["a table is declared twice"]);
 }
+
+#[test]
+fn device_config_names_the_pipeline_and_its_version() {
+    let name = format!("{PIPELINE_NAME} pipeline {PIPELINE_VERSION}\n");
+    assert_eq!(DEVICE_CONFIG, name.as_bytes());
+}

@@ -1,0 +1,105 @@
+//! The agent's state and the requests on it, one after the other.
+//!
+//! Everything here runs on one thread of its own ([`super::executor`]), so a request sees a state
+//! that no other changes, and a new primary is told only after the writes of the old one ended.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
+
+use bluebridge_p4::pipeline::{Counter, DropReason, Key};
+use bluebridge_p4::proto::p4::v1;
+
+use super::arbitration::Arbitration;
+use super::forwarding::Pipeline;
+use super::profile::Profile;
+use super::refusal::Refusal;
+use crate::dataplane::{DataPlane, PlaneError, Table};
+
+/// The agent's state. What the data plane holds is read back from it at the start; what only the
+/// agent knows (election ids, members and groups of the action profile, replica instances) is
+/// forgotten with it.
+pub(super) struct Core {
+    pub(super) plane: Box<dyn DataPlane>,
+    pub(super) arbitration: Arbitration,
+    pub(super) pipeline: Pipeline,
+    pub(super) profile: Profile,
+    /// Multicast groups, as they were written.
+    pub(super) groups: BTreeMap<u16, v1::MulticastGroupEntry>,
+    /// The clone session, as it was written.
+    pub(super) session: Option<v1::CloneSessionEntry>,
+    /// What a controller's write to `drops` takes away from what the data plane counts.
+    pub(super) drops_offset: [u64; DropReason::ALL.len()],
+    /// The keys of entries with an idle timeout.
+    pub(super) timed: HashSet<Key>,
+    /// When the controller was last told that an entry is idle.
+    pub(super) told_idle: HashMap<Key, Instant>,
+    /// Packet-ins that no primary took.
+    pub(super) packet_ins_lost: u64,
+}
+
+impl Core {
+    /// The state that fits what the data plane holds.
+    pub(super) fn new(device_id: u64, plane: Box<dyn DataPlane>) -> Result<Self, Refusal> {
+        let mut core = Self {
+            plane,
+            arbitration: Arbitration::new(device_id),
+            pipeline: Pipeline::default(),
+            profile: Profile::default(),
+            groups: BTreeMap::new(),
+            session: None,
+            drops_offset: [0; DropReason::ALL.len()],
+            timed: HashSet::new(),
+            told_idle: HashMap::new(),
+            packet_ins_lost: 0,
+        };
+        core.pipeline = Pipeline::restored(core.plane.pipeline_cookie()?);
+        core.restore()?;
+        Ok(core)
+    }
+
+    /// Reads back what the data plane holds from before.
+    fn restore(&mut self) -> Result<(), PlaneError> {
+        self.groups = super::replication::restored_groups(self.plane.groups()?);
+        self.session = self.plane.clone_session()?.map(super::replication::restored_session);
+        let entries = self.plane.entries(Table::Redirect)?;
+        let timed = entries.iter().filter(|installed| installed.entry.idle_timeout.is_some());
+        self.timed = timed.map(|installed| installed.entry.key).collect();
+        Ok(())
+    }
+
+    /// Empties the tables and everything that belongs to them.
+    pub(super) fn clear(&mut self, cookie: u64) -> Result<(), PlaneError> {
+        self.plane.clear(Some(cookie))?;
+        self.profile = Profile::default();
+        self.groups.clear();
+        self.session = None;
+        self.drops_offset = [0; DropReason::ALL.len()];
+        self.timed.clear();
+        self.told_idle.clear();
+        Ok(())
+    }
+
+    /// Gives the data plane back.
+    pub(super) fn into_plane(self) -> Box<dyn DataPlane> {
+        self.plane
+    }
+}
+
+/// The data plane's name of a declared table.
+pub(super) fn table_of(declared: &bluebridge_p4::declaration::TableDeclaration) -> Option<Table> {
+    Table::ALL.into_iter().find(|table| table.name() == declared.alias)
+}
+
+pub(super) fn counter_data(counter: Counter) -> v1::CounterData {
+    v1::CounterData {
+        byte_count: i64::try_from(counter.bytes).unwrap_or(i64::MAX),
+        packet_count: i64::try_from(counter.packets).unwrap_or(i64::MAX),
+    }
+}
+
+pub(super) fn counter(data: &v1::CounterData) -> Result<Counter, Refusal> {
+    let count = |value: i64| {
+        u64::try_from(value).map_err(|_| super::refusal::invalid("a counter is not negative"))
+    };
+    Ok(Counter { packets: count(data.packet_count)?, bytes: count(data.byte_count)? })
+}

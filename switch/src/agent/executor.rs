@@ -1,0 +1,76 @@
+//! The thread that owns the agent's state and the data plane.
+//!
+//! A thread instead of a mutex: a data plane may make system calls, which must not hold up the
+//! tasks that serve the network, and the order in which requests arrive is the order in which they
+//! are done, which arbitration needs.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tonic::Status;
+
+use super::core::Core;
+use crate::dataplane::DataPlane;
+
+/// How many requests wait for the thread.
+const JOBS_MAX: usize = 256;
+
+/// How long a request waits for its turn and its answer.
+const JOB_DEADLINE: Duration = Duration::from_secs(30);
+
+type Job = Box<dyn FnOnce(&mut Core) + Send>;
+
+/// Hands requests to the thread.
+#[derive(Clone, Debug)]
+pub(super) struct Executor {
+    jobs: mpsc::Sender<Job>,
+}
+
+/// The thread, to be joined when every [`Executor`] is gone.
+#[derive(Debug)]
+pub(super) struct Thread(std::thread::JoinHandle<Box<dyn DataPlane>>);
+
+impl Executor {
+    /// Starts the thread.
+    pub(super) fn start(mut core: Core) -> std::io::Result<(Self, Thread)> {
+        let (jobs, mut queue) = mpsc::channel::<Job>(JOBS_MAX);
+        let thread = std::thread::Builder::new().name("p4runtime".to_owned()).spawn(move || {
+            while let Some(job) = queue.blocking_recv() {
+                job(&mut core);
+            }
+            core.into_plane()
+        })?;
+        Ok((Self { jobs }, Thread(thread)))
+    }
+
+    /// Does something with the state, after everything that was asked before.
+    ///
+    /// A request whose caller went away is done all the same.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |core| {
+            let _ = answer.send(work(core));
+        });
+        let wait = async {
+            self.jobs.send(job).await.map_err(|_| gone())?;
+            answered.await.map_err(|_| gone())
+        };
+        tokio::time::timeout(JOB_DEADLINE, wait)
+            .await
+            .map_err(|_| Status::deadline_exceeded("the switch is busy; try again"))?
+    }
+}
+
+impl Thread {
+    /// Waits for the thread and gives the data plane back; `None` if the thread panicked.
+    pub(super) async fn join(self) -> Option<Box<dyn DataPlane>> {
+        tokio::task::spawn_blocking(move || self.0.join().ok()).await.ok().flatten()
+    }
+}
+
+fn gone() -> Status {
+    Status::unavailable("the switch is shutting down")
+}

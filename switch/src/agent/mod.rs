@@ -1,0 +1,265 @@
+//! The P4Runtime server in front of a data plane.
+//!
+//! It keeps to the P4Runtime specification; where the specification leaves a choice:
+//! * The only pipeline is this switch's own ([`bluebridge_p4::p4info`]); a push commits it with
+//!   empty tables, or with what they hold (`RECONCILE_AND_COMMIT`). Between `VERIFY_AND_SAVE` and
+//!   `COMMIT` writes are refused.
+//! * Batches are `CONTINUE_ON_ERROR`. Error details are complete up to the size that clients take.
+//! * A client that does not read its stream loses packet-ins, then its stream; the switch and the
+//!   other clients do not wait for it.
+//! * Every role may do everything.
+//!
+//! The data plane may outlive the agent: [`Agent::bind`] reads back what it holds.
+
+mod arbitration;
+mod core;
+mod executor;
+mod forwarding;
+mod packets;
+mod profile;
+mod read;
+mod refusal;
+mod replication;
+mod service;
+mod switch_service;
+mod write;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use bluebridge_p4::proto::bluebridge::switch::v1::switch_server::SwitchServer;
+use bluebridge_p4::proto::p4::v1::p4_runtime_server::P4RuntimeServer;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Status;
+
+use self::core::Core;
+use self::executor::{Executor, Thread};
+use self::service::P4RuntimeService;
+use self::switch_service::SwitchService;
+use crate::dataplane::DataPlane;
+
+/// The largest request that is taken: a batch of every table's whole contents fits.
+const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// How often idle entries are looked for.
+const IDLE_SCAN: Duration = Duration::from_millis(100);
+
+/// How often packet-ins are looked for where the data plane cannot say that there are some.
+const POLL: Duration = Duration::from_millis(2);
+
+/// How often packet-ins are looked for where it can, lest a wake-up was missed.
+const POLL_BACKSTOP: Duration = Duration::from_millis(250);
+
+/// How long a silent connection is trusted to be there.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// How long open calls may take to end at shutdown.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Where the agent listens and who it is.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// The TCP address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The P4Runtime device id, at least 1.
+    pub device_id: u64,
+}
+
+/// Why the agent did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The configured device id is 0, which P4Runtime does not allow; choose another.
+    #[error("the device id is 0; P4Runtime devices are numbered from 1")]
+    DeviceId,
+    /// The configured address cannot be used; choose another or end who uses it.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The configured address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The agent's thread panicked, which is a bug of this program.
+    #[error("the agent's thread ended unexpectedly")]
+    Panicked,
+    /// The data plane could not be read back; start the switch anew.
+    #[error("cannot read the data plane back: {0}")]
+    Restore(String),
+    /// The server failed.
+    #[error("serving P4Runtime: {0}")]
+    Serve(#[from] tonic::transport::Error),
+    /// The system refused a thread or a file descriptor.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A P4Runtime server that listens already.
+#[derive(Debug)]
+pub struct Agent {
+    listener: TcpListener,
+    address: SocketAddr,
+    executor: Executor,
+    thread: Thread,
+    events: Option<OwnedFd>,
+}
+
+/// Serves until `shutdown` resolves, then gives the data plane back, tables and all.
+///
+/// # Errors
+/// As for [`Agent::bind`] and [`Agent::serve`].
+pub async fn run(
+    config: AgentConfig,
+    data_plane: Box<dyn DataPlane>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<Box<dyn DataPlane>, AgentError> {
+    Agent::bind(config, data_plane).await?.serve(shutdown).await
+}
+
+impl Agent {
+    /// Reads the data plane back and starts to listen.
+    ///
+    /// # Errors
+    /// [`AgentError`] if the configuration is wrong, the address in use, or the data plane fails.
+    pub async fn bind(
+        config: AgentConfig,
+        data_plane: Box<dyn DataPlane>,
+    ) -> Result<Self, AgentError> {
+        if config.device_id == 0 {
+            return Err(AgentError::DeviceId);
+        }
+        let address = config.listen;
+        let refused = |source| AgentError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let events = data_plane.event_fd().map(|fd| fd.try_clone_to_owned()).transpose();
+        let events = events.map_err(system("duplicating the event descriptor"))?;
+        let core = Core::new(config.device_id, data_plane)
+            .map_err(|refusal| AgentError::Restore(refusal.to_string()))?;
+        let (executor, thread) =
+            Executor::start(core).map_err(system("starting the agent's thread"))?;
+        Ok(Self { listener, address, executor, thread, events })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown` resolves, then gives the data plane back, tables and all.
+    ///
+    /// # Errors
+    /// [`AgentError`] if the server or its thread fails.
+    pub async fn serve(
+        self,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<Box<dyn DataPlane>, AgentError> {
+        let Self { listener, executor, thread, events, .. } = self;
+        let packets = tokio::spawn(deliver_packets(executor.clone(), events));
+        let idle = tokio::spawn(tell_idle(executor.clone()));
+        let served = serve(listener, &executor, shutdown).await;
+        packets.abort();
+        idle.abort();
+        // The tasks' executors go with them; the thread ends when the last one has.
+        let _ = packets.await;
+        let _ = idle.await;
+        drop(executor);
+        let plane = tokio::time::timeout(DRAIN, thread.join()).await.ok().flatten();
+        served?;
+        plane.ok_or(AgentError::Panicked)
+    }
+}
+
+fn system(doing: &'static str) -> impl FnOnce(std::io::Error) -> AgentError {
+    move |source| AgentError::System { doing, source }
+}
+
+async fn serve(
+    listener: TcpListener,
+    executor: &Executor,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), AgentError> {
+    let p4runtime = P4RuntimeServer::new(P4RuntimeService { executor: executor.clone() })
+        .max_decoding_message_size(REQUEST_BYTES_MAX);
+    let switch = SwitchServer::new(SwitchService { executor: executor.clone() });
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = tonic::transport::Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .add_service(p4runtime)
+        .add_service(switch)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async {
+            let _ = stopped.await;
+        });
+    let mut server = std::pin::pin!(server);
+    tokio::select! {
+        ended = &mut server => return Ok(ended?),
+        () = shutdown => {}
+    }
+    let _ = stop.send(());
+    let goodbye = Status::unavailable("the switch agent is shutting down");
+    let _ = executor.run(move |core| core.arbitration.close_all(&goodbye)).await;
+    // Connections that do not end in time are dropped with the server.
+    match tokio::time::timeout(DRAIN, server).await {
+        Ok(ended) => Ok(ended?),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Hands packet-ins on as soon as they are there.
+async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
+    let events = events.and_then(|fd| {
+        // SAFETY: the descriptor is owned by the value that is registered, which neither closes
+        // nor replaces it before it is dropped and deregistered.
+        unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.ok()
+    });
+    loop {
+        match &events {
+            Some(events) => {
+                // Cleared before the data plane is drained, so that what comes later wakes again.
+                if let Ok(Ok(mut ready)) =
+                    tokio::time::timeout(POLL_BACKSTOP, events.readable()).await
+                {
+                    ready.clear_ready();
+                }
+            }
+            None => tokio::time::sleep(POLL).await,
+        }
+        loop {
+            match executor.run(Core::deliver_packets).await {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false)) => break,
+                Ok(Err(_)) => {
+                    tokio::time::sleep(POLL_BACKSTOP).await;
+                    break;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Looks for idle entries, and leaves the thread alone for ten times as long as that takes.
+async fn tell_idle(executor: Executor) {
+    let mut pause = IDLE_SCAN;
+    loop {
+        tokio::time::sleep(pause).await;
+        let started = std::time::Instant::now();
+        if executor.run(Core::tell_idle).await.is_err() {
+            return;
+        }
+        pause = IDLE_SCAN.max(started.elapsed() * 10);
+    }
+}

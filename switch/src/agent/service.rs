@@ -1,0 +1,128 @@
+//! The P4Runtime service: requests from the network to the agent's thread and back.
+
+use bluebridge_p4::proto::p4::v1;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use v1::p4_runtime_server::P4Runtime;
+
+use super::arbitration::{STREAM_QUEUE, StreamId};
+use super::executor::Executor;
+use super::refusal::Refusal;
+
+/// The version of P4Runtime that this server speaks.
+const API_VERSION: &str = "1.4.0";
+
+/// The service `p4.v1.P4Runtime`.
+#[derive(Debug)]
+pub(super) struct P4RuntimeService {
+    pub(super) executor: Executor,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl P4Runtime for P4RuntimeService {
+    type ReadStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::ReadResponse, Status>>>;
+    type StreamChannelStream = ReceiverStream<Result<v1::StreamMessageResponse, Status>>;
+
+    async fn write(&self, request: Request<v1::WriteRequest>) -> Answer<v1::WriteResponse> {
+        let request = request.into_inner();
+        self.executor.run(move |core| core.write(&request)).await??;
+        Ok(Response::new(v1::WriteResponse {}))
+    }
+
+    async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<Self::ReadStream> {
+        let request = request.into_inner();
+        let responses = self.executor.run(move |core| core.read(&request)).await??;
+        let responses: Vec<_> = responses.into_iter().map(Ok).collect();
+        Ok(Response::new(tokio_stream::iter(responses)))
+    }
+
+    async fn set_forwarding_pipeline_config(
+        &self,
+        request: Request<v1::SetForwardingPipelineConfigRequest>,
+    ) -> Answer<v1::SetForwardingPipelineConfigResponse> {
+        let request = request.into_inner();
+        self.executor.run(move |core| core.set_pipeline(request)).await??;
+        Ok(Response::new(v1::SetForwardingPipelineConfigResponse {}))
+    }
+
+    async fn get_forwarding_pipeline_config(
+        &self,
+        request: Request<v1::GetForwardingPipelineConfigRequest>,
+    ) -> Answer<v1::GetForwardingPipelineConfigResponse> {
+        let request = request.into_inner();
+        let response = self.executor.run(move |core| core.pipeline_config(&request)).await??;
+        Ok(Response::new(response))
+    }
+
+    async fn stream_channel(
+        &self,
+        request: Request<Streaming<v1::StreamMessageRequest>>,
+    ) -> Answer<Self::StreamChannelStream> {
+        let (outbox, inbox) = mpsc::channel(STREAM_QUEUE);
+        let opened = outbox.clone();
+        let stream = self.executor.run(move |core| core.arbitration.open(opened)).await??;
+        tokio::spawn(listen(
+            self.executor.clone(),
+            stream,
+            request.into_inner(),
+            outbox.downgrade(),
+        ));
+        Ok(Response::new(ReceiverStream::new(inbox)))
+    }
+
+    async fn capabilities(
+        &self,
+        request: Request<v1::CapabilitiesRequest>,
+    ) -> Answer<v1::CapabilitiesResponse> {
+        let device_id = request.into_inner().device_id;
+        self.executor.run(move |core| core.arbitration.check_device(device_id, true)).await??;
+        Ok(Response::new(v1::CapabilitiesResponse {
+            p4runtime_api_version: API_VERSION.to_owned(),
+            experimental: None,
+        }))
+    }
+}
+
+/// Passes a client's messages on until it ends its stream, or breaks a rule that ends it.
+async fn listen(
+    executor: Executor,
+    stream: StreamId,
+    mut requests: Streaming<v1::StreamMessageRequest>,
+    outbox: mpsc::WeakSender<Result<v1::StreamMessageResponse, Status>>,
+) {
+    loop {
+        let closed = closed(&outbox);
+        let message = tokio::select! {
+            message = requests.message() => message,
+            () = closed => break,
+        };
+        let Ok(Some(message)) = message else { break };
+        let done = executor.run(move |core| core.asked(stream, message)).await;
+        if let Err(status) = done.and_then(|asked: Result<(), Refusal>| asked.map_err(Status::from))
+        {
+            if let Some(outbox) = outbox.upgrade() {
+                // A full queue ends without the status: its client does not read anyway.
+                let _ = outbox.try_send(Err(status));
+            }
+            break;
+        }
+    }
+    let _ = executor.run(move |core| core.arbitration.close(stream)).await;
+}
+
+/// Resolves when the client does not take messages any more, or the agent ended the stream.
+async fn closed(outbox: &mpsc::WeakSender<Result<v1::StreamMessageResponse, Status>>) {
+    // The agent's state holds the only lasting sender, so the upgrade is dropped at once and the
+    // state of the channel looked at again from time to time.
+    let mut interval = tokio::time::interval(std::time::Duration::from_millis(200));
+    loop {
+        interval.tick().await;
+        match outbox.upgrade() {
+            Some(sender) if !sender.is_closed() => {}
+            _ => return,
+        }
+    }
+}
