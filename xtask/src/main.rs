@@ -16,7 +16,7 @@ usage: cargo xtask <command> [options]
   setup               install or name what the other commands need
   demo [options]      build the product and run `bluebridge demo`
   test [options]      run every test
-      --without TIER  leave a tier out, by name: netns, root, clients
+      --without TIER  leave a tier out, by name: netns, root, clients, tools
       --fast          unit tests and a short simulation only
   bench [options]     build for speed and run `bluebridge bench`
   p4info              write p4/bluebridge.p4info.txtpb from its declaration

@@ -9,10 +9,11 @@ use crate::{
 };
 
 /// Tests that need more than a plain process, and what that is.
-const TIERS: [(&str, &str); 3] = [
+const TIERS: [(&str, &str); 4] = [
     ("netns", "namespaces of one's own, as root or as an ordinary user"),
     ("root", "root: BPF programs, named namespaces"),
     ("clients", "P4Runtime clients from PyPI"),
+    ("tools", "tshark"),
 ];
 
 struct Options {
