@@ -452,7 +452,8 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn drops(&mut self) -> Result<Drops, PlaneError>;
 
-    /// Adds a port on an interface of this network namespace.
+    /// Adds a port on an interface of the network namespace that the data plane was started in; a
+    /// port that is there with the same interface stays as it is.
     ///
     /// # Errors
     /// [`PortError::Invalid`] and `NoInterface`: nothing changed.
@@ -593,6 +594,21 @@ pub(crate) fn check_group(
 pub(crate) const fn location_mask(prefix_len: u8) -> u128 {
     const ALL: u128 = (1 << 112) - 1;
     if prefix_len == 0 { 0 } else { ALL & !(ALL >> prefix_len) }
+}
+
+/// The order in which `notify` entries win: greater priority first, then by key.
+pub(crate) fn notify_order(key: &Key) -> (core::cmp::Reverse<i32>, Key) {
+    let priority = if let Key::Notify { priority, .. } = key { *priority } else { 0 };
+    (core::cmp::Reverse(priority), *key)
+}
+
+/// The ports that an action sends to by itself.
+pub(crate) fn action_ports(action: &Action) -> Vec<SwitchPort> {
+    match action {
+        Action::Forward(forward) => vec![forward.port],
+        Action::Select(members) => members.iter().map(|member| member.forward.port).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Checks the shares of an impairment.

@@ -28,6 +28,11 @@ impl Draw {
         Self { state: mix(seed ^ ((port.0 as u64) << 48)) }
     }
 
+    /// What the state is before the next draw.
+    pub(crate) const fn state(&self) -> u64 {
+        self.state
+    }
+
     /// The next 64 bits.
     pub(crate) const fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN);

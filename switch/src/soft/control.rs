@@ -6,13 +6,10 @@ use bluebridge_p4::pipeline::{
     Action, Counter, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
 };
 
-use super::{
-    Link, Offload, Pipeline, frame::ETHERNET_BYTES, impair::Impairer, pipeline::Port,
-    tables::action_ports,
-};
+use super::{Link, Offload, Pipeline, frame::ETHERNET_BYTES, impair::Impairer, pipeline::Port};
 use crate::dataplane::{
     CloneSession, DataPlane, Drops, ImpairmentCounters, ImpairmentError, InstalledEntry, PacketIn,
-    PlaneError, PortError, PortStatus, Table, TableError, check_entry, check_group,
+    PlaneError, PortError, PortStatus, Table, TableError, action_ports, check_entry, check_group,
     check_impairment, check_port,
 };
 
@@ -20,14 +17,16 @@ use crate::dataplane::{
 const MTU: u32 = 9000;
 
 impl Pipeline {
-    /// Adds a port with what is known of its link.
+    /// Adds a port with what is known of its link; one that is there with the same link stays.
     ///
     /// # Errors
     /// [`PortError::Invalid`]: nothing changed.
     pub fn add_link(&mut self, port: SwitchPort, link: Link) -> Result<(), PortError> {
         check_port(port)?;
-        if self.ports.contains_key(&port) {
-            return Err(PortError::Invalid { port, rule: "it is in use" });
+        match self.ports.get(&port) {
+            Some(is) if is.link == link => return Ok(()),
+            Some(_) => return Err(PortError::Invalid { port, rule: "it is in use" }),
+            None => {}
         }
         let (rx, tx) = (Counter::default(), Counter::default());
         self.ports.insert(port, Port { link, rx, tx, impairer: None });

@@ -8,9 +8,11 @@ mod control;
 mod frame;
 mod impair;
 mod pipeline;
+mod switch;
 mod tables;
 
 pub use pipeline::Pipeline;
+pub use switch::Switch;
 
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 

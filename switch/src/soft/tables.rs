@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, collections::HashMap, time::Instant};
 
-use bluebridge_p4::pipeline::{Action, Counter, Entry, Key, SwitchPort, Ternary};
+use bluebridge_p4::pipeline::{Action, Counter, Entry, Key, Ternary};
 
 use super::frame::Address;
 use crate::{
-    dataplane::{ANYCAST_SLOTS, InstalledEntry, Table, TableError, location_mask},
+    dataplane::{ANYCAST_SLOTS, InstalledEntry, Table, TableError, location_mask, notify_order},
     draw::anycast_slots,
 };
 
@@ -160,21 +160,6 @@ impl Tables {
     }
 }
 
-/// The order in which `notify` entries win: greater priority first, then by key.
-pub(super) fn notify_order(key: &Key) -> (core::cmp::Reverse<i32>, Key) {
-    let priority = if let Key::Notify { priority, .. } = key { *priority } else { 0 };
-    (core::cmp::Reverse(priority), *key)
-}
-
 const fn matches(ternary: Ternary, value: u8) -> bool {
     value & ternary.mask == ternary.value
-}
-
-/// The ports that an action sends to by itself.
-pub(super) fn action_ports(action: &Action) -> Vec<SwitchPort> {
-    match action {
-        Action::Forward(forward) => vec![forward.port],
-        Action::Select(members) => members.iter().map(|member| member.forward.port).collect(),
-        _ => Vec::new(),
-    }
 }

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT
+ *
+ * The pipeline: where a packet goes, the same for tc and XDP. It reads the packet and the tables
+ * and changes neither; the caller counts and rewrites once it knows that it can.
+ */
+#pragma once
+#include "tables.h"
+
+/* Offsets in a frame. */
+enum {
+	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_AND_HOP = 20, AT_HOP = 21,
+	AT_SRC = 22, AT_DST = 38, ETHERNET_BYTES = 14, HEADERS_BYTES = 54,
+};
+/* Offsets in an address. */
+enum { AT_NODE = 4, AT_COMMAND = 6, AT_TAG = 7, AT_LOCATION = 8 };
+
+enum {
+	COMMAND_CREATE = 3, COMMAND_ALLOC_WRITE = 4, COMMAND_INVALIDATE = 24, COMMAND_NOTICE = 25,
+	COMMAND_CODE = 0x3f, COMMAND_HOME = 0x40, COMMAND_REPLY = 0x80,
+};
+
+#define U8(at) (*(u8 *)(frame + (at)))
+#define U16(at) (*(u16 *)(frame + (at)))
+#define U32(at) (*(u32 *)(frame + (at)))
+#define U64(at) (*(u64 *)(frame + (at)))
+
+enum verdict_kind { VERDICT_DROP, VERDICT_FORWARD, VERDICT_COPY };
+
+struct verdict {
+	u32 kind;
+	u32 reason;		/* why it is dropped */
+	u32 guard, route;	/* the entries it hit, 0 for none */
+	u32 notify;		/* 1 + the number of the notify entry that matched, 0 for none */
+	u32 to;			/* a port or a group */
+	u8 mac[6];		/* where it is forwarded to */
+	u8 is_fabric;		/* the hop limit is to be decremented, copies pass port_mac */
+	u8 is_redirect;		/* the time of the hit is kept */
+};
+
+/* SplitMix64, as in switch/src/draw.rs. */
+enum { MIX_SHIFT_1 = 30, MIX_SHIFT_2 = 27, MIX_SHIFT_3 = 31 };
+#define GOLDEN 0x9e3779b97f4a7c15ULL
+INLINE u64 mix(u64 z)
+{
+	z = (z ^ (z >> MIX_SHIFT_1)) * 0xbf58476d1ce4e5b9ULL;
+	z = (z ^ (z >> MIX_SHIFT_2)) * 0x94d049bb133111ebULL;
+	return z ^ (z >> MIX_SHIFT_3);
+}
+
+INLINE void drop_because(struct verdict *v, u32 reason)
+{
+	v->kind = VERDICT_DROP;
+	v->reason = reason;
+}
+
+INLINE void copy_mac(u8 *to, const u8 *from)
+{
+	*(u32 *)to = *(const u32 *)from;
+	*(u16 *)(to + 4) = *(const u16 *)(from + 4);
+}
+
+INLINE void follow(struct verdict *v, const struct route *route)
+{
+	v->route = route->index;
+	v->to = route->to;
+	if (route->action == ACTION_FORWARD) {
+		v->kind = VERDICT_FORWARD;
+		copy_mac(v->mac, route->mac);
+	} else if (route->action == ACTION_MULTICAST) {
+		v->kind = VERDICT_COPY;
+	} else {
+		drop_because(v, DROP_ENTRY);
+	}
+}
+
+INLINE void route_l2(void *frame, const struct config *c, struct verdict *v)
+{
+	struct mac_key key = {};
+	struct route *route;
+
+	*(u32 *)key.mac = U32(0);
+	*(u16 *)(key.mac + 4) = U16(4);
+	route = map_lookup(&l2, &key);
+	if (route) {
+		follow(v, route);
+	} else if (c->flood_group) {
+		v->kind = VERDICT_COPY;
+		v->to = c->flood_group;
+	} else {
+		drop_because(v, DROP_NO_ROUTE);
+	}
+}
+
+INLINE void route_anycast(void *frame, u8 command, struct verdict *v)
+{
+	u32 scope = U32(AT_DST);
+	u8 code = command & COMMAND_CODE;
+	u64 source = be64(U64(AT_SRC + AT_LOCATION)) + be16(U16(AT_SRC + AT_NODE)) * GOLDEN;
+	struct choice *choice;
+	struct member *member;
+
+	drop_because(v, DROP_ANYCAST);
+	if ((command & COMMAND_REPLY) || (code != COMMAND_CREATE && code != COMMAND_ALLOC_WRITE))
+		return;
+	choice = map_lookup(&anycast, &scope);
+	if (!choice)
+		return;
+	member = &choice->members[choice->slots[mix(source) & (ANYCAST_SLOTS - 1)]];
+	v->kind = VERDICT_FORWARD;
+	v->route = choice->index;
+	v->to = member->port;
+	__builtin_memcpy(v->mac, member->mac, sizeof(v->mac));
+}
+
+INLINE void route_multicast(void *frame, u8 command, struct verdict *v)
+{
+	u32 scope = U32(AT_DST);
+	u8 code = command & COMMAND_CODE;
+	struct route *route;
+
+	drop_because(v, DROP_MULTICAST);
+	if ((command & COMMAND_REPLY) || (code != COMMAND_INVALIDATE && code != COMMAND_NOTICE))
+		return;
+	route = map_lookup(&multicast, &scope);
+	if (route)
+		follow(v, route);
+}
+
+INLINE void route_unicast(void *frame, u8 command, const struct config *c, struct verdict *v)
+{
+	struct route *route;
+
+	if (c->redirects && !(command & (COMMAND_REPLY | COMMAND_HOME)) &&
+	    !(U8(AT_DST + AT_LOCATION) & 0x80)) {
+		struct redirect_key key = {
+			.scope = U32(AT_DST), .node = U16(AT_DST + AT_NODE),
+			.page = U64(AT_DST + AT_LOCATION) & be64(~0xfffULL),
+		};
+
+		route = map_lookup(&redirect, &key);
+		if (route) {
+			v->is_redirect = 1;
+			return follow(v, route);
+		}
+	}
+	struct directory_key key;
+
+	key.prefix_len = 112;
+	*(u32 *)&key.bits[0] = U32(AT_DST);
+	key.bits[2] = U16(AT_DST + AT_NODE);
+	key.bits[3] = U16(AT_DST + AT_LOCATION);
+	*(u32 *)&key.bits[4] = U32(AT_DST + AT_LOCATION + 2);
+	key.bits[6] = U16(AT_DST + AT_LOCATION + 6);
+	route = map_lookup(&directory, &key);
+	if (route)
+		follow(v, route);
+	else
+		drop_because(v, DROP_NO_ROUTE);
+}
+
+INLINE u32 match_notify(void *frame)
+{
+	u32 src_command = U8(AT_SRC + AT_COMMAND), dst_command = U8(AT_DST + AT_COMMAND);
+	u32 src_status = U8(AT_SRC + AT_TAG);
+	struct notify_match *a = map_lookup(&notify_match, &src_command);
+	struct notify_match *b = map_lookup(&notify_match, &dst_command);
+	struct notify_match *c = map_lookup(&notify_match, &src_status);
+	u64 both;
+	u32 bit = 0;
+
+	if (!a || !b || !c)
+		return 0;
+	both = a->src_command & b->dst_command & c->src_status;
+	if (!both)
+		return 0;
+	both &= -both;
+	bit += !!(both & 0xffffffff00000000ULL) << 5;
+	bit += !!(both & 0xffff0000ffff0000ULL) << 4;
+	bit += !!(both & 0xff00ff00ff00ff00ULL) << 3;
+	bit += !!(both & 0xf0f0f0f0f0f0f0f0ULL) << 2;
+	bit += !!(both & 0xccccccccccccccccULL) << 1;
+	bit += !!(both & 0xaaaaaaaaaaaaaaaaULL);
+	return 1 + bit;
+}
+
+INLINE void route_fabric(void *frame, u16 port, const struct config *c, struct verdict *v)
+{
+	struct guard_key key = {
+		.scope = U32(AT_SRC), .node = U16(AT_SRC + AT_NODE), .port = port,
+	};
+	struct route *guard = map_lookup(&ingress_guard, &key);
+	u8 command = U8(AT_DST + AT_COMMAND);
+	u16 node = U16(AT_DST + AT_NODE);
+
+	if (!guard)
+		return drop_because(v, DROP_GUARD);
+	v->guard = guard->index;
+	if (guard->action != ACTION_ALLOW)
+		return drop_because(v, DROP_ENTRY);
+	if (c->notifies)
+		v->notify = match_notify(frame);
+	v->is_fabric = 1;
+	if (node == 0)
+		route_anycast(frame, command, v);
+	else if (node == 0xffff)
+		route_multicast(frame, command, v);
+	else
+		route_unicast(frame, command, c, v);
+}
+
+/* Judges a frame of `bytes` bytes whose first bytes are at `frame`. */
+INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct config *c,
+		  struct verdict *v)
+{
+	u16 type;
+
+	if (frame + ETHERNET_BYTES > end)
+		return drop_because(v, DROP_MALFORMED);
+	type = U16(AT_TYPE);
+	if (type == be16(0x8100) || type == be16(0x88a8))
+		return drop_because(v, DROP_TAGGED);
+	if (type != be16(0x86dd))
+		return route_l2(frame, c, v);
+	if (frame + HEADERS_BYTES > end || (U8(AT_VERSION) >> 4) != 6)
+		return drop_because(v, DROP_MALFORMED);
+	if (U16(AT_SRC) != be16(0xfdbb) && U16(AT_DST) != be16(0xfdbb))
+		return route_l2(frame, c, v);
+	if (HEADERS_BYTES + be16(U16(AT_PAYLOAD)) > bytes)
+		return drop_because(v, DROP_MALFORMED);
+	if (U16(AT_DST) != be16(0xfdbb))
+		return drop_because(v, DROP_FOREIGN_DESTINATION);
+	if (U8(AT_HOP) <= 1)
+		return drop_because(v, DROP_HOP_LIMIT);
+	route_fabric(frame, port, c, v);
+}
+
+INLINE void count_hit(u32 index, u32 bytes, u64 now)
+{
+	struct counter *counter;
+
+	if (!index)
+		return;
+	counter = map_lookup(&counters, &index);
+	if (!counter)
+		return;
+	counter->packets++;
+	counter->bytes += bytes;
+	if (now)
+		counter->last_hit_ns = now;
+}
+
+/* Counts what a verdict says was hit. */
+INLINE void count_verdict(const struct verdict *v, u32 bytes)
+{
+	count_hit(v->guard, bytes, 0);
+	count_hit(v->route, bytes, v->is_redirect ? ktime_ns() : 0);
+}
+
+INLINE void count_drop(u32 reason)
+{
+	u64 *drop = map_lookup(&drops, &reason);
+
+	if (drop)
+		++*drop;
+}
+
+INLINE void count_rx(u32 port, u32 bytes)
+{
+	struct port_counter *counter = map_lookup(&port_counters, &port);
+
+	if (counter) {
+		counter->rx_packets++;
+		counter->rx_bytes += bytes;
+	}
+}
+
+INLINE void count_tx(u32 port, u32 bytes)
+{
+	struct port_counter *counter = map_lookup(&port_counters, &port);
+
+	if (counter) {
+		counter->tx_packets++;
+		counter->tx_bytes += bytes;
+	}
+}
+
+/* The port of an interface; 0 if it is none. */
+INLINE u16 port_of_interface(u32 ifindex)
+{
+	u32 slot = ifindex & (IFINDEXES - 1);
+	struct port_of *found = map_lookup(&port_of, &slot);
+
+	return found && found->ifindex == ifindex ? found->port : 0;
+}
+
+INLINE struct config *current_config(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(&config, &zero);
+}
+
+INLINE struct port *port_at(u32 number)
+{
+	struct port *port = map_lookup(&ports, &number);
+
+	return port && port->ifindex ? port : NULL;
+}

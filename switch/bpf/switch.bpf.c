@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT
+ *
+ * The switch as two programs: `switch_tc` is the whole of it, on the ingress of every port;
+ * `switch_xdp` goes ahead of it on XDP ports, forwards what needs nothing but a rewrite, and
+ * passes everything else on to `switch_tc`.
+ */
+#include "pipeline.h"
+
+char _license[] SEC("license") = "GPL";
+
+/* Copies the frame to the controller as it came in. */
+INLINE void copy_to_controller(struct __sk_buff *skb, u16 port, u32 number, struct config *c)
+{
+	u32 slot = number - 1, bytes = c->clone_bytes;
+	u32 *index = map_lookup(&notify_index, &slot);
+	struct packet_in *event;
+
+	if (index)
+		count_hit(*index, skb->len, 0);
+	if (bytes > skb->len)
+		bytes = skb->len;
+	if (bytes > PACKET_IN_BYTES)
+		bytes = PACKET_IN_BYTES;
+	if (bytes < 1)
+		return;
+	event = ringbuf_reserve(&packet_ins, sizeof(*event), 0);
+	if (!event)
+		return count_drop(LOST_PACKET_IN);
+	event->port = port;
+	event->bytes = bytes;
+	if (skb_load_bytes(skb, 0, event->frame, bytes))
+		event->bytes = 0;
+	ringbuf_submit(event, 0);
+}
+
+INLINE u64 draw(struct impairment *i)
+{
+	return mix(__sync_fetch_and_add(&i->state, GOLDEN) + GOLDEN);
+}
+
+INLINE int chance(struct impairment *i, u64 threshold)
+{
+	return threshold && (draw(i) >> 32) < threshold;
+}
+
+/* Flips a bit behind the Ethernet header; twice the same restores the frame. */
+INLINE void flip(struct __sk_buff *skb, u32 bit)
+{
+	u32 at = ETHERNET_BYTES + bit / 8;
+	u8 byte;
+
+	if (skb_load_bytes(skb, at, &byte, 1))
+		return;
+	byte ^= 1 << (bit % 8);
+	skb_store_bytes(skb, at, &byte, 1, 0);
+}
+
+/* What the impairments of a port do to a frame. */
+struct fate { u32 lost, twice, flipped, bit; };
+
+static __attribute__((noinline)) int draw_fate(u32 number, u32 bytes, struct fate *fate)
+{
+	struct impairment *i = map_lookup(&impairments, &number);
+
+	if (!fate)
+		return 0;
+	if (!i)
+		return 0;
+	if (chance(i, i->loss)) {
+		__sync_fetch_and_add(&i->lost, 1);
+		fate->lost = 1;
+		return 0;
+	}
+	fate->twice = chance(i, i->duplicate);
+	if (fate->twice)
+		__sync_fetch_and_add(&i->duplicated, 1);
+	if (chance(i, i->corrupt) && bytes > ETHERNET_BYTES) {
+		__sync_fetch_and_add(&i->corrupted, 1);
+		fate->flipped = 1;
+		fate->bit = (draw(i) >> 32) % (8 * (bytes - ETHERNET_BYTES));
+	}
+	return 0;
+}
+
+INLINE int drop_frame(u32 reason)
+{
+	count_drop(reason);
+	return TCX_DROP;
+}
+
+INLINE int too_long(const struct __sk_buff *skb, const struct port *port)
+{
+	return skb->len > port->frame_bytes_max && !skb->gso_size;
+}
+
+/* Hands the frame itself to a port. */
+INLINE int forward(struct __sk_buff *skb, u32 number)
+{
+	struct port *port = port_at(number);
+	u32 ifindex, flags;
+
+	if (!port || too_long(skb, port))
+		return drop_frame(DROP_EGRESS);
+	ifindex = port->ifindex;
+	flags = port->flags;
+	if (flags & PORT_IMPAIRED) {
+		struct fate fate = {};
+
+		draw_fate(number, skb->len, &fate);
+		if (fate.lost)
+			return drop_frame(DROP_IMPAIRMENT);
+		if (fate.flipped)
+			flip(skb, fate.bit);
+		if (fate.twice) {
+			count_tx(number, skb->len);
+			clone_redirect(skb, ifindex, 0);
+		}
+	}
+	count_tx(number, skb->len);
+	if (!(flags & PORT_PEER))
+		return redirect_to(ifindex, 0);
+	/* The peer's stack sees the type that this end's MAC address gave the frame. */
+	if (skb->pkt_type == PACKET_OTHERHOST)
+		skb_change_type(skb, PACKET_HOST);
+	return redirect_peer(ifindex, 0);
+}
+
+/* Sends one copy of a frame that goes to many ports. */
+static __attribute__((noinline)) int send_copy(struct __sk_buff *skb, u32 number)
+{
+	struct port *port = port_at(number);
+	struct fate fate = {};
+	u32 ifindex;
+
+	if (!port || too_long(skb, port))
+		return drop_frame(DROP_EGRESS);
+	ifindex = port->ifindex;
+	if (port->flags & PORT_IMPAIRED)
+		draw_fate(number, skb->len, &fate);
+	if (fate.lost)
+		return drop_frame(DROP_IMPAIRMENT);
+	if (fate.flipped)
+		flip(skb, fate.bit);
+	if (fate.twice) {
+		count_tx(number, skb->len);
+		clone_redirect(skb, ifindex, 0);
+	}
+	count_tx(number, skb->len);
+	if (clone_redirect(skb, ifindex, 0))
+		count_drop(DROP_EGRESS);
+	if (fate.flipped)
+		flip(skb, fate.bit);
+	return TCX_DROP;
+}
+
+INLINE int copy_to_group(struct __sk_buff *skb, u16 ingress, u16 number, int rewrite)
+{
+	struct group *group = map_lookup(&groups, &number);
+	u8 arrived[6];
+
+	if (!group || skb_load_bytes(skb, 0, arrived, sizeof(arrived)))
+		return drop_frame(DROP_MULTICAST);
+	for (u32 i = 0; i < GROUP_PORTS; i++) {
+		u32 port;
+		struct route *mac;
+
+		if (i >= group->count)
+			break;
+		port = group->ports[i];
+		if (port == ingress)
+			continue;
+		mac = rewrite ? map_lookup(&port_mac, &port) : NULL;
+		if (mac && mac->index) {
+			count_hit(mac->index, skb->len, 0);
+			skb_store_bytes(skb, 0, mac->mac, 6, 0);
+		} else if (rewrite) {
+			skb_store_bytes(skb, 0, arrived, 6, 0);
+		}
+		send_copy(skb, port);
+	}
+	/* The copies are on their way, what is dropped is the original. */
+	return TCX_DROP;
+}
+
+SEC("classifier")
+int switch_tc(struct __sk_buff *skb)
+{
+	struct config *c = current_config();
+	struct verdict v = {};
+	u16 port = port_of_interface(skb->ifindex);
+	void *frame = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (!c || !port)
+		return drop_frame(DROP_EGRESS);
+	count_rx(port, skb->len);
+	if (skb->vlan_present)
+		return drop_frame(DROP_TAGGED);
+	/* Only the linear part can be read, and a frame from a packet socket has 14 bytes of it. */
+	if (frame + HEADERS_BYTES > end) {
+		skb_pull_data(skb, skb->len < HEADERS_BYTES ? skb->len : HEADERS_BYTES);
+		frame = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	judge(frame, end, skb->len, port, c, &v);
+	count_verdict(&v, skb->len);
+	if (v.notify) {
+		copy_to_controller(skb, port, v.notify, c);
+		frame = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	if (v.kind == VERDICT_DROP)
+		return drop_frame(v.reason);
+	if (v.is_fabric) {
+		if (frame + HEADERS_BYTES > end)
+			return drop_frame(DROP_MALFORMED);
+		U8(AT_HOP)--;
+		/* One less in the low byte of a 16-bit word: what a complete sum must lose. */
+		csum_update(skb, (u16)~be16(1));
+		frame = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	if (v.kind == VERDICT_COPY)
+		return copy_to_group(skb, port, v.to, v.is_fabric);
+	if (frame + ETHERNET_BYTES > end)
+		return drop_frame(DROP_MALFORMED);
+	*(u32 *)frame = *(u32 *)v.mac;
+	*(u16 *)(frame + 4) = *(u16 *)(v.mac + 4);
+	return forward(skb, v.to);
+}
+
+SEC("xdp.frags")
+int switch_xdp(struct xdp_md *ctx)
+{
+	struct config *c = current_config();
+	struct verdict v = {};
+	void *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	u16 ingress = port_of_interface(ctx->ingress_ifindex);
+	u32 bytes = xdp_frame_bytes(ctx);
+	struct port *port;
+
+	if (!c || !ingress)
+		return XDP_PASS;
+	judge(frame, end, bytes, ingress, c, &v);
+	if (v.kind != VERDICT_FORWARD || v.notify || frame + HEADERS_BYTES > end)
+		return XDP_PASS;
+	port = port_at(v.to);
+	if (!port || (port->flags & (PORT_XDP | PORT_IMPAIRED)) != PORT_XDP ||
+	    bytes > port->frame_bytes_max)
+		return XDP_PASS;
+	count_rx(ingress, bytes);
+	count_verdict(&v, bytes);
+	count_tx(v.to, bytes);
+	if (v.is_fabric)
+		U8(AT_HOP)--;
+	*(u32 *)frame = *(u32 *)v.mac;
+	*(u16 *)(frame + 4) = *(u16 *)(v.mac + 4);
+	return redirect_to(port->ifindex, 0);
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT
+ *
+ * The tables of the pipeline as maps; `switch/src/ebpf/layout.rs` mirrors every struct.
+ *
+ * Keys hold addresses as they are in the packet (big endian), values are in the host's order.
+ * Every entry of a table has a number of its own, `index`, which is where its counter is: so a
+ * modified entry keeps its counts, and counting is one array access per core.
+ */
+#pragma once
+#include "kernel.h"
+
+enum {
+	PORTS = 1024,		/* port numbers are below */
+	IFINDEXES = 65536,	/* interfaces are told apart by the low 16 bits of their index */
+	GROUP_PORTS = 64,
+	ANYCAST_SLOTS = 256,
+	COUNTERS = 1 + 4096 + 16384 + 65536 + 1024 + 64 + 4096 + 512 + 1024,
+	PACKET_IN_BYTES = 94,
+	NOTIFY_ENTRIES = 64,
+};
+
+/* In the order of bluebridge_p4::pipeline::DropReason. */
+enum drop_reason {
+	DROP_TAGGED, DROP_FOREIGN_DESTINATION, DROP_HOP_LIMIT, DROP_GUARD, DROP_ANYCAST,
+	DROP_MULTICAST, DROP_NO_ROUTE, DROP_ENTRY, DROP_MALFORMED, DROP_IMPAIRMENT, DROP_EGRESS,
+	/* not a frame but its copy: the controller was too slow */
+	LOST_PACKET_IN,
+	DROP_REASONS,
+};
+
+enum action { ACTION_DROP, ACTION_ALLOW, ACTION_FORWARD, ACTION_MULTICAST, ACTION_SET_DST_MAC };
+
+enum port_flag {
+	PORT_PEER = 1,		/* straight into the other end of a veth pair, past this end's queue */
+	PORT_XDP = 2,		/* an XDP program forwards what it can before an skb is made */
+	PORT_IMPAIRED = 4,
+};
+
+/* What an entry does: for all tables but anycast and notify. */
+struct route {
+	u32 index;
+	u16 action;
+	u16 to;			/* a port or a group */
+	u8 mac[6];
+	u16 unused;
+};
+
+struct guard_key { u32 scope; u16 node; u16 port; };
+struct redirect_key { u32 scope; u16 node; u16 unused; u64 page; };
+/* 112 bits of location behind the prefix length; the map's key is 18 bytes of these 20. */
+struct directory_key { u32 prefix_len; u16 bits[7]; };
+struct mac_key { u8 mac[6]; u16 unused; };
+/* notify: kept for reading back only, notify_match is what packets meet */
+struct notify_key { u8 ternaries[6]; u16 unused; s32 priority; };
+
+struct member { u16 port; u8 mac[6]; };
+struct choice {
+	u32 index;
+	u32 count;
+	u8 slots[ANYCAST_SLOTS];
+	struct member members[ANYCAST_SLOTS];
+	u16 weights[ANYCAST_SLOTS];
+};
+
+/* Which notify entries match a byte of the header, bit 0 is the entry that wins. */
+struct notify_match { u64 src_command, dst_command, src_status; };
+
+struct counter { u64 packets, bytes, last_hit_ns; };
+struct port { u32 ifindex; u32 flags; u32 frame_bytes_max; u32 unused; };
+struct port_of { u32 ifindex; u32 port; };
+struct port_counter { u64 rx_packets, rx_bytes, tx_packets, tx_bytes; };
+struct group { u32 count; u16 ports[GROUP_PORTS]; };
+struct impairment {
+	u64 state, loss, duplicate, corrupt;		/* shares of 2^32 */
+	u64 lost, duplicated, corrupted;
+};
+struct config {
+	u32 layout;		/* version of these structs */
+	u32 redirects;		/* entries in `redirect`: none, and the look-up is left out */
+	u32 notifies;
+	u32 clone_bytes;	/* 0: no clone session */
+	u32 flood_group;	/* 0: none */
+	u32 has_cookie;
+	u64 cookie;
+};
+struct packet_in { u16 port; u16 bytes; u8 frame[PACKET_IN_BYTES + 2]; };
+
+#define TABLE(name, kind, key, value, entries, map_flags) \
+	struct map name SEC("maps") = { .type = kind, .key_size = key, .value_size = value, \
+		.max_entries = entries, .flags = map_flags, .pinning = 1 }
+
+TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct route), 4096, 0);
+TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct route), 16384, 0);
+TABLE(directory, MAP_LPM_TRIE, 18, sizeof(struct route), 65536, MAP_NO_PREALLOC);
+TABLE(anycast, MAP_HASH, 4, sizeof(struct choice), 1024, MAP_NO_PREALLOC);
+TABLE(notify, MAP_HASH, sizeof(struct notify_key), 4, NOTIFY_ENTRIES, 0);
+TABLE(l2, MAP_HASH, sizeof(struct mac_key), sizeof(struct route), 4096, 0);
+TABLE(port_mac, MAP_ARRAY, 4, sizeof(struct route), PORTS, 0);
+TABLE(multicast, MAP_HASH, 4, sizeof(struct route), 1024, 0);
+
+TABLE(notify_match, MAP_ARRAY, 4, sizeof(struct notify_match), 256, 0);
+TABLE(notify_index, MAP_ARRAY, 4, 4, NOTIFY_ENTRIES, 0);
+TABLE(groups, MAP_HASH, 2, sizeof(struct group), 1024, MAP_NO_PREALLOC);
+TABLE(counters, MAP_PERCPU_ARRAY, 4, sizeof(struct counter), COUNTERS, 0);
+TABLE(drops, MAP_PERCPU_ARRAY, 4, 8, DROP_REASONS, 0);
+TABLE(ports, MAP_ARRAY, 4, sizeof(struct port), PORTS, 0);
+TABLE(port_of, MAP_ARRAY, 4, sizeof(struct port_of), IFINDEXES, 0);
+TABLE(port_counters, MAP_PERCPU_ARRAY, 4, sizeof(struct port_counter), PORTS, 0);
+TABLE(impairments, MAP_ARRAY, 4, sizeof(struct impairment), PORTS, 0);
+TABLE(config, MAP_ARRAY, 4, sizeof(struct config), 1, 0);
+TABLE(packet_ins, MAP_RINGBUF, 0, 0, 512 * 1024, 0);
+
+/* Only the agent's: the idle timeout and the metadata of entries that have some. */
+struct note { u64 idle_timeout_ns; u32 bytes; u8 metadata[32]; u32 unused; };
+TABLE(notes, MAP_HASH, 20, sizeof(struct note), COUNTERS, MAP_NO_PREALLOC);

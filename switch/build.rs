@@ -1,0 +1,23 @@
+//! Compiles the eBPF programs with clang; without clang the crate has no eBPF data plane.
+
+use std::{env, path::PathBuf, process::Command};
+
+fn main() {
+    println!("cargo:rerun-if-changed=bpf");
+    println!("cargo:rerun-if-env-changed=CLANG");
+    println!("cargo:rustc-check-cfg=cfg(ebpf_object)");
+    let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("switch.o");
+    let result = Command::new(&clang)
+        .args(["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-c"])
+        .args(["bpf/switch.bpf.c", "-o"])
+        .arg(&out)
+        .status();
+    match result {
+        Ok(status) if status.success() => println!("cargo:rustc-cfg=ebpf_object"),
+        Ok(status) => panic!("{clang} could not compile bpf/switch.bpf.c: {status}"),
+        Err(error) => {
+            println!("cargo:warning=no eBPF data plane in this build: {clang}: {error}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Where maps and links are pinned, so that the data plane outlives the agent.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::statfs,
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+};
+
+use crate::dataplane::PlaneError;
+
+const ROOT: &str = "/sys/fs/bpf";
+const HOME: &str = "/sys/fs/bpf/bluebridge";
+/// What a mount of ours is called in the list of mounts.
+const SOURCE: &str = "bluebridge";
+/// `BPF_FS_MAGIC` of linux/magic.h.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+
+/// The directory of a switch, made if it is not there; the BPF file system is mounted if need be.
+///
+/// # Errors
+/// If the name is not one, or a directory or mount cannot be made.
+pub(super) fn open(name: &str) -> Result<PathBuf, PlaneError> {
+    let directory = directory(name)?;
+    if !is_mounted()? {
+        mount(SOURCE, ROOT, "bpf", MountFlags::empty(), None)
+            .map_err(|e| failed("mount the BPF file system at /sys/fs/bpf", e.into()))?;
+    }
+    fs::create_dir_all(&directory)
+        .map_err(|e| failed(&format!("make {}", directory.display()), e))?;
+    Ok(directory)
+}
+
+/// Removes the pins of a switch, and what held only them; it may be gone already.
+///
+/// # Errors
+/// If the name is not one, or something is there that cannot be removed.
+pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
+    let directory = directory(name)?;
+    if !is_mounted()? {
+        return Ok(());
+    }
+    match fs::remove_dir_all(&directory) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(failed(&format!("remove {}", directory.display()), e));
+        }
+        _ => {}
+    }
+    // Other switches keep the directory and the mount: then these fail, and that is right.
+    let _ = fs::remove_dir(HOME);
+    let is_empty = fs::read_dir(ROOT).is_ok_and(|mut entries| entries.next().is_none());
+    if is_empty && is_ours() {
+        unmount(ROOT, UnmountFlags::empty())
+            .map_err(|e| failed("unmount /sys/fs/bpf", e.into()))?;
+    }
+    Ok(())
+}
+
+/// The pinned links of a switch's ports.
+pub(super) fn link_pin(directory: &Path, port: u16, program: &str) -> PathBuf {
+    directory.join(format!("port_{port}_{program}"))
+}
+
+fn directory(name: &str) -> Result<PathBuf, PlaneError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if name.is_empty() || name.len() > 64 || !name.chars().all(is_plain) {
+        let rule = "a switch's name is 1 to 64 letters, digits, - and _";
+        return Err(failed(name, io::Error::new(io::ErrorKind::InvalidInput, rule)));
+    }
+    Ok(Path::new(HOME).join(name))
+}
+
+fn is_mounted() -> Result<bool, PlaneError> {
+    let found = statfs(ROOT).map_err(|e| failed("look at /sys/fs/bpf", e.into()))?;
+    Ok(u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
+}
+
+fn is_ours() -> bool {
+    let line = format!("{SOURCE} {ROOT} bpf ");
+    fs::read_to_string("/proc/self/mounts")
+        .is_ok_and(|mounts| mounts.lines().any(|mount| mount.starts_with(&line)))
+}
+
+fn failed(doing: &str, source: io::Error) -> PlaneError {
+    if source.kind() == io::ErrorKind::PermissionDenied {
+        return PlaneError::NeedsRoot("the eBPF data plane");
+    }
+    PlaneError::Io { doing: doing.to_owned(), source }
+}

@@ -1,0 +1,419 @@
+//! The maps as a [`DataPlane`].
+
+use std::{
+    collections::BTreeSet,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    time::Duration,
+};
+
+use bluebridge_p4::pipeline::{
+    Action, Counter, Entry, Impairment, Key, PACKET_IN_BYTES, SwitchPort, Ternary,
+};
+
+use super::{
+    COUNTER_BYTES, EbpfSwitch, Known,
+    layout::{self, Reader, nanoseconds},
+    port::{Attached, FLAG_IMPAIRED, GROUP_BYTES, IMPAIRMENT_BYTES},
+    store::{failed, set_first, sum},
+};
+use crate::{
+    dataplane::{
+        CloneSession, DataPlane, Drops, GROUP_PORTS_MAX, ImpairmentCounters, ImpairmentError,
+        InstalledEntry, PacketIn, PlaneError, PortError, PortStatus, Table, TableError,
+        action_ports, check_entry, check_group, check_impairment, notify_order,
+    },
+    draw::{Draw, threshold},
+    packet_socket::{OFFLOAD_BYTES, PacketSocket},
+};
+
+const ETHERNET_BYTES: usize = 14;
+/// Where `drops` counts the packet-ins that found no room.
+const LOST_PACKET_IN: u32 = 11;
+
+impl EbpfSwitch {
+    fn check(&self, entry: &Entry) -> Result<(), TableError> {
+        check_entry(entry)?;
+        let ports = action_ports(&entry.action);
+        if let Some(&port) = ports.iter().find(|port| !self.ports.contains_key(port)) {
+            return Err(TableError::UnknownPort(port));
+        }
+        match entry.action {
+            Action::Multicast { group } if !self.groups.contains_key(&group) => {
+                Err(TableError::UnknownGroup(group))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn known(&self, key: &Key) -> Result<&Known, TableError> {
+        let table = Table::of(key);
+        self.known[table as usize].get(key).ok_or(TableError::NotFound(table))
+    }
+
+    /// Writes an entry into its map, and what only the agent needs beside it.
+    fn write(&mut self, entry: &Entry, index: u32) -> Result<(), PlaneError> {
+        let note_key = layout::note_key(&entry.key);
+        match layout::encode_note(entry) {
+            Some(note) => self.notes.insert(note_key, note, 0).map_err(|e| failed(&e))?,
+            // That there is no note is fine.
+            None => drop(self.notes.remove(&note_key)),
+        }
+        let value = layout::encode_action(&entry.action, index);
+        self.stores[Table::of(&entry.key) as usize].put(&layout::encode_key(&entry.key), &value)
+    }
+
+    /// Sets what the programs look at before they look into a table that is often empty.
+    fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
+        let count = u32::try_from(self.known[table as usize].len()).unwrap_or(u32::MAX);
+        match table {
+            Table::Redirect => self.config.redirects = count,
+            Table::Notify => {
+                self.write_notify()?;
+                self.config.notifies = count;
+            }
+            _ => return Ok(()),
+        }
+        self.write_config()
+    }
+
+    /// Compiles `notify`: for each value of each matched byte, the entries that it satisfies.
+    fn write_notify(&mut self) -> Result<(), PlaneError> {
+        let mut entries: Vec<_> = self.known[Table::Notify as usize].iter().collect();
+        entries.sort_by_key(|(key, _)| notify_order(key));
+        for (slot, (_, known)) in (0u32..).zip(&entries) {
+            let index = known.index.to_ne_bytes();
+            self.notify_index.set(slot, index, 0).map_err(|e| failed(&e))?;
+        }
+        for byte in 0..=u8::MAX {
+            let mut bits = [0u64; 3];
+            for (slot, (key, _)) in entries.iter().enumerate() {
+                let Key::Notify { src_command, dst_command, src_status, .. } = key else {
+                    continue;
+                };
+                for (bits, ternary) in bits.iter_mut().zip([src_command, dst_command, src_status]) {
+                    *bits |= u64::from(satisfies(*ternary, byte)) << slot;
+                }
+            }
+            let mut value = [0; 24];
+            for (to, from) in value.chunks_exact_mut(8).zip(bits) {
+                to.copy_from_slice(&from.to_ne_bytes());
+            }
+            self.notify_match.set(u32::from(byte), value, 0).map_err(|e| failed(&e))?;
+        }
+        Ok(())
+    }
+
+    /// Sets a counter, with the time that counts as its last hit.
+    fn write_counter(
+        &mut self,
+        index: u32,
+        counter: Counter,
+        hit: Duration,
+    ) -> Result<(), PlaneError> {
+        let mut value = [0; COUNTER_BYTES];
+        let numbers = [counter.packets, counter.bytes, nanoseconds(hit)];
+        for (to, from) in value.chunks_exact_mut(8).zip(numbers) {
+            to.copy_from_slice(&from.to_ne_bytes());
+        }
+        set_first(&mut self.counters, index, value)
+    }
+
+    /// The counter of an entry and the time of its last hit.
+    fn counter(&self, index: u32) -> Result<(Counter, Duration), PlaneError> {
+        let values = self.counters.get(&index, 0).map_err(|e| failed(&e))?;
+        let (mut counter, mut hit) = (Counter::default(), 0);
+        for value in values.iter() {
+            let mut r = Reader(value);
+            counter.packets = counter.packets.wrapping_add(r.u64());
+            counter.bytes = counter.bytes.wrapping_add(r.u64());
+            hit = hit.max(r.u64());
+        }
+        Ok((counter, Duration::from_nanos(hit)))
+    }
+
+    fn installed(&self, known: &Known) -> Result<InstalledEntry, PlaneError> {
+        let (counter, hit) = self.counter(known.index)?;
+        let since_hit = matches!(known.entry.key, Key::Redirect { .. })
+            .then(|| monotonic().saturating_sub(hit));
+        Ok(InstalledEntry { entry: known.entry.clone(), counter, since_hit })
+    }
+
+    pub(super) fn read_groups(&mut self) -> Result<(), PlaneError> {
+        for item in self.group_map.iter() {
+            let (number, value) = item.map_err(|e| failed(&e))?;
+            let mut r = Reader(&value);
+            let count = (r.u32() as usize).min(GROUP_PORTS_MAX);
+            let ports = (0..count).map(|_| SwitchPort(r.u16())).collect();
+            self.groups.insert(u16::from_ne_bytes(number), ports);
+        }
+        Ok(())
+    }
+
+    fn status(&self, port: SwitchPort, is: &Attached) -> Result<PortStatus, PlaneError> {
+        let at = u32::from(port.0);
+        let [rx_packets, rx_bytes, tx_packets, tx_bytes] = sum(&self.port_counters, at)?;
+        let value = self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
+        let mut r = Reader(&value);
+        r.take::<32>();
+        let (lost, duplicated, corrupted) = (r.u64(), r.u64(), r.u64());
+        Ok(PortStatus {
+            port,
+            name: is.interface.name.clone(),
+            mac: is.interface.mac,
+            mtu: is.interface.mtu,
+            rx: Counter { packets: rx_packets, bytes: rx_bytes },
+            tx: Counter { packets: tx_packets, bytes: tx_bytes },
+            impaired: ImpairmentCounters {
+                lost,
+                duplicated,
+                corrupted,
+                ..ImpairmentCounters::default()
+            },
+        })
+    }
+}
+
+impl DataPlane for EbpfSwitch {
+    fn name(&self) -> &'static str {
+        "ebpf"
+    }
+
+    fn insert(&mut self, entry: &Entry) -> Result<(), TableError> {
+        self.check(entry)?;
+        let table = Table::of(&entry.key);
+        let at = table as usize;
+        if self.known[at].contains_key(&entry.key) {
+            return Err(TableError::Exists(table));
+        }
+        let index = self.free[at].pop().ok_or(TableError::Full(table))?;
+        let done = self
+            .write_counter(index, Counter::default(), monotonic())
+            .and_then(|()| self.write(entry, index));
+        if let Err(error) = done {
+            self.free[at].push(index);
+            return Err(error.into());
+        }
+        self.known[at].insert(entry.key, Known { entry: entry.clone(), index });
+        Ok(self.refresh(table)?)
+    }
+
+    fn modify(&mut self, entry: &Entry) -> Result<(), TableError> {
+        self.check(entry)?;
+        let index = self.known(&entry.key)?.index;
+        self.write(entry, index)?;
+        self.known[Table::of(&entry.key) as usize]
+            .insert(entry.key, Known { entry: entry.clone(), index });
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<(), TableError> {
+        let table = Table::of(key);
+        let index = self.known(key)?.index;
+        self.stores[table as usize].remove(&layout::encode_key(key))?;
+        drop(self.notes.remove(&layout::note_key(key)));
+        self.known[table as usize].remove(key);
+        self.free[table as usize].push(index);
+        Ok(self.refresh(table)?)
+    }
+
+    fn entry(&mut self, key: &Key) -> Result<InstalledEntry, TableError> {
+        Ok(self.installed(self.known(key)?)?)
+    }
+
+    fn entries(&mut self, table: Table) -> Result<Vec<InstalledEntry>, PlaneError> {
+        self.known[table as usize].values().map(|known| self.installed(known)).collect()
+    }
+
+    fn set_counter(&mut self, key: &Key, counter: Counter) -> Result<(), TableError> {
+        let index = self.known(key)?.index;
+        let (_, hit) = self.counter(index)?;
+        Ok(self.write_counter(index, counter, hit)?)
+    }
+
+    fn set_flood_group(&mut self, group: Option<u16>) -> Result<(), TableError> {
+        match group {
+            Some(group) if !self.groups.contains_key(&group) => {
+                Err(TableError::UnknownGroup(group))
+            }
+            _ => {
+                self.config.flood_group = group.map_or(0, u32::from);
+                Ok(self.write_config()?)
+            }
+        }
+    }
+
+    fn flood_group(&mut self) -> Result<Option<u16>, PlaneError> {
+        Ok(u16::try_from(self.config.flood_group).ok().filter(|&group| group != 0))
+    }
+
+    fn set_group(&mut self, group: u16, ports: &[SwitchPort]) -> Result<(), TableError> {
+        check_group(group, ports, self.groups.contains_key(&group), self.groups.len())?;
+        if let Some(&port) = ports.iter().find(|port| !self.ports.contains_key(port)) {
+            return Err(TableError::UnknownPort(port));
+        }
+        let ports: BTreeSet<_> = ports.iter().copied().collect();
+        let mut value = [0; GROUP_BYTES];
+        let count = u32::try_from(ports.len()).unwrap_or(0);
+        value[..4].copy_from_slice(&count.to_ne_bytes());
+        for (to, port) in value[4..].chunks_exact_mut(2).zip(&ports) {
+            to.copy_from_slice(&port.0.to_ne_bytes());
+        }
+        let key = group.to_ne_bytes();
+        self.group_map.insert(key, value, 0).map_err(|e| failed(&e))?;
+        self.groups.insert(group, ports.into_iter().collect());
+        Ok(())
+    }
+
+    fn delete_group(&mut self, group: u16) -> Result<(), TableError> {
+        if !self.groups.contains_key(&group) {
+            return Err(TableError::UnknownGroup(group));
+        }
+        self.group_map.remove(&group.to_ne_bytes()).map_err(|e| failed(&e))?;
+        self.groups.remove(&group);
+        Ok(())
+    }
+
+    fn groups(&mut self) -> Result<Vec<(u16, Vec<SwitchPort>)>, PlaneError> {
+        Ok(self.groups.iter().map(|(&group, ports)| (group, ports.clone())).collect())
+    }
+
+    fn set_clone_session(&mut self, session: Option<CloneSession>) -> Result<(), PlaneError> {
+        let bytes = session.map_or(0, |session| session.packet_bytes.clamp(1, PACKET_IN_BYTES));
+        self.config.clone_bytes = u32::try_from(bytes).unwrap_or(0);
+        self.write_config()
+    }
+
+    fn clone_session(&mut self) -> Result<Option<CloneSession>, PlaneError> {
+        let packet_bytes = self.config.clone_bytes as usize;
+        Ok((packet_bytes != 0).then_some(CloneSession { packet_bytes }))
+    }
+
+    fn pipeline_cookie(&mut self) -> Result<Option<u64>, PlaneError> {
+        Ok(self.config.cookie)
+    }
+
+    fn clear(&mut self, pipeline_cookie: Option<u64>) -> Result<(), PlaneError> {
+        for table in Table::ALL {
+            let keys: Vec<_> = self.known[table as usize].keys().copied().collect();
+            for key in keys {
+                self.delete(&key).map_err(plane)?;
+            }
+        }
+        let groups: Vec<_> = self.groups.keys().copied().collect();
+        for group in groups {
+            self.delete_group(group).map_err(plane)?;
+        }
+        self.config.clone_bytes = 0;
+        self.config.flood_group = 0;
+        self.config.cookie = pipeline_cookie;
+        for reason in 0..=LOST_PACKET_IN {
+            set_first(&mut self.drops, reason, [0; 8])?;
+        }
+        self.write_config()
+    }
+
+    fn drops(&mut self) -> Result<Drops, PlaneError> {
+        let mut drops = Drops::default();
+        for (at, count) in (0u32..).zip(&mut drops.0) {
+            [*count] = sum(&self.drops, at)?;
+        }
+        Ok(drops)
+    }
+
+    fn add_port(&mut self, port: SwitchPort, interface: &str) -> Result<(), PortError> {
+        self.add_port_with(port, interface, None)
+    }
+
+    fn remove_port(&mut self, port: SwitchPort) -> Result<(), PortError> {
+        if !self.ports.contains_key(&port) {
+            return Err(PortError::Unknown(port));
+        }
+        Ok(self.detach(port)?)
+    }
+
+    fn ports(&mut self) -> Result<Vec<PortStatus>, PlaneError> {
+        self.ports.iter().map(|(&port, is)| self.status(port, is)).collect()
+    }
+
+    fn packet_out(&mut self, port: SwitchPort, frame: &[u8]) -> Result<(), PortError> {
+        let is = self.ports.get(&port).ok_or(PortError::Unknown(port))?;
+        let longest = is.interface.mtu as usize + ETHERNET_BYTES;
+        if !(ETHERNET_BYTES..=longest).contains(&frame.len()) {
+            return Err(PortError::FrameSize(frame.len()));
+        }
+        let sent = PacketSocket::open(is.interface.index, false)
+            .and_then(|socket| socket.send([0; OFFLOAD_BYTES], frame));
+        Ok(sent.map_err(|source| PlaneError::Io {
+            doing: format!("send a frame by {}", is.interface.name),
+            source,
+        })?)
+    }
+
+    fn poll(&mut self, limit: usize, out: &mut Vec<PacketIn>) -> Result<(), PlaneError> {
+        for _ in 0..limit {
+            let Some(record) = self.packet_ins.next() else { break };
+            let mut r = Reader(&record);
+            let (port, bytes) = (r.u16(), usize::from(r.u16()));
+            let frame = r.0.get(..bytes.min(PACKET_IN_BYTES)).unwrap_or_default().to_vec();
+            out.push(PacketIn { ingress_port: SwitchPort(port), frame });
+        }
+        Ok(())
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the ring's file descriptor is open as long as the ring, which `self` holds for
+        // as long as the borrow lives.
+        Some(unsafe { BorrowedFd::borrow_raw(self.packet_ins.as_raw_fd()) })
+    }
+
+    fn events_lost(&mut self) -> Result<u64, PlaneError> {
+        sum::<1, 8>(&self.drops, LOST_PACKET_IN).map(|[lost]| lost)
+    }
+
+    fn set_impairment(
+        &mut self,
+        port: SwitchPort,
+        impairment: Impairment,
+    ) -> Result<(), ImpairmentError> {
+        check_impairment(&impairment)?;
+        if impairment.reorder > 0.0 {
+            return Err(ImpairmentError::Unsupported("reorder"));
+        }
+        if !impairment.delay.is_zero() {
+            return Err(ImpairmentError::Unsupported("delay"));
+        }
+        let at = u32::from(port.0);
+        let is = self.ports.get_mut(&port).ok_or(ImpairmentError::UnknownPort(port))?;
+        let shares = [impairment.loss, impairment.duplicate, impairment.corrupt].map(threshold);
+        let is_on = shares.iter().any(|&share| share != 0);
+        is.flags = if is_on { is.flags | FLAG_IMPAIRED } else { is.flags & !FLAG_IMPAIRED };
+        let mut value: [u8; IMPAIRMENT_BYTES] =
+            self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
+        let state = Draw::new(impairment.seed, port).state();
+        let numbers = core::iter::once(state).chain(shares);
+        for (to, from) in value.chunks_exact_mut(8).zip(numbers) {
+            to.copy_from_slice(&from.to_ne_bytes());
+        }
+        self.impairments.set(at, value, 0).map_err(|e| failed(&e))?;
+        Ok(self.write_port(port)?)
+    }
+}
+
+const fn satisfies(ternary: Ternary, byte: u8) -> bool {
+    byte & ternary.mask == ternary.value
+}
+
+/// The clock that the programs stamp hits with.
+fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// What remains of a table error where the caller cannot be at fault.
+fn plane(error: TableError) -> PlaneError {
+    match error {
+        TableError::Plane(error) => error,
+        other => PlaneError::Ebpf(other.to_string()),
+    }
+}

@@ -1,0 +1,304 @@
+//! How keys and values lie in the maps; `switch/bpf/tables.h` has the same in C.
+//!
+//! Keys are bytes as they are in a packet (big endian), values are in the host's order.
+
+use std::time::Duration;
+
+use bluebridge_p4::pipeline::{
+    Action, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
+};
+
+use crate::{
+    dataplane::{ANYCAST_SLOTS, METADATA_BYTES_MAX, Table},
+    draw::anycast_slots,
+};
+
+/// The version of the maps' layout; a switch pinned by another one must be removed first.
+pub(super) const LAYOUT: u32 = 1;
+
+/// Bytes of a `struct route`.
+pub(super) const ROUTE_BYTES: usize = 16;
+/// Bytes of a `struct choice`.
+pub(super) const CHOICE_BYTES: usize = 8 + ANYCAST_SLOTS * (1 + 8 + 2);
+/// Bytes of the key of `notes`: the table and the longest key.
+pub(super) const NOTE_KEY_BYTES: usize = 20;
+/// Bytes of a `struct note`.
+pub(super) const NOTE_BYTES: usize = 8 + 4 + METADATA_BYTES_MAX + 4;
+
+const ACTION_DROP: u16 = 0;
+const ACTION_ALLOW: u16 = 1;
+const ACTION_FORWARD: u16 = 2;
+const ACTION_MULTICAST: u16 = 3;
+const ACTION_SET_DST_MAC: u16 = 4;
+
+/// Reads numbers off the front of a value; beyond its end they are 0.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl Reader<'_> {
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (head, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
+        self.0 = rest;
+        *head
+    }
+
+    pub(super) fn u16(&mut self) -> u16 {
+        u16::from_ne_bytes(self.take())
+    }
+
+    pub(super) fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+
+    pub(super) fn u64(&mut self) -> u64 {
+        u64::from_ne_bytes(self.take())
+    }
+}
+
+/// The bytes of a key in its table's map; a directory key starts with its prefix length.
+pub(super) fn encode_key(key: &Key) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(NOTE_KEY_BYTES);
+    match *key {
+        Key::IngressGuard { port, src_scope, src_node } => {
+            bytes.extend(src_scope.to_be_bytes());
+            bytes.extend(src_node.to_be_bytes());
+            bytes.extend(port.0.to_ne_bytes());
+        }
+        Key::Redirect { dst_scope, dst_node, page } => {
+            bytes.extend(dst_scope.to_be_bytes());
+            bytes.extend(dst_node.to_be_bytes());
+            bytes.extend([0; 2]);
+            bytes.extend((page << 12).to_be_bytes());
+        }
+        Key::Directory { prefix, prefix_len } => {
+            bytes.extend(u32::from(prefix_len).to_ne_bytes());
+            bytes.extend(&prefix.to_be_bytes()[2..]);
+        }
+        Key::Anycast { dst_scope } | Key::Multicast { dst_scope } => {
+            bytes.extend(dst_scope.to_be_bytes());
+        }
+        Key::Notify { src_command, dst_command, src_status, priority } => {
+            for ternary in [src_command, dst_command, src_status] {
+                bytes.extend([ternary.value, ternary.mask]);
+            }
+            bytes.extend([0; 2]);
+            bytes.extend(priority.to_ne_bytes());
+        }
+        Key::L2 { dst_mac } => {
+            bytes.extend(dst_mac.0);
+            bytes.extend([0; 2]);
+        }
+        Key::PortMac { port } => bytes.extend(u32::from(port.0).to_ne_bytes()),
+    }
+    bytes
+}
+
+/// The key that these bytes are in a table's map.
+pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
+    let mut r = Reader(bytes);
+    match table {
+        Table::IngressGuard => Key::IngressGuard {
+            src_scope: u32::from_be_bytes(r.take()),
+            src_node: u16::from_be_bytes(r.take()),
+            port: SwitchPort(r.u16()),
+        },
+        Table::Redirect => {
+            let dst_scope = u32::from_be_bytes(r.take());
+            let dst_node = u16::from_be_bytes(r.take());
+            r.take::<2>();
+            Key::Redirect { dst_scope, dst_node, page: u64::from_be_bytes(r.take()) >> 12 }
+        }
+        Table::Directory => {
+            let prefix_len = r.take::<4>();
+            let mut prefix = [0; 16];
+            prefix[2..].copy_from_slice(&r.take::<14>());
+            Key::Directory {
+                prefix: u128::from_be_bytes(prefix),
+                prefix_len: u8::try_from(u32::from_ne_bytes(prefix_len)).unwrap_or(u8::MAX),
+            }
+        }
+        Table::Anycast => Key::Anycast { dst_scope: u32::from_be_bytes(r.take()) },
+        Table::Multicast => Key::Multicast { dst_scope: u32::from_be_bytes(r.take()) },
+        Table::Notify => {
+            let mut ternary = || {
+                let [value, mask] = r.take();
+                Ternary { value, mask }
+            };
+            let (src_command, dst_command, src_status) = (ternary(), ternary(), ternary());
+            r.take::<2>();
+            let priority = i32::from_ne_bytes(r.take());
+            Key::Notify { src_command, dst_command, src_status, priority }
+        }
+        Table::L2 => Key::L2 { dst_mac: MacAddr(r.take()) },
+        Table::PortMac => {
+            Key::PortMac { port: SwitchPort(u16::try_from(r.u32()).unwrap_or(u16::MAX)) }
+        }
+    }
+}
+
+/// The bytes of an action in its table's map, with the number of the entry.
+pub(super) fn encode_action(action: &Action, index: u32) -> Vec<u8> {
+    let route = |kind: u16, to: u16, mac: MacAddr| {
+        let mut bytes = index.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(to.to_ne_bytes());
+        bytes.extend(mac.0);
+        bytes.extend([0; 2]);
+        bytes
+    };
+    match action {
+        Action::Allow => route(ACTION_ALLOW, 0, MacAddr::default()),
+        Action::Drop => route(ACTION_DROP, 0, MacAddr::default()),
+        Action::Forward(forward) => route(ACTION_FORWARD, forward.port.0, forward.dst_mac),
+        Action::Multicast { group } => route(ACTION_MULTICAST, *group, MacAddr::default()),
+        Action::Notify => index.to_ne_bytes().to_vec(),
+        Action::Select(members) => encode_choice(members, index),
+        Action::SetDstMac(mac) => route(ACTION_SET_DST_MAC, 0, *mac),
+    }
+}
+
+/// The number of the entry that a value belongs to, and its action.
+pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
+    let mut r = Reader(value);
+    let index = r.u32();
+    match table {
+        Table::Notify => return (index, Action::Notify),
+        Table::Anycast => return (index, decode_choice(r)),
+        _ => {}
+    }
+    let (kind, to, mac) = (r.u16(), r.u16(), MacAddr(r.take()));
+    let action = match kind {
+        ACTION_ALLOW => Action::Allow,
+        ACTION_FORWARD => Action::Forward(Forward { port: SwitchPort(to), dst_mac: mac }),
+        ACTION_MULTICAST => Action::Multicast { group: to },
+        ACTION_SET_DST_MAC => Action::SetDstMac(mac),
+        _ => Action::Drop,
+    };
+    (index, action)
+}
+
+fn encode_choice(members: &[WeightedForward], index: u32) -> Vec<u8> {
+    let count = u32::try_from(members.len()).unwrap_or(0);
+    let mut bytes = index.to_ne_bytes().to_vec();
+    bytes.extend(count.to_ne_bytes());
+    bytes.extend(anycast_slots(members));
+    for member in members {
+        bytes.extend(member.forward.port.0.to_ne_bytes());
+        bytes.extend(member.forward.dst_mac.0);
+    }
+    bytes.resize(8 + ANYCAST_SLOTS * 9, 0);
+    for member in members {
+        bytes.extend(member.weight.to_ne_bytes());
+    }
+    bytes.resize(CHOICE_BYTES, 0);
+    bytes
+}
+
+fn decode_choice(mut r: Reader<'_>) -> Action {
+    let count = r.u32() as usize;
+    r.take::<ANYCAST_SLOTS>();
+    let mut weights = Reader(r.0.get(ANYCAST_SLOTS * 8..).unwrap_or_default());
+    let member = |_| WeightedForward {
+        forward: Forward { port: SwitchPort(r.u16()), dst_mac: MacAddr(r.take()) },
+        weight: weights.u16(),
+    };
+    Action::Select((0..count.min(ANYCAST_SLOTS)).map(member).collect())
+}
+
+/// The key of an entry's note.
+pub(super) fn note_key(key: &Key) -> [u8; NOTE_KEY_BYTES] {
+    let mut note = [0; NOTE_KEY_BYTES];
+    let bytes = encode_key(key);
+    note[0] = Table::of(key) as u8;
+    for (to, from) in note[1..].iter_mut().zip(bytes) {
+        *to = from;
+    }
+    note
+}
+
+/// What only the agent needs of an entry; `None` if there is nothing to note.
+pub(super) fn encode_note(entry: &Entry) -> Option<[u8; NOTE_BYTES]> {
+    if entry.idle_timeout.is_none() && entry.metadata.is_empty() {
+        return None;
+    }
+    // 0 stands for no timeout, so a timeout of no time at all is kept as the shortest one.
+    let idle = entry.idle_timeout.map_or(0, |timeout| nanoseconds(timeout).max(1));
+    let mut note = [0; NOTE_BYTES];
+    note[..8].copy_from_slice(&idle.to_ne_bytes());
+    let length = u32::try_from(entry.metadata.len()).unwrap_or(0);
+    note[8..12].copy_from_slice(&length.to_ne_bytes());
+    for (to, from) in note[12..].iter_mut().zip(&entry.metadata) {
+        *to = *from;
+    }
+    Some(note)
+}
+
+/// The idle timeout and the metadata of a note.
+pub(super) fn decode_note(note: &[u8]) -> (Option<Duration>, Vec<u8>) {
+    let mut r = Reader(note);
+    let idle = r.u64();
+    let length = (r.u32() as usize).min(METADATA_BYTES_MAX);
+    let metadata = r.0.get(..length).unwrap_or_default().to_vec();
+    ((idle != 0).then_some(Duration::from_nanos(idle)), metadata)
+}
+
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_reads_back() {
+        let t = |value, mask| Ternary { value, mask };
+        let keys = [
+            Key::IngressGuard { port: SwitchPort(7), src_scope: 0xfdbb_0001, src_node: 0x0203 },
+            Key::Redirect { dst_scope: 0xfdbb_0001, dst_node: 9, page: 0x7_1234_5678_9abc },
+            Key::Directory { prefix: 0xfdbb_0001_0203_u128 << 64, prefix_len: 48 },
+            Key::Anycast { dst_scope: 0xfdbb_ffff },
+            Key::Notify {
+                src_command: t(0x88, 0xff),
+                dst_command: t(0, 0),
+                src_status: t(1, 3),
+                priority: 77,
+            },
+            Key::L2 { dst_mac: MacAddr([2, 0, 0, 0, 0, 9]) },
+            Key::PortMac { port: SwitchPort(1023) },
+            Key::Multicast { dst_scope: 0xfdbb_0001 },
+        ];
+        for key in keys {
+            let table = Table::of(&key);
+            assert_eq!(decode_key(table, &encode_key(&key)), key);
+        }
+    }
+
+    #[test]
+    fn every_action_reads_back() {
+        let forward = Forward { port: SwitchPort(3), dst_mac: MacAddr([1, 2, 3, 4, 5, 6]) };
+        let members = (1..=256).map(|weight| WeightedForward { forward, weight }).collect();
+        let actions = [
+            (Table::IngressGuard, Action::Allow),
+            (Table::Directory, Action::Drop),
+            (Table::Redirect, Action::Forward(forward)),
+            (Table::Multicast, Action::Multicast { group: 0xffff }),
+            (Table::Notify, Action::Notify),
+            (Table::Anycast, Action::Select(members)),
+            (Table::PortMac, Action::SetDstMac(forward.dst_mac)),
+        ];
+        for (table, action) in actions {
+            assert_eq!(decode_action(table, &encode_action(&action, 41)), (41, action));
+        }
+    }
+
+    #[test]
+    fn notes_read_back() {
+        let key = Key::Redirect { dst_scope: 1, dst_node: 2, page: 3 };
+        let mut entry = Entry { key, action: Action::Allow, idle_timeout: None, metadata: vec![] };
+        assert_eq!(encode_note(&entry), None);
+        entry.idle_timeout = Some(Duration::from_millis(1500));
+        entry.metadata = vec![7; METADATA_BYTES_MAX];
+        let note = encode_note(&entry).unwrap();
+        assert_eq!(decode_note(&note), (entry.idle_timeout, entry.metadata));
+    }
+}

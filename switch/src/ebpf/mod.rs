@@ -1,0 +1,292 @@
+//! The eBPF data plane: the pipeline in the kernel, on the core of whoever sends.
+//!
+//! A program on the ingress of every port (TCX) is the whole switch; on XDP ports a second one
+//! goes ahead of it. Programs, maps and links are pinned under `/sys/fs/bpf/bluebridge/NAME`, so
+//! frames are switched whether or not an agent runs; [`EbpfSwitch::open`] finds them again, and
+//! [`EbpfSwitch::remove`] takes them away, also after a crash.
+
+mod bpffs;
+mod control;
+mod layout;
+mod port;
+mod store;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::PathBuf,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
+    programs::{SchedClassifier, TestRun as _, TestRunOptions, Xdp},
+};
+use bluebridge_p4::pipeline::{Entry, Key, SwitchPort};
+
+use crate::dataplane::{PlaneError, Table};
+use layout::{LAYOUT, NOTE_BYTES, NOTE_KEY_BYTES, Reader};
+use port::Attached;
+pub use port::PortMode;
+use store::{Store, failed};
+
+#[cfg(ebpf_object)]
+static OBJECT: Option<&[u8]> =
+    Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o")));
+#[cfg(not(ebpf_object))]
+static OBJECT: Option<&[u8]> = None;
+
+/// Bytes of a `struct counter`.
+const COUNTER_BYTES: usize = 24;
+
+/// An entry and where its counter is.
+#[derive(Debug)]
+struct Known {
+    entry: Entry,
+    index: u32,
+}
+
+/// `struct config`: what the programs read first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Config {
+    redirects: u32,
+    notifies: u32,
+    clone_bytes: u32,
+    flood_group: u32,
+    cookie: Option<u64>,
+}
+
+const CONFIG_BYTES: usize = 32;
+
+impl Config {
+    fn decode(bytes: &[u8; CONFIG_BYTES]) -> (u32, Self) {
+        let mut r = Reader(bytes);
+        let layout = r.u32();
+        let (redirects, notifies, clone_bytes, flood_group) = (r.u32(), r.u32(), r.u32(), r.u32());
+        let has_cookie = r.u32() != 0;
+        let cookie = Some(r.u64()).filter(|_| has_cookie);
+        (layout, Self { redirects, notifies, clone_bytes, flood_group, cookie })
+    }
+
+    fn encode(self) -> [u8; CONFIG_BYTES] {
+        let has_cookie = u32::from(self.cookie.is_some());
+        let numbers =
+            [LAYOUT, self.redirects, self.notifies, self.clone_bytes, self.flood_group, has_cookie];
+        let mut bytes = [0; CONFIG_BYTES];
+        let all = numbers.iter().flat_map(|number| number.to_ne_bytes());
+        for (to, from) in bytes.iter_mut().zip(all.chain(self.cookie.unwrap_or(0).to_ne_bytes())) {
+            *to = from;
+        }
+        bytes
+    }
+}
+
+/// A switch in the kernel.
+///
+/// Dropping it leaves the switch running; [`Self::remove`] ends it.
+pub struct EbpfSwitch {
+    directory: PathBuf,
+    programs: Ebpf,
+    stores: [Box<dyn Store>; Table::ALL.len()],
+    notes: HashMap<MapData, [u8; NOTE_KEY_BYTES], [u8; NOTE_BYTES]>,
+    group_map: HashMap<MapData, [u8; 2], [u8; port::GROUP_BYTES]>,
+    counters: PerCpuArray<MapData, [u8; COUNTER_BYTES]>,
+    drops: PerCpuArray<MapData, [u8; 8]>,
+    port_counters: PerCpuArray<MapData, [u8; 32]>,
+    port_map: Array<MapData, [u8; port::PORT_BYTES]>,
+    port_of: Array<MapData, [u8; 8]>,
+    impairments: Array<MapData, [u8; port::IMPAIRMENT_BYTES]>,
+    config_map: Array<MapData, [u8; CONFIG_BYTES]>,
+    notify_match: Array<MapData, [u8; 24]>,
+    notify_index: Array<MapData, [u8; 4]>,
+    packet_ins: RingBuf<MapData>,
+    /// What the maps hold: the agent is the only one who writes them.
+    known: [BTreeMap<Key, Known>; Table::ALL.len()],
+    free: [Vec<u32>; Table::ALL.len()],
+    groups: BTreeMap<u16, Vec<SwitchPort>>,
+    ports: BTreeMap<SwitchPort, Attached>,
+    config: Config,
+}
+
+impl core::fmt::Debug for EbpfSwitch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("EbpfSwitch").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}
+
+/// What a program did with one frame in [`EbpfSwitch::test_run`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TestRun {
+    /// The program's return value: 7 redirects, 2 drops.
+    pub action: u32,
+    /// The frame as the program left it.
+    pub frame: Vec<u8>,
+    /// The mean time of one run.
+    pub duration: std::time::Duration,
+}
+
+/// The return value of a program that redirects the frame (`TCX_REDIRECT`).
+pub const ACTION_REDIRECT: u32 = 7;
+
+impl EbpfSwitch {
+    /// Opens the switch of a name: the one that is pinned, or a new one without ports.
+    ///
+    /// # Errors
+    /// [`PlaneError::NoEbpf`] if this build has none, [`PlaneError::NeedsRoot`], and
+    /// [`PlaneError::Ebpf`] if the kernel refuses the programs or another version pinned the maps.
+    pub fn open(name: &str) -> Result<Self, PlaneError> {
+        let object = OBJECT.ok_or(PlaneError::NoEbpf)?;
+        if !rustix::process::geteuid().is_root() {
+            return Err(PlaneError::NeedsRoot("the eBPF data plane"));
+        }
+        let directory = bpffs::open(name)?;
+        let mut programs = EbpfLoader::new()
+            .default_map_pin_directory(&directory)
+            .load(object)
+            .map_err(|e| failed(&e))?;
+        classifier(&mut programs)?.load().map_err(|e| failed(&e))?;
+        xdp(&mut programs)?.load().map_err(|e| failed(&e))?;
+        let mut switch = Self::from_maps(directory, programs)?;
+        switch.read_back()?;
+        Ok(switch)
+    }
+
+    /// Ends the switch of a name and removes everything it left; it may be gone already.
+    ///
+    /// # Errors
+    /// If something is there that cannot be removed.
+    pub fn remove(name: &str) -> Result<(), PlaneError> {
+        bpffs::remove(name)
+    }
+
+    /// Runs the program on a frame as if it had come in by a port, without sending it on
+    /// (copies to groups and duplicates are sent). The tables count the hits.
+    ///
+    /// # Errors
+    /// If there is no such port, or the kernel does not run a program on such a frame.
+    pub fn test_run(
+        &mut self,
+        port: SwitchPort,
+        frame: &[u8],
+        repeat: u32,
+    ) -> Result<TestRun, PlaneError> {
+        /// Bytes of a `struct __sk_buff`, and where its `ifindex` is.
+        const CONTEXT_BYTES: usize = 192;
+        const IFINDEX: core::ops::Range<usize> = 40..44;
+        let Some(attached) = self.ports.get(&port) else {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(PlaneError::Io { doing: format!("find port {}", port.0), source });
+        };
+        let mut context = [0; CONTEXT_BYTES];
+        context[IFINDEX].copy_from_slice(&attached.interface.index.to_ne_bytes());
+        let mut out = vec![0; frame.len() + 64];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            repeat,
+            ..TestRunOptions::new()
+        };
+        let result = classifier(&mut self.programs)?.test_run(options).map_err(|e| failed(&e))?;
+        out.truncate(result.data_size_out as usize);
+        Ok(TestRun { action: result.return_value, frame: out, duration: result.duration })
+    }
+
+    fn from_maps(directory: PathBuf, mut programs: Ebpf) -> Result<Self, PlaneError> {
+        fn typed<M: TryFrom<Map, Error = aya::maps::MapError>>(
+            programs: &mut Ebpf,
+            name: &str,
+        ) -> Result<M, PlaneError> {
+            M::try_from(take(programs, name)?).map_err(|e| failed(&e))
+        }
+        let p = &mut programs;
+        let mut stores = Vec::with_capacity(Table::ALL.len());
+        for table in Table::ALL {
+            stores.push(store::table_store(table, take(p, table.name())?)?);
+        }
+        let stores =
+            stores.try_into().map_err(|_| PlaneError::Ebpf("a table has no map".to_owned()))?;
+        Ok(Self {
+            directory,
+            stores,
+            notes: typed(p, "notes")?,
+            group_map: typed(p, "groups")?,
+            counters: typed(p, "counters")?,
+            drops: typed(p, "drops")?,
+            port_counters: typed(p, "port_counters")?,
+            port_map: typed(p, "ports")?,
+            port_of: typed(p, "port_of")?,
+            impairments: typed(p, "impairments")?,
+            config_map: typed(p, "config")?,
+            notify_match: typed(p, "notify_match")?,
+            notify_index: typed(p, "notify_index")?,
+            packet_ins: typed(p, "packet_ins")?,
+            known: Default::default(),
+            free: Default::default(),
+            groups: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            config: Config::default(),
+            programs,
+        })
+    }
+
+    /// Learns what the maps hold.
+    fn read_back(&mut self) -> Result<(), PlaneError> {
+        let bytes = self.config_map.get(&0, 0).map_err(|e| failed(&e))?;
+        let (layout, config) = Config::decode(&bytes);
+        if layout != LAYOUT && layout != 0 {
+            return Err(PlaneError::Ebpf(format!(
+                "another version (layout {layout}) made {}; remove that switch first",
+                self.directory.display()
+            )));
+        }
+        self.config = config;
+        self.write_config()?;
+        let mut base = 1;
+        for table in Table::ALL {
+            self.read_table(table, base)?;
+            base += u32::try_from(table.capacity()).unwrap_or(0);
+        }
+        self.read_groups()?;
+        self.read_ports()
+    }
+
+    fn read_table(&mut self, table: Table, base: u32) -> Result<(), PlaneError> {
+        let at = table as usize;
+        let mut used = BTreeSet::new();
+        for (key, value) in self.stores[at].all()? {
+            let key = layout::decode_key(table, &key);
+            let (index, action) = layout::decode_action(table, &value);
+            let note = self.notes.get(&layout::note_key(&key), 0);
+            let (idle_timeout, metadata) =
+                note.map_or((None, Vec::new()), |note| layout::decode_note(&note));
+            used.insert(index);
+            let entry = Entry { key, action, idle_timeout, metadata };
+            self.known[at].insert(key, Known { entry, index });
+        }
+        let end = base + u32::try_from(table.capacity()).unwrap_or(0);
+        self.free[at] = (base..end).rev().filter(|index| !used.contains(index)).collect();
+        Ok(())
+    }
+
+    fn write_config(&mut self) -> Result<(), PlaneError> {
+        self.config_map.set(0, self.config.encode(), 0).map_err(|e| failed(&e))
+    }
+}
+
+fn take(programs: &mut Ebpf, name: &str) -> Result<Map, PlaneError> {
+    let missing = || PlaneError::Ebpf(format!("the programs have no map {name}"));
+    programs.take_map(name).ok_or_else(missing)
+}
+
+fn classifier(programs: &mut Ebpf) -> Result<&mut SchedClassifier, PlaneError> {
+    let missing = || PlaneError::Ebpf("the object has no program switch_tc".to_owned());
+    let program = programs.program_mut("switch_tc").ok_or_else(missing)?;
+    program.try_into().map_err(|e: aya::programs::ProgramError| failed(&e))
+}
+
+fn xdp(programs: &mut Ebpf) -> Result<&mut Xdp, PlaneError> {
+    let missing = || PlaneError::Ebpf("the object has no program switch_xdp".to_owned());
+    let program = programs.program_mut("switch_xdp").ok_or_else(missing)?;
+    program.try_into().map_err(|e: aya::programs::ProgramError| failed(&e))
+}

@@ -1,0 +1,222 @@
+//! Ports of the eBPF data plane: interfaces with the programs attached, and groups of them.
+
+use std::{fs, io, path::Path};
+
+use aya::programs::{
+    LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode,
+    links::{FdLink, PinnedLink},
+    tc::{SchedClassifierLink, TcAttachOptions},
+    xdp::XdpLink,
+};
+use bluebridge_p4::pipeline::SwitchPort;
+
+use super::{EbpfSwitch, bpffs::link_pin, classifier, layout::Reader, store::failed, xdp};
+use crate::{
+    dataplane::{GROUP_PORTS_MAX, PORT_MAX, PlaneError, PortError, check_port},
+    interface::Interface,
+};
+
+/// Bytes of a `struct port`.
+pub(super) const PORT_BYTES: usize = 16;
+/// Bytes of a `struct group`.
+pub(super) const GROUP_BYTES: usize = 4 + 2 * GROUP_PORTS_MAX;
+/// Bytes of a `struct impairment`.
+pub(super) const IMPAIRMENT_BYTES: usize = 56;
+
+const ETHERNET_BYTES: u32 = 14;
+const FLAG_PEER: u32 = 1;
+const FLAG_XDP: u32 = 2;
+pub(super) const FLAG_IMPAIRED: u32 = 4;
+
+/// How a port sends, and whether frames are switched before the kernel makes an skb of them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PortMode {
+    /// `bpf_redirect_peer`: straight into the stack behind a veth pair whose other end is in
+    /// another namespace. The fastest for kernel sockets; checksums stay partial and trains whole,
+    /// and an XDP program at the other end sees nothing.
+    Peer,
+    /// `bpf_redirect`: through this end's queue, so that its offload settings hold.
+    Redirect,
+    /// As `Redirect`, and XDP forwards ahead of it between ports of this mode. Hosts with kernel
+    /// sockets behind it must send whole checksums and no trains.
+    Xdp {
+        /// In the driver; else in the generic hook, which every interface has.
+        native: bool,
+    },
+}
+
+impl PortMode {
+    const fn flags(self) -> u32 {
+        match self {
+            Self::Peer => FLAG_PEER,
+            Self::Redirect => 0,
+            Self::Xdp { .. } => FLAG_XDP,
+        }
+    }
+}
+
+/// A port and its interface.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) interface: Interface,
+    pub(super) flags: u32,
+}
+
+impl EbpfSwitch {
+    /// Adds a port that sends in a mode; a port that is there with the same interface takes the
+    /// mode and stays as it is otherwise.
+    ///
+    /// # Errors
+    /// [`PortError::Invalid`] and `NoInterface`: nothing changed.
+    pub fn add_port_with(
+        &mut self,
+        port: SwitchPort,
+        name: &str,
+        mode: Option<PortMode>,
+    ) -> Result<(), PortError> {
+        check_port(port)?;
+        let ask = |source| PlaneError::Io { doing: format!("ask for interface {name}"), source };
+        let interface = Interface::by_name(name).map_err(ask)?;
+        let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
+        let invalid = |rule| Err(PortError::Invalid { port, rule });
+        if self.ports.get(&port).is_some_and(|is| is.interface.index != interface.index) {
+            return invalid("it is in use");
+        }
+        let is_taken = |(&p, is): (&SwitchPort, &Attached)| {
+            p != port && is.interface.index & 0xffff == interface.index & 0xffff
+        };
+        if self.ports.iter().any(is_taken) {
+            return invalid("its interface is another port's, or clashes with one (modulo 65536)");
+        }
+        let automatic = if interface.has_far_peer { PortMode::Peer } else { PortMode::Redirect };
+        let mode = mode.unwrap_or(automatic);
+        if mode == PortMode::Peer && !interface.has_far_peer {
+            return invalid("only a veth whose other end is in another namespace has a far peer");
+        }
+        let impaired = self.ports.get(&port).map_or(0, |is| is.flags & FLAG_IMPAIRED);
+        let is_new = !self.ports.contains_key(&port);
+        let flags = mode.flags() | impaired;
+        if is_new {
+            self.forget_traffic(port)?;
+        }
+        self.ports.insert(port, Attached { interface, flags });
+        let done = self.write_port(port).and_then(|()| self.attach(port, mode));
+        if done.is_err() && is_new {
+            self.detach(port)?;
+        }
+        Ok(done?)
+    }
+
+    /// Detaches a port and forgets it.
+    pub(super) fn detach(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
+        for program in ["tc", "xdp"] {
+            unpin(&link_pin(&self.directory, port.0, program))?;
+        }
+        let Some(gone) = self.ports.remove(&port) else { return Ok(()) };
+        let slot = gone.interface.index & 0xffff;
+        self.port_of.set(slot, [0; 8], 0).map_err(|e| failed(&e))?;
+        let at = u32::from(port.0);
+        self.port_map.set(at, [0; PORT_BYTES], 0).map_err(|e| failed(&e))?;
+        self.impairments.set(at, [0; IMPAIRMENT_BYTES], 0).map_err(|e| failed(&e))
+    }
+
+    /// Writes what the programs know of a port.
+    pub(super) fn write_port(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
+        let Some(is) = self.ports.get(&port) else { return Ok(()) };
+        let index = is.interface.index;
+        let mut value = [0; PORT_BYTES];
+        value[..4].copy_from_slice(&index.to_ne_bytes());
+        value[4..8].copy_from_slice(&is.flags.to_ne_bytes());
+        value[8..12].copy_from_slice(&(is.interface.mtu + ETHERNET_BYTES).to_ne_bytes());
+        self.port_map.set(u32::from(port.0), value, 0).map_err(|e| failed(&e))?;
+        let mut of = [0; 8];
+        of[..4].copy_from_slice(&index.to_ne_bytes());
+        of[4..].copy_from_slice(&u32::from(port.0).to_ne_bytes());
+        self.port_of.set(index & 0xffff, of, 0).map_err(|e| failed(&e))
+    }
+
+    /// Learns the ports of a switch that was pinned; what became of a vanished interface goes.
+    pub(super) fn read_ports(&mut self) -> Result<(), PlaneError> {
+        for number in 1..=PORT_MAX {
+            let value = self.port_map.get(&u32::from(number), 0).map_err(|e| failed(&e))?;
+            let mut r = Reader(&value);
+            let (index, flags) = (r.u32(), r.u32());
+            if index == 0 {
+                continue;
+            }
+            let port = SwitchPort(number);
+            let ask =
+                |source| PlaneError::Io { doing: format!("ask for interface {index}"), source };
+            let found = Interface::by_index(index).map_err(ask)?;
+            let gone = found.is_none();
+            let interface = found.unwrap_or(Interface { index, ..Interface::default() });
+            self.ports.insert(port, Attached { interface, flags });
+            if gone {
+                self.detach(port)?;
+                continue;
+            }
+            let pin = link_pin(&self.directory, number, "tc");
+            if pin.exists() {
+                replace_program(&pin, classifier(&mut self.programs)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_traffic(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
+        super::store::set_first(&mut self.port_counters, u32::from(port.0), [0; 32])
+    }
+
+    fn attach(&mut self, port: SwitchPort, mode: PortMode) -> Result<(), PlaneError> {
+        let Some(name) = self.ports.get(&port).map(|is| is.interface.name.clone()) else {
+            return Ok(());
+        };
+        let pin = link_pin(&self.directory, port.0, "tc");
+        if !pin.exists() {
+            attach_tc(classifier(&mut self.programs)?, &name, &pin)?;
+        }
+        let pin = link_pin(&self.directory, port.0, "xdp");
+        match mode {
+            PortMode::Xdp { native } if !pin.exists() => {
+                attach_xdp(xdp(&mut self.programs)?, &name, native, &pin)
+            }
+            PortMode::Xdp { .. } => Ok(()),
+            PortMode::Peer | PortMode::Redirect => unpin(&pin),
+        }
+    }
+}
+
+fn attach_tc(program: &mut SchedClassifier, name: &str, pin: &Path) -> Result<(), PlaneError> {
+    let options = TcAttachOptions::TcxOrder(LinkOrder::default());
+    let id = program
+        .attach_with_options(name, TcAttachType::Ingress, options)
+        .map_err(|e| failed(&e))?;
+    let link: SchedClassifierLink = program.take_link(id).map_err(|e| failed(&e))?;
+    let link = FdLink::try_from(link).map_err(|e| failed(&e))?;
+    link.pin(pin).map(drop).map_err(|e| failed(&e))
+}
+
+fn attach_xdp(program: &mut Xdp, name: &str, native: bool, pin: &Path) -> Result<(), PlaneError> {
+    let mode = if native { XdpMode::Driver } else { XdpMode::Skb };
+    let id = program.attach(name, mode).map_err(|e| failed(&e))?;
+    let link: XdpLink = program.take_link(id).map_err(|e| failed(&e))?;
+    let link = FdLink::try_from(link).map_err(|e| failed(&e))?;
+    link.pin(pin).map(drop).map_err(|e| failed(&e))
+}
+
+/// Puts this build's program into a pinned link, in one step: no frame is missed.
+fn replace_program(pin: &Path, program: &mut SchedClassifier) -> Result<(), PlaneError> {
+    let pinned = PinnedLink::from_pin(pin).map_err(|e| failed(&e))?;
+    let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(|e| failed(&e))?;
+    let id = program.attach_to_link(link).map_err(|e| failed(&e))?;
+    program.take_link(id).map(drop).map_err(|e| failed(&e))
+}
+
+fn unpin(pin: &Path) -> Result<(), PlaneError> {
+    match fs::remove_file(pin) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PlaneError::Io { doing: format!("remove {}", pin.display()), source })
+        }
+        _ => Ok(()),
+    }
+}
