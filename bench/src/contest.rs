@@ -1,0 +1,127 @@
+//! Contestants in alternating turns.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::{
+    placement::{Probe, now},
+    summary::{Samples, Summary, median},
+    turns::Turns,
+};
+
+/// One operation of a contestant, timed from outside.
+pub trait Contestant {
+    /// What it is called in the report.
+    fn name(&self) -> &str;
+
+    /// Does the operation once and waits for its end.
+    ///
+    /// # Errors
+    /// In words; it ends the contest.
+    fn operate(&mut self) -> Result<(), String>;
+}
+
+/// How long a contest is.
+#[derive(Clone, Copy, Debug)]
+pub struct Length {
+    /// Every contestant has one turn in each.
+    pub round_count: usize,
+    /// Operations before the timed ones of each turn.
+    pub warm_up_count: usize,
+    /// Timed operations of each turn.
+    pub operation_count: usize,
+}
+
+/// What one contestant reached.
+#[derive(Clone, Debug, Serialize)]
+pub struct Score {
+    /// The contestant.
+    pub name: String,
+    /// Over all rounds.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// The medians of the rounds, in their order, in microseconds.
+    pub round_p50_us: Vec<f64>,
+}
+
+/// What a contest came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// In the contestants' order.
+    pub scores: Vec<Score>,
+    /// The hand-over of a cache line before each round, in microseconds.
+    pub placement_us: Vec<f64>,
+}
+
+impl Outcome {
+    /// The median over the rounds of the ratio of two contestants' medians: what is left when
+    /// both are slowed alike.
+    #[must_use]
+    pub fn ratio(&self, contestant: usize, to: usize) -> f64 {
+        let (Some(ours), Some(theirs)) = (self.scores.get(contestant), self.scores.get(to)) else {
+            return f64::NAN;
+        };
+        let rounds = ours.round_p50_us.iter().zip(&theirs.round_p50_us);
+        median(&rounds.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+    }
+}
+
+/// The turn in which the placement is probed; contestants' turns are numbered from 0.
+pub const PROBE_TURN: usize = 1000;
+
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Lets the contestants operate in turns, the order rotating from round to round.
+///
+/// The serving thread must serve contestant `i` in turn `i`, and `probe` in [`PROBE_TURN`].
+///
+/// # Errors
+/// The first operation that failed, or a serving thread that does not answer.
+pub fn run(
+    contestants: &mut [&mut dyn Contestant],
+    length: Length,
+    turns: &Turns,
+    probe: &Probe,
+) -> Result<Outcome, String> {
+    let mut all: Vec<Samples> = contestants.iter().map(|_| Samples::default()).collect();
+    let mut rounds: Vec<Vec<f64>> = contestants.iter().map(|_| Vec::new()).collect();
+    let mut placement_us = Vec::with_capacity(length.round_count);
+    for round in 0..length.round_count {
+        turns.give(PROBE_TURN);
+        placement_us.push(probe.measure(PROBE_DEADLINE).ok_or("the serving thread is silent")?);
+        for place in 0..contestants.len() {
+            let index = (place + round) % contestants.len();
+            turns.give(index);
+            let samples = turn(&mut *contestants[index], length)?;
+            rounds[index].push(samples.summary().p50_us);
+            all[index].merge(&samples);
+        }
+    }
+    let scores = contestants.iter().zip(all).zip(rounds);
+    Ok(Outcome {
+        scores: scores
+            .map(|((contestant, samples), round_p50_us)| Score {
+                name: contestant.name().to_owned(),
+                summary: samples.summary(),
+                round_p50_us,
+            })
+            .collect(),
+        placement_us,
+    })
+}
+
+fn turn(contestant: &mut dyn Contestant, length: Length) -> Result<Samples, String> {
+    let failed = |contestant: &dyn Contestant, error| format!("{}: {error}", contestant.name());
+    for _ in 0..length.warm_up_count {
+        contestant.operate().map_err(|error| failed(contestant, error))?;
+    }
+    let mut samples = Samples::default();
+    for _ in 0..length.operation_count {
+        let start = now();
+        let done = contestant.operate();
+        samples.add(now() - start);
+        done.map_err(|error| failed(contestant, error))?;
+    }
+    Ok(samples)
+}

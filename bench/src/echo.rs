@@ -1,0 +1,132 @@
+//! The floor: a plain UDP echo with one request outstanding, both ends spinning.
+
+use std::{
+    io,
+    net::{Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::{contest::Contestant, placement::now};
+
+/// How long an echo may take before the contest ends in an error.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Turns of the serving loop between two looks at the flag.
+const LOOK_EVERY: u32 = 64;
+
+/// How long requests and answers are, in bytes of UDP payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// What the client sends.
+    pub request_bytes: usize,
+    /// What the server answers.
+    pub answer_bytes: usize,
+}
+
+/// A socket on one address, which need not be assigned to an interface.
+///
+/// # Errors
+/// What the system says.
+pub fn bind(address: Ipv6Addr, port: u16) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_freebind_v6(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::V6(SocketAddrV6::new(address, port, 0, 0)).into())?;
+    Ok(socket.into())
+}
+
+/// Answers requests with `answer_bytes` bytes until the flag is set.
+///
+/// # Errors
+/// What the system says.
+pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<()> {
+    let mut buffer = vec![0; sizes.request_bytes.max(sizes.answer_bytes)];
+    let mut quiet = 0_u32;
+    loop {
+        match socket.recv_from(&mut buffer) {
+            Ok((_, from)) => {
+                socket.send_to(&buffer[..sizes.answer_bytes], from)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => quiet += 1,
+            Err(error) => return Err(error),
+        }
+        if quiet >= LOOK_EVERY {
+            quiet = 0;
+            if stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The client's end.
+#[derive(Debug)]
+pub struct Echo {
+    name: &'static str,
+    socket: UdpSocket,
+    /// Where to send; a connected socket has none.
+    to: Option<SocketAddr>,
+    sizes: Sizes,
+    buffer: Vec<u8>,
+}
+
+impl Echo {
+    /// As a program that talks to many would do it: `sendto` and `recvfrom`.
+    #[must_use]
+    pub fn unconnected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> Self {
+        Self::new("udp echo", socket, Some(SocketAddr::V6(to)), sizes)
+    }
+
+    /// As a program that talks to one can do it: the route is looked up once.
+    ///
+    /// # Errors
+    /// What the system says to the connecting.
+    pub fn connected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> io::Result<Self> {
+        socket.connect(to)?;
+        Ok(Self::new("udp echo, connected", socket, None, sizes))
+    }
+
+    fn new(name: &'static str, socket: UdpSocket, to: Option<SocketAddr>, sizes: Sizes) -> Self {
+        let buffer = vec![0; sizes.request_bytes.max(sizes.answer_bytes)];
+        Self { name, socket, to, sizes, buffer }
+    }
+
+    fn round_trip(&mut self) -> io::Result<()> {
+        let request = &self.buffer[..self.sizes.request_bytes];
+        match self.to {
+            Some(to) => self.socket.send_to(request, to)?,
+            None => self.socket.send(request)?,
+        };
+        let deadline = now() + DEADLINE;
+        let mut spins = 0_u32;
+        loop {
+            let received = match self.to {
+                Some(_) => self.socket.recv_from(&mut self.buffer).map(|(bytes, _)| bytes),
+                None => self.socket.recv(&mut self.buffer),
+            };
+            match received {
+                Ok(bytes) if bytes == self.sizes.answer_bytes => return Ok(()),
+                Ok(bytes) => return Err(io::Error::other(format!("an answer of {bytes} bytes"))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => spins += 1,
+                Err(error) => return Err(error),
+            }
+            // The clock is read seldom, so that it does not add to what is measured.
+            if spins.is_multiple_of(4096) && now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl Contestant for Echo {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn operate(&mut self) -> Result<(), String> {
+        self.round_trip().map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,47 @@
+//! Whose turn it is, told by the measuring thread to the serving thread.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// No contestant is served; the serving thread may end.
+const OVER: usize = usize::MAX;
+
+/// Shared by the thread that measures and the thread that serves.
+#[derive(Debug, Default)]
+pub struct Turns {
+    current: AtomicUsize,
+    /// Set for as long as the turn does not change, for loops that watch a flag.
+    stop: AtomicBool,
+}
+
+impl Turns {
+    /// The first turn is contestant 0's.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { current: AtomicUsize::new(0), stop: AtomicBool::new(false) }
+    }
+
+    /// Gives the turn to a contestant. The one before is still served until its loop looks.
+    pub fn give(&self, contestant: usize) {
+        if self.current.swap(contestant, Ordering::AcqRel) != contestant {
+            self.stop.store(true, Ordering::Release);
+        }
+    }
+
+    /// Ends the serving thread.
+    pub fn end(&self) {
+        self.give(OVER);
+    }
+
+    /// Serves in turns until the end: `serve` is called with the contestant and a flag that says
+    /// when to return.
+    pub fn serve(&self, mut serve: impl FnMut(usize, &AtomicBool)) {
+        loop {
+            self.stop.store(false, Ordering::Release);
+            let contestant = self.current.load(Ordering::Acquire);
+            if contestant == OVER {
+                return;
+            }
+            serve(contestant, &self.stop);
+        }
+    }
+}
