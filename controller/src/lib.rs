@@ -1,1 +1,210 @@
 //! The controller: desired state, reconcile loop, southbound drivers, northbound API.
+//!
+//! * [`core`]: the mind. Events and the time in, desired tables out.
+//! * [`plan`]: the difference between desired and installed tables, in a safe order.
+//! * [`reconcile`]: makes a switch have what it should, through [`driver`].
+//! * [`store`]: what survives a restart.
+//! * [`Controller`] and [`run`]: all of it together, with the northbound API in front.
+
+pub mod config;
+pub mod core;
+pub mod driver;
+pub mod plan;
+mod rack;
+pub mod reconcile;
+mod service;
+pub mod store;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bluebridge_northbound::proto::controller_server::ControllerServer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+pub use config::{Config, TlsPaths};
+use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
+use rack::Rack;
+use reconcile::{Desired, Reconciler};
+use service::Northbound;
+use store::{Store, StoreError};
+
+/// How long a call of the northbound API may take.
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Calls that one connection may have open.
+const CALLS_PER_CONNECTION: usize = 64;
+
+/// How long open calls may take to end when the controller ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Why the controller ended or did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControllerError {
+    /// Another process has the address, or it is not of this host.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The store cannot be used; nothing unstored was acknowledged.
+    #[error(transparent)]
+    Store(Arc<StoreError>),
+    /// Another controller has the switch.
+    #[error(transparent)]
+    Switch(DriverError),
+    /// The certificate or key is not there or not right.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// The northbound server failed.
+    #[error("the northbound API failed: {0}")]
+    Serve(String),
+}
+
+impl From<StoreError> for ControllerError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(Arc::new(error))
+    }
+}
+
+/// Runs a controller until `shutdown`. Its going leaves the switch as it is.
+///
+/// # Errors
+/// [`ControllerError`]: it could not start, or must not go on.
+pub async fn run(
+    config: Config,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ControllerError> {
+    Controller::bind(config).await?.run(shutdown).await
+}
+
+/// A controller that has its store and its address, and does nothing yet.
+#[derive(Debug)]
+pub struct Controller {
+    config: Config,
+    store: Store,
+    listener: TcpListener,
+    server: Server,
+}
+
+impl Controller {
+    /// Opens the store and the port.
+    ///
+    /// # Errors
+    /// [`ControllerError`].
+    pub async fn bind(config: Config) -> Result<Self, ControllerError> {
+        let server = server(&config)?;
+        let store = match &config.store {
+            Some(path) => Store::open(path)?,
+            None => Store::in_memory()?,
+        };
+        let address = config.listen;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|source| ControllerError::Listen { address, source })?;
+        Ok(Self { config, store, listener, server })
+    }
+
+    /// Where the northbound API listens.
+    ///
+    /// # Errors
+    /// [`ControllerError::Listen`] if the system does not say.
+    pub fn local_addr(&self) -> Result<SocketAddr, ControllerError> {
+        let address = self.config.listen;
+        self.listener.local_addr().map_err(|source| ControllerError::Listen { address, source })
+    }
+
+    /// Works until `shutdown`.
+    ///
+    /// # Errors
+    /// [`ControllerError`]: it must not go on.
+    pub async fn run(
+        self,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), ControllerError> {
+        let (uri, device) = (self.config.switch_uri.as_str(), self.config.device_id);
+        let connector = match &self.config.device_config {
+            Some(bytes) => P4RuntimeConnector::with_device_config(uri, device, bytes.clone()),
+            None => P4RuntimeConnector::new(uri, device),
+        };
+        self.run_with(connector, shutdown).await
+    }
+
+    /// Works with another kind of switch.
+    ///
+    /// # Errors
+    /// [`ControllerError`]: it must not go on.
+    pub async fn run_with(
+        self,
+        connector: impl SwitchConnector,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), ControllerError> {
+        let (desires, desired) = watch::channel(Desired::default());
+        let (reconciler, view) =
+            Reconciler::new(connector, self.store.election_id(), self.config.timing, desired);
+        let rack = Arc::new(Rack::new(self.config.core, self.store, desires, view)?);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
+        let mut server = self.server;
+        let serving = server.add_service(service).serve_with_incoming_shutdown(
+            TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+            async {
+                // A dropped sender ends the server as well.
+                drop(stopped.await);
+            },
+        );
+        tokio::pin!(serving);
+        let outcome = tokio::select! {
+            () = shutdown => Ok(()),
+            error = reconciler.run() => Err(ControllerError::Switch(error)),
+            error = Arc::clone(&rack).tend() => Err(ControllerError::Store(error)),
+            error = rack.failed() => Err(ControllerError::Store(error)),
+            served = &mut serving => {
+                return served.map_err(|error| ControllerError::Serve(error.to_string()));
+            }
+        };
+        drop(stop);
+        // Open watches would keep the server for ever.
+        drop(tokio::time::timeout(FAREWELL, serving).await);
+        outcome
+    }
+}
+
+fn server(config: &Config) -> Result<Server, ControllerError> {
+    let server = Server::builder()
+        .timeout(CALL_DEADLINE)
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)));
+    match &config.tls {
+        None => Ok(server),
+        Some(paths) => secured(server, paths),
+    }
+}
+
+#[cfg(feature = "tls")]
+fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> {
+    use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+    let read = |path: &std::path::Path| {
+        std::fs::read(path)
+            .map_err(|error| ControllerError::Tls(format!("{}: {error}", path.display())))
+    };
+    let identity = Identity::from_pem(read(&paths.certificate)?, read(&paths.key)?);
+    let mut tls = ServerTlsConfig::new().identity(identity);
+    if let Some(root) = &paths.client_root {
+        tls = tls.client_ca_root(Certificate::from_pem(read(root)?));
+    }
+    server.tls_config(tls).map_err(|error| ControllerError::Tls(error.to_string()))
+}
+
+#[cfg(not(feature = "tls"))]
+fn secured(_: Server, _: &TlsPaths) -> Result<Server, ControllerError> {
+    Err(ControllerError::Tls("this build of the controller has no TLS".to_owned()))
+}

@@ -1,0 +1,56 @@
+//! What a controller is told when it starts.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::core::CoreConfig;
+use crate::reconcile::Timing;
+
+/// Where the northbound API finds what TLS needs, as PEM files.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TlsPaths {
+    /// The controller's certificate, with those that lead to its root.
+    pub certificate: PathBuf,
+    /// The certificate's private key.
+    pub key: PathBuf,
+    /// The root that endpoints' certificates must lead to; without it every endpoint may call.
+    pub client_root: Option<PathBuf>,
+}
+
+/// What a controller is told when it starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the northbound API listens; port 0 for any.
+    pub listen: SocketAddr,
+    /// The P4Runtime server of the switch: `http://host:port`.
+    pub switch_uri: String,
+    /// The switch's device id.
+    pub device_id: u64,
+    /// What the switch runs; `None` for the embedded switch.
+    pub device_config: Option<Vec<u8>>,
+    /// The store's file; `None` keeps the state in memory, so that a restart begins anew.
+    pub store: Option<PathBuf>,
+    /// TLS for the northbound API; `None` for plain connections.
+    pub tls: Option<TlsPaths>,
+    /// The rules for endpoints.
+    pub core: CoreConfig,
+    /// How patient the loop over the switch is.
+    pub timing: Timing,
+}
+
+impl Config {
+    /// A controller with the usual rules for a switch.
+    #[must_use]
+    pub fn new(listen: SocketAddr, switch_uri: &str) -> Self {
+        Self {
+            listen,
+            switch_uri: switch_uri.to_owned(),
+            device_id: 1,
+            device_config: None,
+            store: None,
+            tls: None,
+            core: CoreConfig::default(),
+            timing: Timing::default(),
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! Who becomes which node.
+
+use std::time::Instant;
+
+use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
+use bluebridge_wire::{ArenaGeneration, MTU_MIN, NodeId, Space};
+
+use super::record::{Carrier, Change, NodeRecord, Role, SpaceRecord};
+use super::{Core, FLOOD_GROUP, GROUPS_MAX, Node, PORT_MAX, Ports, weight};
+
+/// Where an endpoint says that it is connected.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Attachment {
+    /// To the switch's interface of this name.
+    Interface(String),
+    /// To this port.
+    Port(SwitchPort),
+}
+
+/// What an endpoint was given before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Previous {
+    /// Its node id.
+    pub node: NodeId,
+    /// Its proof.
+    pub token: [u8; 16],
+    /// Whether its arena holds what it held.
+    pub contents_kept: bool,
+}
+
+/// An endpoint that asks to be one.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Its name.
+    pub name: String,
+    /// What it is there for.
+    pub role: Role,
+    /// The space that it wants to belong to.
+    pub space: Space,
+    /// Its MAC address.
+    pub mac: MacAddr,
+    /// Where it is connected.
+    pub attachment: Attachment,
+    /// Pages that it can hold.
+    pub capacity_pages: u64,
+    /// Its serving cores.
+    pub shard_count: u16,
+    /// How it sends and receives.
+    pub carrier: Carrier,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// The same in every try of this join.
+    pub nonce: u64,
+    /// What it was given before.
+    pub previous: Option<Previous>,
+}
+
+/// What an endpoint is from now on: its record says it all.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Assigned(pub NodeRecord);
+
+/// Why an endpoint is none.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The caller's request breaks a rule.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The name is another's for good: of another role or space.
+    #[error("the name {name} belongs to {owner}; choose another name")]
+    NameBelongs {
+        /// The name.
+        name: String,
+        /// Whose it is.
+        owner: String,
+    },
+    /// A live endpoint has it. Passing: it may fall silent.
+    #[error("{what} is in use by the live endpoint {by}; end that one or choose another")]
+    Taken {
+        /// What is taken.
+        what: String,
+        /// By whom.
+        by: String,
+    },
+    /// The caller's arena is of another identity, or of another rack.
+    #[error(
+        "the arena's contents belong to node {0} with another token than this rack gave; \
+         start with an empty arena or the right name"
+    )]
+    NotPrevious(u16),
+    /// The caller's port or interface is not there.
+    #[error("the switch has no {0}")]
+    NoSuchPort(String),
+    /// The switch was not reached yet, so that its ports are not known. Passing.
+    #[error("the switch was not reached yet, so that nothing is known of {0}; try again")]
+    PortsUnknown(String),
+    /// The rack has used up its node ids, incarnations or groups.
+    #[error("the rack has no {0} left")]
+    Exhausted(&'static str),
+}
+
+impl Core {
+    /// Makes an endpoint, or the same again. `token` is a new secret, in case it gets one.
+    ///
+    /// # Errors
+    /// [`JoinError`]; nothing changed.
+    pub fn join(
+        &mut self,
+        now: Instant,
+        join: &Join,
+        token: [u8; 16],
+    ) -> Result<Assigned, JoinError> {
+        check_shape(join)?;
+        let known = self.names.get(&join.name).copied();
+        let port = self.resolve(join, known)?;
+        let same = self.check_name(join, port, known)?;
+        if let Some(assigned) = same.and_then(|id| self.repeated(join, port, id)) {
+            return Ok(assigned);
+        }
+        let replaced = self.conflicts(join, port, same)?;
+        let group = self.group_for(join.space)?;
+        let mut record = self.identity(now, join, same, token)?;
+        let kept = join.previous.is_some_and(|previous| previous.contents_kept);
+        if !kept {
+            record.level = weight::level(join.capacity_pages, None);
+        }
+        record.attached = true;
+        record.nonce = join.nonce;
+        record.space = join.space.0;
+        record.mac = join.mac.0;
+        record.port = port.0;
+        record.carrier = join.carrier;
+        record.mtu = join.mtu;
+        record.shard_count = join.shard_count;
+        record.capacity_pages = join.capacity_pages;
+        for id in replaced {
+            self.detach(now, id);
+        }
+        if let Some(group) = group {
+            self.take_group(join.space, group);
+        }
+        self.attach(now, known, record.clone());
+        Ok(Assigned(record))
+    }
+
+    fn resolve(&self, join: &Join, known: Option<NodeId>) -> Result<SwitchPort, JoinError> {
+        let name = |port: SwitchPort| format!("port {}", port.0);
+        match (&self.ports, &join.attachment) {
+            (Ports::Listed(ports), Attachment::Port(port)) => {
+                ports.contains_key(port).then_some(*port).ok_or(JoinError::NoSuchPort(name(*port)))
+            }
+            (Ports::Listed(ports), Attachment::Interface(interface)) => ports
+                .iter()
+                .find_map(|(port, known)| (known == interface).then_some(*port))
+                .ok_or_else(|| JoinError::NoSuchPort(format!("interface {interface}"))),
+            (Ports::Unlisted, Attachment::Port(port)) => (1..=PORT_MAX)
+                .contains(&port.0)
+                .then_some(*port)
+                .ok_or(JoinError::NoSuchPort(name(*port))),
+            (Ports::Unlisted, Attachment::Interface(_)) => Err(JoinError::Invalid(
+                "this switch does not tell its interfaces' names; give the port's number",
+            )),
+            // Whoever was there before the switch went away may be back before the switch is.
+            (Ports::Unknown, Attachment::Port(port)) => {
+                let record = known.and_then(|id| self.nodes.get(&id)).map(|node| &node.record);
+                let back = record.is_some_and(|record| {
+                    record.attached && record.port() == *port && record.mac() == join.mac
+                });
+                back.then_some(*port).ok_or(JoinError::PortsUnknown(name(*port)))
+            }
+            (Ports::Unknown, Attachment::Interface(interface)) => {
+                Err(JoinError::PortsUnknown(format!("interface {interface}")))
+            }
+        }
+    }
+
+    /// The node that the caller is again, if any.
+    fn check_name(
+        &self,
+        join: &Join,
+        port: SwitchPort,
+        known: Option<NodeId>,
+    ) -> Result<Option<NodeId>, JoinError> {
+        let claims_contents = join.previous.filter(|previous| previous.contents_kept);
+        let Some(node) = known.and_then(|id| self.nodes.get(&id)) else {
+            return claims_contents
+                .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0)));
+        };
+        let record = &node.record;
+        let proven = join
+            .previous
+            .is_some_and(|shown| shown.node == record.id() && shown.token == record.token);
+        if let Some(previous) = claims_contents.filter(|_| !proven) {
+            return Err(JoinError::NotPrevious(previous.node.0));
+        }
+        // One interface carries one endpoint, so a caller from the same one is its successor.
+        let same_interface = record.port() == port && record.mac() == join.mac;
+        if node.live && !proven && !same_interface {
+            let what = format!("the name {}", join.name);
+            let by = format!("node {} at port {}", record.node, record.port);
+            return Err(JoinError::Taken { what, by });
+        }
+        let same_kind = record.role == join.role && record.space() == join.space;
+        match (same_kind, record.role) {
+            (true, _) => Ok(Some(record.id())),
+            // A client's name is worth nothing once it is gone, a memory node's stands for pages.
+            (false, Role::Client) => Ok(None),
+            (false, Role::Memory) => Err(JoinError::NameBelongs {
+                name: join.name.clone(),
+                owner: format!("a memory node of space {}", record.space),
+            }),
+        }
+    }
+
+    /// The answer to a join whose first answer was lost.
+    fn repeated(&self, join: &Join, port: SwitchPort, id: NodeId) -> Option<Assigned> {
+        let record = &self.nodes.get(&id)?.record;
+        let same = record.attached
+            && record.nonce == join.nonce
+            && record.port() == port
+            && record.mac() == join.mac;
+        same.then(|| Assigned(record.clone()))
+    }
+
+    /// The silent endpoints that have to make room.
+    fn conflicts(
+        &self,
+        join: &Join,
+        port: SwitchPort,
+        same: Option<NodeId>,
+    ) -> Result<Vec<NodeId>, JoinError> {
+        let mut silent = Vec::new();
+        for (id, node) in &self.nodes {
+            let record = &node.record;
+            let clash = record.port() == port || record.mac() == join.mac;
+            let namesake = record.name == join.name;
+            if !record.attached || Some(*id) == same || !(clash || namesake) {
+                continue;
+            }
+            if node.live && !namesake {
+                let what = if record.port() == port {
+                    format!("port {}", port.0)
+                } else {
+                    format!("the MAC address {}", join.mac)
+                };
+                return Err(JoinError::Taken { what, by: record.name.clone() });
+            }
+            silent.push(*id);
+        }
+        Ok(silent)
+    }
+
+    /// The group that a space has yet to take; `None` if it has one.
+    fn group_for(&self, space: Space) -> Result<Option<u16>, JoinError> {
+        if self.spaces.contains_key(&space.0) {
+            return Ok(None);
+        }
+        let mut used: Vec<u16> = self.spaces.values().copied().collect();
+        used.sort_unstable();
+        let free = (FLOOD_GROUP + 1..=GROUPS_MAX).find(|group| used.binary_search(group).is_err());
+        let recycled = || self.spaces.iter().find(|(space, _)| self.is_empty(**space));
+        free.or_else(|| recycled().map(|(_, group)| *group))
+            .map(Some)
+            .ok_or(JoinError::Exhausted("multicast groups (one per space)"))
+    }
+
+    fn is_empty(&self, space: u16) -> bool {
+        !self.nodes.values().any(|node| node.record.attached && node.record.space == space)
+    }
+
+    fn take_group(&mut self, space: Space, group: u16) {
+        if let Some(former) = self.spaces.iter().find(|(_, g)| **g == group).map(|(s, _)| *s) {
+            self.spaces.remove(&former);
+            self.changes.push(Change::SpaceGone(former));
+        }
+        self.spaces.insert(space.0, group);
+        self.changes.push(Change::Space(SpaceRecord { space: space.0, group }));
+    }
+
+    /// A record with the next incarnation, generation and epoch.
+    fn identity(
+        &self,
+        now: Instant,
+        join: &Join,
+        same: Option<NodeId>,
+        token: [u8; 16],
+    ) -> Result<NodeRecord, JoinError> {
+        if let Some(record) = same.and_then(|id| self.nodes.get(&id)).map(|node| &node.record) {
+            let kept = join.previous.is_some_and(|previous| previous.contents_kept);
+            let generation = match join.role {
+                Role::Memory if !kept => next_generation(record.generation),
+                _ => Some(record.generation),
+            };
+            // A node whose generations are used up becomes a new one.
+            if let Some(generation) = generation {
+                return Ok(NodeRecord { generation, ..succeed(record)? });
+            }
+        }
+        let fresh = NodeRecord {
+            node: 0,
+            name: join.name.clone(),
+            role: join.role,
+            space: join.space.0,
+            incarnation: 1,
+            generation: 0,
+            range_epoch: 1,
+            token,
+            nonce: join.nonce,
+            mac: join.mac.0,
+            port: 0,
+            carrier: join.carrier,
+            mtu: join.mtu,
+            shard_count: join.shard_count,
+            capacity_pages: join.capacity_pages,
+            level: None,
+            attached: false,
+            retired: false,
+        };
+        if join.role == Role::Client
+            && let Some(rested) = self.rested_client(now)
+        {
+            let record = succeed(rested)?;
+            let (node, incarnation) = (record.node, record.incarnation);
+            return Ok(NodeRecord { node, incarnation, range_epoch: record.range_epoch, ..fresh });
+        }
+        let node = self.unused_id(join.role).ok_or(JoinError::Exhausted("node ids"))?;
+        Ok(NodeRecord { node: node.0, ..fresh })
+    }
+
+    /// The client's id that has rested longest, if long enough.
+    fn rested_client(&self, now: Instant) -> Option<&NodeRecord> {
+        let gone = self
+            .nodes
+            .values()
+            .filter(|node| node.record.role == Role::Client && !node.record.attached)
+            .filter(|node| node.record.incarnation != u32::MAX);
+        let oldest = gone.min_by_key(|node| node.gone_since)?;
+        let rest = now.saturating_duration_since(oldest.gone_since);
+        (rest >= self.config.client_rest).then_some(&oldest.record)
+    }
+
+    /// Memory nodes are numbered from below, clients from above.
+    fn unused_id(&self, role: Role) -> Option<NodeId> {
+        let unused = |id: &u16| !self.nodes.contains_key(&NodeId(*id));
+        let (first, last) = (1, NodeId::ALL.0 - 1);
+        match role {
+            Role::Memory => (first..=last).find(unused),
+            Role::Client => (first..=last).rev().find(unused),
+        }
+        .map(NodeId)
+    }
+
+    fn attach(&mut self, now: Instant, known: Option<NodeId>, record: NodeRecord) {
+        let id = record.id();
+        if let Some(former) = known.filter(|former| *former != id) {
+            self.retire(now, former);
+        }
+        // A rested id had another name.
+        if let Some(former) = self.nodes.get(&id).map(|node| node.record.name.clone())
+            && self.names.get(&former) == Some(&id)
+        {
+            self.names.remove(&former);
+        }
+        self.names.insert(record.name.clone(), id);
+        let node = Node::restored(record.clone(), now);
+        self.nodes.insert(id, node);
+        self.changes.push(Change::Node(record));
+        self.note(id);
+    }
+
+    /// Takes the name from a node that another node has it from now on.
+    fn retire(&mut self, now: Instant, id: NodeId) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.record.retired = true;
+            node.gone_since = now;
+            node.live = false;
+            node.record.attached = false;
+            self.changes.push(Change::Node(node.record.clone()));
+            self.note(id);
+        }
+    }
+}
+
+fn next_generation(generation: u16) -> Option<u16> {
+    ArenaGeneration::new(generation).and_then(ArenaGeneration::next).map(ArenaGeneration::number)
+}
+
+fn succeed(record: &NodeRecord) -> Result<NodeRecord, JoinError> {
+    let incarnation = record.incarnation.checked_add(1);
+    let range_epoch = record.range_epoch.checked_add(1);
+    Ok(NodeRecord {
+        incarnation: incarnation.ok_or(JoinError::Exhausted("incarnations"))?,
+        range_epoch: range_epoch.ok_or(JoinError::Exhausted("range epochs"))?,
+        ..record.clone()
+    })
+}
+
+fn check_shape(join: &Join) -> Result<(), JoinError> {
+    let rules = [
+        (
+            bluebridge_northbound::is_name(&join.name),
+            "a name has 1 to 64 letters, digits, '.', '_' and '-'",
+        ),
+        (
+            join.mac.0[0] & 1 == 0 && join.mac != MacAddr::default(),
+            "the MAC address must be an interface's own, not 0 and not of a group",
+        ),
+        (
+            usize::try_from(join.mtu).is_ok_and(|mtu| mtu >= MTU_MIN),
+            "the MTU must be at least 1280 bytes",
+        ),
+        (join.nonce != 0, "the nonce must not be 0"),
+        (
+            join.role == Role::Client || (1..=256).contains(&join.shard_count),
+            "a memory node has 1 to 256 shards",
+        ),
+        (
+            join.role == Role::Client || join.capacity_pages != 0,
+            "a memory node holds at least one page",
+        ),
+        (
+            join.role == Role::Memory || (join.capacity_pages, join.shard_count) == (0, 0),
+            "a client has neither pages nor shards",
+        ),
+    ];
+    rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, rule)| Err(JoinError::Invalid(rule)))
+}

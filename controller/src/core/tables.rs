@@ -1,0 +1,76 @@
+//! Tables as values: what a switch should have, and what it has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bluebridge_p4::pipeline::{Action, Entry, Key, SwitchPort};
+
+/// What an entry does, beside its key.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Body {
+    /// The action; `None` for one that a read-back found and this pipeline does not know.
+    pub action: Option<Action>,
+    /// The idle timeout.
+    pub idle_timeout: Option<Duration>,
+    /// Opaque to the switch.
+    pub metadata: Vec<u8>,
+}
+
+impl Body {
+    /// An action without timeout or metadata.
+    #[must_use]
+    pub const fn new(action: Action) -> Self {
+        Self { action: Some(action), idle_timeout: None, metadata: Vec::new() }
+    }
+
+    /// The entry with a key; `None` if the action is not known.
+    #[must_use]
+    pub fn entry(&self, key: Key) -> Option<Entry> {
+        let action = self.action.clone()?;
+        Some(Entry {
+            key,
+            action,
+            idle_timeout: self.idle_timeout,
+            metadata: self.metadata.clone(),
+        })
+    }
+}
+
+/// All that can be programmed.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Tables {
+    /// Every table entry.
+    pub entries: BTreeMap<Key, Body>,
+    /// Every multicast group.
+    pub groups: BTreeMap<u16, BTreeSet<SwitchPort>>,
+    /// The group that `l2` floods through.
+    pub flood_group: Option<u16>,
+    /// Whether `notify` has its clone session.
+    pub notify_session: bool,
+}
+
+impl Tables {
+    /// Entries, groups and settings that differ from another's.
+    #[must_use]
+    pub fn difference_count(&self, other: &Self) -> usize {
+        let one_sided = |a: &Self, b: &Self| {
+            a.entries.iter().filter(|(key, body)| b.entries.get(key) != Some(body)).count()
+                + a.groups.iter().filter(|(id, ports)| b.groups.get(id) != Some(ports)).count()
+        };
+        let only_there = other.entries.keys().filter(|key| !self.entries.contains_key(key)).count()
+            + other.groups.keys().filter(|id| !self.groups.contains_key(id)).count();
+        one_sided(self, other)
+            + only_there
+            + usize::from(self.flood_group != other.flood_group)
+            + usize::from(self.notify_session != other.notify_session)
+    }
+
+    /// Entries, groups and settings.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.entries.len()
+            + self.groups.len()
+            + usize::from(self.flood_group.is_some())
+            + usize::from(self.notify_session)
+    }
+}

@@ -1,0 +1,555 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use bluebridge_p4::pipeline::{Action, Forward, MacAddr, WeightedForward};
+use proptest::prelude::*;
+
+use super::*;
+
+const SPACE: Space = Space(1);
+
+fn ports(count: u16) -> Ports {
+    Ports::Listed((1..=count).map(|port| (SwitchPort(port), format!("sw{port}"))).collect())
+}
+
+fn mac(number: u16) -> MacAddr {
+    let [high, low] = number.to_be_bytes();
+    MacAddr([2, 0, 0, 0, high, low])
+}
+
+fn client(name: &str, port: u16) -> Join {
+    Join {
+        name: name.to_owned(),
+        role: Role::Client,
+        space: SPACE,
+        mac: mac(port),
+        attachment: Attachment::Port(SwitchPort(port)),
+        capacity_pages: 0,
+        shard_count: 0,
+        carrier: Carrier::Socket,
+        mtu: 9000,
+        nonce: 1,
+        previous: None,
+    }
+}
+
+fn memory(name: &str, port: u16, capacity_pages: u64) -> Join {
+    Join { role: Role::Memory, capacity_pages, shard_count: 1, ..client(name, port) }
+}
+
+fn again(join: &Join) -> Join {
+    Join { nonce: join.nonce + 1, ..join.clone() }
+}
+
+fn core() -> (Core, Instant) {
+    let now = Instant::now();
+    let mut core = Core::new(CoreConfig::default(), Stored::default(), 1, now);
+    core.learn_ports(ports(16));
+    (core, now)
+}
+
+fn join(core: &mut Core, now: Instant, join: &Join) -> NodeRecord {
+    core.join(now, join, [7; 16]).unwrap().0
+}
+
+fn member(record: &NodeRecord) -> Member {
+    Member { node: record.id(), incarnation: record.incarnation, token: record.token }
+}
+
+fn shown(record: &NodeRecord, contents_kept: bool) -> Option<Previous> {
+    Some(Previous { node: record.id(), token: record.token, contents_kept })
+}
+
+fn refusal(core: &mut Core, now: Instant, join: &Join) -> String {
+    let before = core.desired();
+    let text = core.join(now, join, [8; 16]).unwrap_err().to_string();
+    assert_eq!(core.desired(), before, "a refused join changed the tables");
+    text
+}
+
+#[test]
+fn memory_is_numbered_from_below_and_clients_from_above() {
+    let (mut core, now) = core();
+    assert_eq!(join(&mut core, now, &memory("m1", 1, 10)).node, 1);
+    assert_eq!(join(&mut core, now, &client("c1", 2)).node, 0xfffe);
+    assert_eq!(join(&mut core, now, &memory("m2", 3, 10)).node, 2);
+}
+
+#[test]
+fn a_repeated_join_is_answered_alike_and_a_new_one_is_a_new_incarnation() {
+    let (mut core, now) = core();
+    let request = memory("m1", 1, 10);
+    let first = join(&mut core, now, &request);
+    assert_eq!(join(&mut core, now, &request), first);
+    let second = join(&mut core, now, &again(&request));
+    assert_eq!((second.node, second.incarnation, second.generation), (first.node, 2, 1));
+    assert_eq!(second.token, first.token);
+}
+
+#[test]
+fn kept_contents_keep_the_generation_and_need_the_token() {
+    let (mut core, now) = core();
+    let request = memory("m1", 1, 10);
+    let first = join(&mut core, now, &request);
+    let kept = Join { previous: shown(&first, true), ..again(&request) };
+    let second = join(&mut core, now, &kept);
+    assert_eq!((second.generation, second.incarnation), (0, 2));
+    assert!(second.range_epoch > first.range_epoch);
+    let mut forged = again(&kept);
+    forged.previous = Some(Previous { token: [9; 16], ..forged.previous.unwrap() });
+    assert!(refusal(&mut core, now, &forged).contains("another token"));
+    let stranger = Join { name: "m9".to_owned(), ..memory("m9", 2, 10) };
+    let stranger = Join { previous: shown(&first, true), ..stranger };
+    assert!(refusal(&mut core, now, &stranger).contains("another token"));
+}
+
+#[test]
+fn used_up_generations_make_a_new_node() {
+    let (mut core, now) = core();
+    let request = memory("m1", 1, 10);
+    let first = join(&mut core, now, &request);
+    core.nodes.get_mut(&first.id()).unwrap().record.generation = 0x7fff;
+    let second = join(&mut core, now, &again(&request));
+    assert_eq!((second.node, second.generation, second.incarnation), (2, 0, 1));
+    assert!(core.node(first.id()).unwrap().record.retired);
+    let kept = Join { previous: shown(&second, true), ..again(&again(&request)) };
+    assert_eq!(join(&mut core, now, &kept).node, 2);
+}
+
+#[test]
+fn live_endpoints_keep_name_port_and_mac() {
+    let (mut core, now) = core();
+    join(&mut core, now, &memory("m1", 1, 10));
+    join(&mut core, now, &client("c1", 2));
+    assert!(refusal(&mut core, now, &client("c2", 2)).contains("port 2 is in use"));
+    let same_mac = Join { mac: mac(2), ..client("c2", 3) };
+    assert!(refusal(&mut core, now, &same_mac).contains("02:00:00:00:00:02 is in use"));
+    assert!(refusal(&mut core, now, &again(&client("c1", 3))).contains("the name c1 is in use"));
+    let silent = now + core.silence();
+    core.handle_timeout(silent);
+    let successor = join(&mut core, silent, &client("c2", 2));
+    assert!(core.node(successor.id()).unwrap().live);
+    let c1 = core.nodes().find(|node| node.record.name == "c1").unwrap();
+    assert!(!c1.record.attached, "the silent endpoint made room");
+}
+
+#[test]
+fn a_successor_on_the_same_interface_fences_its_predecessor() {
+    let (mut core, now) = core();
+    let first = join(&mut core, now, &client("c1", 2));
+    let second = join(&mut core, now, &again(&client("c1", 2)));
+    assert_eq!(second.node, first.node);
+    let error = core.beat(now, member(&first), 0).unwrap_err();
+    assert_eq!(error, MemberError::Stale { node: first.node, caller: 1, current: 2 });
+    assert!(core.beat(now, member(&second), 0).is_ok());
+    let forged = Member { token: [0; 16], ..member(&second) };
+    assert_eq!(core.leave(now, forged), Err(MemberError::WrongToken(first.node)));
+    let unknown = Member { node: NodeId(99), ..forged };
+    assert_eq!(core.beat(now, unknown, 0), Err(MemberError::Unknown(99)));
+}
+
+#[test]
+fn names_of_memory_nodes_stay_theirs() {
+    let (mut core, now) = core();
+    let first = join(&mut core, now, &memory("a", 1, 10));
+    core.leave(now, member(&first)).unwrap();
+    core.leave(now, member(&first)).unwrap();
+    assert!(refusal(&mut core, now, &client("a", 1)).contains("a memory node of space 1"));
+    let elsewhere = Join { space: Space(2), ..memory("a", 1, 10) };
+    assert!(refusal(&mut core, now, &again(&elsewhere)).contains("a memory node of space 1"));
+    let client_first = join(&mut core, now, &client("b", 2));
+    core.leave(now, member(&client_first)).unwrap();
+    assert_eq!(join(&mut core, now, &again(&memory("b", 2, 10))).node, 2);
+}
+
+#[test]
+fn clients_ids_rest_before_they_come_again() {
+    let (mut core, now) = core();
+    let first = join(&mut core, now, &client("a", 1));
+    core.leave(now, member(&first)).unwrap();
+    let early = join(&mut core, now, &client("b", 1));
+    assert_eq!(early.node, 0xfffd);
+    let rested = now + core.config.client_rest;
+    let late = core.join(rested, &client("c", 2), [9; 16]).unwrap().0;
+    assert_eq!((late.node, late.incarnation), (0xfffe, 2));
+    assert_ne!(late.token, first.token);
+    assert_eq!(
+        core.beat(rested, member(&first), 0),
+        Err(MemberError::WrongToken(first.node)),
+        "the id's former holder"
+    );
+    let back = join(&mut core, rested, &again(&client("a", 3)));
+    assert_ne!(back.node, late.node, "the name went with the id");
+}
+
+#[test]
+fn attachments_are_checked_against_the_switch() {
+    let (mut core, now) = core();
+    assert!(refusal(&mut core, now, &client("a", 17)).contains("no port 17"));
+    let by_name = |name: &str| Join {
+        attachment: Attachment::Interface(name.to_owned()),
+        ..client("a", 3)
+    };
+    assert!(refusal(&mut core, now, &by_name("sw99")).contains("no interface sw99"));
+    assert_eq!(join(&mut core, now, &by_name("sw3")).port, 3);
+
+    let mut unreached = Core::new(CoreConfig::default(), Stored::default(), 1, now);
+    assert!(refusal(&mut unreached, now, &client("a", 1)).contains("not reached"));
+    unreached.learn_ports(Ports::Unlisted);
+    assert!(refusal(&mut unreached, now, &client("a", 510)).contains("no port 510"));
+    assert!(refusal(&mut unreached, now, &by_name("sw1")).contains("give the port's number"));
+    assert_eq!(join(&mut unreached, now, &client("a", 509)).port, 509);
+}
+
+#[test]
+fn malformed_joins_are_refused() {
+    let (mut core, now) = core();
+    let good = memory("m", 1, 10);
+    let bad = [
+        Join { name: "a b".to_owned(), ..good.clone() },
+        Join { name: String::new(), ..good.clone() },
+        Join { mac: MacAddr([1, 0, 0, 0, 0, 1]), ..good.clone() },
+        Join { mac: MacAddr::default(), ..good.clone() },
+        Join { mtu: 1279, ..good.clone() },
+        Join { nonce: 0, ..good.clone() },
+        Join { shard_count: 0, ..good.clone() },
+        Join { shard_count: 257, ..good.clone() },
+        Join { capacity_pages: 0, ..good.clone() },
+        Join { capacity_pages: 1, ..client("c", 1) },
+    ];
+    let refusals: BTreeSet<String> =
+        bad.iter().map(|join| refusal(&mut core, now, join)).collect();
+    assert_eq!(refusals.len(), 7, "{refusals:?}");
+    join(&mut core, now, &good);
+}
+
+#[test]
+fn the_piece_fits_the_smallest_link_of_the_space() {
+    let (mut core, now) = core();
+    assert_eq!(core.piece_bytes(SPACE), 4096);
+    join(&mut core, now, &memory("m", 1, 10));
+    let small = join(&mut core, now, &Join { mtu: 1500, ..client("c", 2) });
+    assert_eq!(core.piece_bytes(SPACE), piece_bytes(1500).unwrap());
+    core.leave(now, member(&small)).unwrap();
+    assert_eq!(core.piece_bytes(SPACE), 4096);
+}
+
+#[test]
+fn silence_takes_the_anycast_share_but_not_the_directory() {
+    let (mut core, now) = core();
+    let first = join(&mut core, now, &memory("m1", 1, 1000));
+    let second = join(&mut core, now, &memory("m2", 2, 1000));
+    let anycast = Key::Anycast { dst_scope: SPACE.scope() };
+    assert_eq!(core.anycast_members(SPACE), [(first.id(), 16), (second.id(), 16)]);
+    let later = core.poll_timeout().unwrap();
+    core.beat(later, member(&second), 1000).unwrap();
+    core.handle_timeout(later);
+    let tables = core.desired();
+    let forward = Forward { port: SwitchPort(2), dst_mac: mac(2) };
+    let only = vec![WeightedForward { forward, weight: 16 }];
+    assert_eq!(tables.entries[&anycast], Body::new(Action::Select(only)));
+    assert!(tables.entries.contains_key(&desired::node_prefix(SPACE, first.id())));
+    core.handle_timeout(later + core.config.client_expiry * 2);
+    assert!(core.desired().entries.contains_key(&desired::node_prefix(SPACE, first.id())));
+    assert!(!core.desired().entries.contains_key(&anycast));
+    core.beat(later, member(&first), 0).unwrap();
+    assert!(!core.desired().entries.contains_key(&anycast), "a full node gets no CREATE");
+}
+
+#[test]
+fn silent_clients_are_given_up_and_memory_nodes_are_not() {
+    let (mut core, now) = core();
+    let lost = join(&mut core, now, &client("c", 1));
+    join(&mut core, now, &memory("m", 2, 10));
+    let mut last = now;
+    while let Some(due) = core.poll_timeout() {
+        assert!(due > last, "time goes on");
+        last = due;
+        core.handle_timeout(due);
+    }
+    assert_eq!(last, now + core.config.client_expiry);
+    let attached: Vec<&str> = core
+        .nodes()
+        .filter(|node| node.record.attached)
+        .map(|node| node.record.name.as_str())
+        .collect();
+    assert_eq!(attached, ["m"]);
+    assert_eq!(core.beat(last, member(&lost), 0), Err(MemberError::Gone(lost.node)));
+}
+
+#[test]
+fn small_changes_of_free_memory_rewrite_nothing() {
+    let (mut core, now) = core();
+    let record = join(&mut core, now, &memory("m", 1, 100_000));
+    let (_, _, _) = (core.take_dirty(), core.take_changes(), core.take_altered());
+    for free in (90_000..100_000).rev().step_by(100) {
+        core.beat(now, member(&record), free).unwrap();
+    }
+    assert!(!core.take_dirty());
+    assert!(core.take_changes().is_empty());
+    core.beat(now, member(&record), 10).unwrap();
+    assert!(core.take_dirty());
+    assert_eq!(core.take_altered().len(), 1);
+}
+
+#[test]
+fn a_restart_changes_no_table() {
+    let (mut core, now) = core();
+    let mut stored = Disk::default();
+    for (name, port) in [("m1", 1), ("m2", 2)] {
+        let record = join(&mut core, now, &memory(name, port, 1 << 20));
+        core.beat(now, member(&record), u64::from(port) << 12).unwrap();
+    }
+    join(&mut core, now, &Join { space: Space(9), ..client("c1", 3) });
+    stored.write(core.take_changes());
+    let mut restarted = Core::new(CoreConfig::default(), stored.load(), 2, now);
+    restarted.learn_ports(ports(16));
+    assert_eq!(restarted.desired(), core.desired());
+}
+
+#[test]
+fn spaces_without_endpoints_give_their_groups_back() {
+    let (mut core, now) = core();
+    for space in 0..2000 {
+        let record = join(
+            &mut core,
+            now,
+            &Join { space: Space(space), nonce: u64::from(space) + 1, ..client("c", 1) },
+        );
+        core.leave(now, member(&record)).unwrap();
+    }
+    assert_eq!(core.spaces.len(), usize::from(GROUPS_MAX - FLOOD_GROUP));
+    let groups: BTreeSet<u16> = core.spaces.values().copied().collect();
+    assert_eq!(groups.len(), core.spaces.len());
+}
+
+#[test]
+fn notify_rules_bring_their_clone_session() {
+    let now = Instant::now();
+    let rule = NotifyRule {
+        src_command: Ternary { value: 0x80, mask: 0x80 },
+        ..NotifyRule::default()
+    };
+    let config = CoreConfig { notify: vec![rule], ..CoreConfig::default() };
+    let tables = Core::new(config, Stored::default(), 1, now).desired();
+    assert!(tables.notify_session);
+    assert_eq!(tables.entries[&rule.key()], Body::new(Action::Notify));
+    assert!(!Core::new(CoreConfig::default(), Stored::default(), 1, now).desired().notify_session);
+}
+
+/// What a store would hold.
+#[derive(Clone, Default)]
+struct Disk {
+    nodes: BTreeMap<u16, NodeRecord>,
+    spaces: BTreeMap<u16, u16>,
+}
+
+impl Disk {
+    fn write(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Node(record) => drop(self.nodes.insert(record.node, record)),
+                Change::Space(record) => drop(self.spaces.insert(record.space, record.group)),
+                Change::SpaceGone(space) => drop(self.spaces.remove(&space)),
+            }
+        }
+    }
+
+    fn load(&self) -> Stored {
+        Stored {
+            nodes: self.nodes.values().cloned().collect(),
+            spaces: self
+                .spaces
+                .iter()
+                .map(|(space, group)| SpaceRecord { space: *space, group: *group })
+                .collect(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Beat { name: u8, free: u64 },
+    Join { name: u8, port: u16, space: u16, kept: bool, proof: bool, fresh: bool },
+    Leave { name: u8 },
+    LosePort { port: u16 },
+    Restart,
+    Wait { seconds: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..6_u8, any::<u64>().prop_map(|bits| bits % 1000)).prop_map(|(name, free)| Step::Beat { name, free }),
+        6 => (0..6_u8, 1..6_u16, 0..2_u16, any::<[bool; 3]>()).prop_map(
+            |(name, port, space, [kept, proof, fresh])| Step::Join { name, port, space, kept, proof, fresh }),
+        2 => (0..6_u8).prop_map(|name| Step::Leave { name }),
+        1 => (1..6_u16).prop_map(|port| Step::LosePort { port }),
+        1 => Just(Step::Restart),
+        2 => (1..200_u64).prop_map(|seconds| Step::Wait { seconds }),
+    ]
+}
+
+/// A rack under random events, and what must hold whatever they are.
+struct Model {
+    core: Core,
+    disk: Disk,
+    now: Instant,
+    nonce: u64,
+    /// The last answer to each name.
+    given: BTreeMap<u8, NodeRecord>,
+    /// The greatest incarnation of each node id.
+    incarnations: BTreeMap<u16, u32>,
+    /// Generations used by each memory node, and the names that had each memory node id.
+    generations: BTreeMap<u16, u16>,
+    homes: BTreeMap<u16, u8>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let (core, now) = core();
+        Self {
+            core,
+            disk: Disk::default(),
+            now,
+            nonce: 0,
+            given: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            homes: BTreeMap::new(),
+        }
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Beat { name, free } => {
+                if let Some(record) = self.given.get(&name) {
+                    drop(self.core.beat(self.now, member(record), free));
+                }
+            }
+            Step::Join { name, port, space, kept, proof, fresh } => {
+                self.join(name, port, space, kept, proof, fresh);
+            }
+            Step::Leave { name } => {
+                if let Some(record) = self.given.get(&name) {
+                    drop(self.core.leave(self.now, member(record)));
+                }
+            }
+            Step::LosePort { port } => {
+                let left = (1..6).filter(|p| *p != port);
+                let left = left.map(|port| (SwitchPort(port), format!("sw{port}")));
+                self.core.learn_ports(Ports::Listed(left.collect()));
+                check(&self.core);
+                self.core.learn_ports(ports(6));
+            }
+            Step::Restart => {
+                let config = self.core.config.clone();
+                self.core = Core::new(config, self.disk.load(), self.core.nodes_version + 1, self.now);
+                self.core.learn_ports(ports(6));
+            }
+            Step::Wait { seconds } => {
+                self.now += Duration::from_secs(seconds);
+                self.core.handle_timeout(self.now);
+                assert!(self.core.poll_timeout().is_none_or(|due| due > self.now));
+            }
+        }
+        self.disk.write(self.core.take_changes());
+    }
+
+    fn join(&mut self, name: u8, port: u16, space: u16, kept: bool, proof: bool, fresh: bool) {
+        if fresh {
+            self.nonce += 1;
+        }
+        let text = format!("n{name}");
+        let request = if name < 3 { memory(&text, port, 1000) } else { client(&text, port) };
+        let previous =
+            self.given.get(&name).filter(|_| proof).and_then(|record| shown(record, kept));
+        let request =
+            Join { space: Space(space), nonce: self.nonce.max(1), previous, ..request };
+        let Ok(Assigned(record)) = self.core.join(self.now, &request, [name; 16]) else { return };
+        let repeated = self.given.get(&name) == Some(&record);
+        let before = self.incarnations.insert(record.node, record.incarnation);
+        if !repeated {
+            assert!(before.is_none_or(|before| before < record.incarnation), "incarnation");
+        }
+        if record.role == Role::Memory {
+            let owner = self.homes.insert(record.node, name);
+            assert!(owner.is_none_or(|owner| owner == name), "a memory node's id came again");
+            let before = self.generations.insert(record.node, record.generation);
+            let kept = previous.is_some_and(|previous| previous.contents_kept);
+            if !repeated && !kept {
+                assert!(before.is_none_or(|before| before < record.generation), "generation");
+            } else if kept {
+                assert!(before.is_none_or(|before| before <= record.generation), "generation");
+            }
+        }
+        self.given.insert(name, record);
+    }
+}
+
+/// What the tables must fulfil whatever happened.
+fn check(core: &Core) {
+    let tables = core.desired();
+    let attached: Vec<&NodeRecord> =
+        core.nodes().map(|node| &node.record).filter(|record| record.attached).collect();
+    let of = |what: fn(&NodeRecord) -> u64| -> BTreeSet<u64> {
+        attached.iter().map(|record| what(record)).collect()
+    };
+    assert_eq!(of(|r| r.port.into()).len(), attached.len(), "one endpoint per port");
+    assert_eq!(of(|r| u64::from(r.mac[5])).len(), attached.len(), "one endpoint per MAC address");
+    let names: BTreeSet<&str> = attached.iter().map(|record| record.name.as_str()).collect();
+    assert_eq!(names.len(), attached.len(), "one endpoint per name");
+    let Ports::Listed(ports) = core.ports() else { panic!("the ports are listed") };
+    let exists = |port: SwitchPort| assert!(ports.contains_key(&port), "{port:?} does not exist");
+    let mut guarded = 0;
+    for (key, body) in &tables.entries {
+        match (key, body.action.as_ref().unwrap()) {
+            (Key::IngressGuard { port, src_scope, src_node }, Action::Allow) => {
+                guarded += 1;
+                exists(*port);
+                let record = &core.node(NodeId(*src_node)).unwrap().record;
+                assert!(record.attached && record.port() == *port);
+                assert_eq!(record.space().scope(), *src_scope);
+                let way = desired::node_prefix(record.space(), record.id());
+                assert!(tables.entries.contains_key(&way), "who may send can be answered");
+            }
+            (_, Action::Forward(forward)) => exists(forward.port),
+            (Key::Anycast { dst_scope }, Action::Select(members)) => {
+                for member in members {
+                    exists(member.forward.port);
+                    assert!(attached.iter().any(|record| record.role == Role::Memory
+                        && record.space().scope() == *dst_scope
+                        && record.port() == member.forward.port));
+                }
+            }
+            (Key::Multicast { .. } | Key::L2 { .. }, Action::Multicast { group }) => {
+                assert!(tables.groups.contains_key(group));
+            }
+            (Key::PortMac { port }, Action::SetDstMac(_)) => exists(*port),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    assert_eq!(guarded, attached.iter().filter(|r| ports.contains_key(&r.port())).count());
+    assert!(tables.groups.values().flatten().all(|port| ports.contains_key(port)));
+}
+
+proptest! {
+    #[test]
+    fn identities_are_unique_and_tables_consistent(
+        steps in prop::collection::vec(step(), 1..120)
+    ) {
+        let mut model = Model::new();
+        model.core.learn_ports(ports(6));
+        for step in &steps {
+            model.take(step);
+            check(&model.core);
+        }
+        let mut restarted =
+            Core::new(CoreConfig::default(), model.disk.load(), u64::MAX / 2, model.now);
+        restarted.learn_ports(ports(6));
+        let live: Vec<NodeId> = model.core.nodes().filter(|n| n.live).map(|n| n.record.id()).collect();
+        let mut same = restarted;
+        for node in same.nodes.values_mut() {
+            node.live = live.contains(&node.record.id());
+        }
+        prop_assert_eq!(same.desired(), model.core.desired(), "a restart changes no table");
+    }
+}

@@ -1,0 +1,153 @@
+//! The seam between the controller and a switch.
+
+mod p4runtime;
+
+use std::collections::BTreeMap;
+
+use bluebridge_p4::pipeline::{Counter, Key};
+
+use crate::core::{Ports, Tables};
+use crate::plan::TableUpdate;
+use crate::store::ElectionId;
+
+pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};
+
+/// Why a switch cannot be worked with.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// A controller with a greater election id has the switch. This one must not write any more.
+    #[error(
+        "another controller (election id {theirs}) has the switch, this one ({ours}) is fenced; \
+         stop one of the two"
+    )]
+    Fenced {
+        /// Our election id.
+        ours: ElectionId,
+        /// That of the primary.
+        theirs: ElectionId,
+    },
+    /// The connection was lost, or a call failed as a whole. Passing.
+    #[error("the connection to the switch was lost: {0}")]
+    Lost(String),
+    /// The switch refuses what the controller cannot do without.
+    #[error("the switch refused {what}: {reason}")]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// The switch did not answer in time. Passing.
+    #[error("the switch did not answer to {0} in time")]
+    Timeout(&'static str),
+}
+
+/// Why a single update was not made.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpdateError {
+    /// There is an entry with this key already.
+    #[error("it is there already: {0}")]
+    Exists(String),
+    /// There is no such entry.
+    #[error("it is not there: {0}")]
+    NotFound(String),
+    /// The switch cannot or will not; the table may be full.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a driver can do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Capabilities {
+    /// The kind of driver, for people.
+    pub driver: &'static str,
+    /// The most updates of a batch.
+    pub batch_max: usize,
+}
+
+/// Whether a switch kept its tables.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Pipeline {
+    /// It had the pipeline, its tables are as they were.
+    Kept,
+    /// It got the pipeline, its tables are empty.
+    Pushed,
+}
+
+/// What a switch has.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Installed {
+    /// Entries, groups and settings.
+    pub tables: Tables,
+    /// What hit the entries.
+    pub counters: BTreeMap<Key, Counter>,
+}
+
+/// What a switch says of its own accord.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum SwitchEvent {
+    /// The driver is of no use any more.
+    Broken(DriverError),
+    /// A copy of a frame, by a rule of `notify`.
+    PacketIn,
+}
+
+/// A connection to a switch, on which this controller is the primary.
+///
+/// After an error of a whole call, or [`SwitchEvent::Broken`], a driver is thrown away and a new
+/// connection starts from a full reading.
+#[tonic::async_trait]
+pub trait SwitchDriver: Send {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes sure that the switch runs the pipeline. Pushing it empties the tables, so it is pushed
+    /// only onto a switch that has another.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError>;
+
+    /// The switch's ports, if it tells.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    async fn ports(&mut self) -> Result<Ports, DriverError>;
+
+    /// Makes updates (at most [`Capabilities::batch_max`]), in any order, each for itself; one
+    /// result per update.
+    ///
+    /// # Errors
+    /// [`DriverError`]: nobody knows which of them were made.
+    async fn apply(
+        &mut self,
+        batch: &[TableUpdate],
+    ) -> Result<Vec<Result<(), UpdateError>>, DriverError>;
+
+    /// Reads all that can be programmed.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    async fn read(&mut self) -> Result<Installed, DriverError>;
+
+    /// The next event. Can be dropped without losing one.
+    async fn next_event(&mut self) -> SwitchEvent;
+}
+
+/// Makes connections to a switch.
+#[tonic::async_trait]
+pub trait SwitchConnector: Send {
+    /// Where the switch is, for people.
+    fn uri(&self) -> String;
+
+    /// Connects and becomes the primary.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError>;
+}

@@ -1,0 +1,319 @@
+//! The driver for switches that speak P4Runtime: the embedded switch, BMv2, P4 hardware.
+
+mod convert;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use bluebridge_p4::p4info;
+use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
+use bluebridge_p4::proto::p4::v1;
+use switch::switch_client::SwitchClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
+use v1::p4_runtime_client::P4RuntimeClient;
+
+use super::{
+    Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
+    UpdateError,
+};
+use crate::core::Ports;
+use crate::plan::TableUpdate;
+use crate::store::ElectionId;
+use stream::Stream;
+
+/// The most updates of a write: their errors travel in a trailer, of which some switches and
+/// clients take only 8 KiB.
+const BATCH_MAX: usize = 50;
+
+/// How long a connection may take.
+const CONNECT_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How long a call may take.
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The largest reading: 65,536 directory entries with counters take 4 MB.
+const READ_BYTES_MAX: usize = 64 << 20;
+
+/// The largest list of trailers that is accepted, in bytes.
+const TRAILER_BYTES_MAX: u32 = 64 << 10;
+
+/// Connects to one P4Runtime server and device.
+#[derive(Clone, Debug)]
+pub struct P4RuntimeConnector {
+    uri: String,
+    device_id: u64,
+    device_config: Vec<u8>,
+}
+
+impl P4RuntimeConnector {
+    /// For the embedded switch, whose device configuration is known.
+    #[must_use]
+    pub fn new(uri: &str, device_id: u64) -> Self {
+        Self::with_device_config(uri, device_id, p4info::DEVICE_CONFIG.to_vec())
+    }
+
+    /// For a target whose device configuration was compiled for it.
+    #[must_use]
+    pub fn with_device_config(uri: &str, device_id: u64, device_config: Vec<u8>) -> Self {
+        Self { uri: uri.to_owned(), device_id, device_config }
+    }
+}
+
+#[tonic::async_trait]
+impl SwitchConnector for P4RuntimeConnector {
+    fn uri(&self) -> String {
+        self.uri.clone()
+    }
+
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        let lost = |error: tonic::transport::Error| {
+            use std::error::Error as _;
+            let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+            DriverError::Lost(format!("{error}{cause}"))
+        };
+        let endpoint = Endpoint::from_shared(self.uri.clone())
+            .map_err(lost)?
+            .connect_timeout(CONNECT_DEADLINE)
+            .tcp_nodelay(true)
+            .http2_max_header_list_size(TRAILER_BYTES_MAX)
+            .http2_keep_alive_interval(Duration::from_secs(2))
+            .keep_alive_timeout(Duration::from_secs(2));
+        let channel = within("connect", endpoint.connect()).await?.map_err(lost)?;
+        let client =
+            P4RuntimeClient::new(channel.clone()).max_decoding_message_size(READ_BYTES_MAX);
+        let stream = Stream::open(client.clone(), self.device_id, election_id).await?;
+        Ok(Box::new(P4RuntimeDriver {
+            client,
+            ports: SwitchClient::new(channel),
+            stream,
+            device_id: self.device_id,
+            election_id,
+            cookie: cookie(&self.device_config),
+            device_config: self.device_config.clone(),
+        }))
+    }
+}
+
+/// The mark of a pipeline: its declaration's and that of what the target runs.
+fn cookie(device_config: &[u8]) -> u64 {
+    device_config.iter().fold(p4info::cookie(), |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+async fn within<T>(
+    what: &'static str,
+    call: impl Future<Output = T> + Send,
+) -> Result<T, DriverError> {
+    tokio::time::timeout(CALL_DEADLINE, call).await.map_err(|_| DriverError::Timeout(what))
+}
+
+/// A connection to one device, as its primary.
+pub struct P4RuntimeDriver {
+    client: P4RuntimeClient<Channel>,
+    ports: SwitchClient<Channel>,
+    stream: Stream,
+    device_id: u64,
+    election_id: ElectionId,
+    cookie: u64,
+    device_config: Vec<u8>,
+}
+
+impl std::fmt::Debug for P4RuntimeDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("P4RuntimeDriver")
+            .field("device_id", &self.device_id)
+            .field("election_id", &self.election_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl P4RuntimeDriver {
+    const fn election(&self) -> Option<v1::Uint128> {
+        Some(v1::Uint128 { high: self.election_id.high, low: self.election_id.low })
+    }
+
+    /// What the failure of a whole call means.
+    fn failure(&self, what: &'static str, status: &Status) -> DriverError {
+        if let Some(error) = self.stream.broken() {
+            return error;
+        }
+        let reason = format!("{:?}: {}", status.code(), status.message());
+        match status.code() {
+            Code::InvalidArgument | Code::Unimplemented | Code::OutOfRange => {
+                DriverError::Refused { what, reason }
+            }
+            // Of a pipeline that is gone, or of a primary that is another by now: start over.
+            _ => DriverError::Lost(format!("{what}: {reason}")),
+        }
+    }
+
+    async fn call<T>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<Response<T>, Status>> + Send,
+    ) -> Result<T, DriverError> {
+        match within(what, call).await? {
+            Ok(response) => Ok(response.into_inner()),
+            Err(status) => Err(self.failure(what, &status)),
+        }
+    }
+
+    async fn running_cookie(&mut self) -> Result<Option<u64>, DriverError> {
+        let request = v1::GetForwardingPipelineConfigRequest {
+            device_id: self.device_id,
+            response_type: v1::get_forwarding_pipeline_config_request::ResponseType::CookieOnly
+                .into(),
+        };
+        let mut client = self.client.clone();
+        let call = client.get_forwarding_pipeline_config(request);
+        match within("reading the pipeline's cookie", call).await? {
+            Ok(response) => {
+                let config = response.into_inner().config;
+                Ok(config.and_then(|config| config.cookie).map(|cookie| cookie.cookie))
+            }
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(None),
+            Err(status) => Err(self.failure("reading the pipeline's cookie", &status)),
+        }
+    }
+
+    async fn read_entities(
+        &self,
+        entities: Vec<v1::Entity>,
+    ) -> Result<Vec<v1::Entity>, DriverError> {
+        let what = "reading the tables";
+        let request =
+            v1::ReadRequest { device_id: self.device_id, entities, ..v1::ReadRequest::default() };
+        let mut client = self.client.clone();
+        let mut responses = self.call(what, client.read(request)).await?;
+        let collect = async {
+            let mut found = Vec::new();
+            while let Some(response) = responses.message().await? {
+                found.extend(response.entities);
+            }
+            Ok::<_, Status>(found)
+        };
+        within(what, collect).await?.map_err(|status| self.failure(what, &status))
+    }
+
+    async fn write(
+        &self,
+        updates: Vec<v1::Update>,
+    ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
+        let count = updates.len();
+        let request = v1::WriteRequest {
+            device_id: self.device_id,
+            election_id: self.election(),
+            updates,
+            ..v1::WriteRequest::default()
+        };
+        let mut client = self.client.clone();
+        match within("writing", client.write(request)).await? {
+            Ok(_) => Ok(vec![Ok(()); count]),
+            Err(status) => match convert::results(&status, count) {
+                Some(results) => Ok(results),
+                None => Err(self.failure("writing", &status)),
+            },
+        }
+    }
+
+    /// Some switches keep groups and clone sessions over a push but forget that they have them,
+    /// and would copy twice from then on.
+    async fn clear_replication(&self) -> Result<(), DriverError> {
+        let Ok(there) = self.read_entities(convert::replication_wildcards()).await else {
+            // A switch without a pipeline has none.
+            return Ok(());
+        };
+        for batch in convert::deletions(there).chunks(BATCH_MAX) {
+            self.write(batch.to_vec()).await?;
+        }
+        Ok(())
+    }
+
+    async fn push(&self) -> Result<(), DriverError> {
+        use v1::set_forwarding_pipeline_config_request::Action;
+        let config = v1::ForwardingPipelineConfig {
+            p4info: Some(p4info::p4info()),
+            p4_device_config: self.device_config.clone(),
+            cookie: Some(v1::forwarding_pipeline_config::Cookie { cookie: self.cookie }),
+        };
+        let request = v1::SetForwardingPipelineConfigRequest {
+            device_id: self.device_id,
+            election_id: self.election(),
+            action: Action::VerifyAndCommit.into(),
+            config: Some(config),
+            ..v1::SetForwardingPipelineConfigRequest::default()
+        };
+        let mut client = self.client.clone();
+        self.call("the pipeline", client.set_forwarding_pipeline_config(request)).await.map(drop)
+    }
+}
+
+#[tonic::async_trait]
+impl SwitchDriver for P4RuntimeDriver {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { driver: "P4Runtime", batch_max: BATCH_MAX }
+    }
+
+    async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
+        if self.running_cookie().await? == Some(self.cookie) {
+            return Ok(Pipeline::Kept);
+        }
+        self.clear_replication().await?;
+        self.push().await?;
+        Ok(Pipeline::Pushed)
+    }
+
+    async fn ports(&mut self) -> Result<Ports, DriverError> {
+        let mut client = self.ports.clone();
+        let call = client.list_ports(switch::ListPortsRequest {});
+        match within("listing the ports", call).await? {
+            Ok(response) => {
+                let ports = response.into_inner().ports.into_iter().filter_map(|port| {
+                    let number = u16::try_from(port.number).ok()?;
+                    Some((SwitchPort(number), port.name))
+                });
+                Ok(Ports::Listed(ports.collect::<BTreeMap<_, _>>()))
+            }
+            Err(status) if status.code() == Code::Unimplemented => Ok(Ports::Unlisted),
+            Err(status) => Err(self.failure("listing the ports", &status)),
+        }
+    }
+
+    async fn apply(
+        &mut self,
+        batch: &[TableUpdate],
+    ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
+        // What cannot be said in this pipeline is refused here, in the switch's stead.
+        let encoded: Vec<_> = batch.iter().map(convert::update).collect();
+        let sendable = encoded.iter().flatten().cloned().collect::<Vec<_>>();
+        let mut answers =
+            if sendable.is_empty() { Vec::new() } else { self.write(sendable).await? }.into_iter();
+        let results = encoded.into_iter().map(|update| match update {
+            Ok(_) => answers.next().unwrap_or_else(|| {
+                Err(UpdateError::Refused("the switch did not say what became of it".to_owned()))
+            }),
+            Err(error) => Err(UpdateError::Refused(error.to_string())),
+        });
+        Ok(results.collect())
+    }
+
+    async fn read(&mut self) -> Result<Installed, DriverError> {
+        let mut installed = Installed::default();
+        for entity in self.read_entities(convert::wildcards()).await? {
+            convert::install(entity, &mut installed);
+        }
+        Ok(installed)
+    }
+
+    async fn next_event(&mut self) -> SwitchEvent {
+        self.stream.next().await
+    }
+}

@@ -1,0 +1,153 @@
+//! The stream on which a switch says who is the primary, and sends copies of frames.
+//!
+//! Its reader never waits for anybody: a switch whose primary does not read stops forwarding. What
+//! it cannot pass on is counted by the receiver's gap and lost, as notices may be.
+
+use std::time::Duration;
+
+use bluebridge_p4::proto::p4::v1;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+use tonic::transport::Channel;
+use v1::p4_runtime_client::P4RuntimeClient;
+use v1::stream_message_response::Update;
+
+use crate::driver::{DriverError, SwitchEvent};
+use crate::store::ElectionId;
+
+/// Packet-ins that wait for the controller.
+const PACKET_INS_MAX: usize = 1024;
+
+/// How long the switch may take to say who is the primary.
+const ARBITRATION_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Where the stream stands.
+#[derive(Clone, Debug)]
+enum Standing {
+    /// Nothing was said yet.
+    Asked,
+    /// We may write.
+    Primary,
+    /// It is over.
+    Broken(DriverError),
+}
+
+/// An open stream on which we are the primary.
+pub(super) struct Stream {
+    standing: watch::Receiver<Standing>,
+    packet_ins: mpsc::Receiver<v1::PacketIn>,
+    /// Kept open for as long as we want to be the primary.
+    _requests: mpsc::Sender<v1::StreamMessageRequest>,
+    reader: JoinHandle<()>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Stream {
+    /// Opens the stream and waits until the switch has made us the primary.
+    pub(super) async fn open(
+        mut client: P4RuntimeClient<Channel>,
+        device_id: u64,
+        ours: ElectionId,
+    ) -> Result<Self, DriverError> {
+        let (requests, outgoing) = mpsc::channel(4);
+        let arbitration = v1::MasterArbitrationUpdate {
+            device_id,
+            election_id: Some(v1::Uint128 { high: ours.high, low: ours.low }),
+            ..v1::MasterArbitrationUpdate::default()
+        };
+        let request = v1::stream_message_request::Update::Arbitration(arbitration);
+        requests
+            .send(v1::StreamMessageRequest { update: Some(request) })
+            .await
+            .map_err(|error| DriverError::Lost(error.to_string()))?;
+        let opening = client.stream_channel(ReceiverStream::new(outgoing));
+        let responses = tokio::time::timeout(ARBITRATION_DEADLINE, opening)
+            .await
+            .map_err(|_| DriverError::Timeout("arbitration"))?
+            .map_err(|status| DriverError::Lost(status.message().to_owned()))?
+            .into_inner();
+        let (stands, standing) = watch::channel(Standing::Asked);
+        let (copies, packet_ins) = mpsc::channel(PACKET_INS_MAX);
+        let reader = tokio::spawn(read(responses, ours, stands, copies));
+        let mut stream = Self { standing, packet_ins, _requests: requests, reader };
+        let decided = stream.standing.wait_for(|standing| !matches!(standing, Standing::Asked));
+        let standing = tokio::time::timeout(ARBITRATION_DEADLINE, decided)
+            .await
+            .map_err(|_| DriverError::Timeout("arbitration"))?
+            .map_err(|_| DriverError::Lost("the stream's reader ended".to_owned()))?
+            .clone();
+        match standing {
+            Standing::Broken(error) => Err(error),
+            Standing::Asked | Standing::Primary => Ok(stream),
+        }
+    }
+
+    /// The end of the stream, or the next copy of a frame. Can be dropped without losing anything.
+    pub(super) async fn next(&mut self) -> SwitchEvent {
+        let broken = self.standing.wait_for(|standing| matches!(standing, Standing::Broken(_)));
+        tokio::select! {
+            biased;
+            standing = broken => SwitchEvent::Broken(match standing.as_deref() {
+                Ok(Standing::Broken(error)) => error.clone(),
+                _ => DriverError::Lost("the stream's reader ended".to_owned()),
+            }),
+            Some(_) = self.packet_ins.recv() => SwitchEvent::PacketIn,
+        }
+    }
+
+    /// Why writing was refused, if the stream knows better than the refusal.
+    pub(super) fn broken(&self) -> Option<DriverError> {
+        match &*self.standing.borrow() {
+            Standing::Broken(error) => Some(error.clone()),
+            Standing::Asked | Standing::Primary => None,
+        }
+    }
+}
+
+async fn read(
+    mut responses: tonic::Streaming<v1::StreamMessageResponse>,
+    ours: ElectionId,
+    stands: watch::Sender<Standing>,
+    copies: mpsc::Sender<v1::PacketIn>,
+) {
+    let error = loop {
+        match responses.message().await {
+            Ok(Some(message)) => match message.update {
+                Some(Update::Arbitration(update)) => match standing(&update, ours) {
+                    Standing::Broken(error) => break error,
+                    primary => drop(stands.send_replace(primary)),
+                },
+                // What does not fit is lost: waiting would stop the switch.
+                Some(Update::Packet(packet)) => drop(copies.try_send(packet)),
+                Some(Update::Error(error)) => {
+                    tracing::warn!(message = error.message, "the switch reports a stream error");
+                }
+                _ => {}
+            },
+            Ok(None) => break DriverError::Lost("the switch ended the stream".to_owned()),
+            Err(status) => break DriverError::Lost(status.message().to_owned()),
+        }
+    };
+    stands.send_replace(Standing::Broken(error));
+}
+
+/// What an arbitration update makes of us (specification, section 5).
+fn standing(update: &v1::MasterArbitrationUpdate, ours: ElectionId) -> Standing {
+    let primary = update.election_id.as_ref();
+    let theirs = primary.map(|id| ElectionId { high: id.high, low: id.low });
+    let code = update.status.as_ref().map_or(Code::Ok, |status| Code::from_i32(status.code));
+    match (code, theirs) {
+        (Code::Ok, _) => Standing::Primary,
+        (_, Some(theirs)) if theirs > ours => {
+            Standing::Broken(DriverError::Fenced { ours, theirs })
+        }
+        _ => Standing::Broken(DriverError::Lost("the switch did not make us primary".to_owned())),
+    }
+}

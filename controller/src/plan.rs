@@ -1,0 +1,157 @@
+//! The difference between what a switch should have and what it has, in an order that harms no
+//! traffic.
+//!
+//! A switch may reorder the updates of a batch, so order exists only between stages: a stage is
+//! acknowledged before the next begins. First come what others refer to (groups, MAC addresses of
+//! ports), then ways to nodes, then who may send, then what sends to many; what goes, goes in the
+//! opposite order. An entry that changes is modified in place, so that no packet misses it.
+
+use std::collections::BTreeSet;
+
+use bluebridge_p4::pipeline::{Key, SwitchPort};
+
+use crate::core::{Body, Tables};
+
+/// What can be programmed, with its value.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Object {
+    /// A table entry.
+    Entry(Key, Body),
+    /// The group that `l2` floods through.
+    FloodGroup(u16),
+    /// A multicast group.
+    Group(u16, BTreeSet<SwitchPort>),
+    /// The clone session of `notify`.
+    NotifySession,
+}
+
+/// One change of a switch. A deletion carries what is deleted, which only the key of counts.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum TableUpdate {
+    /// Takes away what is there.
+    Delete(Object),
+    /// Adds what is not there.
+    Insert(Object),
+    /// Replaces what is there.
+    Modify(Object),
+}
+
+impl TableUpdate {
+    /// What is changed.
+    #[must_use]
+    pub const fn object(&self) -> &Object {
+        match self {
+            Self::Delete(object) | Self::Insert(object) | Self::Modify(object) => object,
+        }
+    }
+
+    /// Makes the same change in a picture of the switch.
+    pub fn apply_to(&self, tables: &mut Tables) {
+        match self {
+            Self::Insert(object) | Self::Modify(object) => match object.clone() {
+                Object::Entry(key, body) => drop(tables.entries.insert(key, body)),
+                Object::FloodGroup(group) => tables.flood_group = Some(group),
+                Object::Group(group, ports) => drop(tables.groups.insert(group, ports)),
+                Object::NotifySession => tables.notify_session = true,
+            },
+            Self::Delete(object) => match object {
+                Object::Entry(key, _) => drop(tables.entries.remove(key)),
+                Object::FloodGroup(_) => tables.flood_group = None,
+                Object::Group(group, _) => drop(tables.groups.remove(group)),
+                Object::NotifySession => tables.notify_session = false,
+            },
+        }
+    }
+}
+
+/// Stages in which additions and replacements happen; deletions go the other way.
+const STAGES: usize = 4;
+
+/// Updates in stages; each stage is to be acknowledged before the next.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Plan {
+    stages: Vec<Vec<TableUpdate>>,
+}
+
+impl Plan {
+    /// The plan that turns `actual` into `desired`.
+    #[must_use]
+    pub fn new(desired: &Tables, actual: &Tables) -> Self {
+        let mut stages = vec![Vec::new(); 2 * STAGES];
+        for (key, body) in &desired.entries {
+            let object = || Object::Entry(*key, body.clone());
+            match actual.entries.get(key) {
+                None => stages[stage(key)].push(TableUpdate::Insert(object())),
+                Some(there) if there != body => {
+                    stages[stage(key)].push(TableUpdate::Modify(object()));
+                }
+                Some(_) => {}
+            }
+        }
+        for (group, ports) in &desired.groups {
+            let object = || Object::Group(*group, ports.clone());
+            match actual.groups.get(group) {
+                None => stages[0].push(TableUpdate::Insert(object())),
+                Some(there) if there != ports => stages[0].push(TableUpdate::Modify(object())),
+                Some(_) => {}
+            }
+        }
+        let foreign = actual.entries.iter().filter(|(key, _)| !desired.entries.contains_key(key));
+        for (key, body) in foreign {
+            let update = TableUpdate::Delete(Object::Entry(*key, body.clone()));
+            stages[2 * STAGES - 1 - stage(key)].push(update);
+        }
+        let foreign = actual.groups.iter().filter(|(id, _)| !desired.groups.contains_key(id));
+        for (group, ports) in foreign {
+            let update = TableUpdate::Delete(Object::Group(*group, ports.clone()));
+            stages[2 * STAGES - 1].push(update);
+        }
+        plan_settings(desired, actual, &mut stages);
+        stages.retain(|stage| !stage.is_empty());
+        Self { stages }
+    }
+
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.stages.is_empty()
+    }
+
+    /// The stages in their order, none empty.
+    #[must_use]
+    pub fn stages(&self) -> &[Vec<TableUpdate>] {
+        &self.stages
+    }
+}
+
+fn plan_settings(desired: &Tables, actual: &Tables, stages: &mut [Vec<TableUpdate>]) {
+    match (desired.notify_session, actual.notify_session) {
+        (true, false) => stages[0].push(TableUpdate::Insert(Object::NotifySession)),
+        (false, true) => {
+            stages[2 * STAGES - 1].push(TableUpdate::Delete(Object::NotifySession));
+        }
+        _ => {}
+    }
+    match (desired.flood_group, actual.flood_group) {
+        (Some(group), there) if there != Some(group) => {
+            stages[STAGES - 1].push(TableUpdate::Modify(Object::FloodGroup(group)));
+        }
+        (None, Some(group)) => {
+            stages[STAGES].push(TableUpdate::Delete(Object::FloodGroup(group)));
+        }
+        _ => {}
+    }
+}
+
+/// When an entry of a table may appear.
+const fn stage(key: &Key) -> usize {
+    match key {
+        Key::PortMac { .. } => 0,
+        Key::Directory { .. } | Key::L2 { .. } | Key::Redirect { .. } => 1,
+        Key::IngressGuard { .. } => 2,
+        Key::Anycast { .. } | Key::Multicast { .. } | Key::Notify { .. } => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests;

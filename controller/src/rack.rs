@@ -1,0 +1,187 @@
+//! The core, its store, and those who wait for either.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bluebridge_wire::NodeId;
+use tokio::sync::{Mutex, broadcast, watch};
+
+use crate::core::{Core, CoreConfig};
+use crate::reconcile::{Desired, SwitchState, SwitchView};
+use crate::store::{Store, StoreError};
+
+/// Changes that a watcher may be behind before it gets a new snapshot.
+const WATCH_BACKLOG: usize = 1024;
+
+/// Bits of a version that count within one start.
+const VERSION_BITS: u32 = 32;
+
+/// What the northbound API counts.
+#[derive(Debug, Default)]
+pub(crate) struct CallCounts {
+    pub(crate) joins: AtomicU64,
+    pub(crate) heartbeats: AtomicU64,
+    pub(crate) leaves: AtomicU64,
+    pub(crate) refused: AtomicU64,
+}
+
+/// The running state that all tasks share.
+#[derive(Debug)]
+pub(crate) struct Rack {
+    core: Arc<Mutex<Core>>,
+    store: Arc<Store>,
+    desired: watch::Sender<Desired>,
+    pub(crate) view: watch::Receiver<SwitchView>,
+    altered: broadcast::Sender<NodeId>,
+    failure: watch::Sender<Option<Arc<StoreError>>>,
+    pub(crate) counts: CallCounts,
+    pub(crate) started: Instant,
+}
+
+impl Rack {
+    pub(crate) fn new(
+        config: CoreConfig,
+        store: Store,
+        desired: watch::Sender<Desired>,
+        view: watch::Receiver<SwitchView>,
+    ) -> Result<Self, StoreError> {
+        let now = Instant::now();
+        let first_version = store.start_count() << VERSION_BITS;
+        let mut core = Core::new(config, store.load()?, first_version, now);
+        core.learn_ports(view.borrow().ports.clone());
+        publish(&mut core, &desired);
+        Ok(Self {
+            core: Arc::new(Mutex::new(core)),
+            store: Arc::new(store),
+            desired,
+            view,
+            altered: broadcast::channel(WATCH_BACKLOG).0,
+            failure: watch::channel(None).0,
+            counts: CallCounts::default(),
+            started: now,
+        })
+    }
+
+    /// Looks at the core.
+    pub(crate) async fn look<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
+        look(&*self.core.lock().await)
+    }
+
+    /// Changes the core. What must survive is on disk, and the tables that follow from it are
+    /// desired, when this returns; also if the caller stops waiting.
+    pub(crate) async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Core, Instant) -> T + Send + 'static,
+    ) -> Result<T, Arc<StoreError>> {
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let mut core = this.core.lock().await;
+            let answer = change(&mut core, Instant::now());
+            let changes = core.take_changes();
+            if !changes.is_empty() {
+                let store = Arc::clone(&this.store);
+                let committing = tokio::task::spawn_blocking(move || store.commit(&changes));
+                committing.await.map_err(|error| StoreError::Io(error.to_string())).flatten()?;
+            }
+            for id in core.take_altered() {
+                // Nobody may be watching.
+                drop(this.altered.send(id));
+            }
+            publish(&mut core, &this.desired);
+            Ok(answer)
+        });
+        let outcome = task.await.map_err(|error| StoreError::Io(error.to_string())).flatten();
+        outcome.map_err(|error| {
+            // The core is ahead of the store from here on, so this controller must end.
+            let error = Arc::new(error);
+            self.failure.send_replace(Some(Arc::clone(&error)));
+            error
+        })
+    }
+
+    /// Waits for the store to fail.
+    pub(crate) async fn failed(&self) -> Arc<StoreError> {
+        let mut failure = self.failure.subscribe();
+        loop {
+            if let Some(error) = failure.borrow_and_update().clone() {
+                return error;
+            }
+            if failure.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Hears which nodes change.
+    pub(crate) fn watch(&self) -> broadcast::Receiver<NodeId> {
+        self.altered.subscribe()
+    }
+
+    /// Waits until the switch has what is desired now, at most for `limit`.
+    pub(crate) async fn installed(&self, limit: Duration) -> bool {
+        let version = self.desired.borrow().version;
+        let mut view = self.view.clone();
+        let reached = view.wait_for(|view| has(view, version));
+        matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
+    }
+
+    /// Whether the switch has what is desired now.
+    pub(crate) fn is_installed(&self) -> bool {
+        let version = self.desired.borrow().version;
+        has(&self.view.borrow(), version)
+    }
+
+    /// What is desired.
+    pub(crate) fn desired(&self) -> Desired {
+        self.desired.borrow().clone()
+    }
+
+    /// Lets time pass for the core, and tells it of the switch's ports.
+    pub(crate) async fn tend(self: Arc<Self>) -> Arc<StoreError> {
+        let mut view = self.view.clone();
+        let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
+        let pace = pace.max(Duration::from_millis(10));
+        loop {
+            let ports = view.borrow_and_update().ports.clone();
+            let tending = self.change(move |core, now| {
+                core.handle_timeout(now);
+                core.learn_ports(ports);
+            });
+            if let Err(error) = tending.await {
+                return error;
+            }
+            // The view changes with every update; the ports of it seldom do.
+            let ports = self.look(|core| core.ports().clone()).await;
+            let other_ports = view.wait_for(|view| view.ports != ports);
+            if matches!(tokio::time::timeout(pace, other_ports).await, Ok(Err(_))) {
+                // The loop over the switch has ended, and with it soon the controller.
+                tokio::time::sleep(pace).await;
+            }
+        }
+    }
+
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn has(view: &SwitchView, version: u64) -> bool {
+    view.state == SwitchState::InSync && view.version >= version
+}
+
+fn publish(core: &mut Core, desired: &watch::Sender<Desired>) {
+    if !core.take_dirty() {
+        return;
+    }
+    let tables = core.desired();
+    desired.send_if_modified(|desired| {
+        let changed = *desired.tables != tables || desired.ports != *core.ports();
+        if changed {
+            desired.version += 1;
+            desired.ports = core.ports().clone();
+            desired.tables = Arc::new(tables);
+        }
+        changed
+    });
+}

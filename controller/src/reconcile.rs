@@ -1,0 +1,321 @@
+//! Makes a switch have what it should have, whatever happens to either.
+//!
+//! Connect, read everything, write the difference, then watch: a new desired state, a broken
+//! stream, and the time for the next full reading. Whenever a connection breaks, a new one starts
+//! from the first step; nothing of the old one is resumed.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::core::{Ports, Tables};
+use crate::driver::{
+    DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
+};
+use crate::plan::{Plan, TableUpdate};
+use crate::store::ElectionId;
+
+/// How patient the loop is.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// How often the pipeline and all tables are read back.
+    pub check_interval: Duration,
+    /// How long any call of a driver may take.
+    pub call_deadline: Duration,
+    /// The first wait after a failure; doubles up to `retry_max`.
+    pub retry_min: Duration,
+    /// The longest wait after a failure.
+    pub retry_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            check_interval: Duration::from_millis(400),
+            call_deadline: Duration::from_secs(10),
+            retry_min: Duration::from_millis(50),
+            retry_max: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Reading back takes at most this part of the time, however large the tables are.
+const CHECK_SHARE: u32 = 10;
+
+/// What the switch should have, and the how-manieth that is.
+#[derive(Clone, Debug, Default)]
+pub struct Desired {
+    /// Counts the desired states.
+    pub version: u64,
+    /// The state.
+    pub tables: Arc<Tables>,
+    /// The ports that it was made for. Nothing is written to a switch with other ports.
+    pub ports: Ports,
+}
+
+/// How it stands with the switch.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum SwitchState {
+    /// There is no connection.
+    #[default]
+    Disconnected,
+    /// It has what it should have.
+    InSync,
+    /// Tables are read or written.
+    Syncing,
+}
+
+/// What the loop did since it began.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct SwitchCounts {
+    /// Connections made.
+    pub connects: u64,
+    /// Pipelines pushed.
+    pub pushes: u64,
+    /// Full readings.
+    pub readings: u64,
+    /// Updates acknowledged.
+    pub updates: u64,
+    /// Updates refused.
+    pub refused: u64,
+    /// Differences that a reading after the first of a connection found.
+    pub repaired: u64,
+    /// Copies of frames.
+    pub packet_ins: u64,
+}
+
+/// The switch as the controller sees it.
+#[derive(Clone, Debug, Default)]
+pub struct SwitchView {
+    /// Where the switch is.
+    pub uri: String,
+    /// How it stands.
+    pub state: SwitchState,
+    /// The election id of the last connection.
+    pub election_id: ElectionId,
+    /// What went wrong since all was well.
+    pub problem: Option<String>,
+    /// Its ports.
+    pub ports: Ports,
+    /// What it has: as last read, and written since.
+    pub installed: Arc<Installed>,
+    /// The greatest version of the desired state that it had completely.
+    pub version: u64,
+    /// What was done.
+    pub counts: SwitchCounts,
+}
+
+/// The loop.
+pub struct Reconciler<C> {
+    connector: C,
+    election_id: ElectionId,
+    timing: Timing,
+    desired: watch::Receiver<Desired>,
+    view: watch::Sender<SwitchView>,
+    /// Whether the last plan met refusals. The next one then also deletes, lest a full table keeps
+    /// out what is to replace its entries.
+    refused_before: bool,
+}
+
+impl<C: SwitchConnector> Reconciler<C> {
+    /// A loop over one switch. `election_id` is the first of this start.
+    pub fn new(
+        connector: C,
+        election_id: ElectionId,
+        timing: Timing,
+        desired: watch::Receiver<Desired>,
+    ) -> (Self, watch::Receiver<SwitchView>) {
+        let uri = connector.uri();
+        let (view, seen) = watch::channel(SwitchView { uri, ..SwitchView::default() });
+        let this = Self { connector, election_id, timing, desired, view, refused_before: false };
+        (this, seen)
+    }
+
+    /// Reconciles until this controller is fenced, or nobody desires anything any more.
+    pub async fn run(mut self) -> DriverError {
+        let mut retry = self.timing.retry_min;
+        loop {
+            let connected_before = self.view.borrow().counts.connects;
+            let error = match self.connect_and_serve().await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            tracing::info!(%error, "the connection to the switch ended");
+            self.view.send_modify(|view| {
+                view.state = SwitchState::Disconnected;
+                view.problem = Some(error.to_string());
+            });
+            if matches!(error, DriverError::Fenced { .. }) || self.desired.has_changed().is_err() {
+                return error;
+            }
+            if self.view.borrow().counts.connects != connected_before {
+                retry = self.timing.retry_min;
+            }
+            sleep(retry).await;
+            retry = (retry * 2).min(self.timing.retry_max);
+        }
+    }
+
+    async fn connect_and_serve(&mut self) -> Result<Infallible, DriverError> {
+        // Every connection has an id of its own: a switch may still hold the last one's.
+        let connection = self.view.borrow().counts.connects;
+        let election_id = self.election_id.connection(connection);
+        self.view.send_modify(|view| view.election_id = election_id);
+        let deadline = self.timing.call_deadline;
+        let mut driver =
+            within(deadline, "connecting", self.connector.connect(election_id)).await?;
+        tracing::info!(uri = self.connector.uri(), %election_id, "primary of the switch");
+        self.view.send_modify(|view| {
+            view.state = SwitchState::Syncing;
+            view.counts.connects += 1;
+        });
+        self.serve(driver.as_mut()).await
+    }
+
+    async fn serve(&mut self, driver: &mut dyn SwitchDriver) -> Result<Infallible, DriverError> {
+        let mut next_check = self.check(driver, true).await?;
+        let mut retry = self.timing.retry_min;
+        self.refused_before = false;
+        loop {
+            let desired = self.desired.borrow_and_update().clone();
+            if desired.ports != self.view.borrow().ports {
+                // Its maker will hear of these ports and make another.
+                if self.wait(driver, next_check).await? {
+                    next_check = self.check(driver, false).await?;
+                }
+                continue;
+            }
+            let plan = Plan::new(&desired.tables, &self.view.borrow().installed.tables);
+            if self.carry_out(driver, &plan).await? {
+                self.view.send_modify(|view| {
+                    view.state = SwitchState::InSync;
+                    view.version = view.version.max(desired.version);
+                    view.problem = None;
+                });
+                self.refused_before = false;
+                retry = self.timing.retry_min;
+            } else {
+                self.refused_before = true;
+                next_check = Instant::now() + retry;
+                retry = (retry * 2).min(self.timing.retry_max);
+            }
+            if self.wait(driver, next_check).await? {
+                next_check = self.check(driver, false).await?;
+            }
+        }
+    }
+
+    /// Waits for something to do; whether it is the next check.
+    async fn wait(
+        &mut self,
+        driver: &mut dyn SwitchDriver,
+        next_check: Instant,
+    ) -> Result<bool, DriverError> {
+        loop {
+            tokio::select! {
+                changed = self.desired.changed() => match changed {
+                    Ok(()) => return Ok(false),
+                    Err(_) => return Err(DriverError::Lost("the controller ends".to_owned())),
+                },
+                () = sleep_until(next_check) => return Ok(true),
+                event = driver.next_event() => match event {
+                    SwitchEvent::Broken(error) => return Err(error),
+                    SwitchEvent::PacketIn => {
+                        self.view.send_modify(|view| view.counts.packet_ins += 1);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Makes sure of the pipeline and reads everything; the time for the next check.
+    async fn check(
+        &mut self,
+        driver: &mut dyn SwitchDriver,
+        first: bool,
+    ) -> Result<Instant, DriverError> {
+        let (began, deadline) = (Instant::now(), self.timing.call_deadline);
+        let pipeline = within(deadline, "the pipeline", driver.ensure_pipeline()).await?;
+        let ports = within(deadline, "listing the ports", driver.ports()).await?;
+        let installed = within(deadline, "reading the tables", driver.read()).await?;
+        self.view.send_modify(|view| {
+            view.counts.readings += 1;
+            view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
+            if !first {
+                let differences = view.installed.tables.difference_count(&installed.tables);
+                view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
+            }
+            view.ports = ports;
+            view.installed = Arc::new(installed);
+        });
+        let pause = self.timing.check_interval.max(began.elapsed() * CHECK_SHARE);
+        Ok(Instant::now() + pause)
+    }
+
+    /// Makes the updates of a plan; whether all of them were made.
+    async fn carry_out(
+        &mut self,
+        driver: &mut dyn SwitchDriver,
+        plan: &Plan,
+    ) -> Result<bool, DriverError> {
+        if plan.is_empty() {
+            return Ok(true);
+        }
+        self.view.send_modify(|view| view.state = SwitchState::Syncing);
+        let batch_max = driver.capabilities().batch_max.max(1);
+        let mut all_made = true;
+        for stage in plan.stages() {
+            for batch in stage.chunks(batch_max) {
+                let deadline = self.timing.call_deadline;
+                let results = within(deadline, "writing", driver.apply(batch)).await?;
+                all_made &= self.record(batch, &results);
+            }
+            if !all_made && !self.refused_before {
+                break;
+            }
+        }
+        Ok(all_made)
+    }
+
+    /// Notes what became of a batch; whether all of it was made.
+    fn record(&mut self, batch: &[TableUpdate], results: &[Result<(), UpdateError>]) -> bool {
+        let mut all_made = results.len() == batch.len();
+        self.view.send_modify(|view| {
+            let installed = Arc::make_mut(&mut view.installed);
+            for (update, result) in batch.iter().zip(results) {
+                let gone = matches!(update, TableUpdate::Delete(_));
+                match result {
+                    Ok(()) => view.counts.updates += 1,
+                    // That is what a deletion wants.
+                    Err(UpdateError::NotFound(_)) if gone => {}
+                    Err(error) => {
+                        all_made = false;
+                        view.counts.refused += 1;
+                        view.problem = Some(format!("an update was refused: {error}"));
+                        tracing::warn!(?update, %error, "an update was refused");
+                        continue;
+                    }
+                }
+                update.apply_to(&mut installed.tables);
+            }
+        });
+        all_made
+    }
+}
+
+async fn within<T>(
+    deadline: Duration,
+    what: &'static str,
+    call: impl Future<Output = Result<T, DriverError>> + Send,
+) -> Result<T, DriverError> {
+    timeout(deadline, call).await.unwrap_or(Err(DriverError::Timeout(what)))
+}
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! The northbound API as a server.
+
+mod answer;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bluebridge_northbound::proto;
+use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
+use bluebridge_wire::{NodeId, Space};
+use proto::controller_server::Controller;
+use tokio::sync::{broadcast, mpsc};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::core::{Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role};
+use crate::rack::{CallCounts, Rack};
+use crate::store::StoreError;
+
+/// How long a join waits for the switch to have the endpoint's entries.
+const INSTALL_WAIT: Duration = Duration::from_secs(1);
+
+/// Events that wait for a watcher's connection.
+const WATCH_QUEUE: usize = 64;
+
+/// How long a watcher's connection may be full.
+const WATCH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The API over a rack.
+#[derive(Debug)]
+pub(crate) struct Northbound {
+    rack: Arc<Rack>,
+}
+
+impl Northbound {
+    pub(crate) const fn new(rack: Arc<Rack>) -> Self {
+        Self { rack }
+    }
+
+    fn refuse(&self, status: Status) -> Status {
+        Rack::count(&self.rack.counts.refused);
+        tracing::info!(code = ?status.code(), message = status.message(), "refused a call");
+        status
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for Northbound {
+    async fn join(
+        &self,
+        request: Request<proto::JoinRequest>,
+    ) -> Result<Response<proto::JoinResponse>, Status> {
+        let join = parse_join(request.into_inner())
+            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        let token = secret().map_err(|error| Status::internal(error.to_string()))?;
+        let assigned = self
+            .rack
+            .change(move |core, now| core.join(now, &join, token))
+            .await
+            .map_err(|error| store_failed(&error))?
+            .map_err(|error| self.refuse(join_refused(&error)))?;
+        let record = assigned.0;
+        Rack::count(&self.rack.counts.joins);
+        tracing::info!(
+            name = record.name,
+            node = record.node,
+            port = record.port,
+            incarnation = record.incarnation,
+            "joined"
+        );
+        let installed = self.rack.installed(INSTALL_WAIT).await;
+        let answer = self.rack.look(|core| answer::joined(core, &record, installed)).await;
+        Ok(Response::new(answer))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatResponse>, Status> {
+        let request = request.into_inner();
+        let who = parse_member(request.node, request.incarnation, &request.token)
+            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
+        let installed = self.rack.is_installed();
+        let beaten = self.rack.change(move |core, now| {
+            core.beat(now, who, free_pages)?;
+            Ok(answer::beaten(core, who.node, version, installed))
+        });
+        let answer = beaten
+            .await
+            .map_err(|error| store_failed(&error))?
+            .map_err(|error| self.refuse(member_refused(&error)))?;
+        Rack::count(&self.rack.counts.heartbeats);
+        Ok(Response::new(answer))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<proto::LeaveRequest>,
+    ) -> Result<Response<proto::LeaveResponse>, Status> {
+        let request = request.into_inner();
+        let who = parse_member(request.node, request.incarnation, &request.token)
+            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        self.rack
+            .change(move |core, now| core.leave(now, who))
+            .await
+            .map_err(|error| store_failed(&error))?
+            .map_err(|error| self.refuse(member_refused(&error)))?;
+        Rack::count(&self.rack.counts.leaves);
+        tracing::info!(node = request.node, "left");
+        Ok(Response::new(proto::LeaveResponse {}))
+    }
+
+    type WatchStream =
+        Pin<Box<dyn Stream<Item = Result<proto::WatchResponse, Status>> + Send + 'static>>;
+
+    async fn watch(
+        &self,
+        _request: Request<proto::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let (events, outgoing) = mpsc::channel(WATCH_QUEUE);
+        tokio::spawn(watch(Arc::clone(&self.rack), events));
+        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
+    }
+
+    async fn status(
+        &self,
+        request: Request<proto::StatusRequest>,
+    ) -> Result<Response<proto::StatusResponse>, Status> {
+        let view = self.rack.view.borrow().clone();
+        let desired = self.rack.desired();
+        let mut status = proto::StatusResponse {
+            nodes: self.rack.look(answer::nodes).await,
+            switch: Some(answer::switch(&view)),
+            desired_entry_count: count(desired.tables.count()),
+            installed_entry_count: count(view.installed.tables.count()),
+            uptime_ms: u64::try_from(self.rack.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            ..proto::StatusResponse::default()
+        };
+        add_counts(&mut status, &self.rack.counts);
+        if request.into_inner().entries {
+            status.entries = answer::entries(&desired.tables, &view.installed);
+        }
+        Ok(Response::new(status))
+    }
+}
+
+/// A new token, from the system's generator.
+fn secret() -> Result<[u8; 16], rand::rand_core::OsError> {
+    use rand::TryRngCore as _;
+    let mut token = [0; 16];
+    rand::rngs::OsRng.try_fill_bytes(&mut token)?;
+    Ok(token)
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn add_counts(status: &mut proto::StatusResponse, counts: &CallCounts) {
+    status.join_count = counts.joins.load(Ordering::Relaxed);
+    status.heartbeat_count = counts.heartbeats.load(Ordering::Relaxed);
+    status.leave_count = counts.leaves.load(Ordering::Relaxed);
+    status.refused_call_count = counts.refused.load(Ordering::Relaxed);
+}
+
+/// Feeds one watcher until it goes away or stays full for too long.
+async fn watch(rack: Arc<Rack>, events: mpsc::Sender<Result<proto::WatchResponse, Status>>) {
+    use proto::watch_response::Event;
+    let mut altered = rack.watch();
+    let mut behind = true;
+    loop {
+        let event = if behind {
+            // What is altered from here on comes after the snapshot.
+            altered = altered.resubscribe();
+            behind = false;
+            Event::Snapshot(proto::NodeList { nodes: rack.look(answer::nodes).await })
+        } else {
+            let next = tokio::select! {
+                next = altered.recv() => next,
+                () = events.closed() => return,
+            };
+            match next {
+                Ok(id) => match rack.look(|core| answer::node(core, id)).await {
+                    Some(node) => Event::Node(node),
+                    None => continue,
+                },
+                Err(broadcast::error::RecvError::Lagged(_)) => {
+                    behind = true;
+                    continue;
+                }
+                Err(broadcast::error::RecvError::Closed) => return,
+            }
+        };
+        let message = proto::WatchResponse { event: Some(event) };
+        if events.send_timeout(Ok(message), WATCH_PATIENCE).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
+    use proto::join_request::Attachment as Wire;
+    let role = match request.role() {
+        proto::Role::Client => Role::Client,
+        proto::Role::Memory => Role::Memory,
+        proto::Role::Unspecified => return Err("say the role: memory or client"),
+    };
+    let carrier = match request.carrier() {
+        proto::Carrier::PacketRing => Carrier::PacketRing,
+        proto::Carrier::Socket => Carrier::Socket,
+        proto::Carrier::Xdp => Carrier::Xdp,
+        proto::Carrier::Unspecified => return Err("say the carrier"),
+    };
+    let mac = <[u8; 6]>::try_from(request.mac.as_slice());
+    let attachment = match request.attachment {
+        Some(Wire::SwitchInterface(name)) => Attachment::Interface(name),
+        Some(Wire::SwitchPort(port)) => {
+            let port = u16::try_from(port).map_err(|_| "the port's number is too large")?;
+            Attachment::Port(SwitchPort(port))
+        }
+        None => {
+            return Err("say the port or the interface of the switch that you are connected to");
+        }
+    };
+    let previous = match request.previous {
+        Some(previous) => Some(Previous {
+            node: parse_node(previous.node)?,
+            token: parse_token(&previous.token)?,
+            contents_kept: previous.contents_kept,
+        }),
+        None => None,
+    };
+    Ok(Join {
+        name: request.name,
+        role,
+        space: Space(u16::try_from(request.space).map_err(|_| "a space has 16 bits")?),
+        mac: MacAddr(mac.map_err(|_| "a MAC address has 6 bytes")?),
+        attachment,
+        capacity_pages: request.capacity_pages,
+        shard_count: u16::try_from(request.shard_count).map_err(|_| "too many shards")?,
+        carrier,
+        mtu: request.mtu,
+        nonce: request.nonce,
+        previous,
+    })
+}
+
+fn parse_node(number: u32) -> Result<NodeId, &'static str> {
+    u16::try_from(number).map(NodeId).map_err(|_| "a node id has 16 bits")
+}
+
+fn parse_token(bytes: &[u8]) -> Result<[u8; 16], &'static str> {
+    bytes.try_into().map_err(|_| "a token has 16 bytes")
+}
+
+fn parse_member(node: u32, incarnation: u32, token: &[u8]) -> Result<Member, &'static str> {
+    Ok(Member { node: parse_node(node)?, incarnation, token: parse_token(token)? })
+}
+
+fn store_failed(error: &StoreError) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn join_refused(error: &JoinError) -> Status {
+    let text = error.to_string();
+    match error {
+        JoinError::Taken { .. } => Status::already_exists(text),
+        JoinError::PortsUnknown(_) => Status::unavailable(text),
+        JoinError::Exhausted(_) => Status::resource_exhausted(text),
+        JoinError::NotPrevious(_) => Status::permission_denied(text),
+        JoinError::Invalid(_) | JoinError::NameBelongs { .. } | JoinError::NoSuchPort(_) => {
+            Status::invalid_argument(text)
+        }
+    }
+}
+
+fn member_refused(error: &MemberError) -> Status {
+    let text = error.to_string();
+    match error {
+        MemberError::Unknown(_) => Status::not_found(text),
+        MemberError::Gone(_) | MemberError::Stale { .. } => Status::failed_precondition(text),
+        MemberError::WrongToken(_) => Status::permission_denied(text),
+    }
+}

@@ -1,0 +1,201 @@
+//! What the controller remembers, in redb.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redb::backends::InMemoryBackend;
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
+
+/// Node id -> [`NodeRecord`] as JSON, so that a person can read it in need.
+const NODES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("nodes");
+
+/// Space -> multicast group.
+const SPACES: TableDefinition<'_, u16, u16> = TableDefinition::new("spaces");
+
+/// Single numbers by name.
+const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
+
+/// The format of all this; raised when an older controller could not read it.
+const FORMAT: u64 = 1;
+
+/// Bits of an election id's lower half that count the connections of one start.
+const CONNECTION_BITS: u32 = 16;
+
+/// Why the store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file is not there, not ours, damaged, or another controller has it open.
+    #[error("the controller's store {path}: {reason}")]
+    Open {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Reading or writing failed: the disk is full or broken.
+    #[error("the controller's store failed: {0}")]
+    Io(String),
+    /// A record is not readable: the file was written by another version or is damaged.
+    #[error("the controller's store holds {0}, which this version cannot read")]
+    Unreadable(String),
+}
+
+fn io(error: impl Into<redb::Error>) -> StoreError {
+    StoreError::Io(error.into().to_string())
+}
+
+/// A number by which a switch knows who may write: the greatest wins.
+///
+/// The upper half is the time at which the store was made, the lower counts the controller's starts
+/// and, in its last 16 bits, the connections of a start. So whoever started later wins, and no two
+/// connections share an id.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ElectionId {
+    /// The upper half.
+    pub high: u64,
+    /// The lower half.
+    pub low: u64,
+}
+
+impl ElectionId {
+    /// The id of a connection of this start; later ones than the 65,535th share the last id.
+    #[must_use]
+    pub fn connection(self, number: u64) -> Self {
+        let last = (1 << CONNECTION_BITS) - 1;
+        Self { high: self.high, low: self.low | number.min(last) }
+    }
+}
+
+impl std::fmt::Display for ElectionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.high, self.low)
+    }
+}
+
+/// The open store. One process at a time has it.
+#[derive(Debug)]
+pub struct Store {
+    database: Database,
+    start_count: u64,
+    created: u64,
+}
+
+impl Store {
+    /// Opens or makes the store, and counts this start.
+    ///
+    /// # Errors
+    /// [`StoreError`]: the file cannot be opened, read or written.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let open = |reason: String| StoreError::Open { path: path.display().to_string(), reason };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|error| open(error.to_string()))?;
+        }
+        let database = Database::create(path).map_err(|error| open(error.to_string()))?;
+        Self::start(database)
+    }
+
+    /// A store that lasts as long as the process: for tests, simulation, and a rack that nobody
+    /// wants to find again.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn in_memory() -> Result<Self, StoreError> {
+        let database =
+            Builder::new().create_with_backend(InMemoryBackend::new()).map_err(|error| {
+                StoreError::Open { path: "in memory".to_owned(), reason: error.to_string() }
+            })?;
+        Self::start(database)
+    }
+
+    fn start(database: Database) -> Result<Self, StoreError> {
+        let write = database.begin_write().map_err(io)?;
+        let (start_count, created) = {
+            write.open_table(NODES).map_err(io)?;
+            write.open_table(SPACES).map_err(io)?;
+            let mut numbers = write.open_table(NUMBERS).map_err(io)?;
+            let read = |numbers: &redb::Table<'_, &str, u64>, name| {
+                Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
+            };
+            match read(&numbers, "format")? {
+                None => numbers.insert("format", FORMAT).map_err(io).map(drop)?,
+                Some(FORMAT) => {}
+                Some(other) => return Err(StoreError::Unreadable(format!("format {other}"))),
+            }
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_secs());
+            let created = read(&numbers, "created")?.unwrap_or(now);
+            let start_count = read(&numbers, "starts")?.unwrap_or(0) + 1;
+            numbers.insert("created", created).map_err(io)?;
+            numbers.insert("starts", start_count).map_err(io)?;
+            (start_count, created)
+        };
+        write.commit().map_err(io)?;
+        Ok(Self { database, start_count, created })
+    }
+
+    /// The first election id of this start.
+    #[must_use]
+    pub const fn election_id(&self) -> ElectionId {
+        ElectionId { high: self.created, low: self.start_count << CONNECTION_BITS }
+    }
+
+    /// How often the store was opened, this time included.
+    #[must_use]
+    pub const fn start_count(&self) -> u64 {
+        self.start_count
+    }
+
+    /// Everything stored.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn load(&self) -> Result<Stored, StoreError> {
+        let read = self.database.begin_read().map_err(io)?;
+        let mut stored = Stored::default();
+        for item in read.open_table(NODES).map_err(io)?.iter().map_err(io)? {
+            let (node, bytes) = item.map_err(io)?;
+            let record: NodeRecord = serde_json::from_slice(bytes.value()).map_err(|error| {
+                StoreError::Unreadable(format!("a record of node {}: {error}", node.value()))
+            })?;
+            stored.nodes.push(record);
+        }
+        for item in read.open_table(SPACES).map_err(io)?.iter().map_err(io)? {
+            let (space, group) = item.map_err(io)?;
+            stored.spaces.push(SpaceRecord { space: space.value(), group: group.value() });
+        }
+        Ok(stored)
+    }
+
+    /// Stores changes, all or none; they are on disk when this returns.
+    ///
+    /// # Errors
+    /// [`StoreError`]: none is stored.
+    pub fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let write = self.database.begin_write().map_err(io)?;
+        {
+            let mut nodes = write.open_table(NODES).map_err(io)?;
+            let mut spaces = write.open_table(SPACES).map_err(io)?;
+            for change in changes {
+                match change {
+                    Change::Node(record) => {
+                        let bytes = serde_json::to_vec(record)
+                            .map_err(|error| StoreError::Io(error.to_string()))?;
+                        nodes.insert(record.node, bytes.as_slice()).map_err(io)?;
+                    }
+                    Change::Space(record) => {
+                        spaces.insert(record.space, record.group).map_err(io)?;
+                    }
+                    Change::SpaceGone(space) => {
+                        spaces.remove(space).map_err(io)?;
+                    }
+                }
+            }
+        }
+        write.commit().map_err(io)
+    }
+}
