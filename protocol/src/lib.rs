@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod pieces;
+pub mod requester;
 pub mod responder;
 pub mod store;
 pub mod time;

@@ -30,6 +30,15 @@ pub struct Piece {
 }
 
 impl Cut {
+    /// One page, one piece, one byte: what stands for an operation without a range.
+    pub const ONE: Self = Self { in_page: 0, length: 1, piece_bytes: 4096 };
+
+    /// The same range in other pieces; `None` for a piece size that cannot be.
+    #[must_use]
+    pub fn with_piece_bytes(self, piece_bytes: usize) -> Option<Self> {
+        Self::new(usize::from(self.in_page), self.length(), piece_bytes)
+    }
+
     /// The cut of `length` bytes that begin `in_page` bytes into a page.
     ///
     /// `None` if the range is empty, covers more than [`LINE_PAGES`] pages, or the piece size is
@@ -173,10 +182,10 @@ mod tests {
     use super::Cut;
 
     fn cuts() -> impl Strategy<Value = Cut> {
-        (0..PAGE_BYTES, 1..=LINE_BYTES, 1024..=PAGE_BYTES).prop_filter_map(
-            "the range fits eight pages",
-            |(in_page, length, piece)| Cut::new(in_page, length, piece),
-        )
+        (0..PAGE_BYTES, 1..=LINE_BYTES, 1024..=PAGE_BYTES)
+            .prop_filter_map("the range fits eight pages", |(in_page, length, piece)| {
+                Cut::new(in_page, length, piece)
+            })
     }
 
     proptest! {

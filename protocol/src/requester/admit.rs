@@ -1,0 +1,150 @@
+//! Numbers, window and credit: which operations may be sent now.
+
+use super::{Answer, Event, NO_PAGE, NONE, Operation, Place, Requester, Stage, State};
+use crate::{Instant, pieces::Cut};
+
+impl Requester {
+    /// Puts an operation without a number behind those that wait for its peer.
+    pub(super) fn enqueue(&mut self, now: Instant, index: u16) {
+        let op = &mut self.ops[index];
+        op.place = Place::Waiting;
+        let peer = op.peer;
+        self.ops.push_back(&mut self.peers[peer].waiting, index);
+        self.admit(now, peer);
+    }
+
+    /// Gives numbers to waiting operations of a peer as far as session, window and credit allow.
+    pub(super) fn admit(&mut self, now: Instant, peer: u16) {
+        loop {
+            let index = self.peers[peer].waiting.head;
+            if index == NONE {
+                return;
+            }
+            let closes = matches!(self.ops[index].operation, Operation::Close { .. });
+            if closes && self.peers[peer].state == State::Closed {
+                self.finish(index, Ok(Answer::Done));
+                continue;
+            }
+            if self.peers[peer].state != State::Open {
+                self.open(now, peer);
+                return;
+            }
+            if self.peers[peer].closing {
+                return;
+            }
+            self.cut_for_session(index);
+            if !self.has_room(peer, index) {
+                self.counters.count(Event::Throttle);
+                self.starve(peer);
+                return;
+            }
+            self.ops.unlink(&mut self.peers[peer].waiting, index);
+            self.assign(peer, index);
+        }
+    }
+
+    /// Looks again at the peers that wait for window or credit, if anything was answered since.
+    pub(super) fn admit_hungry(&mut self, now: Instant) {
+        if !core::mem::take(&mut self.freed) {
+            return;
+        }
+        for _ in 0..self.hungry.len() {
+            let Some(peer) = self.hungry.pop_front() else { return };
+            self.peers[peer].hungry = false;
+            self.admit(now, peer);
+        }
+    }
+
+    pub(super) fn starve(&mut self, peer: u16) {
+        if !core::mem::replace(&mut self.peers[peer].hungry, true) {
+            self.hungry.push_back(peer);
+        }
+    }
+
+    fn has_room(&self, peer: u16, index: u16) -> bool {
+        let cost = u32::from(self.ops[index].cost);
+        let peer = &self.peers[peer];
+        if let Operation::Close { .. } = self.ops[index].operation {
+            return peer.is_quiet();
+        }
+        // What costs more than all credit may go alone.
+        let session =
+            peer.outstanding_pages == 0 || peer.outstanding_pages + cost <= u32::from(peer.credit);
+        let all = self.outstanding_pages == 0
+            || self.outstanding_pages + cost <= u32::from(self.config.credit_pages);
+        session && all && peer.has_window()
+    }
+
+    fn assign(&mut self, peer: u16, index: u16) {
+        let sequence = self.peers[peer].number(index);
+        let op = &mut self.ops[index];
+        op.sequence = sequence;
+        op.sent_count = 0;
+        op.attempt = 0;
+        op.expired = 0;
+        op.done = 0;
+        op.answered = 0;
+        op.restarted = 0;
+        op.moved_page = NO_PAGE;
+        op.probing = false;
+        op.overloaded = false;
+        op.to_send = if op.is_train() { op.cut.all() } else { 1 };
+        let cost = u32::from(op.cost);
+        let closing = matches!(op.operation, Operation::Close { .. });
+        self.peers[peer].outstanding_pages += cost;
+        self.peers[peer].closing |= closing;
+        self.outstanding_pages += cost;
+        self.make_ready(index);
+    }
+
+    /// Puts an operation at the end of what is to be sent, unless it is there.
+    pub(super) fn make_ready(&mut self, index: u16) {
+        if self.ops[index].place != Place::Ready {
+            self.ops[index].place = Place::Ready;
+            self.ops.push_back(&mut self.ready, index);
+        }
+    }
+
+    /// Takes an operation out of whatever list it is in.
+    pub(super) fn detach(&mut self, index: u16) {
+        match self.ops[index].place {
+            Place::Ready => self.ops.unlink(&mut self.ready, index),
+            Place::Waiting => {
+                let peer = self.ops[index].peer;
+                self.ops.unlink(&mut self.peers[peer].waiting, index);
+            }
+            Place::Flight | Place::Free | Place::Held | Place::Pause => {}
+        }
+    }
+
+    /// Makes all pages that have no final status the run; or the first of them, page by page.
+    pub(super) fn set_run(&mut self, index: u16) {
+        let piece = usize::from(self.config.piece_bytes);
+        let op = &mut self.ops[index];
+        let Some((pointer, length)) = op.range() else { return };
+        let Some(whole) = Cut::new(pointer.location.in_page(), length as usize, piece) else {
+            return;
+        };
+        let first = op.pending.trailing_zeros() as usize;
+        let pages = if op.single { 1 } else { (op.pending >> first).trailing_ones() as usize };
+        let last = first + pages.max(1) - 1;
+        let (start, end) = (whole.page_range(first).start, whole.page_range(last).end);
+        let in_page = if first == 0 { pointer.location.in_page() } else { 0 };
+        if let Some(cut) = Cut::new(in_page, end.saturating_sub(start), piece) {
+            op.cut = cut;
+            op.run_start = u16::try_from(start).unwrap_or(0);
+            op.run_page = u8::try_from(first).unwrap_or(0);
+        }
+    }
+
+    /// Cuts the run into the session's pieces, and reckons its cost.
+    fn cut_for_session(&mut self, index: u16) {
+        let op = &mut self.ops[index];
+        let piece_bytes = self.peers[op.peer].piece_bytes;
+        op.cut = op.cut.with_piece_bytes(usize::from(piece_bytes)).unwrap_or(op.cut);
+        op.cost = match op.stage {
+            Stage::Confirm(_) => 1,
+            Stage::Ask { .. } | Stage::Direct => u8::try_from(op.run_page_count()).unwrap_or(1),
+        };
+    }
+}

@@ -1,0 +1,98 @@
+//! Joining the pieces of a READ: each page from one version, straight into the caller's memory.
+
+use bluebridge_wire::{Datagram, Status};
+
+use super::{Buffers, Event, Failure, Requester};
+use crate::Instant;
+
+impl Requester {
+    /// A piece, or the refusal of a page (protocol, section 4).
+    pub(super) fn handle_piece(
+        &mut self,
+        now: Instant,
+        index: u16,
+        reply: &Datagram<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        let op = &mut self.ops[index];
+        let offset = usize::from(reply.header.offset);
+        let piece = op.cut.index_at(offset).and_then(|at| Some((at, op.cut.piece(at)?)));
+        let Some((at, piece)) = piece.filter(|(_, piece)| piece.range.len() == reply.data.len())
+        else {
+            self.counters.count(Event::ReplyViolation);
+            return;
+        };
+        let (bit, page_bit) = (1_u32 << at, 1_u8 << piece.page);
+        let pieces = op.cut.page_pieces(piece.page);
+        let have = op.done & pieces;
+        let version = reply.header.page_version;
+        let Some(known) = op.versions.get_mut(piece.page) else { return };
+        if op.answered & page_bit != 0 || (have & bit != 0 && version == *known) {
+            self.counters.count(Event::PieceDuplicate);
+            return;
+        }
+        if have != 0 && version < *known {
+            self.counters.count(Event::PieceOutdated);
+            return;
+        }
+        if have != 0 && version > *known {
+            // The older pieces are overwritten as the newer ones come.
+            op.done &= !pieces;
+            op.restarted |= page_bit;
+            self.counters.count(Event::PageRestart);
+        }
+        *known = version;
+        let start = usize::from(op.run_start) + piece.range.start;
+        let target = buffers.incoming(op.token).get_mut(start..start + reply.data.len());
+        let Some(target) = target else {
+            self.fail(index, Failure::Buffer);
+            return;
+        };
+        target.copy_from_slice(reply.data);
+        op.done |= bit;
+        op.expired = 0;
+        let complete = op.done & pieces == pieces;
+        self.counters.count(Event::PieceJoin);
+        if complete {
+            self.settle_page(index, piece.page, Status::Ok);
+        }
+        self.progress(now, index);
+    }
+
+    /// One page of a READ cannot be read.
+    pub(super) fn handle_page_refusal(
+        &mut self,
+        now: Instant,
+        index: u16,
+        status: Status,
+        reply: &Datagram<'_>,
+    ) {
+        let op = &mut self.ops[index];
+        let offset = usize::from(reply.header.offset);
+        let piece = op.cut.index_at(offset).and_then(|at| op.cut.piece(at));
+        let Some(piece) = piece.filter(|piece| op.cut.page_range(piece.page).start == offset)
+        else {
+            self.counters.count(Event::ReplyViolation);
+            return;
+        };
+        if op.answered & (1 << piece.page) != 0 {
+            self.counters.count(Event::PieceDuplicate);
+            return;
+        }
+        op.done &= !op.cut.page_pieces(piece.page);
+        op.expired = 0;
+        self.note_refusal(index, piece.page, status, reply);
+        self.settle_page(index, piece.page, status);
+        self.progress(now, index);
+    }
+
+    /// After a page or a piece was answered: the end of the run, or more time for the rest.
+    fn progress(&mut self, now: Instant, index: u16) {
+        let op = &self.ops[index];
+        if op.answered == super::page_bits(op.cut.page_count()) {
+            self.end_run(now, index);
+        } else if op.place == super::Place::Flight {
+            self.restart_timer(now, index);
+        }
+    }
+}

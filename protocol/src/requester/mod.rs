@@ -1,0 +1,352 @@
+//! The end that asks: operations go in, datagrams and completions come out.
+//!
+//! One [`Requester`] serves one calling thread and talks to many servers at once. A step is:
+//! [`Requester::start`] operations; send what [`Requester::poll_transmit`] gives until it gives
+//! nothing; take [`Requester::poll_completion`]; wait for datagrams until
+//! [`Requester::poll_timeout`]; give them to [`Requester::handle_datagram`], then the time to
+//! [`Requester::handle_timeout`].
+//!
+//! Nothing is allocated per operation: slots, windows and queues are made with the requester, and
+//! a session's window when its server is first met.
+//!
+//! * `session`: OPEN, NO_SESSION, and what goes on in a new session.
+//! * `admit`: numbers, window and credit; `transmit`: what is sent; `timer`: what is sent again.
+//! * `receive`: which replies are trusted, and what each status leads to; `join`: READ's pieces.
+//! * `progress`: pages that have to be asked for again, and the end of an operation.
+
+mod admit;
+mod anywhere;
+mod config;
+mod counters;
+mod join;
+mod moved;
+mod operation;
+mod peer;
+mod progress;
+mod random;
+mod receive;
+mod rtt;
+mod session;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod timer;
+mod transmit;
+
+use std::collections::VecDeque;
+
+use bluebridge_wire::{Pointer, Status, address::LINE_BYTES, address::LINE_PAGES};
+
+pub use config::{Config, Timing};
+pub use counters::{Counters, Event};
+pub use operation::{
+    Answer, Buffers, Completion, Failure, Operation, OperationId, PageStatuses, Server, StartError,
+};
+pub use transmit::{HEAD_BYTES_MAX, Origin, Transmit};
+
+use crate::{Instant, pieces::Cut, pieces::PIECE_BYTES_MIN};
+use core::time::Duration;
+use moved::MovedTable;
+use peer::{Peers, State};
+use random::Random;
+use slab::{Lease, List, NO_PAGE, NONE, Op, Place, Slab, Stage};
+
+/// Data of a PING at most, in bytes.
+pub const PING_BYTES_MAX: u32 = 64;
+
+/// The requester's state machine; see the module's documentation.
+#[derive(Debug)]
+pub struct Requester {
+    config: Config,
+    ops: Slab,
+    peers: Peers,
+    /// Operations with something to send, in train order.
+    ready: List,
+    /// Peers whose OPEN is to be sent.
+    opening: VecDeque<u16>,
+    /// Peers with operations that wait for window or credit.
+    hungry: VecDeque<u16>,
+    /// Something was answered since the hungry were looked at.
+    freed: bool,
+    completions: VecDeque<Completion>,
+    outstanding_pages: u32,
+    moved: MovedTable,
+    random: Random,
+    counters: Counters,
+    /// Not after any timer or deadline that runs.
+    next_timeout: Instant,
+    /// The round trip of requests in no session.
+    anywhere_trip: rtt::RoundTrip,
+}
+
+impl Requester {
+    /// A requester without sessions; all room for operations is made now.
+    ///
+    /// A piece size outside of what the protocol knows is taken to the nearest that it does.
+    #[must_use]
+    pub fn new(mut config: Config) -> Self {
+        let page = bluebridge_wire::address::PAGE_BYTES;
+        let piece = usize::from(config.piece_bytes).clamp(PIECE_BYTES_MIN, page);
+        config.piece_bytes = u16::try_from(piece).unwrap_or(config.piece_bytes);
+        config.credit_pages = config.credit_pages.max(1);
+        let ops = Slab::new(config.operation_count);
+        let servers = usize::from(config.server_count) + 1;
+        Self {
+            completions: VecDeque::with_capacity(ops.limit()),
+            ops,
+            peers: Peers::new(config.server_count),
+            ready: List::EMPTY,
+            opening: VecDeque::with_capacity(servers),
+            hungry: VecDeque::with_capacity(servers),
+            freed: false,
+            outstanding_pages: 0,
+            moved: MovedTable::new(config.moved_count),
+            random: Random::new(config.seed),
+            counters: Counters::default(),
+            next_timeout: FAR,
+            anywhere_trip: rtt::RoundTrip::default(),
+            config,
+        }
+    }
+
+    /// Begins an operation that ends at the configured deadline at the latest.
+    ///
+    /// `token` comes back with the completion and names the caller's memory to [`Buffers`].
+    ///
+    /// # Errors
+    /// If the operation is not one that can be sent, or no slot is free; nothing was begun.
+    pub fn start(
+        &mut self,
+        now: Instant,
+        operation: Operation,
+        token: u64,
+    ) -> Result<OperationId, StartError> {
+        self.start_until(now, operation, token, now + self.config.timing.deadline)
+    }
+
+    /// Begins an operation that ends at `deadline` at the latest.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_until(
+        &mut self,
+        now: Instant,
+        operation: Operation,
+        token: u64,
+        deadline: Instant,
+    ) -> Result<OperationId, StartError> {
+        self.check(&operation)?;
+        if self.ops.live() + self.completions.len() >= self.ops.limit() {
+            return Err(StartError::Full);
+        }
+        let peer = match self.server_of(&operation) {
+            Some(server) => self.peer(server).ok_or(StartError::Servers)?,
+            None => NONE,
+        };
+        let op = self.new_op(now, operation, token, deadline, peer);
+        let index = self.ops.insert(op).ok_or(StartError::Full)?;
+        // Some operations end at once, so the name is taken before.
+        let id = self.ops.id(index);
+        self.counters.count(Event::Start);
+        self.arm(deadline);
+        if peer == NONE {
+            self.ask(index);
+        } else {
+            self.peers[peer].op_count += 1;
+            self.set_run(index);
+            self.enqueue(now, index);
+        }
+        Ok(id)
+    }
+
+    /// Gives an operation up without a completion; false if it has ended already.
+    ///
+    /// A mutating one that was sent may still happen, once.
+    pub fn cancel(&mut self, now: Instant, id: OperationId) -> bool {
+        let Some(index) = self.ops.find(id) else { return false };
+        self.counters.count(Event::Cancel);
+        self.release(index);
+        self.admit_hungry(now);
+        true
+    }
+
+    /// The next operation that ended.
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nothing is under way.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Instant> {
+        if self.ops.live() == 0 { None } else { Some(self.next_timeout) }
+    }
+
+    /// Operations under way.
+    #[must_use]
+    pub const fn operation_count(&self) -> usize {
+        self.ops.live()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What the requester was made with.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The measured round trip to a server; `None` before the first answer.
+    #[must_use]
+    pub fn round_trip(&self, server: Server) -> Option<Duration> {
+        let peer = self.peers.find(server)?;
+        self.peers.at(peer)?.round_trip.smoothed()
+    }
+
+    fn check(&self, operation: &Operation) -> Result<(), StartError> {
+        let length_is_good = match *operation {
+            Operation::Read { pointer, length }
+            | Operation::Write { pointer, length }
+            | Operation::Zero { pointer, length } => in_one_line(pointer, length),
+            Operation::AllocWrite { length, .. } => {
+                (1..=LINE_BYTES as u64).contains(&u64::from(length))
+            }
+            Operation::Create { pages, .. } => pages > 0,
+            Operation::Ping { length, .. } => length <= PING_BYTES_MAX,
+            _ => true,
+        };
+        if !length_is_good {
+            return Err(StartError::Length);
+        }
+        if let Some(pointer) = pointer_of(operation)
+            && pointer.space != self.config.space
+        {
+            return Err(StartError::Space);
+        }
+        match self.server_of(operation) {
+            Some(server) if !server.node.is_unicast() => Err(StartError::Node(server.node)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The server to ask first; `None` for any.
+    fn server_of(&self, operation: &Operation) -> Option<Server> {
+        match *operation {
+            Operation::AllocWrite { server, .. } | Operation::Create { server, .. } => server,
+            Operation::Close { server }
+            | Operation::Ping { server, .. }
+            | Operation::Stat { server } => Some(server),
+            Operation::CompareSwap { pointer, .. }
+            | Operation::Delete { pointer, .. }
+            | Operation::FetchAdd { pointer, .. }
+            | Operation::Read { pointer, .. }
+            | Operation::Write { pointer, .. }
+            | Operation::Zero { pointer, .. } => {
+                let home = Server::of(pointer);
+                // A pointer to no node is refused, wherever its line may seem to have moved.
+                let moved = self.moved.find(pointer).filter(|_| home.node.is_unicast());
+                Some(Server { node: moved.unwrap_or(home.node), ..home })
+            }
+        }
+    }
+
+    fn peer(&mut self, server: Server) -> Option<u16> {
+        let (peer, evicted) = self.peers.find_or_insert(server)?;
+        if evicted {
+            self.counters.count(Event::ServerEvict);
+        }
+        Some(peer)
+    }
+
+    fn new_op(
+        &self,
+        now: Instant,
+        operation: Operation,
+        token: u64,
+        deadline: Instant,
+        peer: u16,
+    ) -> Op {
+        let piece = usize::from(self.config.piece_bytes);
+        let (in_page, length) = match operation {
+            Operation::Read { pointer, length }
+            | Operation::Write { pointer, length }
+            | Operation::Zero { pointer, length } => (pointer.location.in_page(), length),
+            Operation::AllocWrite { length, .. } => (0, length),
+            _ => (0, 1),
+        };
+        // What has no range has one page and one piece; a range was checked before.
+        let cut = Cut::new(in_page, length as usize, piece).unwrap_or(Cut::ONE);
+        Op {
+            operation,
+            stage: if peer == NONE { Stage::Ask { entropy: 0 } } else { Stage::Direct },
+            token,
+            started: now,
+            deadline,
+            timer: FAR,
+            first_sent: now,
+            last_sent: now,
+            sequence: 0,
+            lease: Lease::default(),
+            versions: [0; LINE_PAGES],
+            to_send: 0,
+            done: 0,
+            sent_count: 0,
+            generation: 0,
+            cut,
+            run_start: 0,
+            run_page: 0,
+            pending: page_bits(cut.page_count()),
+            answered: 0,
+            restarted: 0,
+            statuses: [Status::Ok; LINE_PAGES],
+            moved_node: 0,
+            moved_page: NO_PAGE,
+            attempt: 0,
+            expired: 0,
+            pauses: 0,
+            hops: 0,
+            cost: 1,
+            peer,
+            prev: NONE,
+            next: NONE,
+            place: Place::Waiting,
+            home: false,
+            single: false,
+            probing: false,
+            leaky: false,
+            overloaded: false,
+        }
+    }
+
+    /// Takes note of a timer that runs out at `when`.
+    fn arm(&mut self, when: Instant) {
+        self.next_timeout = self.next_timeout.min(when);
+    }
+}
+
+/// Later than all timers.
+const FAR: Instant = Instant::from_nanos(u64::MAX);
+
+const fn page_bits(count: usize) -> u8 {
+    if count >= LINE_PAGES { u8::MAX } else { (1 << count) - 1 }
+}
+
+const fn in_one_line(pointer: Pointer, length: u32) -> bool {
+    let line = LINE_BYTES as u64;
+    length > 0 && pointer.location.offset() % line + length as u64 <= line
+}
+
+const fn pointer_of(operation: &Operation) -> Option<Pointer> {
+    match *operation {
+        Operation::CompareSwap { pointer, .. }
+        | Operation::Delete { pointer, .. }
+        | Operation::FetchAdd { pointer, .. }
+        | Operation::Read { pointer, .. }
+        | Operation::Write { pointer, .. }
+        | Operation::Zero { pointer, .. } => Some(pointer),
+        _ => None,
+    }
+}

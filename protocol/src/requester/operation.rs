@@ -1,0 +1,275 @@
+//! What can be asked, what is answered, and how it can fail.
+
+use bluebridge_wire::{Command, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
+
+/// One serving core of a server: the other end of a session.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Server {
+    /// The node.
+    pub node: NodeId,
+    /// The shard; a server takes it modulo the shards that it has.
+    pub shard: u8,
+}
+
+impl Server {
+    /// The server at home for a pointer.
+    #[must_use]
+    pub const fn of(pointer: Pointer) -> Self {
+        Self { node: pointer.node, shard: pointer.location.shard() }
+    }
+}
+
+/// One operation; a byte range lies inside of one aligned line.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Operation {
+    /// Allocate and write `length` bytes; the rest of the last page is zero.
+    AllocWrite {
+        /// Where; any memory node if `None`.
+        server: Option<Server>,
+        /// Bytes, 1 to 32768; the data is the caller's outgoing buffer.
+        length: u32,
+    },
+    /// End the session, once all that was started before is done.
+    Close {
+        /// With whom.
+        server: Server,
+    },
+    /// Replace 8 bytes if they are as expected (little endian in memory).
+    CompareSwap {
+        /// The bytes; 8-aligned.
+        pointer: Pointer,
+        /// What must be there.
+        expected: u64,
+        /// What is put there.
+        new: u64,
+    },
+    /// Allocate contiguous zeroed pages.
+    Create {
+        /// Where; any memory node if `None`.
+        server: Option<Server>,
+        /// Pages, 1 or more.
+        pages: u32,
+    },
+    /// Free an allocation.
+    Delete {
+        /// Its first byte.
+        pointer: Pointer,
+        /// Its pages, or 0 for whatever it has.
+        pages: u32,
+    },
+    /// Add to 8 bytes, wrapping (little endian in memory).
+    FetchAdd {
+        /// The bytes; 8-aligned.
+        pointer: Pointer,
+        /// What is added.
+        addend: u64,
+    },
+    /// Ask for a sign of life.
+    Ping {
+        /// Whom.
+        server: Server,
+        /// Bytes that it returns, up to 64; the data is the caller's outgoing buffer.
+        length: u32,
+    },
+    /// Read bytes into the caller's incoming buffer; each page atomic.
+    Read {
+        /// The first byte.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+    },
+    /// Ask how full the server is.
+    Stat {
+        /// Which.
+        server: Server,
+    },
+    /// Write the caller's outgoing buffer; each page atomic.
+    Write {
+        /// The first byte.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+    },
+    /// Zero bytes in place; each page atomic.
+    Zero {
+        /// The first byte.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+    },
+}
+
+impl Operation {
+    /// The command that travels.
+    #[must_use]
+    pub const fn command(&self) -> Command {
+        match self {
+            Self::AllocWrite { .. } => Command::AllocWrite,
+            Self::Close { .. } => Command::Close,
+            Self::CompareSwap { .. } => Command::CompareSwap,
+            Self::Create { .. } => Command::Create,
+            Self::Delete { .. } | Self::Zero { .. } => Command::Delete,
+            Self::FetchAdd { .. } => Command::FetchAdd,
+            Self::Ping { .. } => Command::Ping,
+            Self::Read { .. } => Command::Read,
+            Self::Stat { .. } => Command::Stat,
+            Self::Write { .. } => Command::Write,
+        }
+    }
+}
+
+/// The caller's memory, found by the token that an operation was started with.
+///
+/// Data goes between here and the carrier's buffers without a copy in between; a piece of a READ
+/// is written only while its operation is under way.
+pub trait Buffers {
+    /// What the operation sends: all bytes of a WRITE, an ALLOC_WRITE or a PING.
+    fn outgoing(&self, token: u64) -> &[u8];
+
+    /// Where a READ's bytes go; as long as the operation.
+    fn incoming(&mut self, token: u64) -> &mut [u8];
+}
+
+/// Names an operation under way; never reused for another.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct OperationId {
+    pub(super) index: u16,
+    pub(super) generation: u32,
+}
+
+/// The end of an operation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Completion {
+    /// What the caller gave to `start`.
+    pub token: u64,
+    /// How it ended.
+    pub result: Result<Answer, Failure>,
+}
+
+/// What a successful operation answers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Answer {
+    /// Nothing but success.
+    Done,
+    /// The pages that a DELETE freed.
+    Freed(u32),
+    /// The pointer that a CREATE or ALLOC_WRITE gave.
+    Pointer(Pointer),
+    /// What the 8 bytes of an atomic held before.
+    Previous(u64),
+    /// The record that a STAT asked for.
+    Usage(Usage),
+}
+
+/// The status of every page of an operation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PageStatuses {
+    pub(super) count: u8,
+    pub(super) statuses: [Status; LINE_PAGES],
+}
+
+impl PageStatuses {
+    /// The statuses in address order, one per page that the operation covers.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Status] {
+        self.statuses.get(..usize::from(self.count)).unwrap_or_default()
+    }
+}
+
+/// Why an operation was not begun; the caller is at fault.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// As many operations are under way, or done and not polled, as the configuration allows.
+    #[error("too many operations at once; poll completions first, or configure more")]
+    Full,
+    /// The length is 0, or the range crosses an aligned line.
+    #[error("the length is zero, or the range crosses a line; split it")]
+    Length,
+    /// The node is no single endpoint.
+    #[error("{0} is no node that memory can be on")]
+    Node(NodeId),
+    /// All server slots are taken by servers with operations under way.
+    #[error("too many servers at once; finish operations first, or configure more")]
+    Servers,
+    /// The pointer is of another space than the requester.
+    #[error("the pointer belongs to another space")]
+    Space,
+}
+
+/// Why an operation failed, and whose fault that is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The caller's buffer is shorter than the operation.
+    #[error("the caller's buffer is shorter than the operation")]
+    Buffer,
+    /// A lease on the page did not end before the deadline; nothing was done. Try again later.
+    #[error("the page is leased to node {owner} for {remaining_ms} ms more")]
+    Busy {
+        /// The lease's owner.
+        owner: NodeId,
+        /// The lease's epoch.
+        epoch: u64,
+        /// Milliseconds that were left when the home last told.
+        remaining_ms: u16,
+    },
+    /// The carrier refused the datagram before anything was sent; the local network set-up is at
+    /// fault.
+    #[error("the carrier refused to send to node {node}")]
+    NotSent {
+        /// Whom it was for.
+        node: NodeId,
+    },
+    /// A mutating operation was sent and how it ended is not known: it was done once or not at
+    /// all. Look before doing it again.
+    #[error("no answer from node {node} in time: the operation was done once, or not at all")]
+    OutcomeUnknown {
+        /// Who was asked last.
+        node: NodeId,
+        /// Whether the node answered anything since the operation began.
+        answering: bool,
+    },
+    /// The pages ended differently.
+    #[error("the pages of the operation ended differently")]
+    Partial(PageStatuses),
+    /// The server refused, and nothing was done.
+    #[error("node {node} refused: {status}")]
+    Refused {
+        /// Why; [`Status::fault`] says who is at fault.
+        status: Status,
+        /// Who refused.
+        node: NodeId,
+    },
+    /// The node answers, but this operation did not end before its deadline; nothing was changed.
+    #[error("node {node} answers, but not in time")]
+    TimedOut {
+        /// Who was asked last.
+        node: NodeId,
+    },
+    /// The range moved from node to node too often; the controller or its tables are at fault.
+    #[error("the range moved too often, last to node {node}")]
+    TooManyHops {
+        /// Where it is said to be.
+        node: NodeId,
+    },
+    /// All server slots are taken, and the operation has to go to another server.
+    #[error("too many servers at once to follow the operation to node {node}")]
+    TooManyServers {
+        /// Where it had to go.
+        node: NodeId,
+    },
+    /// Nothing was heard from the node since the operation began, and nothing was changed: it is
+    /// down, or the network does not lead to it.
+    #[error("node {node} does not answer")]
+    Unreachable {
+        /// Who was asked.
+        node: NodeId,
+    },
+    /// The server broke the protocol.
+    #[error("node {node} broke the protocol")]
+    Violation {
+        /// Which.
+        node: NodeId,
+    },
+}

@@ -1,0 +1,233 @@
+//! The other end of a session, and the table of all of them.
+
+use bluebridge_wire::{ArenaGeneration, NodeId, SESSION_WINDOW};
+
+use super::{
+    operation::Server,
+    rtt::RoundTrip,
+    slab::{List, NONE},
+};
+use crate::Instant;
+
+#[allow(clippy::cast_possible_truncation, reason = "512")]
+const RING: usize = SESSION_WINDOW as usize;
+
+/// Whether there is a session.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum State {
+    Closed,
+    /// OPEN is sent, or waits for its timer.
+    Opening,
+    Open,
+}
+
+/// One server, and the session with it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) server: Server,
+    pub(super) state: State,
+    /// The session that was issued last; 0 before the first.
+    pub(super) session: u64,
+    /// The server's incarnation and arena generation, as the answer to OPEN told.
+    pub(super) incarnation: u32,
+    pub(super) generation: ArenaGeneration,
+    pub(super) piece_bytes: u16,
+    /// Pages that may be outstanding, as the server told last.
+    pub(super) credit: u16,
+    pub(super) outstanding_pages: u32,
+    /// The lowest number whose outcome is not known, and the next number.
+    pub(super) low_water: u64,
+    pub(super) next_sequence: u64,
+    pub(super) nonce: u64,
+    /// When OPEN is sent (again), and when it was.
+    pub(super) timer: Instant,
+    pub(super) open_sent: Option<Instant>,
+    pub(super) open_attempt: u8,
+    pub(super) open_pauses: u8,
+    /// Sessions in a row that were lost before anything was answered in them.
+    pub(super) fruitless: u8,
+    /// OPEN is to be sent now.
+    pub(super) open_due: bool,
+    /// CLOSE is outstanding.
+    pub(super) closing: bool,
+    /// In the queue of peers that wait for credit.
+    pub(super) hungry: bool,
+    /// Operations of a lost session wait for a new one.
+    pub(super) holding: bool,
+    /// Another node that answered OPEN with WRONG_NODE.
+    pub(super) misrouted: Option<NodeId>,
+    /// When anything was heard last; `None` if never.
+    pub(super) heard: Option<Instant>,
+    /// Operations that belong to it.
+    pub(super) op_count: u32,
+    pub(super) round_trip: RoundTrip,
+    pub(super) waiting: List,
+    ring: Box<[u16; RING]>,
+}
+
+impl Peer {
+    fn new(server: Server) -> Self {
+        Self {
+            server,
+            state: State::Closed,
+            session: 0,
+            incarnation: 0,
+            generation: ArenaGeneration::default(),
+            piece_bytes: 0,
+            credit: 0,
+            outstanding_pages: 0,
+            low_water: 1,
+            next_sequence: 1,
+            nonce: 0,
+            timer: Instant::default(),
+            open_sent: None,
+            open_attempt: 0,
+            open_pauses: 0,
+            fruitless: 0,
+            open_due: false,
+            closing: false,
+            hungry: false,
+            holding: false,
+            misrouted: None,
+            heard: None,
+            op_count: 0,
+            round_trip: RoundTrip::default(),
+            waiting: List::EMPTY,
+            ring: Box::new([NONE; RING]),
+        }
+    }
+
+    /// Whether another number fits into the window.
+    pub(super) const fn has_window(&self) -> bool {
+        self.next_sequence < self.low_water + SESSION_WINDOW
+    }
+
+    /// Whether numbers are outstanding.
+    pub(super) const fn is_quiet(&self) -> bool {
+        self.low_water == self.next_sequence
+    }
+
+    /// Gives an operation the next number; there must be window.
+    pub(super) fn number(&mut self, op: u16) -> u64 {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.ring[place(sequence)] = op;
+        sequence
+    }
+
+    /// The operation that a number belongs to; [`NONE`] if its outcome is known, or none had it.
+    pub(super) fn numbered(&self, sequence: u64) -> u16 {
+        if sequence < self.low_water || sequence >= self.next_sequence {
+            return NONE;
+        }
+        self.ring[place(sequence)]
+    }
+
+    /// Takes note that the outcome of a number is known.
+    pub(super) fn retire(&mut self, sequence: u64) {
+        self.ring[place(sequence)] = NONE;
+        while self.low_water < self.next_sequence && self.ring[place(self.low_water)] == NONE {
+            self.low_water += 1;
+        }
+    }
+
+    /// Begins the numbering of a new session; nothing may be outstanding.
+    pub(super) const fn renumber(&mut self) {
+        self.low_water = 1;
+        self.next_sequence = 1;
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "below the ring's length")]
+const fn place(sequence: u64) -> usize {
+    (sequence % SESSION_WINDOW) as usize
+}
+
+/// All peers; found by server when an operation starts, by index ever after.
+#[derive(Debug)]
+pub(super) struct Peers {
+    peers: Vec<Peer>,
+    limit: usize,
+    /// Open addressing over the servers, twice as long as there may be peers.
+    index: Box<[u16]>,
+}
+
+impl Peers {
+    pub(super) fn new(limit: u16) -> Self {
+        let limit = usize::from(limit.clamp(1, NONE - 1));
+        let index = vec![NONE; (limit * 2).next_power_of_two()].into_boxed_slice();
+        Self { peers: Vec::with_capacity(limit), limit, index }
+    }
+
+    pub(super) const fn count(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(super) fn at(&self, index: u16) -> Option<&Peer> {
+        self.peers.get(usize::from(index))
+    }
+
+    pub(super) fn find(&self, server: Server) -> Option<u16> {
+        let mut slot = self.slot(server);
+        loop {
+            let index = *self.index.get(slot)?;
+            if self.at(index)?.server == server {
+                return Some(index);
+            }
+            slot = (slot + 1) % self.index.len();
+        }
+    }
+
+    /// The peer for a server; if there is none, a new one, in the place of the one that was silent
+    /// for longest when all places are taken. The flag tells whether one was replaced.
+    pub(super) fn find_or_insert(&mut self, server: Server) -> Option<(u16, bool)> {
+        if let Some(index) = self.find(server) {
+            return Some((index, false));
+        }
+        if self.peers.len() < self.limit {
+            let index = u16::try_from(self.peers.len()).ok()?;
+            self.peers.push(Peer::new(server));
+            self.enter(index);
+            return Some((index, false));
+        }
+        let unused = self.peers.iter().enumerate();
+        let unused = unused.filter(|(_, peer)| peer.op_count == 0 && !peer.open_due);
+        let (oldest, _) = unused.min_by_key(|(_, peer)| peer.heard)?;
+        let index = u16::try_from(oldest).ok()?;
+        self[index] = Peer::new(server);
+        self.index.fill(NONE);
+        for index in 0..u16::try_from(self.peers.len()).ok()? {
+            self.enter(index);
+        }
+        Some((index, true))
+    }
+
+    fn enter(&mut self, index: u16) {
+        let mut slot = self.slot(self[index].server);
+        while self.index[slot] != NONE {
+            slot = (slot + 1) % self.index.len();
+        }
+        self.index[slot] = index;
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the product's upper bits are the slot")]
+    const fn slot(&self, server: Server) -> usize {
+        let key = ((server.node.0 as u64) << 8) | server.shard as u64;
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.index.len() - 1)
+    }
+}
+
+/// Indices come from operations and queues alone; what input names goes through [`Peers::at`].
+impl core::ops::Index<u16> for Peers {
+    type Output = Peer;
+
+    fn index(&self, index: u16) -> &Peer {
+        &self.peers[usize::from(index)]
+    }
+}
+
+impl core::ops::IndexMut<u16> for Peers {
+    fn index_mut(&mut self, index: u16) -> &mut Peer {
+        &mut self.peers[usize::from(index)]
+    }
+}

@@ -1,0 +1,314 @@
+//! Pages that have to be asked for again, elsewhere or later, and the end of an operation.
+
+use core::time::Duration;
+
+use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
+
+use super::{
+    Answer, Completion, Event, FAR, Failure, NONE, Operation, PageStatuses, Place, Requester,
+    Server, Stage,
+    slab::{Lease, NO_PAGE, Op},
+};
+use crate::Instant;
+
+/// A range that moved more often while one operation was under way is not followed.
+pub(super) const HOPS_MAX: u8 = 4;
+
+impl Requester {
+    /// Remembers what a refusal tells besides its status.
+    pub(super) fn note_refusal(
+        &mut self,
+        index: u16,
+        page: usize,
+        status: Status,
+        reply: &Datagram<'_>,
+    ) {
+        let op = &mut self.ops[index];
+        match status {
+            Status::Busy => {
+                op.lease = Lease {
+                    epoch: reply.header.lease_epoch,
+                    owner: reply.header.node,
+                    remaining_ms: reply.header.lease_remaining_ms,
+                };
+            }
+            Status::Moved => {
+                let page = op.run_page + u8::try_from(page).unwrap_or(0);
+                // Pages that moved to different nodes are asked for one by one.
+                op.single |= op.moved_page != NO_PAGE && op.moved_node != reply.header.node;
+                if page < op.moved_page {
+                    op.moved_node = reply.header.node;
+                    op.moved_page = page;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives a page of the run its status.
+    pub(super) fn settle_page(&mut self, index: u16, page: usize, status: Status) {
+        let via = self.is_via(index);
+        let op = &mut self.ops[index];
+        op.answered |= 1 << page;
+        let whole = usize::from(op.run_page) + page;
+        if let Some(entry) = op.statuses.get_mut(whole) {
+            *entry = status;
+        }
+        if !(op.may_ask_again() && is_passing(status, via)) {
+            op.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
+        }
+    }
+
+    /// All pages of the run have the same status.
+    pub(super) fn settle_run(
+        &mut self,
+        now: Instant,
+        index: u16,
+        status: Status,
+        reply: &Datagram<'_>,
+    ) {
+        self.note_refusal(index, 0, status, reply);
+        for page in 0..self.ops[index].run_page_count() {
+            self.settle_page(index, page, status);
+        }
+        self.end_run(now, index);
+    }
+
+    /// All pages of the run are answered: ends the operation, or asks again for what is pending.
+    pub(super) fn end_run(&mut self, now: Instant, index: u16) {
+        self.detach(index);
+        self.retire_number(index);
+        let op = &mut self.ops[index];
+        op.place = Place::Flight;
+        if op.pending == 0 {
+            self.conclude(index);
+            return;
+        }
+        let first = op.pending.trailing_zeros() as usize;
+        let run_page = usize::from(op.run_page);
+        let run = run_page..run_page + op.run_page_count();
+        let status = op.statuses.get(first).copied().unwrap_or(Status::Internal);
+        let uniform = run.clone().all(|page| op.statuses.get(page) == Some(&status));
+        op.single |= !uniform;
+        op.home = true;
+        if !run.contains(&first) {
+            // This page was last asked for in an earlier run; it begins afresh.
+            op.hops = 0;
+            op.pauses = 0;
+            self.go_home(now, index);
+            return;
+        }
+        match status {
+            Status::Busy | Status::NotOwner => {
+                self.counters.count(Event::BusyRetry);
+                self.set_run(index);
+                self.sleep(now, index);
+            }
+            Status::Moved if usize::from(op.moved_page) == first => self.follow(now, index),
+            _ => {
+                self.counters.count(Event::MovedForget);
+                if let Some(pointer) = self.ops[index].pointer() {
+                    self.moved.forget(pointer);
+                }
+                self.hop(now, index, None);
+            }
+        }
+    }
+
+    /// The range is served by another node.
+    fn follow(&mut self, now: Instant, index: u16) {
+        let node = NodeId(self.ops[index].moved_node);
+        let Some(pointer) = self.ops[index].pointer().filter(|_| node.is_unicast()) else {
+            self.counters.count(Event::ReplyViolation);
+            let node = self.asked_node(index);
+            self.fail(index, Failure::Violation { node });
+            return;
+        };
+        self.counters.count(Event::MovedFollow);
+        self.moved.remember(pointer, node);
+        self.hop(now, index, Some(node));
+    }
+
+    /// Asks another node, or the home if `None`, unless that happened too often.
+    fn hop(&mut self, now: Instant, index: u16, node: Option<NodeId>) {
+        let op = &mut self.ops[index];
+        op.hops += 1;
+        if op.hops > HOPS_MAX {
+            let node = node.unwrap_or(NodeId(op.moved_node));
+            self.fail(index, Failure::TooManyHops { node });
+            return;
+        }
+        match node {
+            Some(node) => self.go_to(now, index, node),
+            None => self.go_home(now, index),
+        }
+    }
+
+    fn go_home(&mut self, now: Instant, index: u16) {
+        let home = self.ops[index].pointer().map(|pointer| pointer.node);
+        self.go_to(now, index, home.unwrap_or(NodeId::ANY));
+    }
+
+    fn go_to(&mut self, now: Instant, index: u16, node: NodeId) {
+        let shard = self.ops[index].pointer().map_or(0, |pointer| pointer.location.shard());
+        self.leave_peer(index);
+        let Some(peer) = self.peer(Server { node, shard }) else {
+            self.fail(index, Failure::TooManyServers { node });
+            return;
+        };
+        self.peers[peer].op_count += 1;
+        self.ops[index].peer = peer;
+        self.set_run(index);
+        self.enqueue(now, index);
+    }
+
+    /// Lets an operation wait for a while before its next try.
+    pub(super) fn sleep(&mut self, now: Instant, index: u16) {
+        let pause = self.pause(self.ops[index].pauses);
+        let op = &mut self.ops[index];
+        op.pauses = op.pauses.saturating_add(1);
+        op.place = Place::Pause;
+        op.timer = now + pause;
+        let timer = op.timer;
+        self.arm(timer);
+    }
+
+    /// The server is overloaded: the same number is sent again after a pause.
+    pub(super) fn back_off(&mut self, now: Instant, index: u16) {
+        if matches!(self.ops[index].place, Place::Held | Place::Pause) {
+            return;
+        }
+        self.detach(index);
+        self.ops[index].overloaded = true;
+        self.ops[index].to_send = 0;
+        self.sleep(now, index);
+    }
+
+    /// A pause after `count` pauses before: doubled each time, and spread over its upper half.
+    pub(super) fn pause(&mut self, count: u8) -> Duration {
+        let timing = &self.config.timing;
+        let longest = timing.back_off_min.saturating_mul(1 << count.min(16));
+        let half = longest.min(timing.back_off_max) / 2;
+        let spread = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX).max(1);
+        half + Duration::from_nanos(self.random.next() % spread)
+    }
+
+    /// All pages have their final status.
+    fn conclude(&mut self, index: u16) {
+        let node = self.asked_node(index);
+        let op = &self.ops[index];
+        let count = op.page_count();
+        let statuses = op.statuses.get(..count).unwrap_or(&op.statuses);
+        let first = statuses.first().copied().unwrap_or(Status::Internal);
+        let result = if statuses.iter().any(|status| *status != first) {
+            let count = u8::try_from(count).unwrap_or(0);
+            Err(Failure::Partial(PageStatuses { count, statuses: op.statuses }))
+        } else if first.is_ok() {
+            Ok(Answer::Done)
+        } else {
+            Err(Failure::Refused { status: first, node })
+        };
+        self.finish(index, result);
+    }
+
+    /// Ends an operation by a failure that says that nothing was done, if that is known.
+    pub(super) fn fail(&mut self, index: u16, failure: Failure) {
+        let op = &self.ops[index];
+        let failure = if op.may_have_changed() {
+            let answering = self.is_answering(index);
+            Failure::OutcomeUnknown { node: self.asked_node(index), answering }
+        } else {
+            failure
+        };
+        self.finish(index, Err(failure));
+    }
+
+    /// Ends an operation and tells the caller.
+    pub(super) fn finish(&mut self, index: u16, result: Result<Answer, Failure>) {
+        let token = self.ops[index].token;
+        self.counters.count(if result.is_ok() { Event::Success } else { Event::Failure });
+        self.release(index);
+        self.completions.push_back(Completion { token, result });
+    }
+
+    /// Frees an operation's slot, number and credit.
+    pub(super) fn release(&mut self, index: u16) {
+        self.detach(index);
+        let closes = matches!(self.ops[index].operation, Operation::Close { .. });
+        if closes && self.ops[index].sequence != 0 {
+            let peer = self.ops[index].peer;
+            self.peers[peer].closing = false;
+            self.starve(peer);
+        }
+        self.retire_number(index);
+        self.leave_peer(index);
+        self.ops.remove(index);
+        if self.ops.live() == 0 {
+            self.next_timeout = FAR;
+        }
+    }
+
+    /// Takes note that the outcome of the operation's current number is known.
+    pub(super) fn retire_number(&mut self, index: u16) {
+        let op = &mut self.ops[index];
+        let sequence = core::mem::take(&mut op.sequence);
+        op.sent_count = 0;
+        self.freed = true;
+        if sequence == 0 || op.peer == NONE {
+            return;
+        }
+        let cost = u32::from(op.cost);
+        let peer = &mut self.peers[op.peer];
+        peer.retire(sequence);
+        peer.outstanding_pages = peer.outstanding_pages.saturating_sub(cost);
+        self.outstanding_pages = self.outstanding_pages.saturating_sub(cost);
+    }
+
+    /// Parts an operation without a number from its peer.
+    pub(super) fn leave_peer(&mut self, index: u16) {
+        let peer = core::mem::replace(&mut self.ops[index].peer, NONE);
+        if peer != NONE {
+            self.peers[peer].op_count -= 1;
+        }
+    }
+
+    pub(super) fn asked_node(&self, index: u16) -> NodeId {
+        self.peers.at(self.ops[index].peer).map_or(NodeId::ANY, |peer| peer.server.node)
+    }
+
+    /// Whether anything was heard from the node that was asked since the operation began.
+    pub(super) fn is_answering(&self, index: u16) -> bool {
+        let op = &self.ops[index];
+        let heard = self.peers.at(op.peer).and_then(|peer| peer.heard);
+        heard.is_some_and(|heard| heard >= op.started)
+    }
+
+    /// Whether the node that is asked is not the pointer's home.
+    fn is_via(&self, index: u16) -> bool {
+        let home = self.ops[index].pointer().map(|pointer| pointer.node);
+        home.is_some_and(|home| home != self.asked_node(index))
+    }
+}
+
+impl Op {
+    /// Pages of the whole operation.
+    fn page_count(&self) -> usize {
+        let Some((pointer, length)) = self.range() else { return 1 };
+        let end = pointer.location.in_page() + length as usize;
+        end.div_ceil(bluebridge_wire::address::PAGE_BYTES).min(LINE_PAGES)
+    }
+
+    /// Whether what was refused for now may be asked for again.
+    fn may_ask_again(&self) -> bool {
+        matches!(self.stage, Stage::Direct) && self.pointer().is_some()
+    }
+}
+
+/// Whether a page's status passes: asked elsewhere or later, the page may be served.
+const fn is_passing(status: Status, via: bool) -> bool {
+    match status {
+        Status::Busy | Status::Moved | Status::NotOwner => true,
+        Status::NoAuthority | Status::WrongNode => via,
+        _ => false,
+    }
+}

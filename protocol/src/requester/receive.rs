@@ -1,0 +1,319 @@
+//! Which replies are trusted, and what each status leads to.
+
+use bluebridge_wire::{Command, Datagram, Pointer, Status, Usage, tlv::TlvType};
+
+use super::{
+    Answer, Buffers, Event, Failure, NONE, Operation, Place, Requester, Stage, State, slab::Op,
+    transmit::ATTEMPT_MAX,
+};
+use crate::Instant;
+
+impl Requester {
+    /// Takes a datagram that was received.
+    ///
+    /// It counts only if space, session, number, command, the replier's node and its incarnation
+    /// agree with what was asked; all else is counted and ignored.
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        datagram: &Datagram<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        self.receive(now, datagram, buffers);
+        self.admit_hungry(now);
+    }
+
+    fn receive(&mut self, now: Instant, reply: &Datagram<'_>, buffers: &mut impl Buffers) {
+        let config = &self.config;
+        let selector = reply.to.location & !(1 << 63);
+        let [.., high, low] = selector.to_be_bytes();
+        let peer = u16::from_be_bytes([high, low]);
+        let to_us = reply.is_reply()
+            && reply.to.space == config.space
+            && reply.to.node == config.node
+            && selector >> 16 == u64::from(config.selector)
+            && reply.from.space == config.space;
+        let Some(command) = reply.command().command().filter(|_| to_us) else {
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        };
+        if peer == NONE {
+            self.handle_anywhere_reply(now, reply);
+            return;
+        }
+        let Some(entry) = self.peers.at(peer) else {
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        };
+        if command == Command::Open {
+            self.handle_open_reply(now, peer, reply);
+            return;
+        }
+        let index = entry.numbered(reply.header.sequence);
+        if reply.header.session == 0 || reply.header.session != entry.session || index == NONE {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        let Some(status) =
+            Status::from_code(reply.from.tag).filter(|_| self.ops[index].command() == command)
+        else {
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        };
+        if reply.from.node != entry.server.node {
+            self.handle_redirected(index, status);
+            return;
+        }
+        // A restarted server speaks of the lost session in its new incarnation.
+        if reply.header.incarnation != entry.incarnation && status != Status::NoSession {
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        }
+        self.heard(now, peer, index, status, reply);
+        self.handle_status(now, index, status, reply, buffers);
+    }
+
+    /// Bookkeeping for every trusted reply in a session.
+    fn heard(&mut self, now: Instant, peer: u16, index: u16, status: Status, reply: &Datagram<'_>) {
+        self.counters.count_status(status);
+        let (entry, op) = (&mut self.peers[peer], &self.ops[index]);
+        entry.heard = Some(now);
+        if status == Status::NoSession {
+            return;
+        }
+        entry.fruitless = 0;
+        if reply.header.credit != entry.credit {
+            entry.credit = reply.header.credit;
+            self.freed = true;
+        }
+        // The first sign of the latest attempt is an honest sample; of a READ's train one is
+        // enough, and a later piece waited for those before it.
+        let attempt = reply.header.flags.attempt();
+        let first_sign = !op.is_read() || (op.done == 0 && op.answered == 0);
+        if attempt == op.attempt && attempt < ATTEMPT_MAX && first_sign && op.to_send == 0 {
+            entry.round_trip.sample(now.saturating_since(op.last_sent));
+        }
+    }
+
+    /// A redirect led the request to a node that cannot serve it: the home is asked, with the same
+    /// number, because a copy may have reached it.
+    fn handle_redirected(&mut self, index: u16, status: Status) {
+        let op = &self.ops[index];
+        let may_be_redirected = op.place == Place::Flight && op.attempt == 0 && !op.home;
+        if may_be_redirected
+            && op.pointer().is_some()
+            && matches!(status, Status::Busy | Status::NotOwner)
+        {
+            self.counters.count_status(status);
+            self.counters.count(Event::RedirectReturn);
+            self.send_again(index);
+        } else {
+            self.counters.count(Event::ReplyUntrusted);
+        }
+    }
+
+    fn handle_status(
+        &mut self,
+        now: Instant,
+        index: u16,
+        status: Status,
+        reply: &Datagram<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        let op = &self.ops[index];
+        let (peer, node) = (op.peer, reply.from.node);
+        let refusal = Failure::Refused { status, node };
+        match status {
+            Status::Ok => self.handle_ok(now, index, reply, buffers),
+            Status::Incomplete if op.is_train() => self.repair_train(index, reply),
+            Status::Partial if op.range().is_some() && !op.is_read() => {
+                self.handle_partial(now, index, reply);
+            }
+            Status::NoSession => match op.operation {
+                _ if self.peers[peer].state != State::Open => {
+                    self.counters.count(Event::ReplyStale);
+                }
+                Operation::Close { .. } => self.closed(now, peer, index),
+                _ => self.lose_session(now, peer),
+            },
+            Status::Overloaded => {
+                if reply.header.flags.attempt() == op.attempt {
+                    self.counters.count(Event::OverloadedRetry);
+                    self.back_off(now, index);
+                }
+            }
+            Status::Incomplete | Status::Partial | Status::Expired | Status::BeyondWindow => {
+                self.counters.count(Event::ReplyViolation);
+                self.fail(index, Failure::Violation { node });
+            }
+            _ if matches!(op.stage, Stage::Confirm(_)) => self.refuse_confirm(index, status, node),
+            _ if is_about_page(status) && op.is_read() => {
+                self.handle_page_refusal(now, index, status, reply);
+            }
+            _ if is_about_page(status) && op.pointer().is_some() => {
+                self.settle_run(now, index, status, reply);
+            }
+            // An earlier copy may have been executed before the server began to refuse.
+            _ if is_before_record(status) && op.sent_count > op.train_length() => {
+                self.fail(index, refusal);
+            }
+            _ => self.finish(index, Err(refusal)),
+        }
+    }
+
+    fn handle_ok(
+        &mut self,
+        now: Instant,
+        index: u16,
+        reply: &Datagram<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        let op = &self.ops[index];
+        let node = reply.from.node;
+        if let Stage::Confirm(pointer) = op.stage {
+            self.counters.count(Event::Confirm);
+            self.finish(index, Ok(Answer::Pointer(pointer)));
+            return;
+        }
+        let answer = match op.operation {
+            Operation::Read { .. } => {
+                self.handle_piece(now, index, reply, buffers);
+                return;
+            }
+            Operation::Write { .. } | Operation::Zero { .. } => {
+                self.settle_run(now, index, Status::Ok, reply);
+                return;
+            }
+            Operation::Close { .. } => {
+                let peer = op.peer;
+                self.closed(now, peer, index);
+                return;
+            }
+            Operation::AllocWrite { .. } | Operation::Create { .. } => {
+                let pointer = Pointer::from_ipv6(reply.header.target).ok();
+                let good = |pointer: &Pointer| {
+                    pointer.node == node
+                        && pointer.space == self.config.space
+                        && pointer.location.is_page_aligned()
+                };
+                pointer.filter(good).map(Answer::Pointer)
+            }
+            Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
+                let word = <[u8; 8]>::try_from(reply.data).ok();
+                word.map(|word| Answer::Previous(u64::from_be_bytes(word)))
+            }
+            Operation::Delete { .. } => Some(Answer::Freed(reply.header.length)),
+            Operation::Ping { length, .. } => {
+                let sent = buffers.outgoing(op.token).get(..length as usize);
+                (sent == Some(reply.data)).then_some(Answer::Done)
+            }
+            Operation::Stat { .. } => Usage::parse(reply.data).map(Answer::Usage),
+        };
+        let Some(answer) = answer else {
+            self.counters.count(Event::ReplyViolation);
+            // The operation is done, but its answer says nothing: what it did is not known.
+            self.fail(index, Failure::Violation { node });
+            return;
+        };
+        self.finish(index, Ok(answer));
+    }
+
+    /// The pages of a WRITE or a zeroing DELETE ended differently.
+    fn handle_partial(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+        let count = self.ops[index].run_page_count();
+        let statuses = reply.tlvs().flatten().find(|tlv| tlv.kind == TlvType::PageStatus as u8);
+        let statuses = statuses.map(|tlv| tlv.value).filter(|value| {
+            value.len() == count && value.iter().all(|code| Status::from_code(*code).is_some())
+        });
+        let Some(statuses) = statuses else {
+            self.counters.count(Event::ReplyViolation);
+            self.fail(index, Failure::Violation { node: reply.from.node });
+            return;
+        };
+        self.ops[index].single = true;
+        for (page, code) in statuses.iter().enumerate() {
+            let Some(status) = Status::from_code(*code) else { continue };
+            self.note_refusal(index, page, status, reply);
+            self.settle_page(index, page, status);
+        }
+        self.end_run(now, index);
+    }
+
+    /// The server has not all pieces of a train: sends the missing ones.
+    pub(super) fn repair_train(&mut self, index: u16, reply: &Datagram<'_>) {
+        let op = &mut self.ops[index];
+        let attempt = reply.header.flags.attempt();
+        if !op.probing || attempt != op.attempt || matches!(op.place, Place::Held | Place::Pause) {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        op.done = reply.header.detail & op.cut.all();
+        op.to_send = op.cut.all() & !op.done;
+        if op.to_send == 0 {
+            // Nothing is missing, yet nothing was answered: its probe draws the answer.
+            op.to_send = 1;
+        }
+        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        // At the last attempt rounds cannot be told apart any more; the timer begins the next.
+        op.probing = op.attempt < ATTEMPT_MAX;
+        op.expired = 0;
+        self.counters.count(Event::TrainRepair);
+        self.make_ready(index);
+    }
+
+    fn refuse_confirm(&mut self, index: u16, status: Status, node: bluebridge_wire::NodeId) {
+        let gone = matches!(
+            status,
+            Status::NotAllocated | Status::OutOfRange | Status::StaleGeneration | Status::StaleTag
+        );
+        if gone {
+            self.detach(index);
+            self.ops[index].place = Place::Flight;
+            self.confirm_late(index);
+        } else {
+            self.finish(index, Err(Failure::Refused { status, node }));
+        }
+    }
+}
+
+impl Op {
+    /// Datagrams of the request when each is sent once.
+    const fn train_length(&self) -> u32 {
+        if self.is_train() { self.cut.piece_count() } else { 1 }
+    }
+}
+
+/// Statuses that a server gives before it looks for a recorded answer (protocol, section 7).
+const fn is_before_record(status: Status) -> bool {
+    matches!(
+        status,
+        Status::StaleIncarnation
+            | Status::UnknownCommand
+            | Status::UnsupportedFeature
+            | Status::UnsupportedVersion
+            | Status::Unauthenticated
+            | Status::Malformed
+            | Status::ShuttingDown
+            | Status::Internal
+    )
+}
+
+/// Statuses of section 7, step 7: about one page, not about the whole request.
+const fn is_about_page(status: Status) -> bool {
+    matches!(
+        status,
+        Status::Busy
+            | Status::Forbidden
+            | Status::LeaseLost
+            | Status::Moved
+            | Status::NoAuthority
+            | Status::NotAllocated
+            | Status::NotOwner
+            | Status::OutOfRange
+            | Status::StaleGeneration
+            | Status::StaleRangeEpoch
+            | Status::StaleTag
+            | Status::WrongNode
+            | Status::WrongSpace
+    )
+}

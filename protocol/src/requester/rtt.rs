@@ -1,0 +1,66 @@
+//! The measured round trip and the timer that follows it (RFC 6298).
+
+use core::time::Duration;
+
+use super::config::Timing;
+
+/// Smoothed round trip and its variation, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RoundTrip {
+    smoothed: u64,
+    variation: u64,
+}
+
+impl RoundTrip {
+    /// Takes a sample of a request that was sent once and is answered.
+    pub(super) fn sample(&mut self, round_trip: Duration) {
+        let sample = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX >> 8).max(1);
+        if self.smoothed == 0 {
+            self.smoothed = sample;
+            self.variation = sample / 2;
+            return;
+        }
+        let error = self.smoothed.abs_diff(sample);
+        self.variation = self.variation - self.variation / 4 + error / 4;
+        self.smoothed = (self.smoothed - self.smoothed / 8 + sample / 8).max(1);
+    }
+
+    /// The smoothed round trip; `None` before the first sample.
+    pub(super) fn smoothed(&self) -> Option<Duration> {
+        (self.smoothed > 0).then(|| Duration::from_nanos(self.smoothed))
+    }
+
+    /// The retransmission timer after `expired` expiries in a row.
+    pub(super) fn timer(&self, timing: &Timing, expired: u8) -> Duration {
+        let base = if self.smoothed == 0 {
+            timing.retransmit_initial
+        } else {
+            let timer = self.smoothed.saturating_add(self.variation.saturating_mul(4));
+            Duration::from_nanos(timer).max(timing.retransmit_min)
+        };
+        base.saturating_mul(1 << expired.min(16)).min(timing.retransmit_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timer_follows_the_measured_round_trip_within_its_bounds() {
+        let timing = Timing::DEFAULT;
+        let mut trip = RoundTrip::default();
+        assert_eq!(trip.timer(&timing, 0), timing.retransmit_initial);
+        trip.sample(Duration::from_micros(10));
+        assert_eq!(trip.timer(&timing, 0), timing.retransmit_min);
+        for _ in 0..100 {
+            trip.sample(Duration::from_millis(8));
+        }
+        let smoothed = trip.smoothed().expect("measured");
+        assert!(smoothed.abs_diff(Duration::from_millis(8)) < Duration::from_micros(100));
+        let timer = trip.timer(&timing, 0);
+        assert!(timer >= smoothed && timer < Duration::from_millis(12), "{timer:?}");
+        assert_eq!(trip.timer(&timing, 1), timer * 2);
+        assert_eq!(trip.timer(&timing, 200), timing.retransmit_max);
+    }
+}

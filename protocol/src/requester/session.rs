@@ -1,0 +1,253 @@
+//! Sessions: opening them, losing them, and going on in new ones (protocol, section 2).
+
+use bluebridge_wire::{ArenaGeneration, Datagram, Status};
+
+use super::{
+    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, peer::Peer,
+    slab::Op,
+};
+use crate::{Instant, pieces::PIECE_BYTES_MIN};
+
+/// What becomes of an operation whose session is gone.
+enum Resume {
+    Again,
+    End(Result<Answer, Failure>),
+}
+
+impl Requester {
+    /// Begins to open a session, if that was not begun.
+    pub(super) fn open(&mut self, now: Instant, peer: u16) {
+        let pause = match self.peers[peer].fruitless {
+            0 | 1 => None,
+            losses => Some(self.config.timing.back_off_min * (1 << losses.min(6))),
+        };
+        let entry = &mut self.peers[peer];
+        if entry.state == State::Opening && !entry.open_due {
+            let timer = entry.timer;
+            self.arm(timer);
+            return;
+        }
+        if entry.state != State::Closed {
+            return;
+        }
+        if entry.nonce == 0 {
+            entry.nonce = self.random.next() | 1;
+            entry.open_sent = None;
+        }
+        let entry = &mut self.peers[peer];
+        entry.state = State::Opening;
+        entry.open_attempt = 0;
+        entry.open_pauses = 0;
+        entry.misrouted = None;
+        match pause {
+            None => self.send_open(peer),
+            Some(pause) => {
+                entry.timer = now + pause;
+                self.arm(now + pause);
+            }
+        }
+    }
+
+    pub(super) fn send_open(&mut self, peer: u16) {
+        if !core::mem::replace(&mut self.peers[peer].open_due, true) {
+            self.opening.push_back(peer);
+        }
+    }
+
+    /// The timer of an OPEN ran out.
+    pub(super) fn open_again(&mut self, peer: u16) {
+        let entry = &mut self.peers[peer];
+        if entry.op_count == 0 {
+            entry.state = State::Closed;
+            return;
+        }
+        if entry.open_due {
+            return;
+        }
+        if entry.open_sent.is_some() {
+            entry.open_attempt = entry.open_attempt.saturating_add(1);
+            self.counters.count(Event::OpenRetransmit);
+        }
+        self.send_open(peer);
+    }
+
+    /// A reply to OPEN.
+    pub(super) fn handle_open_reply(&mut self, now: Instant, peer: u16, reply: &Datagram<'_>) {
+        let entry = &mut self.peers[peer];
+        let header = &reply.header;
+        if entry.state != State::Opening || header.sequence != entry.nonce {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        let Some(status) = Status::from_code(reply.from.tag) else {
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        };
+        if reply.from.node != entry.server.node {
+            // Somebody else answers for the server: the network led the OPEN astray.
+            if status == Status::WrongNode {
+                entry.misrouted = Some(reply.from.node);
+            }
+            self.counters.count(Event::ReplyUntrusted);
+            return;
+        }
+        entry.heard = Some(now);
+        self.counters.count_status(status);
+        match status {
+            Status::Ok => self.opened(now, peer, reply),
+            Status::Overloaded => {
+                let pauses = entry.open_pauses;
+                entry.open_pauses = pauses.saturating_add(1);
+                let when = now + self.pause(pauses);
+                self.peers[peer].timer = when;
+                self.arm(when);
+            }
+            _ => self.refuse_open(peer, Failure::Refused { status, node: reply.from.node }),
+        }
+    }
+
+    fn opened(&mut self, now: Instant, peer: u16, reply: &Datagram<'_>) {
+        let header = &reply.header;
+        let piece_bytes = u16::try_from(header.length).unwrap_or(u16::MAX);
+        let generation = u16::try_from(header.detail).ok().and_then(ArenaGeneration::new);
+        let piece_is_good =
+            usize::from(piece_bytes) >= PIECE_BYTES_MIN && piece_bytes <= self.config.piece_bytes;
+        let entry = &mut self.peers[peer];
+        let (Some(generation), true, true) = (generation, piece_is_good, header.session != 0)
+        else {
+            self.counters.count(Event::ReplyViolation);
+            return;
+        };
+        if header.flags.attempt() == entry.open_attempt
+            && entry.open_attempt < super::transmit::ATTEMPT_MAX
+            && let Some(sent) = entry.open_sent
+        {
+            entry.round_trip.sample(now.saturating_since(sent));
+        }
+        let lost_incarnation = entry.incarnation;
+        entry.state = State::Open;
+        entry.session = header.session;
+        entry.incarnation = header.incarnation;
+        entry.generation = generation;
+        entry.piece_bytes = piece_bytes;
+        entry.credit = header.credit;
+        entry.nonce = 0;
+        entry.misrouted = None;
+        self.counters.count(Event::SessionOpen);
+        if core::mem::take(&mut self.peers[peer].holding) {
+            self.resume(now, peer, lost_incarnation);
+        }
+        self.peers[peer].renumber();
+        self.admit(now, peer);
+    }
+
+    /// The server does not know the session any more.
+    pub(super) fn lose_session(&mut self, now: Instant, peer: u16) {
+        self.counters.count(Event::SessionLost);
+        let entry = &mut self.peers[peer];
+        entry.fruitless = entry.fruitless.saturating_add(1);
+        entry.state = State::Closed;
+        entry.closing = false;
+        entry.holding = true;
+        for sequence in entry.low_water..entry.next_sequence {
+            let index = self.peers[peer].numbered(sequence);
+            if index != NONE {
+                self.detach(index);
+                self.ops[index].place = Place::Held;
+                self.ops[index].to_send = 0;
+            }
+        }
+        self.open(now, peer);
+    }
+
+    /// Decides, in a new session, about every operation of the lost one.
+    fn resume(&mut self, now: Instant, peer: u16, lost_incarnation: u32) {
+        let numbers = self.peers[peer].low_water..self.peers[peer].next_sequence;
+        for sequence in numbers.rev() {
+            let index = self.peers[peer].numbered(sequence);
+            if index == NONE {
+                continue;
+            }
+            match self.resumption(now, lost_incarnation, &self.ops[index], &self.peers[peer]) {
+                Resume::Again => {
+                    self.counters.count(Event::Resumed);
+                    let op = &mut self.ops[index];
+                    op.leaky |= op.sent_count > 0 && op.is_leaky_create();
+                    op.home = true;
+                    self.retire_number(index);
+                    self.ops[index].place = Place::Waiting;
+                    self.ops.push_front(&mut self.peers[peer].waiting, index);
+                }
+                Resume::End(result) => {
+                    self.counters.count(Event::ResumeUnsafe);
+                    self.finish(index, result);
+                }
+            }
+        }
+    }
+
+    fn resumption(&self, now: Instant, lost_incarnation: u32, op: &Op, peer: &Peer) -> Resume {
+        let idempotent = matches!(
+            op.operation,
+            Operation::Ping { .. } | Operation::Read { .. } | Operation::Stat { .. }
+        );
+        let Server { node, .. } = peer.server;
+        if matches!(op.operation, Operation::Close { .. }) {
+            return Resume::End(Ok(Answer::Done));
+        }
+        if op.sent_count == 0
+            || idempotent
+            || op.is_leaky_create()
+            || matches!(op.stage, Stage::Confirm(_))
+        {
+            return Resume::Again;
+        }
+        let idle = self.config.timing.session_idle;
+        let recent = now.saturating_since(op.first_sent) < idle / 4 * 3;
+        if peer.incarnation == lost_incarnation && recent {
+            return Resume::Again;
+        }
+        let home = op.pointer().filter(|pointer| pointer.node == node);
+        if home.is_some_and(|pointer| pointer.location.generation() != peer.generation) {
+            return Resume::End(Err(Failure::Refused { status: Status::StaleGeneration, node }));
+        }
+        Resume::End(Err(Failure::OutcomeUnknown { node, answering: true }))
+    }
+
+    /// No session can be had: everything that waits for one fails.
+    pub(super) fn refuse_open(&mut self, peer: u16, failure: Failure) {
+        let entry = &mut self.peers[peer];
+        entry.state = State::Closed;
+        entry.nonce = 0;
+        entry.holding = false;
+        for sequence in entry.low_water..entry.next_sequence {
+            let index = self.peers[peer].numbered(sequence);
+            if index != NONE {
+                self.fail(index, failure);
+            }
+        }
+        while !self.peers[peer].waiting.is_empty() {
+            let index = self.peers[peer].waiting.head;
+            self.fail(index, failure);
+        }
+    }
+
+    /// CLOSE is answered, or as good as answered.
+    pub(super) fn closed(&mut self, now: Instant, peer: u16, index: u16) {
+        self.counters.count(Event::SessionClose);
+        self.finish(index, Ok(Answer::Done));
+        let entry = &mut self.peers[peer];
+        entry.state = State::Closed;
+        entry.session = 0;
+        self.admit(now, peer);
+    }
+}
+
+impl Op {
+    /// Whether it is a directed CREATE or ALLOC_WRITE, whose pages nobody knows if it is not
+    /// answered.
+    const fn is_leaky_create(&self) -> bool {
+        matches!(self.stage, Stage::Direct)
+            && matches!(self.operation, Operation::AllocWrite { .. } | Operation::Create { .. })
+    }
+}

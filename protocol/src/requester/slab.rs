@@ -1,0 +1,334 @@
+//! The operations under way: a fixed slab, and lists that run through it.
+
+use bluebridge_wire::{Command, Pointer, Status, address::LINE_PAGES};
+
+use super::operation::{Operation, OperationId};
+use crate::{Instant, pieces::Cut};
+
+/// No operation, no peer.
+pub(super) const NONE: u16 = u16::MAX;
+
+/// No page.
+pub(super) const NO_PAGE: u8 = u8::MAX;
+
+/// Where an operation stands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Place {
+    /// All is sent; the timer runs.
+    Flight,
+    /// The slot is free.
+    Free,
+    /// Its session is gone; it keeps its number until a new session shows what to do.
+    Held,
+    /// It waits out a back-off; the timer runs.
+    Pause,
+    /// In the list of what is to be sent.
+    Ready,
+    /// In its peer's list, without a number: for the session, the window, or credit.
+    Waiting,
+}
+
+/// What the current request of an operation is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Stage {
+    /// The operation itself, in no session, to any memory node; what varies the choice of it.
+    Ask { entropy: u64 },
+    /// CONFIRM of the pointer that an anywhere-CREATE gave.
+    Confirm(Pointer),
+    /// The operation itself, in a session.
+    Direct,
+}
+
+/// What BUSY told last.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Lease {
+    pub(super) epoch: u64,
+    pub(super) owner: u16,
+    pub(super) remaining_ms: u16,
+}
+
+/// One operation.
+///
+/// Its range is asked for in *runs* of consecutive pages: one run of all pages, unless some pages
+/// have to be asked for again elsewhere or later.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) operation: Operation,
+    pub(super) stage: Stage,
+    pub(super) token: u64,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) timer: Instant,
+    /// When the current number was first and last sent.
+    pub(super) first_sent: Instant,
+    pub(super) last_sent: Instant,
+    /// The number in the session, or the nonce; 0 without one.
+    pub(super) sequence: u64,
+    pub(super) lease: Lease,
+    /// Versions of the run's pages (READ).
+    pub(super) versions: [u64; LINE_PAGES],
+    /// Datagrams of the current request that are to be sent now.
+    pub(super) to_send: u32,
+    /// Pieces that arrived: here (READ), or there as far as is known (trains).
+    pub(super) done: u32,
+    /// Datagrams sent with the current number.
+    pub(super) sent_count: u32,
+    pub(super) generation: u32,
+    /// How the run is cut.
+    pub(super) cut: Cut,
+    /// The run's first page and its distance from the operation's start in bytes.
+    pub(super) run_start: u16,
+    pub(super) run_page: u8,
+    /// Pages of the operation that have no final status yet.
+    pub(super) pending: u8,
+    /// Pages of the run that are answered.
+    pub(super) answered: u8,
+    /// Pages of the run that lost pieces to a newer version.
+    pub(super) restarted: u8,
+    /// One status per page of the operation.
+    pub(super) statuses: [Status; LINE_PAGES],
+    pub(super) moved_node: u16,
+    pub(super) moved_page: u8,
+    pub(super) attempt: u8,
+    /// Timer expiries in a row.
+    pub(super) expired: u8,
+    /// Back-offs in a row.
+    pub(super) pauses: u8,
+    pub(super) hops: u8,
+    /// Pages of credit that the current request costs.
+    pub(super) cost: u8,
+    pub(super) peer: u16,
+    pub(super) prev: u16,
+    pub(super) next: u16,
+    pub(super) place: Place,
+    /// The request passes over redirects.
+    pub(super) home: bool,
+    /// Pages are asked for one by one.
+    pub(super) single: bool,
+    /// A datagram that asks for the state of the train is out.
+    pub(super) probing: bool,
+    /// An earlier number may have had an effect.
+    pub(super) leaky: bool,
+    /// The last answer was OVERLOADED.
+    pub(super) overloaded: bool,
+}
+
+const _: () = assert!(size_of::<Op>() <= 320, "one operation stays within five cache lines");
+
+impl Op {
+    /// The command of the current request.
+    pub(super) const fn command(&self) -> Command {
+        match self.stage {
+            Stage::Confirm(_) => Command::Confirm,
+            Stage::Ask { .. } | Stage::Direct => self.operation.command(),
+        }
+    }
+
+    /// Whether the current request may have changed something that lasts.
+    pub(super) const fn may_have_changed(&self) -> bool {
+        let lasting = match self.stage {
+            // Unconfirmed pages are freed by the server.
+            Stage::Ask { .. } => false,
+            Stage::Confirm(_) => true,
+            Stage::Direct => self.operation.command().is_mutating(),
+        };
+        self.leaky || (lasting && self.sent_count > 0)
+    }
+
+    /// The byte range of memory that is read, written or zeroed page by page.
+    pub(super) const fn range(&self) -> Option<(Pointer, u32)> {
+        match self.operation {
+            Operation::Read { pointer, length }
+            | Operation::Write { pointer, length }
+            | Operation::Zero { pointer, length } => Some((pointer, length)),
+            _ => None,
+        }
+    }
+
+    /// The memory that the operation is about.
+    pub(super) const fn pointer(&self) -> Option<Pointer> {
+        match (self.stage, self.operation) {
+            (Stage::Confirm(pointer), _) => Some(pointer),
+            (
+                _,
+                Operation::CompareSwap { pointer, .. }
+                | Operation::Delete { pointer, .. }
+                | Operation::FetchAdd { pointer, .. }
+                | Operation::Read { pointer, .. }
+                | Operation::Write { pointer, .. }
+                | Operation::Zero { pointer, .. },
+            ) => Some(pointer),
+            _ => None,
+        }
+    }
+
+    /// Whether the request is a train of pieces.
+    pub(super) const fn is_train(&self) -> bool {
+        self.command().carries_pages()
+    }
+
+    /// Whether the answer is a train of pieces.
+    pub(super) const fn is_read(&self) -> bool {
+        matches!(self.operation, Operation::Read { .. })
+    }
+
+    /// Pages in the run; 1 for what has no range.
+    pub(super) const fn run_page_count(&self) -> usize {
+        match self.operation {
+            Operation::AllocWrite { .. } if !matches!(self.stage, Stage::Confirm(_)) => {
+                self.cut.page_count()
+            }
+            Operation::Read { .. } | Operation::Write { .. } | Operation::Zero { .. } => {
+                self.cut.page_count()
+            }
+            _ => 1,
+        }
+    }
+}
+
+/// A list of operations in a [`Slab`], linked through them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    pub(super) head: u16,
+    tail: u16,
+}
+
+impl List {
+    pub(super) const EMPTY: Self = Self { head: NONE, tail: NONE };
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+}
+
+/// All operations; the room for them is made once.
+#[derive(Debug)]
+pub(super) struct Slab {
+    ops: Vec<Op>,
+    limit: usize,
+    free: u16,
+    live: usize,
+}
+
+impl Slab {
+    pub(super) fn new(limit: u16) -> Self {
+        let limit = usize::from(limit.clamp(1, NONE - 1));
+        Self { ops: Vec::with_capacity(limit), limit, free: NONE, live: 0 }
+    }
+
+    /// Operations under way.
+    pub(super) const fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Operations that may be under way at once.
+    pub(super) const fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Slots that were ever used; indices are below.
+    pub(super) fn slots(&self) -> u16 {
+        u16::try_from(self.ops.len()).unwrap_or(NONE)
+    }
+
+    /// Puts a new operation into a free slot; `None` if there is none.
+    pub(super) fn insert(&mut self, mut op: Op) -> Option<u16> {
+        let index = self.free;
+        if index != NONE {
+            let slot = self.ops.get_mut(usize::from(index))?;
+            self.free = slot.next;
+            op.generation = slot.generation;
+            *slot = op;
+            self.live += 1;
+            return Some(index);
+        }
+        if self.ops.len() >= self.limit {
+            return None;
+        }
+        let index = self.slots();
+        self.ops.push(op);
+        self.live += 1;
+        Some(index)
+    }
+
+    /// Frees a slot that is in no list.
+    pub(super) fn remove(&mut self, index: u16) {
+        let free = self.free;
+        let op = &mut self[index];
+        op.place = Place::Free;
+        op.generation = op.generation.wrapping_add(1);
+        op.next = free;
+        self.free = index;
+        self.live -= 1;
+    }
+
+    pub(super) fn id(&self, index: u16) -> OperationId {
+        OperationId { index, generation: self[index].generation }
+    }
+
+    /// The slot of an operation that is still under way.
+    pub(super) fn find(&self, id: OperationId) -> Option<u16> {
+        let op = self.at(id.index)?;
+        (op.generation == id.generation).then_some(id.index)
+    }
+
+    /// The operation in a slot that input names.
+    pub(super) fn at(&self, index: u16) -> Option<&Op> {
+        self.ops.get(usize::from(index)).filter(|op| op.place != Place::Free)
+    }
+
+    pub(super) fn push_back(&mut self, list: &mut List, index: u16) {
+        let tail = list.tail;
+        let op = &mut self[index];
+        op.prev = tail;
+        op.next = NONE;
+        if tail == NONE {
+            list.head = index;
+        } else {
+            self[tail].next = index;
+        }
+        list.tail = index;
+    }
+
+    pub(super) fn push_front(&mut self, list: &mut List, index: u16) {
+        let head = list.head;
+        let op = &mut self[index];
+        op.prev = NONE;
+        op.next = head;
+        if head == NONE {
+            list.tail = index;
+        } else {
+            self[head].prev = index;
+        }
+        list.head = index;
+    }
+
+    pub(super) fn unlink(&mut self, list: &mut List, index: u16) {
+        let Op { prev, next, .. } = self[index];
+        if prev == NONE {
+            list.head = next;
+        } else {
+            self[prev].next = next;
+        }
+        if next == NONE {
+            list.tail = prev;
+        } else {
+            self[next].prev = prev;
+        }
+    }
+}
+
+/// Indices come from lists, rings and [`Slab::find`] alone, never from input.
+impl core::ops::Index<u16> for Slab {
+    type Output = Op;
+
+    fn index(&self, index: u16) -> &Op {
+        &self.ops[usize::from(index)]
+    }
+}
+
+impl core::ops::IndexMut<u16> for Slab {
+    fn index_mut(&mut self, index: u16) -> &mut Op {
+        &mut self.ops[usize::from(index)]
+    }
+}

@@ -1,0 +1,142 @@
+//! Deadlines, retransmission and back-offs that are over.
+
+use bluebridge_wire::Status;
+
+use super::{Event, FAR, Failure, Place, Requester, Stage, State, transmit::ATTEMPT_MAX};
+use crate::Instant;
+
+impl Requester {
+    /// Takes note of the time: ends what is past its deadline, and sends again what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if now < self.next_timeout || self.ops.live() == 0 {
+            return;
+        }
+        self.next_timeout = FAR;
+        for index in 0..self.ops.slots() {
+            let Some(op) = self.ops.at(index) else { continue };
+            let (deadline, timer, place) = (op.deadline, op.timer, op.place);
+            let timed = matches!(place, Place::Flight | Place::Pause);
+            if deadline <= now {
+                self.expire(index);
+                continue;
+            }
+            self.arm(deadline);
+            if !timed {
+                continue;
+            }
+            if timer > now {
+                self.arm(timer);
+            } else if place == Place::Pause {
+                self.wake(now, index);
+            } else {
+                self.time_out(index);
+            }
+        }
+        self.time_out_opens(now);
+        self.admit_hungry(now);
+    }
+
+    fn time_out_opens(&mut self, now: Instant) {
+        for peer in 0..u16::try_from(self.peers.count()).unwrap_or(u16::MAX) {
+            let entry = &self.peers[peer];
+            if entry.state != State::Opening || entry.open_due {
+                continue;
+            }
+            let timer = entry.timer;
+            if timer <= now {
+                self.open_again(peer);
+            } else {
+                self.arm(timer);
+            }
+        }
+    }
+
+    /// No answer in time: asks again.
+    fn time_out(&mut self, index: u16) {
+        let op = &mut self.ops[index];
+        op.expired = op.expired.saturating_add(1);
+        self.counters.count(Event::Retransmit);
+        self.send_again(index);
+    }
+
+    /// Sends the request once more: of a READ what is missing, of a train its lowest missing piece.
+    pub(super) fn send_again(&mut self, index: u16) {
+        let entropy = self.random.next();
+        let op = &mut self.ops[index];
+        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        if let Stage::Ask { entropy: current } = &mut op.stage
+            && op.expired > 1
+        {
+            // The node that was chosen does not answer: lets another be chosen, which has nothing.
+            *current = entropy;
+            op.done = 0;
+        }
+        op.to_send = if op.is_train() {
+            op.probing = true;
+            let missing = op.cut.all() & !op.done;
+            if missing == 0 { 1 } else { missing & missing.wrapping_neg() }
+        } else {
+            1
+        };
+        self.make_ready(index);
+    }
+
+    /// A back-off is over.
+    fn wake(&mut self, now: Instant, index: u16) {
+        let op = &mut self.ops[index];
+        if op.sequence == 0 {
+            self.enqueue(now, index);
+            return;
+        }
+        let anywhere = matches!(op.stage, Stage::Ask { .. });
+        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        op.done = 0;
+        op.probing = op.is_train();
+        op.to_send = if op.is_train() { op.cut.all() } else { 1 };
+        if anywhere {
+            self.counters.count(Event::OverloadedRetry);
+            let entropy = self.random.next();
+            self.ops[index].stage = Stage::Ask { entropy };
+        }
+        self.make_ready(index);
+    }
+
+    /// Whether OPEN was answered by OVERLOADED.
+    fn is_opening_refused(&self, peer: u16) -> bool {
+        let peer = self.peers.at(peer);
+        peer.is_some_and(|peer| peer.state == State::Opening && peer.open_pauses > 0)
+    }
+
+    /// The deadline passed.
+    fn expire(&mut self, index: u16) {
+        self.counters.count(Event::Deadline);
+        let op = &self.ops[index];
+        let node = self.asked_node(index);
+        let answering = self.is_answering(index);
+        let misrouted = self.peers.at(op.peer).and_then(|peer| peer.misrouted);
+        let busy = op.sequence == 0 && op.lease.owner != 0;
+        let failure = if busy {
+            Failure::Busy {
+                owner: bluebridge_wire::NodeId(op.lease.owner),
+                epoch: op.lease.epoch,
+                remaining_ms: op.lease.remaining_ms,
+            }
+        } else if op.overloaded || self.is_opening_refused(op.peer) {
+            Failure::Refused { status: Status::Overloaded, node }
+        } else if let Some(node) = misrouted {
+            Failure::Refused { status: Status::WrongNode, node }
+        } else if answering {
+            Failure::TimedOut { node }
+        } else {
+            Failure::Unreachable { node }
+        };
+        if let Some(pointer) = op.pointer()
+            && pointer.node != node
+            && !answering
+        {
+            self.counters.count(Event::MovedForget);
+            self.moved.forget(pointer);
+        }
+        self.fail(index, failure);
+    }
+}

@@ -1,0 +1,322 @@
+//! What is sent: OPENs first, then the operations' datagrams in train order.
+
+use core::net::Ipv6Addr;
+
+use bluebridge_wire::{
+    Command, EndpointAddress, Flags, Header, NodeId, Space, WireCommand, address::Fields,
+    header::HEADER_BYTES, seal,
+};
+
+use super::slab::Op;
+use super::{
+    Buffers, Event, Failure, NONE, Operation, OperationId, Place, Requester, Stage, State,
+};
+use crate::{Instant, pieces::Piece};
+
+/// Bytes of a [`Transmit::head`] at most: the header and the operands of an atomic.
+pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
+
+/// The attempt stays here when there are more.
+pub(super) const ATTEMPT_MAX: u8 = 15;
+
+/// What a datagram was sent for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Origin {
+    /// An operation.
+    Operation(OperationId),
+    /// A session that is to be opened.
+    Session {
+        /// The server's place in the requester.
+        peer: u16,
+    },
+}
+
+/// A sealed datagram to be sent to [`bluebridge_wire::UDP_PORT`]: the head, then the data.
+#[derive(Clone, Copy, Debug)]
+pub struct Transmit<'a> {
+    /// The source address.
+    pub source: Ipv6Addr,
+    /// The destination address; datagrams of a train follow each other and have the same.
+    pub destination: Ipv6Addr,
+    /// What it is for.
+    pub origin: Origin,
+    /// The caller's bytes, behind the head.
+    pub data: &'a [u8],
+    head: [u8; HEAD_BYTES_MAX],
+    head_bytes: u8,
+}
+
+impl Transmit<'_> {
+    /// The first bytes of the UDP payload: the header, and the operands of an atomic.
+    #[must_use]
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..usize::from(self.head_bytes)).unwrap_or_default()
+    }
+}
+
+/// What distinguishes one datagram of a request from another.
+struct Part<'a> {
+    target: Fields,
+    /// The node in the destination address.
+    node: NodeId,
+    command: Command,
+    home: bool,
+    header: Header,
+    operands: [u64; 2],
+    operand_count: usize,
+    data: &'a [u8],
+}
+
+impl Requester {
+    /// The next datagram to be sent; `None` when there is none for now.
+    pub fn poll_transmit<'b>(
+        &mut self,
+        now: Instant,
+        buffers: &'b impl Buffers,
+    ) -> Option<Transmit<'b>> {
+        while let Some(peer) = self.opening.pop_front() {
+            if let Some(transmit) = self.transmit_open(now, peer) {
+                return Some(transmit);
+            }
+        }
+        loop {
+            let index = self.ready.head;
+            if index == NONE {
+                return None;
+            }
+            let bit = self.ops[index].to_send.trailing_zeros();
+            if let Some(part) = self.part(index, bit, buffers) {
+                self.sent(now, index, bit);
+                let peer = self.ops[index].peer;
+                let origin = Origin::Operation(self.ops.id(index));
+                self.counters.count(Event::Transmit);
+                return Some(self.emit(peer, origin, part));
+            }
+            self.fail(index, Failure::Buffer);
+        }
+    }
+
+    /// The carrier refused a datagram for good (no route, not permitted, too large): what it was
+    /// for ends at once. The datagram must be the last of its origin that was polled.
+    pub fn transmit_refused(&mut self, now: Instant, origin: Origin) {
+        self.counters.count(Event::TransmitRefused);
+        match origin {
+            Origin::Operation(id) => {
+                let Some(index) = self.ops.find(id) else { return };
+                let op = &mut self.ops[index];
+                op.sent_count = op.sent_count.saturating_sub(1);
+                let node = self.peers.at(op.peer).map_or(NodeId::ANY, |peer| peer.server.node);
+                self.fail(index, Failure::NotSent { node });
+            }
+            Origin::Session { peer } => {
+                let Some(entry) = self.peers.at(peer) else { return };
+                if entry.state == State::Opening {
+                    let node = entry.server.node;
+                    self.refuse_open(peer, Failure::NotSent { node });
+                }
+            }
+        }
+        self.admit_hungry(now);
+    }
+
+    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<Transmit<'b>> {
+        let timing = self.config.timing;
+        let entry = &mut self.peers[peer];
+        entry.open_due = false;
+        if entry.state != State::Opening {
+            return None;
+        }
+        let timer = now + entry.round_trip.timer(&timing, entry.open_attempt);
+        entry.timer = timer;
+        entry.open_sent = Some(now);
+        let header = Header {
+            flags: Flags::default().with_attempt(entry.open_attempt),
+            sequence: entry.nonce,
+            length: u32::from(self.config.piece_bytes),
+            credit: self.config.credit_pages,
+            ..Header::default()
+        };
+        let node = entry.server.node;
+        let part = Part {
+            target: endpoint(self.config.space, node, entry.server.shard, 0),
+            node,
+            command: Command::Open,
+            home: entry.open_attempt > 0,
+            header,
+            operands: [0; 2],
+            operand_count: 0,
+            data: &[],
+        };
+        self.arm(timer);
+        self.counters.count(Event::Transmit);
+        Some(self.emit(peer, Origin::Session { peer }, part))
+    }
+
+    /// Takes note that a datagram leaves; behind the last one of a request its timer runs.
+    fn sent(&mut self, now: Instant, index: u16, bit: u32) {
+        let op = &mut self.ops[index];
+        op.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
+        if op.sent_count == 0 {
+            op.first_sent = now;
+        }
+        op.sent_count = op.sent_count.saturating_add(1);
+        op.last_sent = now;
+        if op.to_send == 0 {
+            op.place = Place::Flight;
+            self.ops.unlink(&mut self.ready, index);
+            self.restart_timer(now, index);
+        }
+    }
+
+    pub(super) fn restart_timer(&mut self, now: Instant, index: u16) {
+        let op = &mut self.ops[index];
+        let trip = self.peers.at(op.peer).map_or(&self.anywhere_trip, |peer| &peer.round_trip);
+        let timer = now + trip.timer(&self.config.timing, op.expired);
+        op.timer = timer;
+        self.arm(timer);
+    }
+
+    /// The datagram for one bit of `to_send`; `None` if the caller's buffer is too short.
+    fn part<'b>(&self, index: u16, bit: u32, buffers: &'b impl Buffers) -> Option<Part<'b>> {
+        let op = &self.ops[index];
+        let (target, node) = self.target(op);
+        // Pieces that only fill a gap ask for no answer of their own; the last one does.
+        let fills = op.attempt > 0 && op.to_send.count_ones() > 1;
+        let attempt = if fills { 0 } else { op.attempt };
+        let mut part = Part {
+            target,
+            node,
+            command: op.command(),
+            home: op.attempt > 0 || op.home || op.run_page_count() > 1,
+            header: Header {
+                flags: Flags::default().with_attempt(attempt),
+                sequence: op.sequence,
+                length: self.wire_length(op),
+                ..Header::default()
+            },
+            operands: [0; 2],
+            operand_count: 0,
+            data: &[],
+        };
+        if let Some(peer) = self.peers.at(op.peer) {
+            let distance = op.sequence.saturating_sub(peer.low_water);
+            part.header.session = peer.session;
+            part.header.answered_distance = u16::try_from(distance).unwrap_or(u16::MAX);
+        }
+        if matches!(op.stage, Stage::Confirm(_)) {
+            return Some(part);
+        }
+        match op.operation {
+            Operation::AllocWrite { .. } | Operation::Write { .. } => {
+                let Piece { range, .. } = op.cut.piece(bit)?;
+                let start = usize::from(op.run_start);
+                part.header.offset = u16::try_from(range.start).ok()?;
+                part.data =
+                    buffers.outgoing(op.token).get(start + range.start..start + range.end)?;
+                if matches!(op.stage, Stage::Ask { .. }) {
+                    part.header.detail = u32::from(self.config.piece_bytes);
+                }
+            }
+            Operation::CompareSwap { expected, new, .. } => {
+                part.operands = [expected, new];
+                part.operand_count = 2;
+            }
+            Operation::FetchAdd { addend, .. } => {
+                part.operands = [addend, 0];
+                part.operand_count = 1;
+            }
+            Operation::Ping { length, .. } => {
+                part.data = buffers.outgoing(op.token).get(..length as usize)?;
+            }
+            Operation::Read { .. } if op.attempt > 0 => {
+                part.header.flags = part.header.flags.with(Flags::SELECTIVE);
+                part.header.detail = op.wanted_pieces();
+            }
+            Operation::Zero { .. } => part.header.flags = part.header.flags.with(Flags::ZERO),
+            Operation::Close { .. }
+            | Operation::Create { .. }
+            | Operation::Delete { .. }
+            | Operation::Read { .. }
+            | Operation::Stat { .. } => {}
+        }
+        Some(part)
+    }
+
+    /// The target of a request, and the node in its destination.
+    pub(super) fn target(&self, op: &Op) -> (Fields, NodeId) {
+        let space = self.config.space;
+        if let Stage::Ask { entropy } = op.stage {
+            let [.., shard] = entropy.to_be_bytes();
+            let low = u32::try_from(entropy >> 32).unwrap_or(0);
+            return (endpoint(space, NodeId::ANY, shard, low), NodeId::ANY);
+        }
+        let server = self.peers.at(op.peer).map(|peer| peer.server);
+        let (node, shard) = server.map_or((NodeId::ANY, 0), |to| (to.node, to.shard));
+        let Some(pointer) = op.pointer() else { return (endpoint(space, node, shard, 0), node) };
+        // The run begins inside of the line, so this stays inside of the arena.
+        let location = pointer.location.bits() + u64::from(op.run_start);
+        let fields = Fields { space, node: pointer.node, command: 0, tag: pointer.tag.0, location };
+        (fields, node)
+    }
+
+    fn wire_length(&self, op: &Op) -> u32 {
+        if let Stage::Confirm(_) = op.stage {
+            return match op.operation {
+                Operation::Create { pages, .. } => pages,
+                _ => u32::try_from(op.cut.page_count()).unwrap_or(0),
+            };
+        }
+        match op.operation {
+            Operation::AllocWrite { length, .. } | Operation::Ping { length, .. } => length,
+            Operation::Create { pages, .. } | Operation::Delete { pages, .. } => pages,
+            Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
+            Operation::Read { .. } | Operation::Write { .. } | Operation::Zero { .. } => {
+                u32::try_from(op.cut.length()).unwrap_or(0)
+            }
+            Operation::Close { .. } | Operation::Stat { .. } => 0,
+        }
+    }
+
+    fn emit<'b>(&self, peer: u16, origin: Origin, part: Part<'b>) -> Transmit<'b> {
+        let selector = (u64::from(self.config.selector) << 16) | u64::from(peer);
+        let source = EndpointAddress::new(self.config.space, self.config.node, selector).to_ipv6();
+        let command = WireCommand::request(part.command, part.home).bits();
+        let destination = Fields { node: part.node, command, ..part.target }.to_ipv6();
+        let header = Header {
+            target: part.target.to_ipv6(),
+            incarnation: self.config.incarnation,
+            ..part.header
+        };
+        let mut head = [0; HEAD_BYTES_MAX];
+        header.emit(&mut head, 0);
+        for (bytes, word) in
+            head[HEADER_BYTES..].as_chunks_mut::<8>().0.iter_mut().zip(part.operands)
+        {
+            *bytes = word.to_be_bytes();
+        }
+        let operand_bytes = part.operand_count * 8;
+        let (fixed, behind) = head.split_at_mut(HEADER_BYTES);
+        let rest = behind.get(..operand_bytes).unwrap_or_default();
+        seal(source, destination, fixed, if operand_bytes > 0 { rest } else { part.data });
+        let head_bytes = u8::try_from(HEADER_BYTES + operand_bytes).unwrap_or(0);
+        Transmit { source, destination, origin, data: part.data, head, head_bytes }
+    }
+}
+
+impl Op {
+    /// The pieces of a READ that are to be sent again: what is missing, and all of a page that lost
+    /// pieces to a newer version, so that they come from one moment.
+    fn wanted_pieces(&self) -> u32 {
+        let pages = (0..self.cut.page_count()).filter(|page| self.answered & (1 << page) == 0);
+        pages.fold(0, |wanted, page| {
+            let pieces = self.cut.page_pieces(page);
+            let missing = if self.restarted & (1 << page) == 0 { !self.done } else { u32::MAX };
+            wanted | (pieces & missing)
+        })
+    }
+}
+
+fn endpoint(space: Space, node: NodeId, shard: u8, entropy: u32) -> Fields {
+    let address = EndpointAddress::of_shard(space, node, shard, entropy);
+    Fields { space, node, command: 0, tag: 0, location: address.location_bits() }
+}
