@@ -1,0 +1,384 @@
+//! The pages of one shard: who has them, their colours and versions.
+
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+use std::collections::VecDeque;
+
+use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
+use bluebridge_wire::{
+    ArenaGeneration, Location, Space, Status, Tag,
+    address::{PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
+};
+
+use crate::{extent_tree::ExtentTree, memory::Memory};
+
+/// The last colour; an offset that had it is not used again in this generation.
+const LAST_TAG: u8 = u8::MAX;
+
+/// The most pages of a shard: its share of the offset range.
+pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
+
+/// How an [`Arena`] is made, beside its memory.
+#[derive(Clone, Debug)]
+pub struct ArenaConfig {
+    /// The generation of the contents, which begin empty.
+    pub generation: ArenaGeneration,
+    /// The shard whose locations these pages are.
+    pub shard: u8,
+    /// How many pages a space may have; spaces without an entry have `default_quota_pages`.
+    pub quotas: Vec<(Space, u64)>,
+    /// The quota of all other spaces, in pages.
+    pub default_quota_pages: u64,
+    /// Freed pages rest in the order of their freeing until more than this share of the arena,
+    /// one in so many pages, rests. It spreads the use of colours, and gives time to zero them.
+    pub rest_divisor: u32,
+}
+
+impl Default for ArenaConfig {
+    fn default() -> Self {
+        Self {
+            generation: ArenaGeneration::default(),
+            shard: 0,
+            quotas: Vec::new(),
+            default_quota_pages: u64::MAX,
+            rest_divisor: 16,
+        }
+    }
+}
+
+/// What a page is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Use {
+    /// In no allocation: free, resting or retired.
+    #[default]
+    None,
+    /// The first page of an allocation.
+    Head,
+    /// A further page of an allocation.
+    Body,
+}
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, Default)]
+struct PageState {
+    version: u64,
+    /// Pages of the allocation (head), or pages back to the head (body).
+    link: u32,
+    space: Space,
+    /// The colour it has, or had last; 0 if none yet.
+    tag: u8,
+    part: Use,
+    /// Bytes other than zero may be left from an earlier allocation.
+    is_dirty: bool,
+}
+
+const _: () = assert!(size_of::<PageState>() <= 24);
+
+/// A freed extent that is not given out again yet.
+#[derive(Clone, Copy, Debug)]
+struct Resting {
+    start: u32,
+    pages: u32,
+}
+
+/// Counts of an [`Arena`], in pages.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ArenaUsage {
+    /// Pages in all.
+    pub capacity_pages: u64,
+    /// Pages that can be allocated now.
+    pub free_pages: u64,
+    /// Freed pages that rest; they are given out again when others run short.
+    pub resting_pages: u64,
+    /// Pages whose colours are used up in this generation.
+    pub retired_pages: u64,
+    /// Pages in allocations.
+    pub used_pages: u64,
+}
+
+/// One shard's pages: a [`PageStore`] in memory.
+///
+/// An allocation's colour is one more than the highest that any of its pages had, so no pointer of
+/// the generation ever fits twice. A page with the last colour retires when it is freed.
+#[derive(Debug)]
+pub struct Arena {
+    generation: ArenaGeneration,
+    first_page: u64,
+    memory: Memory,
+    pages: Vec<PageState>,
+    free: ExtentTree,
+    resting: VecDeque<Resting>,
+    /// How many of `resting`, from its front, were zeroed.
+    cleared_count: usize,
+    resting_pages: u32,
+    rest_limit_pages: u32,
+    retired_pages: u64,
+    quotas: Vec<Quota>,
+    default_quota_pages: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Quota {
+    space: Space,
+    limit_pages: u64,
+    used_pages: u64,
+}
+
+impl Arena {
+    /// An arena over zeroed `memory`, which is cut into whole pages; what no shard can address is
+    /// left out.
+    #[must_use]
+    pub fn new(config: &ArenaConfig, memory: Memory) -> Self {
+        let page_count = (memory.len() / PAGE_BYTES).min(index_of(PAGES_MAX));
+        let capacity = u32::try_from(page_count).unwrap_or(u32::MAX);
+        let rest_limit_pages = capacity / config.rest_divisor.max(1);
+        let quota =
+            |&(space, limit_pages): &(Space, u64)| Quota { space, limit_pages, used_pages: 0 };
+        Self {
+            generation: config.generation,
+            first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
+            memory,
+            pages: vec![PageState::default(); page_count],
+            free: ExtentTree::new(capacity),
+            // An extent has a page at least, and one more than the limit is there for a moment.
+            resting: VecDeque::with_capacity(rest_limit_pages as usize + 1),
+            cleared_count: 0,
+            resting_pages: 0,
+            rest_limit_pages,
+            retired_pages: 0,
+            quotas: config.quotas.iter().map(quota).collect(),
+            default_quota_pages: config.default_quota_pages,
+        }
+    }
+
+    /// An arena of `pages` pages in plain process memory, for simulations and tests.
+    #[must_use]
+    pub fn on_heap(config: &ArenaConfig, pages: u32) -> Self {
+        Self::new(config, Memory::heap(pages as usize * PAGE_BYTES))
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn arena_usage(&self) -> ArenaUsage {
+        let capacity_pages = self.pages.len() as u64;
+        let free_pages = u64::from(self.free.free_pages());
+        let resting_pages = u64::from(self.resting_pages);
+        let retired_pages = self.retired_pages;
+        let used_pages = capacity_pages - free_pages - resting_pages - retired_pages;
+        ArenaUsage { capacity_pages, free_pages, resting_pages, retired_pages, used_pages }
+    }
+
+    /// Zeroes up to `budget` resting pages, so that a later CREATE need not; says how many. For
+    /// the serving loop when it is idle.
+    pub fn tidy(&mut self, budget: u32) -> u32 {
+        let mut cleared_pages = 0;
+        while cleared_pages < budget {
+            let Some(&Resting { start, pages }) = self.resting.get(self.cleared_count) else {
+                break;
+            };
+            self.clear_extent(start, pages);
+            self.cleared_count += 1;
+            cleared_pages += pages;
+        }
+        cleared_pages
+    }
+
+    /// The page's number here; `None` if the location leads elsewhere.
+    fn index(&self, page: u64) -> Option<usize> {
+        let number = index_of(page.checked_sub(self.first_page)?);
+        (number < self.pages.len()).then_some(number)
+    }
+
+    fn bytes_of(&self, page: u64, range: &Range<usize>) -> Range<usize> {
+        let start = index_of(page - self.first_page) * PAGE_BYTES;
+        start + range.start..start + range.end
+    }
+
+    fn page(&mut self, page: u64) -> &mut PageState {
+        &mut self.pages[index_of(page - self.first_page)]
+    }
+
+    fn quota(&mut self, space: Space) -> &mut Quota {
+        let place = self.quotas.iter().position(|quota| quota.space == space);
+        let place = place.unwrap_or_else(|| {
+            let limit_pages = self.default_quota_pages;
+            self.quotas.push(Quota { space, limit_pages, used_pages: 0 });
+            self.quotas.len() - 1
+        });
+        &mut self.quotas[place]
+    }
+
+    /// Takes an extent; resting ones are given up for it, the longest at rest first.
+    fn take(&mut self, pages: u32) -> Option<u32> {
+        if u64::from(self.free.free_pages()) + u64::from(self.resting_pages) < u64::from(pages) {
+            return None;
+        }
+        loop {
+            if let Some(start) = self.free.take(pages) {
+                return Some(start);
+            }
+            self.end_rest()?;
+        }
+    }
+
+    /// Ends the rest of the extent that rests longest.
+    fn end_rest(&mut self) -> Option<()> {
+        let Resting { start, pages } = self.resting.pop_front()?;
+        self.cleared_count = self.cleared_count.saturating_sub(1);
+        self.resting_pages -= pages;
+        self.free.release(start, pages);
+        Some(())
+    }
+
+    /// Zeroes what is dirty in an extent, in as few stretches as there are.
+    fn clear_extent(&mut self, start: u32, pages: u32) {
+        let end = start as usize + pages as usize;
+        let mut number = start as usize;
+        while number < end {
+            let from = number;
+            while number < end && self.pages[number].is_dirty {
+                self.pages[number].is_dirty = false;
+                number += 1;
+            }
+            if from < number {
+                self.memory.clear(from * PAGE_BYTES..number * PAGE_BYTES);
+            }
+            number += usize::from(from == number);
+        }
+    }
+
+    /// Lets freed pages rest; those with the last colour retire.
+    fn lay_to_rest(&mut self, start: u32, pages: u32) {
+        // All pages of an allocation had its colour.
+        if self.pages[start as usize].tag == LAST_TAG {
+            self.retired_pages += u64::from(pages);
+            return;
+        }
+        self.resting.push_back(Resting { start, pages });
+        self.resting_pages += pages;
+        while self.resting_pages > self.rest_limit_pages {
+            if self.end_rest().is_none() {
+                break;
+            }
+        }
+    }
+}
+
+/// A number of pages that are in memory, so it fits.
+fn index_of(pages: u64) -> usize {
+    usize::try_from(pages).unwrap_or(usize::MAX)
+}
+
+impl PageStore for Arena {
+    fn generation(&self) -> ArenaGeneration {
+        self.generation
+    }
+
+    fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status> {
+        if pages == 0 {
+            return Err(Status::BadLength);
+        }
+        let quota = self.quota(space);
+        if quota.used_pages.saturating_add(u64::from(pages)) > quota.limit_pages {
+            return Err(Status::QuotaExceeded);
+        }
+        let start = self.take(pages).ok_or(Status::OutOfMemory)?;
+        let offset = (self.first_page + u64::from(start)) << PAGE_SHIFT;
+        let location = Location::new(self.generation, offset).ok_or(Status::OutOfMemory)?;
+        self.quota(space).used_pages += u64::from(pages);
+        self.clear_extent(start, pages);
+        let extent = &mut self.pages[start as usize..start as usize + pages as usize];
+        // Pages that rest or are free never had the last colour.
+        let tag = extent.iter().map(|page| page.tag).max().unwrap_or(0) + 1;
+        for (back, page) in (0..).zip(extent) {
+            let (part, link) = if back == 0 { (Use::Head, pages) } else { (Use::Body, back) };
+            let version = page.version + 1;
+            *page = PageState { version, link, space, tag, part, is_dirty: false };
+        }
+        Ok(Grant { location, tag: Tag(tag) })
+    }
+
+    fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
+        self.check(access)?;
+        let Some(start) = self.index(access.location.page()) else {
+            return Err(Status::OutOfRange);
+        };
+        let PageState { link: length, part, space, .. } = self.pages[start];
+        if part != Use::Head || !access.location.is_page_aligned() {
+            return Err(Status::Unaligned);
+        }
+        if pages != 0 && pages != length {
+            return Err(Status::BadLength);
+        }
+        for page in &mut self.pages[start..start + length as usize] {
+            page.part = Use::None;
+        }
+        self.quota(space).used_pages -= u64::from(length);
+        self.lay_to_rest(u32::try_from(start).unwrap_or(u32::MAX), length);
+        Ok(length)
+    }
+
+    fn check(&self, access: Access) -> Result<(), Status> {
+        if access.location.generation() != self.generation {
+            return Err(Status::StaleGeneration);
+        }
+        let bytes = access.length_bytes.max(1);
+        let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
+        let first = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
+        let last = self.index(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
+        let mut number = first;
+        while number <= last {
+            let page = &self.pages[number];
+            let length = match page.part {
+                Use::None => return Err(Status::NotAllocated),
+                Use::Head => page.link,
+                Use::Body => self.pages[number - page.link as usize].link - page.link,
+            };
+            if page.tag != access.tag.0 {
+                return Err(Status::StaleTag);
+            }
+            if page.space != access.space {
+                return Err(Status::WrongSpace);
+            }
+            // The rest of the allocation is the same.
+            number += length as usize;
+        }
+        Ok(())
+    }
+
+    fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
+        &self.memory[self.bytes_of(page, &range)]
+    }
+
+    fn write(&mut self, page: u64, start: usize, data: &[u8]) {
+        let bytes = self.bytes_of(page, &(start..start + data.len()));
+        self.memory[bytes].copy_from_slice(data);
+        let state = self.page(page);
+        state.version += 1;
+        state.is_dirty = true;
+    }
+
+    fn zero(&mut self, page: u64, range: Range<usize>) {
+        let bytes = self.bytes_of(page, &range);
+        self.memory[bytes].fill(0);
+        self.page(page).version += 1;
+    }
+
+    fn version(&self, page: u64) -> u64 {
+        self.index(page).map_or(0, |number| self.pages[number].version)
+    }
+
+    fn usage(&self, space: Space) -> StoreUsage {
+        let quota = self.quotas.iter().find(|quota| quota.space == space);
+        let (quota_pages, used_pages) = quota
+            .map_or((self.default_quota_pages, 0), |quota| (quota.limit_pages, quota.used_pages));
+        StoreUsage {
+            capacity_pages: self.pages.len() as u64,
+            free_pages: u64::from(self.free.free_pages()),
+            quota_pages,
+            used_pages,
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The arena against a model, and its bounds one by one.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SPACE: Space = Space(7);
+
+fn arena(pages: u32) -> Arena {
+    Arena::on_heap(&ArenaConfig::default(), pages)
+}
+
+fn access(grant: Grant, length_bytes: u64) -> Access {
+    Access { location: grant.location, length_bytes, tag: grant.tag, space: SPACE }
+}
+
+fn all(grant: Grant, pages: u32) -> Access {
+    access(grant, u64::from(pages) * PAGE_BYTES as u64)
+}
+
+fn at_page(access: Access, page: u64) -> Access {
+    let offset = access.location.offset() + page * PAGE_BYTES as u64;
+    Access {
+        location: Location::new(access.location.generation(), offset).unwrap(),
+        length_bytes: PAGE_BYTES as u64,
+        ..access
+    }
+}
+
+#[test]
+fn page_states_are_small() {
+    assert!(size_of::<PageState>() <= 24);
+}
+
+#[test]
+fn checks_come_in_the_documented_order() {
+    let mut arena = arena(8);
+    let grant = arena.create(SPACE, 2).unwrap();
+    let good = all(grant, 2);
+    assert_eq!(arena.check(good), Ok(()));
+    let other = ArenaGeneration::new(1).unwrap();
+    let location = Location::new(other, 1 << 47).unwrap();
+    assert_eq!(arena.check(Access { location, ..good }), Err(Status::StaleGeneration));
+    let far = |offset| Location::new(ArenaGeneration::default(), offset).unwrap();
+    let beyond = Access { location: far(8 * 4096), ..good };
+    assert_eq!(arena.check(beyond), Err(Status::OutOfRange));
+    let over_the_end = Access { location: far(7 * 4096), length_bytes: 4097, ..good };
+    assert_eq!(arena.check(over_the_end), Err(Status::OutOfRange));
+    let last = Access { location: far((1 << 48) - 1), length_bytes: u64::MAX, ..good };
+    assert_eq!(arena.check(last), Err(Status::OutOfRange));
+    assert_eq!(arena.check(all(grant, 3)), Err(Status::NotAllocated));
+    let stale = Access { tag: Tag(grant.tag.0 + 1), space: Space(9), ..good };
+    assert_eq!(arena.check(stale), Err(Status::StaleTag));
+    assert_eq!(arena.check(Access { space: Space(9), ..good }), Err(Status::WrongSpace));
+}
+
+#[test]
+fn another_shard_is_out_of_range() {
+    let config = ArenaConfig { shard: 3, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 4);
+    let grant = arena.create(SPACE, 1).unwrap();
+    assert_eq!(grant.location.shard(), 3);
+    arena.write(grant.location.page(), 0, b"here");
+    assert_eq!(arena.read(grant.location.page(), 0..4), b"here");
+    let elsewhere = Location::new(grant.location.generation(), 0).unwrap();
+    let access = Access { location: elsewhere, ..access(grant, 1) };
+    assert_eq!(arena.check(access), Err(Status::OutOfRange));
+}
+
+#[test]
+fn delete_refuses_what_is_not_one_allocation() {
+    let mut arena = arena(8);
+    let grant = arena.create(SPACE, 3).unwrap();
+    let whole = access(grant, 1);
+    assert_eq!(arena.delete(at_page(whole, 1), 0), Err(Status::Unaligned));
+    let offset = grant.location.offset() + 8;
+    let location = Location::new(grant.location.generation(), offset).unwrap();
+    assert_eq!(arena.delete(Access { location, ..whole }, 0), Err(Status::Unaligned));
+    assert_eq!(arena.delete(whole, 2), Err(Status::BadLength));
+    assert_eq!(arena.delete(Access { tag: Tag(99), ..whole }, 3), Err(Status::StaleTag));
+    assert_eq!(arena.delete(Access { space: Space(1), ..whole }, 3), Err(Status::WrongSpace));
+    assert_eq!(arena.check(all(grant, 3)), Ok(()));
+    assert_eq!(arena.delete(whole, 3), Ok(3));
+    assert_eq!(arena.delete(whole, 3), Err(Status::NotAllocated));
+    assert_eq!(arena.check(whole), Err(Status::NotAllocated));
+}
+
+#[test]
+fn the_ceiling_is_hard_and_a_refusal_changes_nothing() {
+    let mut arena = arena(16);
+    let grants: Vec<_> = (0..16).map(|_| arena.create(SPACE, 1).unwrap()).collect();
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
+    assert_eq!(arena.create(SPACE, u32::MAX), Err(Status::OutOfMemory));
+    assert_eq!(arena.create(SPACE, 0), Err(Status::BadLength));
+    assert_eq!(arena.usage(SPACE).used_pages, 16);
+    arena.delete(access(grants[5], 1), 1).unwrap();
+    arena.delete(access(grants[7], 1), 1).unwrap();
+    assert_eq!(arena.create(SPACE, 2), Err(Status::OutOfMemory));
+    let again = arena.create(SPACE, 1).unwrap();
+    assert_eq!(again.location, grants[5].location);
+    assert_ne!(again.tag, grants[5].tag);
+    assert_eq!(arena.check(access(grants[5], 1)), Err(Status::StaleTag));
+}
+
+#[test]
+fn quotas_hold_per_space() {
+    let config =
+        ArenaConfig { quotas: vec![(SPACE, 3)], default_quota_pages: 1, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 16);
+    assert_eq!(arena.create(SPACE, 4), Err(Status::QuotaExceeded));
+    let grant = arena.create(SPACE, 3).unwrap();
+    assert_eq!(arena.create(SPACE, 1), Err(Status::QuotaExceeded));
+    assert_eq!(arena.create(Space(8), 2), Err(Status::QuotaExceeded));
+    arena.create(Space(8), 1).unwrap();
+    let StoreUsage { quota_pages, used_pages, free_pages, capacity_pages } = arena.usage(SPACE);
+    assert_eq!((quota_pages, used_pages, free_pages, capacity_pages), (3, 3, 12, 16));
+    arena.delete(access(grant, 1), 0).unwrap();
+    assert_eq!(arena.usage(SPACE).used_pages, 0);
+    arena.create(SPACE, 1).unwrap();
+}
+
+#[test]
+fn an_offset_retires_with_its_last_colour() {
+    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 2);
+    let mut colours = HashSet::new();
+    for _ in 0..255 {
+        let grant = arena.create(SPACE, 1).unwrap();
+        assert_eq!(grant.location.page(), 0);
+        assert!(colours.insert(grant.tag), "a colour came twice");
+        arena.delete(access(grant, 1), 1).unwrap();
+    }
+    assert_eq!(arena.arena_usage().retired_pages, 1);
+    let next = arena.create(SPACE, 1).unwrap();
+    assert_eq!(next.location.page(), 1);
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
+    for tag in 0..=255 {
+        let location = Location::default();
+        let stale = Access { location, length_bytes: 1, tag: Tag(tag), space: SPACE };
+        assert_eq!(arena.check(stale), Err(Status::NotAllocated));
+    }
+}
+
+#[test]
+fn freed_pages_rest_in_order_until_others_run_short() {
+    let config = ArenaConfig { rest_divisor: 4, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 16);
+    let first = arena.create(SPACE, 1).unwrap();
+    arena.delete(access(first, 1), 1).unwrap();
+    assert_eq!(arena.arena_usage().resting_pages, 1);
+    assert_eq!(arena.arena_usage().free_pages, 15);
+    let other = arena.create(SPACE, 1).unwrap();
+    assert_ne!(other.location, first.location, "a page at rest was given out");
+    let big = arena.create(SPACE, 14).unwrap();
+    let last = arena.create(SPACE, 1).unwrap();
+    assert_eq!(last.location, first.location);
+    arena.delete(access(big, 1), 0).unwrap();
+    assert_eq!(arena.arena_usage().resting_pages, 0, "more than the share may not rest");
+    assert_eq!(arena.arena_usage().free_pages, 14);
+}
+
+#[test]
+fn new_pages_are_zero_and_their_versions_new() {
+    let config = ArenaConfig { rest_divisor: 2, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 8);
+    let mut seen: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
+    for round in 0..60_u8 {
+        let pages = 1 + u32::from(round % 4);
+        let grant = arena.create(SPACE, pages).unwrap();
+        for page in grant.location.page()..grant.location.page() + u64::from(pages) {
+            assert!(arena.read(page, 0..PAGE_BYTES).iter().all(|&byte| byte == 0));
+            for step in 0..3_u8 {
+                let bytes = arena.read(page, 0..PAGE_BYTES).to_vec();
+                let before = seen.insert((page, arena.version(page)), bytes.clone());
+                assert!(before.is_none_or(|before| before == bytes), "a version came twice");
+                arena.write(page, usize::from(step) * 100, &[round + 1, step, 3]);
+            }
+            arena.zero(page, 100..4096);
+        }
+        arena.delete(all(grant, pages), pages).unwrap();
+        if round % 3 == 0 {
+            arena.tidy(3);
+        }
+    }
+}
+
+#[test]
+fn tidying_zeroes_what_rests() {
+    let config = ArenaConfig { rest_divisor: 1, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 8);
+    let grants: Vec<_> = (0..4).map(|_| arena.create(SPACE, 2).unwrap()).collect();
+    for grant in &grants {
+        arena.write(grant.location.page() + 1, 5, b"left over");
+    }
+    for grant in &grants {
+        arena.delete(all(*grant, 2), 2).unwrap();
+    }
+    assert_eq!(arena.tidy(3), 4);
+    assert_eq!(arena.tidy(u32::MAX), 4);
+    assert_eq!(arena.tidy(u32::MAX), 0);
+    assert!(arena.memory.iter().all(|&byte| byte == 0));
+    assert!(arena.create(SPACE, 8).is_ok());
+}
+
+/// What the model knows of an allocation.
+#[derive(Clone, Debug)]
+struct Allocation {
+    grant: Grant,
+    pages: u32,
+    stamp: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Create(u32),
+    Delete(usize),
+    Stale(usize),
+    Tidy(u32),
+    Write(usize, u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (1_u32..12).prop_map(Step::Create),
+        4 => any::<usize>().prop_map(Step::Delete),
+        1 => any::<usize>().prop_map(Step::Stale),
+        1 => (0_u32..20).prop_map(Step::Tidy),
+        3 => (any::<usize>(), 1_u8..).prop_map(|(which, stamp)| Step::Write(which, stamp)),
+    ]
+}
+
+fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut arena = arena(capacity);
+    let mut live: Vec<Allocation> = Vec::new();
+    let mut dead: Vec<Allocation> = Vec::new();
+    let mut versions: BTreeMap<u64, u64> = BTreeMap::new();
+    for &step in steps {
+        match step {
+            Step::Create(pages) => {
+                let used: u32 = live.iter().map(|allocation| allocation.pages).sum();
+                match arena.create(SPACE, pages) {
+                    Ok(grant) => {
+                        let first = grant.location.page();
+                        for page in first..first + u64::from(pages) {
+                            let bytes = arena.read(page, 0..PAGE_BYTES);
+                            prop_assert!(bytes.iter().all(|&byte| byte == 0));
+                            let taken = live.iter().any(|other| {
+                                let start = other.grant.location.page();
+                                (start..start + u64::from(other.pages)).contains(&page)
+                            });
+                            prop_assert!(!taken, "page {} was granted twice", page);
+                            let version = arena.version(page);
+                            let before = versions.insert(page, version);
+                            prop_assert!(before.is_none_or(|before| before < version));
+                        }
+                        live.push(Allocation { grant, pages, stamp: 0 });
+                    }
+                    Err(status) => {
+                        prop_assert_eq!(status, Status::OutOfMemory);
+                        // Only a fragmented arena may refuse what would fit by number.
+                        prop_assert!(used + pages > capacity || pages > 1);
+                    }
+                }
+            }
+            Step::Delete(which) if !live.is_empty() => {
+                let allocation = live.swap_remove(which % live.len());
+                let Allocation { grant, pages, .. } = allocation;
+                prop_assert_eq!(arena.delete(all(grant, pages), pages), Ok(pages));
+                dead.push(allocation);
+            }
+            Step::Stale(which) if !dead.is_empty() => {
+                let Allocation { grant, pages, .. } = dead[which % dead.len()];
+                for page in 0..u64::from(pages) {
+                    prop_assert!(arena.check(at_page(access(grant, 1), page)).is_err());
+                }
+                prop_assert!(arena.delete(access(grant, 1), 0).is_err());
+            }
+            Step::Tidy(budget) => {
+                arena.tidy(budget);
+            }
+            Step::Write(which, stamp) if !live.is_empty() => {
+                let count = live.len();
+                let allocation = &mut live[which % count];
+                for page in 0..u64::from(allocation.pages) {
+                    let page = allocation.grant.location.page() + page;
+                    arena.write(page, 0, &[stamp; PAGE_BYTES]);
+                    versions.insert(page, arena.version(page));
+                }
+                allocation.stamp = stamp;
+            }
+            _ => {}
+        }
+        let used: u64 = live.iter().map(|allocation| u64::from(allocation.pages)).sum();
+        let usage = arena.arena_usage();
+        prop_assert_eq!((usage.used_pages, arena.usage(SPACE).used_pages), (used, used));
+    }
+    for Allocation { grant, pages, stamp } in live {
+        prop_assert_eq!(arena.check(all(grant, pages)), Ok(()));
+        for page in 0..u64::from(pages) {
+            let bytes = arena.read(grant.location.page() + page, 0..PAGE_BYTES);
+            prop_assert!(bytes.iter().all(|&byte| byte == stamp));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(250))]
+
+    /// 250 histories of 400 steps: 10^5 operations.
+    #[test]
+    fn agrees_with_a_model(
+        capacity in 8_u32..128,
+        steps in prop::collection::vec(step(), 400),
+    ) {
+        run(capacity, &steps)?;
+    }
+}

@@ -1,0 +1,212 @@
+//! The bytes behind an arena: a part of one mapping, or plain process memory.
+
+use core::{
+    ops::{Deref, DerefMut, Range},
+    ptr::NonNull,
+};
+use std::sync::Arc;
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    io::Errno,
+    mm::{self, Advice, MapFlags, ProtFlags},
+};
+
+/// Bytes of a huge page on every machine that this runs on.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What the mapping's pages are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PageKind {
+    /// Huge pages out of the system's pool (hugetlbfs).
+    Huge,
+    /// The system was asked for transparent huge pages.
+    Transparent,
+    /// Ordinary pages.
+    Plain,
+}
+
+/// A mapping that is given back to the system when its last part goes.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    kind: PageKind,
+    is_shared: bool,
+    /// Keeps the memory findable for whoever shall share it later; `None` if it is private.
+    _file: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping is only an address range; who may touch which part of it is decided by
+// `Part`, of which every byte has at most one.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` itself gives no access to the bytes.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `map` mapped, and the last part is gone.
+        let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+/// An exclusive part of a mapping.
+#[derive(Debug)]
+pub(crate) struct Part {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+}
+
+impl Part {
+    fn start(&self) -> *mut u8 {
+        // SAFETY: the range lies inside of the mapping, by `split`.
+        unsafe { self.mapping.start.as_ptr().add(self.range.start) }
+    }
+
+    /// Gives the pages of a range back to the system; they read as zeros afterwards.
+    fn discard(&mut self, range: Range<usize>) -> Result<(), Errno> {
+        let advice =
+            if self.mapping.is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
+        let bytes = &mut self[range];
+        let (start, length) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: the range is exclusively ours, and any bytes are valid ones.
+        unsafe { mm::madvise(start.cast(), length, advice) }
+    }
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the part is mapped, readable, initialized by the system, and only this value
+        // can reach it.
+        unsafe { core::slice::from_raw_parts(self.start(), self.range.len()) }
+    }
+}
+
+impl DerefMut for Part {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; the part is also writable, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.start(), self.range.len()) }
+    }
+}
+
+/// The bytes of one arena, all zero at the start.
+#[derive(Debug)]
+pub struct Memory(Bytes);
+
+#[derive(Debug)]
+enum Bytes {
+    Heap(Vec<u8>),
+    Mapped { part: Part, may_discard: bool },
+}
+
+impl Memory {
+    /// Plain process memory, for simulations and tests: no privilege, no `mmap`.
+    #[must_use]
+    pub fn heap(bytes: usize) -> Self {
+        Self(Bytes::Heap(vec![0; bytes]))
+    }
+
+    /// `may_discard`: whether pages may go back to the system while they are not used.
+    pub(crate) const fn mapped(part: Part, may_discard: bool) -> Self {
+        Self(Bytes::Mapped { part, may_discard })
+    }
+
+    /// Zeroes a range; by giving it back to the system if it is long and that is allowed.
+    pub(crate) fn clear(&mut self, range: Range<usize>) {
+        if let Bytes::Mapped { part, may_discard: true } = &mut self.0
+            && range.len() >= DISCARD_BYTES
+            && part.mapping.kind != PageKind::Huge
+            && part.discard(range.clone()).is_ok()
+        {
+            return;
+        }
+        self[range].fill(0);
+    }
+}
+
+/// From here on giving pages back beats zeroing them (see `examples/clear_cost.rs`).
+const DISCARD_BYTES: usize = 64 << 20;
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Mapped { part, .. } => part,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Mapped { part, .. } => part,
+        }
+    }
+}
+
+/// Maps `bytes` of memory of a kind.
+pub(crate) fn map(bytes: usize, kind: PageKind, is_shared: bool) -> Result<Part, Errno> {
+    let (start, file) = if is_shared {
+        let (start, file) = map_file(bytes, kind)?;
+        (start, Some(file))
+    } else {
+        (map_private(bytes)?, None)
+    };
+    let mapping = Mapping { start, bytes, kind, is_shared, _file: file };
+    if kind == PageKind::Transparent {
+        // SAFETY: the advice changes nothing that a program could see.
+        unsafe { mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) }?;
+    }
+    Ok(Part { mapping: Arc::new(mapping), range: 0..bytes })
+}
+
+fn map_file(bytes: usize, kind: PageKind) -> Result<(NonNull<u8>, OwnedFd), Errno> {
+    let huge = if kind == PageKind::Huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+    let file = memfd_create(c"bluebridge-arena", MemfdFlags::CLOEXEC | huge)?;
+    ftruncate(&file, bytes as u64)?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the system's choice touches nothing of ours.
+    let start = unsafe {
+        mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0)
+    }?;
+    Ok((NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, file))
+}
+
+fn map_private(bytes: usize) -> Result<NonNull<u8>, Errno> {
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping at an address of the system's choice touches nothing of ours.
+    let start = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), bytes, access, flags) }?;
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Takes all pages of a part from the system now.
+pub(crate) fn populate(part: &mut Part) -> Result<(), Errno> {
+    let (start, bytes) = (part.as_mut_ptr(), part.len());
+    // SAFETY: the part is exclusively ours, and populating changes no byte of it.
+    unsafe { mm::madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) }
+}
+
+/// Keeps the pages of a part in memory for good.
+pub(crate) fn lock(part: &mut Part) -> Result<(), Errno> {
+    let (start, bytes) = (part.as_mut_ptr(), part.len());
+    // SAFETY: the part is mapped and exclusively ours.
+    unsafe { mm::mlock(start.cast(), bytes) }
+}
+
+/// Cuts a part into `count` equal ones; what does not divide evenly at the end is left out.
+pub(crate) fn split(whole: Part, count: usize) -> Vec<Part> {
+    let Part { mapping, range } = whole;
+    let bytes = range.len() / count.max(1);
+    let part_of = |number: usize| {
+        let start = range.start + number * bytes;
+        Part { mapping: Arc::clone(&mapping), range: start..start + bytes }
+    };
+    (0..count).map(part_of).collect()
+}

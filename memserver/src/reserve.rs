@@ -1,0 +1,307 @@
+//! Memory for arenas, reserved at the start or refused: the ceiling is hard.
+
+use std::fs;
+
+use rustix::io::Errno;
+
+use crate::memory::{self, HUGE_PAGE_BYTES, Memory, PageKind};
+
+/// When the system hands the memory over.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Claim {
+    /// At the start, all of it: what was promised is there.
+    #[default]
+    Prefault,
+    /// At the start, and it can never be swapped out. Needs CAP_IPC_LOCK or RLIMIT_MEMLOCK.
+    Lock,
+    /// When a page is first used. Quick to start and kind to others, but a system that runs short
+    /// later may end the server.
+    OnDemand,
+}
+
+/// How much memory, and of what kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Reservation {
+    /// Bytes for all shards together.
+    pub bytes: u64,
+    /// Shards, which get equal parts.
+    pub shard_count: u16,
+    /// When the system hands it over.
+    pub claim: Claim,
+    /// Try huge pages of the system's pool first, then transparent ones; else take plain pages.
+    pub prefer_huge_pages: bool,
+}
+
+/// Memory that was reserved.
+#[derive(Debug)]
+pub struct Reserved {
+    /// A part per shard, in the order of the shards.
+    pub parts: Vec<Memory>,
+    /// What was had.
+    pub page_kind: PageKind,
+    /// Why no better kind was had; empty if the best was.
+    pub refusals: Vec<(PageKind, String)>,
+}
+
+/// The memory cannot be had; the operator must ask for less, free some, or allow more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The memory cannot be locked.
+    #[error(
+        "cannot lock {bytes} bytes in memory: {error}; raise the limit of locked memory \
+         (ulimit -l), or start without locking"
+    )]
+    Lock {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        #[source]
+        error: Errno,
+    },
+    /// No mapping of this size could be made.
+    #[error("cannot map {bytes} bytes of memory: {error}; ask for a smaller arena")]
+    Map {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        #[source]
+        error: Errno,
+    },
+    /// The system, or the limit of the process's control group, does not have as much.
+    #[error(
+        "{bytes} bytes of memory were asked for, but only {available_bytes} are available; \
+         ask for a smaller arena"
+    )]
+    NotAvailable {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes available.
+        available_bytes: u64,
+    },
+    /// The system ran short while it handed the memory over.
+    #[error("the system could not hand over {bytes} bytes of memory: {error}; ask for less")]
+    Populate {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        #[source]
+        error: Errno,
+    },
+    /// The size is no arena's: a page at least for every shard, 1 TiB at most.
+    #[error(
+        "{bytes} bytes for {shard_count} shards; a shard takes 2 MiB to 1 TiB, \
+         and there are 1 to 256 shards"
+    )]
+    Size {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Shards.
+        shard_count: u16,
+    },
+}
+
+impl Reservation {
+    /// Reserves the memory: one mapping, zeroed, in a part per shard. The size is rounded up to
+    /// 2 MiB per shard.
+    ///
+    /// # Errors
+    /// [`ReserveError`] if it cannot be had; then nothing is held.
+    pub fn reserve(self) -> Result<Reserved, ReserveError> {
+        let Self { bytes, shard_count, claim, .. } = self;
+        let size_error = ReserveError::Size { bytes, shard_count };
+        let shards = u64::from(shard_count);
+        if shards == 0 || shards > 256 || bytes == 0 {
+            return Err(size_error);
+        }
+        let shard_bytes = bytes.div_ceil(shards).next_multiple_of(HUGE_PAGE_BYTES as u64);
+        if shard_bytes > 1 << bluebridge_wire::address::SHARD_SHIFT {
+            return Err(size_error);
+        }
+        let Ok(total) = usize::try_from(shard_bytes * shards) else { return Err(size_error) };
+        let (mut whole, page_kind, refusals) = self.map(total)?;
+        // Huge pages of the pool were set aside by the mapping already.
+        if page_kind != PageKind::Huge {
+            check_available(total as u64, available_bytes())?;
+        }
+        if claim != Claim::OnDemand {
+            memory::populate(&mut whole)
+                .map_err(|error| ReserveError::Populate { bytes: total as u64, error })?;
+        }
+        if claim == Claim::Lock {
+            memory::lock(&mut whole)
+                .map_err(|error| ReserveError::Lock { bytes: total as u64, error })?;
+        }
+        let may_discard = claim == Claim::OnDemand;
+        let parts = memory::split(whole, usize::from(shard_count))
+            .into_iter()
+            .map(|part| Memory::mapped(part, may_discard))
+            .collect();
+        Ok(Reserved { parts, page_kind, refusals })
+    }
+
+    /// Maps the best kind that can be had.
+    fn map(self, bytes: usize) -> Result<Mapped, ReserveError> {
+        let mut refusals = Vec::new();
+        let candidates: &[(PageKind, bool)] = if self.prefer_huge_pages {
+            &[(PageKind::Huge, true), (PageKind::Transparent, true), (PageKind::Transparent, false)]
+        } else {
+            &[]
+        };
+        for &(kind, is_shared) in candidates {
+            let allowed = match kind {
+                PageKind::Transparent => transparent_allowed(is_shared),
+                _ => Ok(()),
+            };
+            let mapped = allowed.and_then(|()| {
+                memory::map(bytes, kind, is_shared).map_err(|error| error.to_string())
+            });
+            match mapped {
+                Ok(part) => return Ok((part, kind, refusals)),
+                Err(reason) => refusals.push((kind, reason)),
+            }
+        }
+        match memory::map(bytes, PageKind::Plain, true) {
+            Ok(part) => Ok((part, PageKind::Plain, refusals)),
+            Err(error) => Err(ReserveError::Map { bytes: bytes as u64, error }),
+        }
+    }
+}
+
+type Mapped = (memory::Part, PageKind, Vec<(PageKind, String)>);
+
+/// Whether the system gives transparent huge pages to mappings that ask for them.
+fn transparent_allowed(is_shared: bool) -> Result<(), String> {
+    let name = if is_shared { "shmem_enabled" } else { "enabled" };
+    let path = format!("/sys/kernel/mm/transparent_hugepage/{name}");
+    let setting = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let chosen = setting.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    match chosen {
+        Some(("never" | "deny", _)) | None => Err(format!("{path} says {}", setting.trim())),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_available(bytes: u64, available: Option<u64>) -> Result<(), ReserveError> {
+    match available {
+        Some(available_bytes) if available_bytes < bytes => {
+            Err(ReserveError::NotAvailable { bytes, available_bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the system and the process's control group leave; `None` if neither says.
+fn available_bytes() -> Option<u64> {
+    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
+    [system, group_room()].into_iter().flatten().min()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// The least room that this process's control group (version 2) and those above it leave.
+fn group_room() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let own = root.join(path.trim_start_matches('/'));
+    own.ancestors()
+        .take_while(|directory| directory.starts_with(root))
+        .filter_map(|directory| {
+            let number = |name: &str| {
+                fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok()
+            };
+            Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+        })
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small(claim: Claim, prefer_huge_pages: bool) -> Reservation {
+        Reservation { bytes: 8 << 20, shard_count: 2, claim, prefer_huge_pages }
+    }
+
+    #[test]
+    fn parts_are_disjoint_zeroed_and_as_large_as_asked_for() {
+        for claim in [Claim::Prefault, Claim::OnDemand] {
+            for prefer_huge_pages in [false, true] {
+                let mut reserved = small(claim, prefer_huge_pages).reserve().unwrap();
+                let [low, high] = reserved.parts.as_mut_slice() else { panic!("two parts") };
+                assert_eq!((low.len(), high.len()), (4 << 20, 4 << 20));
+                assert!(low.iter().chain(high.iter()).all(|&byte| byte == 0));
+                low.fill(1);
+                assert!(high.iter().all(|&byte| byte == 0));
+                high.fill(2);
+                assert!(low.iter().all(|&byte| byte == 1));
+                drop(reserved.parts.pop());
+                assert!(reserved.parts[0].iter().all(|&byte| byte == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn huge_pages_fall_back_and_say_why() {
+        let reserved = small(Claim::OnDemand, true).reserve().unwrap();
+        let best = reserved.page_kind == PageKind::Huge;
+        assert_eq!(best, reserved.refusals.is_empty(), "{:?}", reserved.refusals);
+        assert!(reserved.refusals.iter().all(|(_, reason)| !reason.is_empty()));
+        let plain = small(Claim::OnDemand, false).reserve().unwrap();
+        assert_eq!((plain.page_kind, plain.refusals.len()), (PageKind::Plain, 0));
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let available = available_bytes().expect("the system says what it has");
+        for claim in [Claim::Prefault, Claim::Lock, Claim::OnDemand] {
+            let asked = Reservation {
+                bytes: available + (1 << 30),
+                shard_count: 1,
+                claim,
+                prefer_huge_pages: false,
+            };
+            let error = asked.reserve().unwrap_err();
+            assert!(matches!(error, ReserveError::NotAvailable { .. }), "{error}");
+            assert!(error.to_string().contains("ask for a smaller arena"));
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for (bytes, shard_count) in [(0, 1), (1, 0), (1 << 30, 257), ((1 << 40) + 1, 1)] {
+            let claim = Claim::OnDemand;
+            let asked = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
+            assert!(matches!(asked.reserve(), Err(ReserveError::Size { .. })), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn discarded_pages_read_as_zeros() {
+        for prefer_huge_pages in [false, true] {
+            let bytes = 128 << 20;
+            let claim = Claim::OnDemand;
+            let asked = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages };
+            let mut memory = asked.reserve().unwrap().parts.remove(0);
+            memory.fill(7);
+            memory.clear(4096..(100 << 20));
+            assert!(memory[4096..100 << 20].iter().all(|&byte| byte == 0));
+            assert!(memory[..4096].iter().all(|&byte| byte == 7));
+            assert!(memory[100 << 20..].iter().all(|&byte| byte == 7));
+        }
+    }
+
+    #[test]
+    fn reads_what_the_system_says() {
+        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    12 kB\n"), Some(12288));
+        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
+        assert!(check_available(5, Some(4)).is_err());
+        assert!(check_available(5, Some(5)).is_ok());
+        assert!(check_available(5, None).is_ok());
+    }
+}
