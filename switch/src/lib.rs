@@ -7,3 +7,6 @@ pub mod ebpf;
 mod interface;
 mod packet_socket;
 pub mod soft;
+
+#[cfg(test)]
+mod conformance;

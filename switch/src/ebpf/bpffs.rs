@@ -51,8 +51,7 @@ pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
     }
     // Other switches keep the directory and the mount: then these fail, and that is right.
     let _ = fs::remove_dir(HOME);
-    let is_empty = fs::read_dir(ROOT).is_ok_and(|mut entries| entries.next().is_none());
-    if is_empty && is_ours() {
+    if is_empty() && is_ours() {
         unmount(ROOT, UnmountFlags::empty())
             .map_err(|e| failed("unmount /sys/fs/bpf", e.into()))?;
     }
@@ -76,6 +75,14 @@ fn directory(name: &str) -> Result<PathBuf, PlaneError> {
 fn is_mounted() -> Result<bool, PlaneError> {
     let found = statfs(ROOT).map_err(|e| failed("look at /sys/fs/bpf", e.into()))?;
     Ok(u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
+}
+
+/// Whether nobody pinned anything; the kernel itself puts two iterators into every mount.
+fn is_empty() -> bool {
+    let is_kernels = |entry: io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|e| ["maps.debug", "progs.debug"].iter().any(|name| e.file_name() == *name))
+    };
+    fs::read_dir(ROOT).is_ok_and(|mut entries| entries.all(is_kernels))
 }
 
 fn is_ours() -> bool {

@@ -37,12 +37,12 @@ pub enum PortMode {
     Peer,
     /// `bpf_redirect`: through this end's queue, so that its offload settings hold.
     Redirect,
-    /// As `Redirect`, and XDP forwards ahead of it between ports of this mode. Hosts with kernel
-    /// sockets behind it must send whole checksums and no trains.
-    Xdp {
-        /// In the driver; else in the generic hook, which every interface has.
-        native: bool,
-    },
+    /// As `Redirect`, and an XDP program in the driver forwards ahead of it between ports of this
+    /// mode. Hosts with kernel sockets behind it must send whole checksums and no trains.
+    ///
+    /// There is no generic XDP: on Linux 6.18 frames that it passes on lose their MAC header
+    /// before the program behind it sees them, and `Redirect` serves such interfaces as well.
+    Xdp,
 }
 
 impl PortMode {
@@ -50,7 +50,7 @@ impl PortMode {
         match self {
             Self::Peer => FLAG_PEER,
             Self::Redirect => 0,
-            Self::Xdp { .. } => FLAG_XDP,
+            Self::Xdp => FLAG_XDP,
         }
     }
 }
@@ -177,10 +177,8 @@ impl EbpfSwitch {
         }
         let pin = link_pin(&self.directory, port.0, "xdp");
         match mode {
-            PortMode::Xdp { native } if !pin.exists() => {
-                attach_xdp(xdp(&mut self.programs)?, &name, native, &pin)
-            }
-            PortMode::Xdp { .. } => Ok(()),
+            PortMode::Xdp if !pin.exists() => attach_xdp(xdp(&mut self.programs)?, &name, &pin),
+            PortMode::Xdp => Ok(()),
             PortMode::Peer | PortMode::Redirect => unpin(&pin),
         }
     }
@@ -196,9 +194,8 @@ fn attach_tc(program: &mut SchedClassifier, name: &str, pin: &Path) -> Result<()
     link.pin(pin).map(drop).map_err(|e| failed(&e))
 }
 
-fn attach_xdp(program: &mut Xdp, name: &str, native: bool, pin: &Path) -> Result<(), PlaneError> {
-    let mode = if native { XdpMode::Driver } else { XdpMode::Skb };
-    let id = program.attach(name, mode).map_err(|e| failed(&e))?;
+fn attach_xdp(program: &mut Xdp, name: &str, pin: &Path) -> Result<(), PlaneError> {
+    let id = program.attach(name, XdpMode::Driver).map_err(|e| failed(&e))?;
     let link: XdpLink = program.take_link(id).map_err(|e| failed(&e))?;
     let link = FdLink::try_from(link).map_err(|e| failed(&e))?;
     link.pin(pin).map(drop).map_err(|e| failed(&e))

@@ -1,0 +1,236 @@
+//! One suite of packet vectors (`p4/vectors`) against every data plane.
+//!
+//! The tier `unit` runs them on the pipeline without I/O; the tier `root` runs them on the eBPF
+//! program by `BPF_PROG_TEST_RUN`, and over veth links through both switches.
+
+mod stf;
+mod targets;
+mod world;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::PathBuf,
+};
+
+use bluebridge_p4::pipeline::{CPU_PORT, Key, SwitchPort};
+
+use crate::dataplane::{CloneSession, DataPlane, PacketIn};
+use stf::{Check, Pattern, Statement};
+use targets::{EbpfLinks, EbpfTestRun, SoftLinks, SoftPipeline};
+
+/// The ports of every vector.
+const PORTS: core::ops::RangeInclusive<u16> = 1..=4;
+
+/// Frames with the ports that they left by.
+type Outputs = Vec<(SwitchPort, Vec<u8>)>;
+
+/// A data plane with ports 1 to 4 that frames can be sent into.
+trait Target {
+    fn plane(&mut self) -> &mut dyn DataPlane;
+
+    /// Sends a frame in by a port and gathers what leaves, which should be `expected` frames.
+    fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs;
+}
+
+fn vectors() -> BTreeMap<String, Vec<Statement>> {
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../p4/vectors");
+    let mut vectors = BTreeMap::new();
+    for file in fs::read_dir(&directory).expect("p4/vectors is there") {
+        let path = file.expect("p4/vectors can be listed").path();
+        if path.extension().is_none_or(|extension| extension != "stf") {
+            continue;
+        }
+        let name = path.file_stem().expect("it has a name").to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).expect("a vector can be read");
+        let statements = stf::parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        vectors.insert(name, statements);
+    }
+    assert!(vectors.len() >= 30, "only {} vectors in {}", vectors.len(), directory.display());
+    vectors
+}
+
+/// Runs every vector on a target, and tells of every one that fails.
+fn run_all(target: &mut dyn Target) {
+    let mut failures = Vec::new();
+    let vectors = vectors();
+    for (name, statements) in &vectors {
+        if let Err(why) = run(target, statements) {
+            failures.push(format!("{name}: {why}"));
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {}:\n{}",
+        failures.len(),
+        vectors.len(),
+        failures.join("\n")
+    );
+}
+
+/// What a vector has set up so far.
+#[derive(Default)]
+struct Names {
+    keys: HashMap<String, Key>,
+    nodes: Vec<Vec<SwitchPort>>,
+}
+
+fn run(target: &mut dyn Target, statements: &[Statement]) -> Result<(), String> {
+    target.plane().clear(None).map_err(|e| e.to_string())?;
+    let mut names = Names::default();
+    let mut rest = statements.iter().peekable();
+    while let Some(statement) = rest.next() {
+        if let Statement::Packet { port, frame } = statement {
+            let mut expected = Vec::new();
+            while let Some(Statement::Expect { port, pattern }) = rest.peek() {
+                expected.push((*port, pattern));
+                rest.next();
+            }
+            exchange(target, *port, frame, expected)?;
+        } else {
+            set_up(target.plane(), statement, &mut names)?;
+        }
+    }
+    Ok(())
+}
+
+fn set_up(
+    plane: &mut dyn DataPlane,
+    statement: &Statement,
+    names: &mut Names,
+) -> Result<(), String> {
+    match statement {
+        Statement::Add { entry, name } => {
+            plane.insert(entry).map_err(|e| e.to_string())?;
+            let read = plane.entry(&entry.key).map_err(|e| e.to_string())?;
+            if read.entry != *entry {
+                return Err(format!("{entry:?} reads back as {:?}", read.entry));
+            }
+            names.keys.extend(name.clone().map(|name| (name, entry.key)));
+        }
+        Statement::Flood { group } => {
+            plane.set_flood_group(Some(*group)).map_err(|e| e.to_string())?;
+        }
+        Statement::Node { ports } => names.nodes.push(ports.clone()),
+        Statement::Associate { group, node } => {
+            let ports = names.nodes.get(*node).ok_or("no such node")?;
+            plane.set_group(*group, ports).map_err(|e| e.to_string())?;
+        }
+        Statement::Mirror => {
+            plane.set_clone_session(Some(CloneSession::default())).map_err(|e| e.to_string())?
+        }
+        Statement::Count { check, count } => {
+            let is = counted(plane, check, names)?;
+            if is != *count {
+                return Err(format!("{check:?} is {is}, not {count}"));
+            }
+        }
+        Statement::Packet { .. } | Statement::Expect { .. } => {
+            return Err("an expectation without a packet".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn counted(plane: &mut dyn DataPlane, check: &Check, names: &Names) -> Result<u64, String> {
+    let mut counter = |name: &String| {
+        let key = names.keys.get(name).ok_or_else(|| format!("no entry ${name}"))?;
+        plane.entry(key).map(|read| read.counter).map_err(|e| e.to_string())
+    };
+    match check {
+        Check::Packets(name) => counter(name).map(|counter| counter.packets),
+        Check::Bytes(name) => counter(name).map(|counter| counter.bytes),
+        Check::Drops(reason) => {
+            plane.drops().map(|drops| drops.of(*reason)).map_err(|e| e.to_string())
+        }
+    }
+}
+
+/// Sends one frame and compares what leaves with what is expected, in any order.
+fn exchange(
+    target: &mut dyn Target,
+    port: SwitchPort,
+    frame: &[u8],
+    mut expected: Vec<(SwitchPort, &Pattern)>,
+) -> Result<(), String> {
+    let copies = expected.iter().filter(|(port, _)| *port == CPU_PORT).count();
+    let mut left = target.send(port, frame, expected.len() - copies);
+    let mut events: Vec<PacketIn> = Vec::new();
+    target.plane().poll(64, &mut events).map_err(|e| e.to_string())?;
+    for event in events {
+        if event.ingress_port != port {
+            return Err(format!("a packet-in names port {}", event.ingress_port.0));
+        }
+        left.push((CPU_PORT, event.frame));
+    }
+    for (port, frame) in left {
+        let found = expected.iter().position(|(p, pattern)| *p == port && pattern.matches(&frame));
+        let Some(found) = found else {
+            return Err(format!("port {} sent what was not expected: {frame:02x?}", port.0));
+        };
+        expected.swap_remove(found);
+    }
+    match expected.first() {
+        Some((port, _)) => Err(format!("port {} did not send what was expected", port.0)),
+        None => Ok(()),
+    }
+}
+
+/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
+///
+/// A tier that runs but cannot fails its tests.
+fn tier(name: &str) -> bool {
+    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
+        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
+        Err(_) => true,
+    }
+}
+
+/// Whether root's tests are to run; fails the test if they are and it has no root.
+fn root_tier() -> bool {
+    if !tier("root") {
+        return false;
+    }
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes network namespaces and loads eBPF programs: run it as root, or leave it \
+         out with BLUEBRIDGE_TEST_TIERS=unit"
+    );
+    true
+}
+
+#[test]
+fn vectors_hold_for_the_soft_pipeline() {
+    if tier("unit") {
+        run_all(&mut SoftPipeline::new());
+    }
+}
+
+#[test]
+fn vectors_hold_for_the_ebpf_program() {
+    if root_tier() {
+        world::in_namespace(|| run_all(&mut EbpfTestRun::new("vectors-run")));
+    }
+}
+
+#[test]
+fn vectors_hold_for_the_ebpf_switch_over_links() {
+    if root_tier() {
+        world::in_namespace(|| run_all(&mut EbpfLinks::new("vectors-links", None)));
+    }
+}
+
+#[test]
+fn vectors_hold_for_the_xdp_switch_over_links() {
+    if root_tier() {
+        let mode = crate::ebpf::PortMode::Xdp;
+        world::in_namespace(move || run_all(&mut EbpfLinks::new("vectors-xdp", Some(mode))));
+    }
+}
+
+#[test]
+fn vectors_hold_for_the_soft_switch_over_links() {
+    if root_tier() {
+        world::in_namespace(|| run_all(&mut SoftLinks::new()));
+    }
+}

@@ -1,0 +1,180 @@
+//! The data planes that the vectors run on.
+
+use std::time::{Duration, Instant};
+
+use bluebridge_p4::pipeline::SwitchPort;
+
+use super::{Outputs, PORTS, Target, world::Hosts};
+use crate::{
+    dataplane::DataPlane,
+    ebpf::{ACTION_REDIRECT, EbpfSwitch, PortMode},
+    soft::{Offload, Pipeline, Switch},
+};
+
+/// Bytes of Ethernet and IPv6 headers.
+const IPV6_FRAME_BYTES_MIN: usize = 14 + 40;
+
+/// The pipeline without I/O.
+pub(super) struct SoftPipeline(Pipeline);
+
+impl SoftPipeline {
+    pub(super) fn new() -> Self {
+        let mut pipeline = Pipeline::new(Instant::now());
+        for port in PORTS {
+            pipeline.add_port(SwitchPort(port), &format!("s{port}")).expect("the port is new");
+        }
+        Self(pipeline)
+    }
+}
+
+impl Target for SoftPipeline {
+    fn plane(&mut self) -> &mut dyn DataPlane {
+        &mut self.0
+    }
+
+    fn send(&mut self, port: SwitchPort, frame: &[u8], _expected: usize) -> Outputs {
+        let mut out = Outputs::new();
+        self.0.process(Instant::now(), port, &mut frame.to_vec(), Offload::default(), &mut out);
+        out
+    }
+}
+
+/// A switch in the kernel that is removed with this, also when a test fails.
+pub(super) struct Pinned {
+    name: &'static str,
+    pub(super) switch: EbpfSwitch,
+}
+
+impl Pinned {
+    pub(super) fn open(name: &'static str) -> Self {
+        EbpfSwitch::remove(name).expect("what an earlier run left can be removed");
+        Self { name, switch: EbpfSwitch::open(name).expect("the eBPF switch opens") }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Err(error) = EbpfSwitch::remove(self.name) {
+            eprintln!("{} was not removed: {error}", self.name);
+        }
+    }
+}
+
+/// The program by itself (`BPF_PROG_TEST_RUN`); the copies it makes do go over links.
+pub(super) struct EbpfTestRun {
+    pinned: Pinned,
+    hosts: Hosts,
+}
+
+impl EbpfTestRun {
+    pub(super) fn new(name: &'static str) -> Self {
+        let hosts = Hosts::new();
+        let mut pinned = Pinned::open(name);
+        for port in PORTS {
+            pinned.switch.add_port(SwitchPort(port), &format!("s{port}")).expect("it attaches");
+        }
+        Self { pinned, hosts }
+    }
+
+    fn sent(&mut self) -> Vec<(SwitchPort, u64)> {
+        let ports = self.pinned.switch.ports().expect("the maps can be read");
+        ports.into_iter().map(|status| (status.port, status.tx.packets)).collect()
+    }
+}
+
+impl Target for EbpfTestRun {
+    fn plane(&mut self) -> &mut dyn DataPlane {
+        &mut self.pinned.switch
+    }
+
+    fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
+        // The kernel does not run a program on IPv6 frames without a whole IPv6 header; over the
+        // link the same program meets them.
+        if frame.len() < IPV6_FRAME_BYTES_MIN && frame.get(12..14) == Some(&[0x86, 0xdd]) {
+            self.hosts.send(port, frame).expect("the link takes it");
+            return self.hosts.gather(expected);
+        }
+        let before = self.sent();
+        let run = self.pinned.switch.test_run(port, frame, 1);
+        let run = run.unwrap_or_else(|e| panic!("{e} on {frame:02x?}"));
+        let after = self.sent();
+        let is_redirected = run.action == ACTION_REDIRECT;
+        let mut out = self.hosts.gather(expected - usize::from(is_redirected && expected > 0));
+        let copied: Vec<_> = out.iter().map(|(port, _)| *port).collect();
+        for ((port, before), (_, after)) in before.into_iter().zip(after) {
+            let copies = copied.iter().filter(|copied| **copied == port).count() as u64;
+            // A counted frame that was not seen on a link is the one that was redirected.
+            if after - before == copies + 1 && is_redirected {
+                out.push((port, run.frame.clone()));
+            }
+        }
+        out
+    }
+}
+
+/// The switch in the kernel over veth links.
+pub(super) struct EbpfLinks {
+    pinned: Pinned,
+    hosts: Hosts,
+}
+
+impl EbpfLinks {
+    pub(super) fn new(name: &'static str, mode: Option<PortMode>) -> Self {
+        let mut hosts = Hosts::new();
+        let mut pinned = Pinned::open(name);
+        for port in PORTS {
+            let interface = format!("s{port}");
+            pinned.switch.add_port_with(SwitchPort(port), &interface, mode).expect("it attaches");
+            if mode == Some(PortMode::Xdp) {
+                // A veth takes XDP frames only if its other end runs XDP or GRO.
+                let gro = ["-K", &format!("h{port}"), "gro", "on"];
+                let done = std::process::Command::new("ethtool").args(gro).status();
+                assert!(done.is_ok_and(|status| status.success()), "ethtool switches GRO on");
+            }
+        }
+        hosts.gather(0);
+        Self { pinned, hosts }
+    }
+}
+
+impl Target for EbpfLinks {
+    fn plane(&mut self) -> &mut dyn DataPlane {
+        &mut self.pinned.switch
+    }
+
+    fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
+        self.hosts.send(port, frame).expect("the link takes it");
+        self.hosts.gather(expected)
+    }
+}
+
+/// The soft switch over veth links.
+pub(super) struct SoftLinks {
+    switch: Switch,
+    hosts: Hosts,
+}
+
+impl SoftLinks {
+    pub(super) fn new() -> Self {
+        let hosts = Hosts::new();
+        let mut switch = Switch::start(Duration::ZERO).expect("the soft switch starts");
+        for port in PORTS {
+            switch.add_port(SwitchPort(port), &format!("s{port}")).expect("it attaches");
+        }
+        Self { switch, hosts }
+    }
+}
+
+impl Target for SoftLinks {
+    fn plane(&mut self) -> &mut dyn DataPlane {
+        &mut self.switch
+    }
+
+    fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
+        self.hosts.send(port, frame).expect("the link takes it");
+        let out = self.hosts.gather(expected);
+        // The counters are up to date once the thread has answered.
+        self.switch.drops().expect("the thread answers");
+        out
+    }
+}

@@ -1,0 +1,100 @@
+//! Network namespaces and links for tests; they vanish with the thread that made them.
+
+use std::{
+    fs, io,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use bluebridge_p4::pipeline::SwitchPort;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::{Outputs, PORTS};
+use crate::{
+    interface::Interface,
+    packet_socket::{Batch, OFFLOAD_BYTES, PacketSocket},
+};
+
+/// How long frames may take from one end to the other.
+const ARRIVAL: Duration = Duration::from_millis(500);
+/// How long to wait for frames that must not come.
+const QUIET: Duration = Duration::from_millis(3);
+
+/// Runs a test in a thread with a network namespace of its own, which ends with the thread.
+pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let ran = thread::spawn(move || {
+        enter_namespace();
+        test();
+    });
+    if let Err(panic) = ran.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Moves this thread into a new network namespace in which nothing speaks by itself.
+pub(super) fn enter_namespace() {
+    // SAFETY: only the network namespace is unshared, and of this thread alone; no memory, file
+    // table or other state that other threads rely on changes.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace can be made");
+    for scope in ["all", "default"] {
+        let path = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
+        fs::write(path, "1").expect("IPv6 can be switched off in the new namespace");
+    }
+}
+
+/// Runs `ip` with arguments in this thread's namespace.
+pub(super) fn ip(arguments: &str) {
+    let out = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip is there");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "ip {arguments}: {said}");
+}
+
+/// The hosts' ends of the links `s1`-`h1` to `s4`-`h4`, all in one namespace.
+pub(super) struct Hosts {
+    sockets: Vec<(SwitchPort, PacketSocket)>,
+    batch: Batch,
+}
+
+impl Hosts {
+    pub(super) fn new() -> Self {
+        for port in PORTS {
+            ip(&format!("link add s{port} mtu 9000 type veth peer name h{port} mtu 9000"));
+            ip(&format!("link set s{port} up"));
+            ip(&format!("link set h{port} up"));
+        }
+        let open = |port| {
+            let interface = Interface::by_name(&format!("h{port}")).expect("rtnetlink answers");
+            let index = interface.expect("the interface was just made").index;
+            (SwitchPort(port), PacketSocket::open(index, true).expect("a packet socket opens"))
+        };
+        Self { sockets: PORTS.map(open).collect(), batch: Batch::new() }
+    }
+
+    pub(super) fn send(&self, port: SwitchPort, frame: &[u8]) -> io::Result<()> {
+        let socket = self.sockets.iter().find(|(number, _)| *number == port);
+        let (_, socket) = socket.expect("vectors use ports 1 to 4");
+        socket.send([0; OFFLOAD_BYTES], frame)
+    }
+
+    /// Gathers `expected` frames, and whatever else comes soon after them.
+    pub(super) fn gather(&mut self, expected: usize) -> Outputs {
+        let start = Instant::now();
+        let mut last = start;
+        let mut got = Outputs::new();
+        loop {
+            for (port, socket) in &self.sockets {
+                self.batch.receive(socket).expect("the socket is up");
+                for received in self.batch.frames() {
+                    got.push((*port, received.frame.to_vec()));
+                    last = Instant::now();
+                }
+            }
+            let wait = if got.len() < expected { ARRIVAL } else { QUIET };
+            if last.elapsed() >= wait || start.elapsed() >= 4 * ARRIVAL {
+                return got;
+            }
+            thread::yield_now();
+        }
+    }
+}
