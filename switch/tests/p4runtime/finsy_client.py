@@ -1,6 +1,7 @@
 """Drives the switch agent with finsy: every table, counters, packets, timeouts, arbitration.
 
-Usage: finsy_client.py ADDRESS P4INFO DEVICE_CONFIG. The switch has a cable between its ports 1 and 2.
+Usage: finsy_client.py ADDRESS P4INFO DEVICE_CONFIG. The switch has a cable between its
+ports 1 and 2, and a port 3.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from finsy.proto import p4r
 SCOPE = 0xFDBB0001
 FORWARD_1 = fy.Action("forward", port=1, dst_mac="02:00:00:00:00:01")
 FORWARD_2 = fy.Action("forward", port=2, dst_mac="02:00:00:00:00:02")
+FORWARD_3 = fy.Action("forward", port=3, dst_mac="02:00:00:00:00:03")
 DEADLINE = 10.0
 
 
@@ -119,9 +121,9 @@ async def check_tables(switch: fy.Switch) -> None:
         )
         back = [canonical(e, switch) async for e in switch.read([single])]
         assert back == [canonical(entry, switch)], back
-    await switch.modify([redirect(5, action=FORWARD_2)])
+    await switch.modify([redirect(5, action=FORWARD_3)])
     changed = [e async for e in switch.read([redirect(5)])]
-    wanted_now = canonical(redirect(5, action=FORWARD_2), switch)
+    wanted_now = canonical(redirect(5, action=FORWARD_3), switch)
     assert [canonical(e, switch) for e in changed] == [wanted_now], changed
     assert not [e async for e in switch.read([redirect(6)])]
 

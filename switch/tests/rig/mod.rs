@@ -21,11 +21,11 @@ const LAPS_MAX: usize = 64;
 
 /// The soft pipeline: what leaves by port 1 comes in by port 2, and the other way round.
 #[derive(Debug)]
-pub struct Cabled(Pipeline);
+pub(crate) struct Cabled(Pipeline);
 
 impl Cabled {
     /// A pipeline with the ports 1 and 2, cabled, and 3, loose.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut pipeline = Pipeline::new(Instant::now());
         for port in 1..=3 {
             pipeline.add_port(SwitchPort(port), &format!("test{port}")).unwrap();
@@ -136,15 +136,15 @@ impl DataPlane for Cabled {
 }
 
 /// An agent that serves in the background.
-pub struct Running {
-    pub address: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
     stop: oneshot::Sender<()>,
     served: JoinHandle<Result<Box<dyn DataPlane>, bluebridge_switch::agent::AgentError>>,
 }
 
 impl Running {
     /// Serves device 1 on a free port of the loopback.
-    pub async fn start(plane: Box<dyn DataPlane>) -> Self {
+    pub(crate) async fn start(plane: Box<dyn DataPlane>) -> Self {
         let config = AgentConfig { listen: "127.0.0.1:0".parse().unwrap(), device_id: 1 };
         let agent = Agent::bind(config, plane).await.unwrap();
         let address = agent.local_addr();
@@ -156,7 +156,7 @@ impl Running {
     }
 
     /// Shuts the agent down, which must not take long, and gives the data plane back.
-    pub async fn stop(self) -> Box<dyn DataPlane> {
+    pub(crate) async fn stop(self) -> Box<dyn DataPlane> {
         let _ = self.stop.send(());
         let served = tokio::time::timeout(Duration::from_secs(10), self.served).await;
         served.expect("the agent ends in time").unwrap().unwrap()
