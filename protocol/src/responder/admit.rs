@@ -2,12 +2,14 @@
 //! destination, features and command, space, session and number.
 
 use bluebridge_wire::{
-    Command, Datagram, Features, Flags, Header, NodeId, SESSION_WINDOW, Status, address::Fields,
+    Command, Datagram, Features, Flags, Header, Location, NodeId, SESSION_WINDOW, Status,
+    address::Fields,
 };
 
 use super::{
     Event, Refusal, Responder,
-    config::PIECE_BYTES_MIN,
+    config::{PIECE_BYTES_MAX, PIECE_BYTES_MIN},
+    cut::Pieces,
     record::Progress,
     replies::Way,
     sessions::{Asker, Place},
@@ -279,8 +281,35 @@ impl Responder {
     pub(super) fn refuse(&mut self, request: &Request<'_>, refusal: Refusal) {
         let Refusal { status, detail, node } = refusal;
         let header = Header { detail, node, ..self.reply_header(request) };
-        self.push(request, status, &header, &[], &[]);
+        match several_pages(request, status) {
+            Some(cut) => {
+                for part in cut.parts() {
+                    self.refuse_page(request, &header, part, status);
+                }
+            }
+            None => self.push(request, status, &header, &[], &[]),
+        }
     }
+}
+
+/// The pages of a READ over several that must be refused page by page.
+fn several_pages(request: &Request<'_>, status: Status) -> Option<Pieces> {
+    let is_about_pages = matches!(
+        status,
+        Status::Moved
+            | Status::NoAuthority
+            | Status::StaleRangeEpoch
+            | Status::WrongNode
+            | Status::WrongSpace
+    );
+    let datagram = request.datagram;
+    if !is_about_pages || datagram.command().command() != Some(Command::Read) {
+        return None;
+    }
+    let location = Location::from_bits(datagram.target.location)?;
+    // Where the parts of pages begin does not depend on the piece size.
+    let cut = Pieces::new(location, datagram.header.length, PIECE_BYTES_MAX)?;
+    (cut.page_count() > 1).then_some(cut)
 }
 
 fn same_beside_node(to: &Fields, target: &Fields) -> bool {

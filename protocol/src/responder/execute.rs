@@ -207,7 +207,7 @@ impl Responder {
     }
 
     /// Answers for one page of a READ that it cannot be read.
-    fn refuse_page(
+    pub(super) fn refuse_page(
         &mut self,
         request: &Request<'_>,
         header: &Header,

@@ -44,7 +44,10 @@ impl Responder {
                     let command = Command::Write;
                     return self.conclude_refused(request, command, slot, before, refusal);
                 }
-                Err(refusal) => self.finish_page(&mut record, piece.page, refusal.status),
+                Err(refusal) => {
+                    record.node = if record.node == 0 { refusal.node } else { record.node };
+                    self.refuse_train_page(&mut record, piece.page, part, refusal.status);
+                }
             }
         }
         self.go_on(request, slot, record, cut);
