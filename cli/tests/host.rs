@@ -29,9 +29,10 @@ impl Pair {
             far: NetworkNamespace::create(&scratch.path().join("far")).expect("made"),
             _scratch: scratch,
         };
-        let [near, far] = [(&pair.near, NEAR), (&pair.far, FAR)].map(|(namespace, mac)| LinkEnd {
+        let ends = [(&pair.near, NEAR, 2001), (&pair.far, FAR, 2002)];
+        let [near, far] = ends.map(|(namespace, mac, index)| LinkEnd {
             name: "eth0",
-            index: 0,
+            index,
             mac,
             namespace: namespace.as_fd(),
         });
@@ -72,7 +73,7 @@ const FAR: MacAddress = MacAddress([0x02, 0xbb, 0xff, 0, 0, 2]);
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("bound");
-    socket.set_read_timeout(Some(Duration::from_millis(500))).expect("set");
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
     socket
 }
 
@@ -91,7 +92,8 @@ fn a_host_receives_every_pointer_and_knows_one_neighbour() {
     for number in 0..3000_u16 {
         sender.send_to(&number.to_be_bytes(), pointer(number)).expect("sent");
         let mut bytes = [0; 8];
-        let (length, _) = receiver.recv_from(&mut bytes).expect("received");
+        let received = receiver.recv_from(&mut bytes);
+        let (length, _) = received.unwrap_or_else(|error| panic!("pointer {number}: {error}"));
         assert_eq!(&bytes[..length], number.to_be_bytes());
     }
     let neighbours = pair.near.enter(|| Netlink::open()?.neighbours());
@@ -118,6 +120,7 @@ fn a_host_that_is_down_neither_sends_nor_receives_pointers() {
     receiver.recv_from(&mut [0; 8]).expect("received while up");
     assert!(down(&pair.far));
     sender.send_to(b"down", pointer(1)).expect("sent");
+    receiver.set_read_timeout(Some(Duration::from_millis(500))).expect("set");
     let refused = receiver.recv_from(&mut [0; 8]).expect_err("nothing comes");
     assert_eq!(refused.kind(), ErrorKind::WouldBlock);
 

@@ -120,7 +120,7 @@ fn a_pointer_crosses_the_rack() {
     let bind = || UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 4000));
     let receiver = rack.enter(SERVER, bind).expect("entered").expect("bound");
     let sender = rack.enter(CLIENT, bind).expect("entered").expect("bound");
-    receiver.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
+    receiver.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
     let pointer = SocketAddrV6::new(Ipv6Addr::new(0xfdbb, 1, 9, 0, 0, 0, 1, 0), 4000, 0, 0);
     sender.send_to(b"read", pointer).expect("sent");
     let mut bytes = [0; 8];

@@ -15,7 +15,7 @@ use crate::rack::daemon::READY_DEADLINE;
 use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
 use crate::rack::state::{StateError, StateRoot};
 use crate::rack::status::{RackStatus, look};
-use crate::rack::teardown::{TakenDown, take_down};
+use crate::rack::teardown::{TakenDown, take_down_of_another};
 use crate::rack::{GRACE, Rack, Site, access};
 
 #[derive(Debug, Subcommand)]
@@ -138,7 +138,7 @@ fn down(name: &RackName, global: Global) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(crate::rack::RackError::from(error).into()),
     };
-    let taken = take_down(&directory, GRACE)?;
+    let taken = take_down_of_another(&directory, GRACE)?;
     if global.json {
         output::json(&serde_json::json!({ "name": name, "was_there": true, "stopped": taken }))?;
     } else {

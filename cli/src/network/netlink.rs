@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -216,10 +217,14 @@ impl Netlink {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
+        // The state may be seen while the kernel still connects the queues; a change waits for that.
+        self.set_up(interface)
     }
 
-    /// Assigns an address to the interface.
+    /// Assigns an address to the interface, usable at once.
+    ///
+    /// With duplicate detection it would be no source address for a while, even where that is switched
+    /// off, and `::1` would be taken for one, whose packets the other side drops.
     pub fn add_address(
         &self,
         interface: &str,
@@ -227,10 +232,10 @@ impl Netlink {
         prefix: u8,
     ) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
-        self.ask(
-            || format!("give {interface} the address {address}/{prefix}"),
-            self.handle.address().add(index, IpAddr::V6(address), prefix).replace().execute(),
-        )
+        let mut request = self.handle.address().add(index, IpAddr::V6(address), prefix).replace();
+        let flags = AddressAttribute::Flags(AddressFlags::Nodad);
+        request.message_mut().attributes.push(flags);
+        self.ask(|| format!("give {interface} the address {address}/{prefix}"), request.execute())
     }
 
     /// Enters a neighbour for good, or changes its entry, so that it is never asked for.

@@ -3,12 +3,13 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::daemon::{CONTROLLER, SWITCH};
-use super::state::{RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
+use super::state::{Phase, RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
 use super::{NAMED_NAMESPACES, RackError, failed};
 use crate::namespace::{self, NamespaceId};
 use crate::process::{self, ProcessRecord, Stopped};
@@ -17,7 +18,13 @@ use crate::process::{self, ProcessRecord, Stopped};
 pub(super) const PRIVATE_NAMESPACES: &str = "ns";
 
 /// How often processes that appear while others are stopped are looked for again.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 10;
+
+/// How long a process that a killed builder was just starting may go without the rack's mark.
+const UNMARKED: Duration = Duration::from_millis(100);
+
+/// How many looks, [`UNMARKED`] apart, must find nothing after the builder was killed.
+const LOOKS: usize = 3;
 
 /// What taking down took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -46,6 +53,25 @@ pub struct StoppedProcess {
 /// # Errors
 /// The first thing that could not be undone; everything else is, and the record stays for another try.
 pub fn take_down(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
+    clear(directory, grace, false)
+}
+
+/// Takes down what another process built, which may have been killed at any moment.
+///
+/// # Errors
+/// As [`take_down`].
+pub fn take_down_of_another(
+    directory: &RackDirectory,
+    grace: Duration,
+) -> Result<TakenDown, RackError> {
+    clear(directory, grace, true)
+}
+
+fn clear(
+    directory: &RackDirectory,
+    grace: Duration,
+    of_another: bool,
+) -> Result<TakenDown, RackError> {
     let mut report = TakenDown::default();
     let Some(state) = directory.read()? else {
         directory.remove()?;
@@ -59,7 +85,8 @@ pub fn take_down(directory: &RackDirectory, grace: Duration) -> Result<TakenDown
         }
     };
     note(stop_daemons(&state, grace, &mut report.daemons));
-    note(stop_others(&state, grace, &mut report.others));
+    let looks = if of_another && state.phase == Phase::Building { LOOKS } else { 1 };
+    note(stop_others(&state, looks, grace, &mut report.others));
     if let Some(bpf) = &state.bpf_directory {
         note(namespace::unmount(bpf).map_err(failed("unmount the pinned maps")));
     }
@@ -106,6 +133,7 @@ fn stop_daemons(
 /// Daemons whose record was cut short, shells, captures: whatever carries the rack's mark or lives in it.
 fn stop_others(
     state: &RackState,
+    looks: usize,
     grace: Duration,
     stopped: &mut Vec<StoppedProcess>,
 ) -> Result<(), RackError> {
@@ -123,11 +151,16 @@ fn stop_others(
             || ((named || is_inside(state)) && process::lives_in(pid, "net", &networks))
             || process::lives_in(pid, "user", &users)
     };
+    let mut quiet = 0;
     for _ in 0..ROUNDS {
         let mut found = process::find(ours);
         found.retain(|record| holder.as_ref() != Some(record));
-        if found.is_empty() {
+        quiet = if found.is_empty() { quiet + 1 } else { 0 };
+        if quiet == looks {
             return Ok(());
+        }
+        if found.is_empty() {
+            thread::sleep(UNMARKED);
         }
         stop(found.into_iter().map(|it| (name_of(it.pid), it)).collect(), grace, stopped)?;
     }
