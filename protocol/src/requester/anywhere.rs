@@ -1,6 +1,6 @@
 //! CREATE and ALLOC_WRITE to any memory node: asked in no session, then confirmed in one.
 
-use bluebridge_wire::{Datagram, Pointer, Status, address::PAGE_BYTES};
+use bluebridge_wire::{Datagram, Pointer, Status};
 
 use super::{Event, Failure, NONE, Place, Requester, Server, Stage};
 use crate::{Instant, pieces::Cut};
@@ -108,5 +108,3 @@ impl Requester {
         self.ask(index);
     }
 }
-
-const _: () = assert!(PAGE_BYTES == 4096, "the wire's page size");

@@ -101,7 +101,7 @@ impl Reply {
         self
     }
 
-    pub(super) fn from_node(mut self, node: NodeId) -> Self {
+    pub(super) fn by_node(mut self, node: NodeId) -> Self {
         self.from.node = node;
         self
     }

@@ -3,18 +3,54 @@
 //! Each scenario is a test and returns what was counted, so that one more test can see that every
 //! event happens in some scenario.
 
+mod anywhere;
+mod atomic_and_small;
 mod bench;
+mod joining;
+mod moved;
 mod reads;
+mod refusals;
+mod sessions;
+mod trust;
+mod writes;
+
+use super::{Counters, Event};
 
 /// Makes a test of each scenario, and a list of all of them.
 macro_rules! scenarios {
     ($($module:ident: $($name:ident),+;)*) => {
         $(mod $module { $(#[test] fn $name() { crate::requester::tests::$module::$name(); })+ })*
+        const ALL: &[fn() -> Counters] = &[$($(crate::requester::tests::$module::$name),+),*];
     };
 }
 pub(super) mod run {
+    use super::Counters;
+
     scenarios! {
+        anywhere: a_create_is_asked_anywhere_and_confirmed, pages_that_were_freed_too_early_are_asked_for_anew,
+            a_full_node_leads_to_another, an_anywhere_train_is_repaired_and_varies_its_choice;
+        atomic_and_small: atomics_answer_what_was_there, small_requests_and_their_answers,
+            a_close_waits_for_what_was_started_before;
+        moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, pages_that_moved_apart_are_asked_one_by_one,
+            a_range_that_moves_for_ever_is_given_up;
         reads: a_page_is_read_in_one_round_trip, pieces_come_in_any_order_and_twice, missing_pieces_are_asked_for_again,
             a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back;
+        refusals: busy_is_tried_again_at_home, a_lease_that_lasts_ends_in_busy, overload_is_waited_out, a_refusal_is_told,
+            a_redirect_leads_back_home, a_deadline_tells_what_is_known, a_cancelled_operation_is_forgotten,
+            the_carrier_refuses, broken_replies_end_in_a_violation, a_short_buffer_is_the_callers_fault;
+        sessions: a_session_is_opened_first_and_once, open_is_repeated_and_backs_off, a_lost_session_is_opened_anew,
+            a_restarted_server_leaves_writes_unknown, an_old_operation_is_not_repeated, an_open_that_is_refused_fails_all,
+            a_servers_place_is_given_on, a_misrouted_open_is_told;
+        trust: nothing_foreign_is_taken;
+        writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later;
+    }
+
+    #[test]
+    fn every_event_happens_in_some_scenario() {
+        let counters: Vec<Counters> = ALL.iter().map(|scenario| scenario()).collect();
+        for event in super::Event::ALL {
+            let count: u64 = counters.iter().map(|counters| counters.of(*event)).sum();
+            assert!(count > 0, "{} never happened", event.name());
+        }
     }
 }

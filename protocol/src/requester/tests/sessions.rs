@@ -1,0 +1,207 @@
+use core::time::Duration;
+
+use bluebridge_wire::{Command, Flags, Status};
+
+use super::super::{Answer, Counters, Event, Failure, Operation, Server, StartError};
+use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
+
+const NEW_SESSION: u64 = 0x2222;
+
+pub(super) fn a_session_is_opened_first_and_once() -> Counters {
+    let mut bench = Bench::new();
+    bench.read(0, 10, 1);
+    bench.read(20, 10, 2);
+    let open = bench.sent_one();
+    assert_eq!(open.command, Command::Open);
+    assert_eq!((open.header.session, open.header.length), (0, u32::from(PIECE)));
+    assert_eq!(open.header.credit, 64);
+    assert_ne!(open.header.sequence, 0);
+    // Answers that no server may give are no answer.
+    let changes: [fn(&mut Reply); 4] = [
+        |reply| reply.header.session = 0,
+        |reply| reply.header.length = 9000,
+        |reply| reply.header.length = 1000,
+        |reply| reply.header.detail = 0x8000,
+    ];
+    for change in changes {
+        let mut reply = Reply::to(&open, Status::Ok)
+            .with(|header| (header.session, header.length) = (1, u32::from(PIECE)));
+        change(&mut reply);
+        bench.reply(&reply);
+        bench.sent_nothing();
+    }
+    assert_eq!(bench.count(Event::ReplyViolation), 4);
+    bench.accept(&open, SESSION);
+    let requests = bench.sent();
+    let numbers: Vec<_> = requests.iter().map(|sent| sent.header.sequence).collect();
+    assert_eq!(numbers, [1, 2]);
+    bench.accept(&open, SESSION + 1);
+    assert_eq!(bench.count(Event::ReplyStale), 1, "one answer to OPEN is enough");
+    for request in &requests {
+        bench.reply(&Reply::piece(request, 0, 1, &[1; 10]));
+        assert_eq!(bench.completed().result, Ok(Answer::Done));
+    }
+    assert_eq!(bench.count(Event::SessionOpen), 1);
+    bench.end()
+}
+
+pub(super) fn open_is_repeated_and_backs_off() -> Counters {
+    let mut bench = Bench::new();
+    bench.read(0, 10, 1);
+    let open = bench.sent_one();
+    let again = bench.pass_to_sent().remove(0);
+    assert_eq!(again.header.sequence, open.header.sequence, "one nonce, one session");
+    assert_eq!(again.attempt(), 1);
+    bench.reply(&Reply::to(&again, Status::Overloaded));
+    bench.sent_nothing();
+    let later = bench.pass_to_sent().remove(0);
+    assert_eq!(later.header.sequence, open.header.sequence);
+    bench.reply(&Reply::to(&later, Status::Overloaded));
+    let refused = Failure::Refused { status: Status::Overloaded, node: HOME };
+    assert_eq!(bench.pass_to_end().result, Err(refused));
+    bench.end()
+}
+
+pub(super) fn a_lost_session_is_opened_anew() -> Counters {
+    let mut bench = Bench::open();
+    bench.read(0, 10, 1);
+    bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 2);
+    let lost = bench.sent();
+    bench.read(16, 10, 3);
+    let third = bench.sent_one();
+    bench.reply(&Reply::to(&lost[0], Status::NoSession));
+    let open = bench.pass_to_sent().remove(0);
+    assert_eq!(open.command, Command::Open);
+    bench.reply(&Reply::to(&lost[1], Status::NoSession));
+    assert_eq!(bench.count(Event::ReplyStale), 1, "it is known already");
+    // An answer that was under way still counts.
+    bench.reply(&Reply::piece(&third, 0, 1, &[3; 10]));
+    assert_eq!(bench.completed().token, 3);
+    bench.accept(&open, NEW_SESSION);
+    let again = bench.sent();
+    let commands: Vec<_> = again.iter().map(|sent| sent.command).collect();
+    assert_eq!(commands, [Command::Read, Command::FetchAdd], "the same server, so nothing ran");
+    assert_eq!(again[1].header.session, NEW_SESSION);
+    assert_eq!((again[0].header.sequence, again[1].header.sequence), (1, 2));
+    assert!(again.iter().all(|sent| sent.home));
+    bench.reply(&Reply::to(&lost[1], Status::Ok).with_data(&[0; 8]));
+    bench.completed_nothing();
+    bench.reply(&Reply::piece(&again[0], 0, 1, &[1; 10]));
+    bench.reply(&Reply::to(&again[1], Status::Ok).with_data(&[0; 8]));
+    assert_eq!(bench.completed().token, 1);
+    assert_eq!(bench.completed().result, Ok(Answer::Previous(0)));
+    assert_eq!(bench.count(Event::Resumed), 2);
+    bench.end()
+}
+
+fn restart(bench: &mut Bench, sent: &Sent, generation: u32) -> Vec<Sent> {
+    let restarted = |reply: Reply| reply.with(|header| header.incarnation = 22);
+    bench.reply(&restarted(Reply::to(sent, Status::NoSession)));
+    let open = bench.pass_to_sent().remove(0);
+    bench.reply(&restarted(Reply::to(&open, Status::Ok)).with(|header| {
+        header.session = NEW_SESSION;
+        header.length = 2048.min(u32::from(PIECE));
+        header.detail = generation;
+    }));
+    bench.sent()
+}
+
+pub(super) fn a_restarted_server_leaves_writes_unknown() -> Counters {
+    let mut bench = Bench::open();
+    bench.write(0, 100, 1);
+    bench.start(Operation::Create { server: Some(SERVER), pages: 4 }, 2);
+    let sent = bench.sent();
+    let again = restart(&mut bench, &sent[0], 2);
+    let unknown = Failure::OutcomeUnknown { node: HOME, answering: true };
+    assert_eq!(bench.failure(), unknown);
+    assert_eq!(again[0].command, Command::Create);
+    // The first CREATE may have left pages behind, whatever becomes of the second.
+    let result = bench.pass_to_end().result;
+    assert!(matches!(result, Err(Failure::OutcomeUnknown { .. })), "{result:?}");
+
+    let mut bench = Bench::open();
+    bench.write(0, 100, 1);
+    let sent = bench.sent();
+    bench.write(0, 100, 2);
+    let again = restart(&mut bench, &sent[0], 3);
+    let refused = Failure::Refused { status: Status::StaleGeneration, node: HOME };
+    assert_eq!(bench.failure(), refused, "its bytes are gone in any case");
+    assert_eq!(again[0].command, Command::Write, "what was not sent is");
+    bench.reply(
+        &Reply::to(&again[0], Status::StaleGeneration).with(|header| header.incarnation = 22),
+    );
+    assert_eq!(bench.failure(), refused);
+    assert_eq!(bench.count(Event::ResumeUnsafe), 1);
+    bench.end()
+}
+
+pub(super) fn an_old_operation_is_not_repeated() -> Counters {
+    let mut bench = Bench::with(|config| config.timing.deadline = Duration::from_secs(200));
+    bench.open_session(SERVER, SESSION);
+    bench.write(0, 100, 1);
+    let sent = bench.sent_one();
+    bench.pass(Duration::from_secs(46));
+    bench.sent();
+    bench.reply(&Reply::to(&sent, Status::NoSession));
+    let open = bench.pass_to_sent().remove(0);
+    bench.accept(&open, NEW_SESSION);
+    bench.sent_nothing();
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    bench.end()
+}
+
+pub(super) fn an_open_that_is_refused_fails_all() -> Counters {
+    let mut bench = Bench::new();
+    bench.read(0, 10, 1);
+    bench.write(0, 10, 2);
+    let open = bench.sent_one();
+    bench.reply(&Reply::to(&open, Status::StaleIncarnation));
+    let refused = Failure::Refused { status: Status::StaleIncarnation, node: HOME };
+    assert_eq!((bench.failure(), bench.failure()), (refused, refused));
+    bench.end()
+}
+
+pub(super) fn a_servers_place_is_given_on() -> Counters {
+    let mut bench = Bench::new();
+    let server = |node| Server { node: bluebridge_wire::NodeId(node), shard: 1 };
+    for node in 10..20 {
+        bench.open_session(server(node), u64::from(node));
+        bench.now = bench.now + Duration::from_millis(1);
+    }
+    assert_eq!(bench.count(Event::ServerEvict), 6);
+    let ping = |node| Operation::Ping { server: server(node), length: 0 };
+    for node in 16..20 {
+        bench.start(ping(node), 1);
+    }
+    assert_eq!(bench.try_start(ping(20), 1), Err(StartError::Servers));
+    for request in bench.sent() {
+        assert_eq!(request.command, Command::Ping, "the last four are still known");
+        bench.reply(&Reply::to(&request, Status::Ok));
+        bench.completed();
+    }
+    assert!(bench.requester.round_trip(server(19)).is_some());
+    assert_eq!(bench.requester.round_trip(server(10)), None);
+    bench.end()
+}
+
+pub(super) fn a_misrouted_open_is_told() -> Counters {
+    let mut bench = Bench::new();
+    bench.read(0, 10, 1);
+    let open = bench.sent_one();
+    bench.reply(&Reply::to(&open, Status::WrongNode).by_node(OTHER));
+    bench.completed_nothing();
+    let refused = Failure::Refused { status: Status::WrongNode, node: OTHER };
+    assert_eq!(bench.pass_to_end().result, Err(refused));
+    assert!(bench.count(Event::OpenRetransmit) > 3);
+    // The nonce lives on, so a late answer opens the session of the next operation.
+    bench.memory.0.insert(2, pattern(10));
+    bench.start(Operation::Write { pointer: pointer(0), length: 10 }, 2);
+    let again = bench.pass_to_sent().remove(0);
+    assert_eq!(again.header.sequence, open.header.sequence);
+    assert!(again.header.flags.contains(Flags::default()));
+    bench.accept(&again, SESSION);
+    let write = bench.sent_one();
+    bench.reply(&Reply::to(&write, Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}

@@ -1,0 +1,107 @@
+use bluebridge_wire::{Command, Flags, Status, tlv};
+
+use super::super::{Answer, Counters, Event, Failure, Operation};
+use super::bench::{Bench, HOME, PIECE, Reply, Sent, pattern, pointer};
+
+const P: usize = PIECE as usize;
+
+fn partial(sent: &Sent, statuses: &[Status]) -> Reply {
+    let mut reply = Reply::to(sent, Status::Partial);
+    reply.options = vec![0; tlv::emitted_bytes(statuses.len())];
+    tlv::emit_page_statuses(&mut reply.options, statuses);
+    reply
+}
+
+pub(super) fn a_train_is_sent_and_answered_once() -> Counters {
+    let mut bench = Bench::open();
+    bench.write(4090, 4102, 1);
+    let train = bench.sent();
+    assert_eq!(train.len(), 4);
+    let mut joined = Vec::new();
+    for piece in &train {
+        assert_eq!(piece.command, Command::Write);
+        assert_eq!(piece.destination, train[0].destination);
+        assert_eq!(piece.header.sequence, train[0].header.sequence);
+        assert_eq!((piece.header.length, piece.attempt()), (4102, 0));
+        assert_eq!(usize::from(piece.header.offset), joined.len());
+        joined.extend_from_slice(&piece.data);
+    }
+    assert_eq!(joined, pattern(4102));
+    bench.reply(&Reply::to(&train[3], Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+
+    bench.start(Operation::Zero { pointer: pointer(8), length: 100 }, 2);
+    let zero = bench.sent_one();
+    assert_eq!(zero.command, Command::Delete);
+    assert!(zero.header.flags.contains(Flags::ZERO) && zero.data.is_empty());
+    bench.reply(&Reply::to(&zero, Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}
+
+pub(super) fn a_broken_train_is_repaired() -> Counters {
+    let mut bench = Bench::open();
+    bench.write(0, 8192, 1);
+    let train = bench.sent();
+    assert_eq!(train.len(), 6);
+    let probe = bench.pass_to_sent();
+    assert_eq!(probe.len(), 1, "one piece asks how the train fares");
+    assert_eq!((probe[0].header.offset, probe[0].attempt()), (0, 1));
+    assert!(probe[0].home);
+    let incomplete = Reply::to(&probe[0], Status::Incomplete).with(|h| h.detail = 0b1_0101);
+    bench.reply(&incomplete);
+    let rest = bench.sent();
+    let offsets: Vec<_> = rest.iter().map(|piece| usize::from(piece.header.offset)).collect();
+    assert_eq!(offsets, [P, 4096 + P - P, 4096 + 2 * P].map(|at| at), "{offsets:?}");
+    let attempts: Vec<_> = rest.iter().map(Sent::attempt).collect();
+    assert_eq!(attempts, [0, 0, 2], "only the last asks for an answer");
+    bench.reply(&incomplete);
+    bench.sent_nothing();
+    assert_eq!(bench.count(Event::TrainRepair), 1);
+    // What had arrived was dropped meanwhile: its bits are gone again.
+    bench.reply(&Reply::to(&rest[2], Status::Incomplete).with(|h| h.detail = 0b10_0000));
+    assert_eq!(bench.sent().len(), 5);
+    bench.reply(&Reply::to(&train[0], Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}
+
+pub(super) fn pages_end_differently() -> Counters {
+    let mut bench = Bench::open();
+    bench.write(0, 3 * 4096, 1);
+    let train = bench.sent();
+    bench.reply(&partial(&train[0], &[Status::Ok, Status::StaleTag, Status::Ok]));
+    let Failure::Partial(statuses) = bench.failure() else { panic!("the pages differ") };
+    assert_eq!(statuses.as_slice(), [Status::Ok, Status::StaleTag, Status::Ok]);
+    bench.write(0, 2 * 4096, 2);
+    let train = bench.sent();
+    bench.reply(&Reply::to(&train[0], Status::OutOfRange));
+    let refused = Failure::Refused { status: Status::OutOfRange, node: HOME };
+    assert_eq!(bench.failure(), refused);
+    bench.write(0, 2 * 4096, 3);
+    let train = bench.sent();
+    bench.reply(&partial(&train[0], &[Status::Ok]));
+    let unknown = Failure::OutcomeUnknown { node: HOME, answering: true };
+    assert_eq!(bench.failure(), unknown, "two pages need two statuses");
+    assert_eq!(bench.count(Event::ReplyViolation), 1);
+    bench.end()
+}
+
+pub(super) fn a_busy_page_is_written_later() -> Counters {
+    let mut bench = Bench::open();
+    bench.write(100, 3 * 4096, 1);
+    let train = bench.sent();
+    let reply = partial(&train[0], &[Status::Ok, Status::Busy, Status::Ok, Status::Ok]);
+    bench.reply(&reply.with(|header| header.node = 55));
+    bench.completed_nothing();
+    let again = bench.pass_to_sent();
+    assert_eq!(again.len(), 3, "one page");
+    assert_eq!(again[0].header.target, pointer(4096).to_ipv6());
+    assert_eq!((again[0].header.length, again[0].header.offset), (4096, 0));
+    assert!(again[0].home && again[0].header.sequence > train[0].header.sequence);
+    let data: Vec<u8> = again.iter().flat_map(|piece| piece.data.clone()).collect();
+    assert_eq!(data, pattern(3 * 4096)[3996..3996 + 4096]);
+    bench.reply(&Reply::to(&again[0], Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}
