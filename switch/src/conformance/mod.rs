@@ -3,8 +3,10 @@
 //! The tier `unit` runs them on the pipeline without I/O; the tier `root` runs them on the eBPF
 //! program by `BPF_PROG_TEST_RUN`, and over veth links through both switches.
 
+mod contract;
 mod stf;
 mod targets;
+mod traffic;
 mod world;
 
 use std::{
@@ -31,6 +33,11 @@ trait Target {
 
     /// Sends a frame in by a port and gathers what leaves, which should be `expected` frames.
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs;
+
+    /// Sends a frame in by a port and does not wait for what leaves.
+    fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
+        self.send(port, frame, 0);
+    }
 }
 
 fn vectors() -> BTreeMap<String, Vec<Statement>> {

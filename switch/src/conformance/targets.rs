@@ -146,6 +146,10 @@ impl Target for EbpfLinks {
         self.hosts.send(port, frame).expect("the link takes it");
         self.hosts.gather(expected)
     }
+
+    fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
+        self.hosts.send(port, frame).expect("the link takes it");
+    }
 }
 
 /// The soft switch over veth links.
@@ -176,5 +180,11 @@ impl Target for SoftLinks {
         // The counters are up to date once the thread has answered.
         self.switch.drops().expect("the thread answers");
         out
+    }
+
+    fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
+        self.hosts.send(port, frame).expect("the link takes it");
+        // So that the thread keeps up, whose socket holds only so many frames.
+        self.switch.drops().expect("the thread answers");
     }
 }

@@ -36,8 +36,9 @@ impl Slot {
 
     /// Counts a frame of `bytes` bytes.
     pub(super) fn hit(&mut self, now: Instant, bytes: usize) {
-        self.counter.packets += 1;
-        self.counter.bytes += bytes as u64;
+        // A controller may set a counter to anything, so it wraps as it does on a switch.
+        self.counter.packets = self.counter.packets.wrapping_add(1);
+        self.counter.bytes = self.counter.bytes.wrapping_add(bytes as u64);
         self.last_hit = now;
     }
 

@@ -1,0 +1,381 @@
+//! What [`DataPlane`] promises, held against every data plane.
+
+use std::time::{Duration, Instant};
+
+use bluebridge_p4::pipeline::{
+    Action, Counter, Entry, Forward, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
+    Ternary, WeightedForward,
+};
+
+use super::{
+    Target, root_tier,
+    targets::{EbpfLinks, EbpfTestRun, SoftLinks, SoftPipeline},
+    tier, world,
+};
+use crate::dataplane::{
+    CloneSession, DataPlane, EVENTS_MAX, ImpairmentError, PortError, Table, TableError,
+};
+
+const SCOPE: u32 = 0xfdbb_0001;
+
+fn entry(key: Key, action: Action) -> Entry {
+    Entry { key, action, idle_timeout: None, metadata: Vec::new() }
+}
+
+fn forward(port: u16) -> Action {
+    Action::Forward(Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, 0, 9]) })
+}
+
+fn redirect(page: u64) -> Key {
+    Key::Redirect { dst_scope: SCOPE, dst_node: 2, page }
+}
+
+const GUARD: Key = Key::IngressGuard { port: SwitchPort(1), src_scope: SCOPE, src_node: 1 };
+
+/// A datagram from node 1 to a page of node 2, 94 bytes.
+fn read_of(page: u64) -> Vec<u8> {
+    let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
+    frame.extend([0x60, 0, 0, 0, 0, 40, 17, 64]);
+    frame.extend([0xfd, 0xbb, 0, 1, 0, 1, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 1]);
+    frame.extend([0xfd, 0xbb, 0, 1, 0, 2, 6, 7]);
+    frame.extend((page << 12).to_be_bytes());
+    frame.resize(94, 0xa5);
+    frame
+}
+
+fn every_promise(target: &mut dyn Target) {
+    promises_of_tables(target.plane());
+    promises_of_groups(target.plane());
+    promises_of_counters(target);
+    promises_of_packet_ins(target);
+    promises_of_ports(target);
+    promises_of_clear(target.plane());
+}
+
+fn promises_of_tables(plane: &mut dyn DataPlane) {
+    plane.clear(Some(7)).unwrap();
+    let mut away = entry(redirect(5), forward(2));
+    away.idle_timeout = Some(Duration::from_secs(100));
+    away.metadata = vec![1, 2, 3];
+    plane.insert(&away).unwrap();
+    assert!(matches!(plane.insert(&away), Err(TableError::Exists(Table::Redirect))));
+    let read = plane.entry(&away.key).unwrap();
+    assert_eq!((read.entry, read.counter), (away.clone(), Counter::default()));
+    assert!(read.since_hit.unwrap() < Duration::from_secs(50));
+    away.action = forward(3);
+    away.idle_timeout = None;
+    away.metadata.clear();
+    plane.modify(&away).unwrap();
+    assert_eq!(plane.entry(&away.key).unwrap().entry, away);
+    plane.delete(&away.key).unwrap();
+    assert!(matches!(plane.delete(&away.key), Err(TableError::NotFound(Table::Redirect))));
+    assert!(matches!(plane.modify(&away), Err(TableError::NotFound(_))));
+    assert!(matches!(plane.entry(&away.key), Err(TableError::NotFound(_))));
+    refusals(plane);
+    // Entries come in the order of their keys.
+    for page in [9, 3, 6] {
+        plane.insert(&entry(redirect(page), forward(1))).unwrap();
+    }
+    let keys: Vec<_> = plane.entries(Table::Redirect).unwrap();
+    let keys: Vec<_> = keys.into_iter().map(|read| read.entry.key).collect();
+    assert_eq!(keys, [3, 6, 9].map(redirect));
+}
+
+fn refusals(plane: &mut dyn DataPlane) {
+    let mut refused = |entry: Entry| plane.insert(&entry).expect_err("it must be refused");
+    let unsupported = refused(entry(GUARD, forward(1)));
+    assert!(matches!(unsupported, TableError::UnsupportedAction(Table::IngressGuard)));
+    let unknown = refused(entry(redirect(1), forward(77)));
+    assert!(matches!(unknown, TableError::UnknownPort(SwitchPort(77))));
+    let multicast = Key::Multicast { dst_scope: SCOPE };
+    let unknown = refused(entry(multicast, Action::Multicast { group: 9 }));
+    assert!(matches!(unknown, TableError::UnknownGroup(9)));
+    let mut idle = entry(GUARD, Action::Allow);
+    idle.idle_timeout = Some(Duration::from_secs(1));
+    assert!(matches!(refused(idle), TableError::Unsupported { .. }));
+    let mut long = entry(GUARD, Action::Allow);
+    long.metadata = vec![0; 33];
+    let untidy = Ternary { value: 2, mask: 1 };
+    let plain = Ternary::default();
+    let notify = |dst_command, priority| Key::Notify {
+        src_command: plain,
+        dst_command,
+        src_status: plain,
+        priority,
+    };
+    let weightless = WeightedForward {
+        forward: Forward { port: SwitchPort(1), dst_mac: MacAddr::default() },
+        weight: 0,
+    };
+    let anycast = Key::Anycast { dst_scope: SCOPE };
+    for invalid in [
+        long,
+        entry(redirect(1 << 52), forward(1)),
+        entry(Key::Directory { prefix: 0, prefix_len: 113 }, forward(1)),
+        entry(Key::Directory { prefix: 1, prefix_len: 111 }, forward(1)),
+        entry(notify(untidy, 1), Action::Notify),
+        entry(notify(plain, 0), Action::Notify),
+        entry(anycast, Action::Select(Vec::new())),
+        entry(anycast, Action::Select(vec![weightless])),
+    ] {
+        let error = refused(invalid.clone());
+        assert!(matches!(error, TableError::Invalid { .. }), "{invalid:?}: {error}");
+    }
+    // Nothing of all that came in.
+    for table in Table::ALL {
+        assert_eq!(plane.entries(table).unwrap(), []);
+    }
+    let full = |priority| entry(notify(plain, priority), Action::Notify);
+    for priority in 1..=64 {
+        plane.insert(&full(priority)).unwrap();
+    }
+    assert!(matches!(plane.insert(&full(65)), Err(TableError::Full(Table::Notify))));
+    for priority in 1..=64 {
+        plane.delete(&full(priority).key).unwrap();
+    }
+}
+
+fn promises_of_groups(plane: &mut dyn DataPlane) {
+    plane.clear(None).unwrap();
+    let ports = [SwitchPort(3), SwitchPort(1), SwitchPort(3)];
+    plane.set_group(0xffff, &ports).unwrap();
+    assert_eq!(plane.groups().unwrap(), [(0xffff, vec![SwitchPort(1), SwitchPort(3)])]);
+    let error = plane.set_group(0, &ports).unwrap_err();
+    assert!(matches!(error, TableError::InvalidGroup { group: 0, .. }));
+    let error = plane.set_group(1, &[SwitchPort(70)]).unwrap_err();
+    assert!(matches!(error, TableError::UnknownPort(SwitchPort(70))));
+    let many: Vec<_> = (1..=65).map(SwitchPort).collect();
+    assert!(matches!(plane.set_group(1, &many), Err(TableError::InvalidGroup { .. })));
+    assert!(matches!(plane.set_flood_group(Some(2)), Err(TableError::UnknownGroup(2))));
+    plane.set_flood_group(Some(0xffff)).unwrap();
+    assert_eq!(plane.flood_group().unwrap(), Some(0xffff));
+    plane.delete_group(0xffff).unwrap();
+    assert!(matches!(plane.delete_group(0xffff), Err(TableError::UnknownGroup(0xffff))));
+}
+
+fn promises_of_counters(target: &mut dyn Target) {
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let mut away = entry(redirect(5), forward(2));
+    away.idle_timeout = Some(Duration::from_millis(30));
+    plane.insert(&away).unwrap();
+    target.send(SwitchPort(1), &read_of(5), 1);
+    let plane = target.plane();
+    let hit = Counter { packets: 1, bytes: 94 };
+    assert_eq!(plane.entry(&away.key).unwrap().counter, hit);
+    away.action = forward(3);
+    plane.modify(&away).unwrap();
+    assert_eq!(plane.entry(&away.key).unwrap().counter, hit, "a modified entry keeps its counts");
+    let set = Counter { packets: 1 << 40, bytes: u64::MAX - 100 };
+    plane.set_counter(&away.key, set).unwrap();
+    target.send(SwitchPort(1), &read_of(5), 1);
+    let counted = Counter { packets: set.packets + 1, bytes: set.bytes + 94 };
+    assert_eq!(target.plane().entry(&away.key).unwrap().counter, counted);
+    std::thread::sleep(Duration::from_millis(40));
+    // Time passes for a plane without a clock when it is told so.
+    target.send(SwitchPort(1), &read_of(6), 0);
+    let plane = target.plane();
+    let expired: Vec<_> = plane.expired().unwrap().into_iter().map(|e| e.entry.key).collect();
+    assert_eq!(expired, [away.key]);
+    target.send(SwitchPort(1), &read_of(5), 1);
+    let plane = target.plane();
+    assert_eq!(plane.expired().unwrap(), []);
+    plane.delete(&away.key).unwrap();
+    plane.insert(&away).unwrap();
+    let fresh = plane.entry(&away.key).unwrap().counter;
+    assert_eq!(fresh, Counter::default(), "a new entry starts at 0");
+}
+
+fn promises_of_packet_ins(target: &mut dyn Target) {
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let any = Ternary::default();
+    let key =
+        Key::Notify { src_command: any, dst_command: any, src_status: any, priority: i32::MAX };
+    plane.insert(&entry(key, Action::Notify)).unwrap();
+    plane.set_clone_session(Some(CloneSession { packet_bytes: 54 })).unwrap();
+    assert_eq!(plane.clone_session().unwrap(), Some(CloneSession { packet_bytes: 54 }));
+    target.send(SwitchPort(1), &read_of(1), 0);
+    let mut events = Vec::new();
+    target.plane().poll(8, &mut events).unwrap();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].frame, read_of(1)[..54]);
+    target.plane().set_clone_session(Some(CloneSession { packet_bytes: 9999 })).unwrap();
+    let session = target.plane().clone_session().unwrap();
+    assert_eq!(session, Some(CloneSession { packet_bytes: PACKET_IN_BYTES }));
+    target.send(SwitchPort(1), &read_of(1), 0);
+    target.send(SwitchPort(1), &read_of(2), 0);
+    events.clear();
+    target.plane().poll(1, &mut events).unwrap();
+    assert_eq!(events.len(), 1, "no more than was asked for");
+    target.plane().poll(8, &mut events).unwrap();
+    assert_eq!(events[1].frame, read_of(2));
+}
+
+fn promises_of_ports(target: &mut dyn Target) {
+    let plane = target.plane();
+    let ports = plane.ports().unwrap();
+    let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["s1", "s2", "s3", "s4"]);
+    assert!(ports.iter().all(|port| port.mtu == 9000), "{ports:?}");
+    plane.add_port(SwitchPort(1), "s1").unwrap();
+    let in_use = plane.add_port(SwitchPort(1), "s2").unwrap_err();
+    assert!(matches!(in_use, PortError::Invalid { .. }), "{in_use}");
+    for number in [0, 510, 1024, u16::MAX] {
+        let invalid = plane.add_port(SwitchPort(number), "s1").unwrap_err();
+        assert!(matches!(invalid, PortError::Invalid { .. }), "{invalid}");
+    }
+    let error = plane.packet_out(SwitchPort(9), &read_of(1)).unwrap_err();
+    assert!(matches!(error, PortError::Unknown(SwitchPort(9))));
+    for length in [0, 13, 9015] {
+        let error = plane.packet_out(SwitchPort(2), &vec![0; length]).unwrap_err();
+        assert!(matches!(error, PortError::FrameSize(is) if is == length));
+    }
+    let off = Impairment::default();
+    let error = plane.set_impairment(SwitchPort(9), off).unwrap_err();
+    assert!(matches!(error, ImpairmentError::UnknownPort(SwitchPort(9))));
+    for share in [-0.1, 1.1, f64::NAN] {
+        let error = plane.set_impairment(SwitchPort(2), Impairment { loss: share, ..off });
+        assert!(matches!(error, Err(ImpairmentError::OutOfRange("loss"))));
+    }
+}
+
+fn promises_of_clear(plane: &mut dyn DataPlane) {
+    plane.clear(Some(u64::MAX)).unwrap();
+    assert_eq!(plane.pipeline_cookie().unwrap(), Some(u64::MAX));
+    for table in Table::ALL {
+        assert_eq!(plane.entries(table).unwrap(), []);
+    }
+    assert_eq!(plane.groups().unwrap(), []);
+    assert_eq!(plane.clone_session().unwrap(), None);
+    assert_eq!(plane.flood_group().unwrap(), None);
+    assert_eq!(plane.drops().unwrap().0.iter().sum::<u64>(), 0);
+    assert_eq!(plane.ports().unwrap().len(), 4);
+}
+
+/// Which of 400 numbered frames leave, and how often, through a port that loses and duplicates.
+fn impaired(target: &mut dyn Target) -> Vec<u64> {
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let prefix = (u128::from(SCOPE) << 80) | (2 << 64);
+    plane.insert(&entry(Key::Directory { prefix, prefix_len: 48 }, forward(2))).unwrap();
+    let impairment =
+        Impairment { seed: 42, loss: 0.2, duplicate: 0.2, corrupt: 0.1, ..Impairment::default() };
+    plane.set_impairment(SwitchPort(2), impairment).unwrap();
+    let mut left = Vec::new();
+    for page in 0..400 {
+        let sent = read_of(page);
+        for (port, frame) in target.send(SwitchPort(1), &sent, 0) {
+            assert_eq!((port, frame.len()), (SwitchPort(2), sent.len()));
+            let flipped: u32 =
+                frame.iter().zip(&sent).skip(22).map(|(a, b)| (a ^ b).count_ones()).sum();
+            assert!(flipped <= 1, "one bit at most");
+            left.push(page);
+        }
+    }
+    let plane = target.plane();
+    let counters = plane.ports().unwrap()[1].impaired;
+    let lost = plane.drops().unwrap().of(bluebridge_p4::pipeline::DropReason::Impairment);
+    assert_eq!(counters.lost, lost);
+    assert!((40..=120).contains(&lost), "{lost} of 400 lost at 20 %");
+    assert!((40..=120).contains(&counters.duplicated), "{counters:?}");
+    assert!((15..=70).contains(&counters.corrupted), "{counters:?}");
+    assert_eq!(left.len() as u64, 400 - lost + counters.duplicated);
+    plane.set_impairment(SwitchPort(2), Impairment::default()).unwrap();
+    assert_eq!(target.send(SwitchPort(1), &read_of(1), 1).len(), 1);
+    left
+}
+
+#[test]
+fn the_soft_pipeline_keeps_every_promise() {
+    if tier("unit") {
+        every_promise(&mut SoftPipeline::new());
+    }
+}
+
+#[test]
+fn the_soft_switch_keeps_every_promise() {
+    if root_tier() {
+        world::in_namespace(|| every_promise(&mut SoftLinks::new()));
+    }
+}
+
+#[test]
+fn the_ebpf_switch_keeps_every_promise() {
+    if root_tier() {
+        world::in_namespace(|| every_promise(&mut EbpfLinks::new("promises", None)));
+    }
+}
+
+#[test]
+fn both_planes_impair_the_same_frames_with_the_same_seed() {
+    if root_tier() {
+        let soft = impaired(&mut SoftPipeline::new());
+        world::in_namespace(move || {
+            assert_eq!(impaired(&mut EbpfTestRun::new("impaired")), soft);
+        });
+    }
+}
+
+#[test]
+fn the_ebpf_switch_says_what_it_cannot_impair() {
+    if root_tier() {
+        world::in_namespace(|| {
+            let mut target = EbpfLinks::new("cannot", None);
+            let late = Impairment { delay: Duration::from_millis(1), ..Impairment::default() };
+            let astray = Impairment { reorder: 0.5, ..Impairment::default() };
+            for (impairment, what) in [(late, "delay"), (astray, "reorder")] {
+                let error = target.plane().set_impairment(SwitchPort(1), impairment).unwrap_err();
+                assert!(matches!(error, ImpairmentError::Unsupported(is) if is == what));
+            }
+        });
+    }
+}
+
+#[test]
+fn packet_outs_leave_over_links_and_lost_packet_ins_are_counted() {
+    if root_tier() {
+        world::in_namespace(|| {
+            packet_outs_and_losses(&mut SoftLinks::new());
+        });
+        world::in_namespace(|| {
+            packet_outs_and_losses(&mut EbpfLinks::new("outs", None));
+        });
+    }
+}
+
+fn packet_outs_and_losses(target: &mut dyn Target) {
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    plane.packet_out(SwitchPort(3), &read_of(7)).unwrap();
+    // Nothing is switched with empty tables: what arrives is the packet-out.
+    let left = target.send(SwitchPort(1), &read_of(8), 1);
+    assert_eq!(left, [(SwitchPort(3), read_of(7))]);
+    let plane = target.plane();
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let any = Ternary::default();
+    let key = Key::Notify { src_command: any, dst_command: any, src_status: any, priority: 1 };
+    plane.insert(&entry(key, Action::Notify)).unwrap();
+    plane.set_clone_session(Some(CloneSession::default())).unwrap();
+    let before = plane.events_lost().unwrap();
+    let received = |plane: &mut dyn DataPlane| plane.ports().unwrap()[0].rx.packets;
+    let sent = EVENTS_MAX + 1500;
+    let all = received(plane) + sent as u64;
+    for page in 0..sent as u64 {
+        target.inject(SwitchPort(1), &read_of(page));
+    }
+    // The last frames may still be on the link.
+    let start = Instant::now();
+    while received(target.plane()) < all && start.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let plane = target.plane();
+    let mut events = Vec::new();
+    plane.poll(usize::MAX, &mut events).unwrap();
+    let lost = plane.events_lost().unwrap() - before;
+    assert!(lost > 0 && events.len() >= EVENTS_MAX - 64, "{} kept, {lost} lost", events.len());
+    assert_eq!(events.len() as u64 + lost, sent as u64);
+}

@@ -1,0 +1,326 @@
+//! Real UDP and TCP between the sockets of two hosts, each in a namespace of its own.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    process::Command,
+    sync::mpsc::{Sender, channel},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, MacAddr, SwitchPort};
+
+use super::{
+    root_tier,
+    targets::Pinned,
+    world::{enter_namespace, in_namespace, ip},
+};
+use crate::{
+    dataplane::{DataPlane, Table},
+    ebpf::{EbpfSwitch, PortMode},
+    soft::Switch,
+};
+
+const SCOPE: u32 = 0xfdbb_0001;
+const PORT: u16 = 0xfdbb;
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread in a network namespace of its own, with one end of a link.
+pub(super) struct Host {
+    number: u16,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    /// Host `number` at the other end of the new interface `sNUMBER` of this namespace.
+    pub(super) fn new(number: u16) -> Self {
+        let (jobs, queue) = channel::<Job>();
+        let (entered, ready) = channel();
+        let thread = thread::spawn(move || {
+            enter_namespace();
+            entered.send(rustix::thread::gettid()).expect("the test waits for it");
+            queue.into_iter().for_each(|job| job());
+        });
+        let namespace = ready.recv().expect("the host's thread starts");
+        let n = number;
+        ip(&format!("link add s{n} mtu 9000 type veth peer name h{n} mtu 9000"));
+        ip(&format!("link set h{n} netns {} up", namespace.as_raw_nonzero()));
+        ip(&format!("link set s{n} up"));
+        let host = Self { number, jobs: Some(jobs), thread: Some(thread) };
+        host.run(move || {
+            for interface in ["lo", &format!("h{n}")] {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "0")
+                    .expect("IPv6 can be switched on");
+            }
+            ip("link set lo up");
+            ip(&format!("link set h{n} addrgenmode none address {}", mac(n)));
+            ip(&format!("addr add 10.77.0.{n}/24 dev h{n}"));
+            ip(&format!("addr add {}/128 dev h{n} nodad", endpoint(n)));
+            ip(&format!("neigh add fe80::fe lladdr 02:00:00:00:00:fe dev h{n} nud permanent"));
+            ip(&format!("route add fdbb::/16 via fe80::fe dev h{n} onlink"));
+            ip(&format!("-6 rule add iif h{n} to fdbb::/16 lookup 100"));
+            ip("route add local fdbb::/16 dev lo table 100");
+        });
+        host
+    }
+
+    /// Runs something in the host's namespace and waits for it.
+    pub(super) fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        self.start(job).join().expect("the host's job does not panic")
+    }
+
+    /// Runs something in a thread of the host's namespace.
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let (started, handle) = channel();
+        let spawn: Job = Box::new(move || {
+            started.send(thread::spawn(job)).expect("the test waits for it");
+        });
+        self.jobs.as_ref().expect("the host runs").send(spawn).expect("the host's thread lives");
+        handle.recv().expect("the host's thread lives")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn mac(number: u16) -> MacAddr {
+    let [_, low] = number.to_be_bytes();
+    MacAddr([2, 0, 0, 0, 0, low])
+}
+
+/// The own address of a host's endpoint.
+pub(super) fn endpoint(number: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfdbb, 1, number, 0, 0x8000, 0, 0, 1)
+}
+
+/// A READ of the page at 0x1000 of a host.
+pub(super) fn pointer(number: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfdbb, 1, number, 0x0607, 0, 0, 0, 0x1000)
+}
+
+/// Programs a plane for two hosts: guard, directory, and l2 with a flood group.
+pub(super) fn program(plane: &mut dyn DataPlane) {
+    let entry = |key, action| Entry { key, action, idle_timeout: None, metadata: vec![9] };
+    for number in 1..=2 {
+        let port = SwitchPort(number);
+        let forward = Action::Forward(Forward { port, dst_mac: mac(number) });
+        let prefix = (u128::from(SCOPE) << 80) | (u128::from(number) << 64);
+        let guard = Key::IngressGuard { port, src_scope: SCOPE, src_node: number };
+        for (key, action) in [
+            (guard, Action::Allow),
+            (Key::Directory { prefix, prefix_len: 48 }, forward.clone()),
+            (Key::L2 { dst_mac: mac(number) }, forward),
+        ] {
+            plane.insert(&entry(key, action)).expect("the tables have room");
+        }
+    }
+    plane.set_group(1, &[SwitchPort(1), SwitchPort(2)]).expect("the ports are there");
+    plane.set_flood_group(Some(1)).expect("the group is there");
+}
+
+/// Bytes that differ from place to place.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|i| i.wrapping_mul(31).to_le_bytes()[0] ^ i.to_le_bytes()[1]).collect()
+}
+
+/// Sends datagrams, single and as trains, from host 1 to a pointer of host 2 and back.
+fn exchange_datagrams(one: &Host, two: &Host) {
+    let (ready, is_ready) = channel();
+    let server = two.start(move || {
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("the port is free");
+        let replies = UdpSocket::bind((endpoint(2), PORT + 1)).expect("the address is there");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("timeouts can be set");
+        ready.send(()).expect("the test waits for it");
+        let mut buffer = vec![0; 65_536];
+        loop {
+            let (length, from) = socket.recv_from(&mut buffer).expect("a datagram comes");
+            if length == 1 {
+                return;
+            }
+            replies.send_to(&buffer[..length], from).expect("the answer leaves");
+        }
+    });
+    is_ready.recv().expect("the server starts");
+    one.run(|| {
+        let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("timeouts can be set");
+        let to = SocketAddr::from((pointer(2), PORT));
+        let mut buffer = vec![0; 65_536];
+        for length in [2, 64, 1300, 4096, 8900] {
+            let sent = pattern(length);
+            socket.send_to(&sent, to).expect("the datagram leaves");
+            let (received, from) = socket.recv_from(&mut buffer).expect("the answer comes");
+            assert_eq!(buffer[..received], sent, "{length} bytes come back whole");
+            assert_eq!(from.ip(), endpoint(2));
+        }
+        // One train of eight pieces comes back as eight datagrams.
+        let sent = pattern(8 * 4000);
+        segment(&socket, 4000);
+        socket.send_to(&sent, to).expect("the train leaves");
+        for piece in sent.chunks(4000) {
+            let received = socket.recv(&mut buffer).expect("a piece comes back");
+            assert_eq!(buffer[..received], *piece);
+        }
+        socket.send_to(&[0], to).expect("the datagram leaves");
+    });
+    server.join().expect("the server saw everything");
+}
+
+fn segment(socket: &UdpSocket, piece: i32) {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: the pointer and the length describe `piece`, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            std::ptr::from_ref(&piece).cast(),
+            4,
+        )
+    };
+    assert_eq!(result, 0, "UDP_SEGMENT: {}", std::io::Error::last_os_error());
+}
+
+/// Sends 8 MiB over TCP from host 1 to host 2, which finds it by ARP: all of that by `l2`.
+fn stream(one: &Host, two: &Host) {
+    const BYTES: usize = 8 << 20;
+    let (ready, is_ready) = channel();
+    let server = two.start(move || {
+        let listener = TcpListener::bind("10.77.0.2:7000").expect("the port is free");
+        ready.send(()).expect("the test waits for it");
+        let (mut connection, _) = listener.accept().expect("somebody connects");
+        connection.set_read_timeout(Some(TIMEOUT)).expect("timeouts can be set");
+        let mut received = Vec::new();
+        connection.read_to_end(&mut received).expect("the stream comes whole");
+        received
+    });
+    is_ready.recv().expect("the server starts");
+    one.run(|| {
+        let to = SocketAddr::from(([10, 77, 0, 2], 7000));
+        let mut connection = TcpStream::connect_timeout(&to, TIMEOUT).expect("TCP connects");
+        connection.set_write_timeout(Some(TIMEOUT)).expect("timeouts can be set");
+        connection.write_all(&pattern(BYTES)).expect("the stream leaves");
+    });
+    assert!(server.join().expect("the server ends") == pattern(BYTES), "8 MiB arrive unharmed");
+}
+
+fn run_ethtool(arguments: &str) {
+    let done = Command::new("ethtool").args(arguments.split_whitespace()).output();
+    assert!(done.is_ok_and(|out| out.status.success()), "ethtool {arguments}");
+}
+
+fn ebpf_carries_traffic(name: &'static str, mode: Option<PortMode>) {
+    in_namespace(move || {
+        let (one, two) = (Host::new(1), Host::new(2));
+        let mut pinned = Pinned::open(name);
+        for host in [&one, &two] {
+            let number = host.number;
+            let interface = format!("s{number}");
+            let added = pinned.switch.add_port_with(SwitchPort(number), &interface, mode);
+            added.expect("the programs attach");
+            if mode == Some(PortMode::Xdp) {
+                host.run(move || run_ethtool(&format!("-K h{number} tx off gro on")));
+            }
+        }
+        program(&mut pinned.switch);
+        exchange_datagrams(&one, &two);
+        stream(&one, &two);
+    });
+}
+
+#[test]
+fn datagrams_and_streams_pass_the_ebpf_switch_to_the_peer() {
+    if root_tier() {
+        ebpf_carries_traffic("traffic-peer", Some(PortMode::Peer));
+    }
+}
+
+#[test]
+fn datagrams_and_streams_pass_the_ebpf_switch_by_redirect() {
+    if root_tier() {
+        ebpf_carries_traffic("traffic-redirect", Some(PortMode::Redirect));
+    }
+}
+
+#[test]
+fn datagrams_and_streams_pass_the_xdp_switch() {
+    if root_tier() {
+        ebpf_carries_traffic("traffic-xdp", Some(PortMode::Xdp));
+    }
+}
+
+#[test]
+fn datagrams_and_streams_pass_the_soft_switch() {
+    if root_tier() {
+        in_namespace(soft_carries_traffic);
+    }
+}
+
+fn soft_carries_traffic() {
+    let (one, two) = (Host::new(1), Host::new(2));
+    let mut switch = Switch::start(Duration::from_micros(20)).expect("the switch starts");
+    switch.add_port(SwitchPort(1), "s1").expect("the socket opens");
+    switch.add_port(SwitchPort(2), "s2").expect("the socket opens");
+    program(&mut switch);
+    exchange_datagrams(&one, &two);
+    stream(&one, &two);
+    let ports = switch.ports().expect("the thread answers");
+    assert!(ports.iter().all(|port| port.rx.packets > 0 && port.tx.packets > 0), "{ports:?}");
+}
+
+#[test]
+fn the_switch_outlives_the_agent_and_is_read_back() {
+    if root_tier() {
+        in_namespace(outlive);
+    }
+}
+
+fn outlive() {
+    const NAME: &str = "outlive";
+    let (one, two) = (Host::new(1), Host::new(2));
+    let mut pinned = Pinned::open(NAME);
+    for number in 1..=2 {
+        pinned.switch.add_port(SwitchPort(number), &format!("s{number}")).expect("it attaches");
+    }
+    program(&mut pinned.switch);
+    exchange_datagrams(&one, &two);
+    let tables = |switch: &mut EbpfSwitch| {
+        Table::ALL.map(|table| switch.entries(table).expect("the maps can be read"))
+    };
+    let names = |switch: &mut EbpfSwitch| -> Vec<_> {
+        let ports = switch.ports().expect("the maps can be read");
+        ports.into_iter().map(|port| (port.port, port.name, port.mac, port.mtu)).collect()
+    };
+    let (before, ports) = (tables(&mut pinned.switch), names(&mut pinned.switch));
+    // A second agent opens what the first one left, finds it all and changes nothing.
+    pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+    assert_eq!(tables(&mut pinned.switch), before);
+    assert_eq!(names(&mut pinned.switch), ports);
+    assert_eq!(pinned.switch.groups().expect("the maps can be read").len(), 1);
+    assert_eq!(pinned.switch.flood_group().expect("the maps can be read"), Some(1));
+    exchange_datagrams(&one, &two);
+    // Without a trace, also when removed twice.
+    EbpfSwitch::remove(NAME).expect("it can be removed");
+    EbpfSwitch::remove(NAME).expect("removing what is gone is fine");
+    assert!(!std::path::Path::new("/sys/fs/bpf/bluebridge/outlive").exists());
+    one.run(|| {
+        let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
+        socket.send_to(b"lost", (pointer(2), PORT)).expect("the datagram leaves");
+    });
+    let links =
+        Command::new("ip").args(["-d", "link", "show", "s1"]).output().expect("ip is there");
+    assert!(!String::from_utf8_lossy(&links.stdout).contains("prog/"), "no program is left");
+}
