@@ -7,13 +7,25 @@ mod rig;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_switch::dataplane::DataPlane;
+use bluebridge_switch::ebpf::EbpfSwitch;
+use bluebridge_switch::soft::Switch;
 use rig::{Cabled, Running};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// How long a client's script may take.
 const SCRIPT_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
+fn tier(name: &str) -> bool {
+    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
+        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
+        Err(_) => true,
+    }
+}
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/p4runtime")
@@ -31,6 +43,8 @@ fn check(what: &str, output: &Output) {
 
 /// The Python of a virtual environment that has what a requirements file names.
 fn python(client: &str) -> PathBuf {
+    static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _alone = INSTALLING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let requirements = scripts().join(format!("requirements-{client}.txt"));
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("venv-{client}"));
     let python = environment.join("bin/python");
@@ -50,42 +64,123 @@ fn python(client: &str) -> PathBuf {
 }
 
 /// Runs a script against an agent in front of a data plane.
-fn run(client: &str, script: &str, plane: Box<dyn DataPlane>) {
-    let python = python(client);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let running = runtime.block_on(Running::start(plane));
-    let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("../p4");
-    let mut child = Command::new(python)
-        .arg(scripts().join(script))
-        .arg(running.address.to_string())
-        .arg(pipeline.join("bluebridge.p4info.txtpb"))
-        .arg(pipeline.join("bluebridge.pipeline.txt"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .spawn()
-        .unwrap();
-    let started = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break Some(status);
-        }
-        if started.elapsed() > SCRIPT_DEADLINE {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            break None;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    runtime.block_on(running.stop());
-    let status = status.expect("the script ends in time");
-    assert!(status.success(), "{script}: {status}");
+fn run(python: &Path, script: &str, plane: Box<dyn DataPlane>) {
+    // One thread, so that everything is in the network namespace of this one.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let running = Running::start(plane).await;
+        let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("../p4");
+        let child = tokio::process::Command::new(python)
+            .arg(scripts().join(script))
+            .arg(running.address.to_string())
+            .arg(pipeline.join("bluebridge.p4info.txtpb"))
+            .arg(pipeline.join("bluebridge.pipeline.txt"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .kill_on_drop(true)
+            .output();
+        let ended = tokio::time::timeout(SCRIPT_DEADLINE, child).await;
+        let output = ended.expect("the script ends in time").unwrap();
+        check(script, &output);
+        assert!(String::from_utf8_lossy(&output.stdout).ends_with("done\n"), "{script} stopped");
+        drop(running.stop().await);
+    });
 }
 
 #[test]
 fn finsy_drives_the_soft_pipeline() {
-    run("finsy", "finsy_client.py", Box::new(Cabled::new()));
+    if tier("clients") {
+        run(&python("finsy"), "finsy_client.py", Box::new(Cabled::new()));
+    }
 }
 
 #[test]
 fn p4runtime_shell_drives_the_soft_pipeline() {
-    run("shell", "shell_client.py", Box::new(Cabled::new()));
+    if tier("clients") {
+        run(&python("shell"), "shell_client.py", Box::new(Cabled::new()));
+    }
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    check(&format!("ip {arguments}"), &output);
+}
+
+/// Does something in a thread with a network namespace of its own, in which a cable connects the
+/// interfaces `cable1` and `cable2`.
+fn in_namespace(work: impl FnOnce() + Send + 'static) {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes network namespaces: run it as root, or leave the tier `root` out"
+    );
+    let thread = std::thread::spawn(move || {
+        // SAFETY: only the network namespace changes, and only for this thread and what it starts;
+        // no memory or file table is unshared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+        ip("link set lo up");
+        ip("link add cable1 type veth peer name cable2");
+        ip("link add cable3 type veth peer name loose");
+        for interface in ["cable1", "cable2", "cable3", "loose"] {
+            ip(&format!("link set {interface} up"));
+        }
+        work();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Gives a data plane its ports: 1 and 2 with a cable between them, and 3.
+fn cabled(mut plane: impl DataPlane + 'static) -> Box<dyn DataPlane> {
+    for port in 1..=3 {
+        plane.add_port(SwitchPort(port), &format!("cable{port}")).unwrap();
+    }
+    Box::new(plane)
+}
+
+/// Removes a switch from the kernel, also when its test failed.
+struct Removed(String);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        EbpfSwitch::remove(&self.0).expect("the switch can be removed from the kernel");
+    }
+}
+
+fn on_packet_sockets(client: &str, script: &'static str) {
+    if tier("clients") && tier("root") {
+        let python = python(client);
+        in_namespace(move || {
+            run(&python, script, cabled(Switch::start(Duration::from_micros(50)).unwrap()));
+        });
+    }
+}
+
+fn in_the_kernel(client: &str, script: &'static str) {
+    if tier("clients") && tier("root") {
+        let python = python(client);
+        let removed = Removed(format!("p4runtime-{client}-{}", std::process::id()));
+        let name = removed.0.clone();
+        in_namespace(move || run(&python, script, cabled(EbpfSwitch::open(&name).unwrap())));
+    }
+}
+
+#[test]
+fn finsy_drives_the_soft_switch() {
+    on_packet_sockets("finsy", "finsy_client.py");
+}
+
+#[test]
+fn p4runtime_shell_drives_the_soft_switch() {
+    on_packet_sockets("shell", "shell_client.py");
+}
+
+#[test]
+fn finsy_drives_the_ebpf_switch() {
+    in_the_kernel("finsy", "finsy_client.py");
+}
+
+#[test]
+fn p4runtime_shell_drives_the_ebpf_switch() {
+    in_the_kernel("shell", "shell_client.py");
 }
