@@ -150,6 +150,7 @@ impl Controller {
         let (reconciler, view) =
             Reconciler::new(connector, self.store.election_id(), self.config.timing, desired);
         let rack = Arc::new(Rack::new(self.config.core, self.store, desires, view)?);
+        let _closing = Closing(Arc::clone(&rack));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
         let mut server = self.server;
@@ -174,6 +175,15 @@ impl Controller {
         // Open watches would keep the server for ever.
         drop(tokio::time::timeout(FAREWELL, serving).await);
         outcome
+    }
+}
+
+/// Closes the store when the controller ends, also if it is dropped on its way.
+struct Closing(Arc<Rack>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

@@ -2,8 +2,8 @@
 //! traffic.
 //!
 //! A switch may reorder the updates of a batch, so order exists only between stages: a stage is
-//! acknowledged before the next begins. First come what others refer to (groups, MAC addresses of
-//! ports), then ways to nodes, then who may send, then what sends to many; what goes, goes in the
+//! acknowledged before the next begins. First comes what others refer to (MAC addresses of ports,
+//! then groups), then ways to nodes, then who may send, then what sends to many; what goes, goes in the
 //! opposite order. An entry that changes is modified in place, so that no packet misses it.
 
 use std::collections::BTreeSet;
@@ -65,7 +65,15 @@ impl TableUpdate {
 }
 
 /// Stages in which additions and replacements happen; deletions go the other way.
-const STAGES: usize = 4;
+const STAGES: usize = 5;
+
+/// When groups and the clone session may appear.
+const GROUP_STAGE: usize = 1;
+
+/// When something goes, given when it may appear: what came last goes first.
+const fn last_call(stage: usize) -> usize {
+    2 * STAGES - 1 - stage
+}
 
 /// Updates in stages; each stage is to be acknowledged before the next.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -91,20 +99,22 @@ impl Plan {
         for (group, ports) in &desired.groups {
             let object = || Object::Group(*group, ports.clone());
             match actual.groups.get(group) {
-                None => stages[0].push(TableUpdate::Insert(object())),
-                Some(there) if there != ports => stages[0].push(TableUpdate::Modify(object())),
+                None => stages[GROUP_STAGE].push(TableUpdate::Insert(object())),
+                Some(there) if there != ports => {
+                    stages[GROUP_STAGE].push(TableUpdate::Modify(object()));
+                }
                 Some(_) => {}
             }
         }
         let foreign = actual.entries.iter().filter(|(key, _)| !desired.entries.contains_key(key));
         for (key, body) in foreign {
             let update = TableUpdate::Delete(Object::Entry(*key, body.clone()));
-            stages[2 * STAGES - 1 - stage(key)].push(update);
+            stages[last_call(stage(key))].push(update);
         }
         let foreign = actual.groups.iter().filter(|(id, _)| !desired.groups.contains_key(id));
         for (group, ports) in foreign {
             let update = TableUpdate::Delete(Object::Group(*group, ports.clone()));
-            stages[2 * STAGES - 1].push(update);
+            stages[last_call(GROUP_STAGE)].push(update);
         }
         plan_settings(desired, actual, &mut stages);
         stages.retain(|stage| !stage.is_empty());
@@ -126,9 +136,9 @@ impl Plan {
 
 fn plan_settings(desired: &Tables, actual: &Tables, stages: &mut [Vec<TableUpdate>]) {
     match (desired.notify_session, actual.notify_session) {
-        (true, false) => stages[0].push(TableUpdate::Insert(Object::NotifySession)),
+        (true, false) => stages[GROUP_STAGE].push(TableUpdate::Insert(Object::NotifySession)),
         (false, true) => {
-            stages[2 * STAGES - 1].push(TableUpdate::Delete(Object::NotifySession));
+            stages[last_call(GROUP_STAGE)].push(TableUpdate::Delete(Object::NotifySession));
         }
         _ => {}
     }
@@ -147,9 +157,9 @@ fn plan_settings(desired: &Tables, actual: &Tables, stages: &mut [Vec<TableUpdat
 const fn stage(key: &Key) -> usize {
     match key {
         Key::PortMac { .. } => 0,
-        Key::Directory { .. } | Key::L2 { .. } | Key::Redirect { .. } => 1,
-        Key::IngressGuard { .. } => 2,
-        Key::Anycast { .. } | Key::Multicast { .. } | Key::Notify { .. } => 3,
+        Key::Directory { .. } | Key::L2 { .. } | Key::Redirect { .. } => 2,
+        Key::IngressGuard { .. } => 3,
+        Key::Anycast { .. } | Key::Multicast { .. } | Key::Notify { .. } => 4,
     }
 }
 

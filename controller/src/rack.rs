@@ -1,7 +1,7 @@
 //! The core, its store, and those who wait for either.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use bluebridge_wire::NodeId;
@@ -29,8 +29,9 @@ pub(crate) struct CallCounts {
 /// The running state that all tasks share.
 #[derive(Debug)]
 pub(crate) struct Rack {
-    core: Arc<Mutex<Core>>,
-    store: Arc<Store>,
+    core: Mutex<Core>,
+    /// Empty once the controller has ended, though open connections may outlive it a little.
+    store: std::sync::Mutex<Option<Arc<Store>>>,
     desired: watch::Sender<Desired>,
     pub(crate) view: watch::Receiver<SwitchView>,
     altered: broadcast::Sender<NodeId>,
@@ -52,8 +53,8 @@ impl Rack {
         core.learn_ports(view.borrow().ports.clone());
         publish(&mut core, &desired);
         Ok(Self {
-            core: Arc::new(Mutex::new(core)),
-            store: Arc::new(store),
+            core: Mutex::new(core),
+            store: std::sync::Mutex::new(Some(Arc::new(store))),
             desired,
             view,
             altered: broadcast::channel(WATCH_BACKLOG).0,
@@ -61,6 +62,11 @@ impl Rack {
             counts: CallCounts::default(),
             started: now,
         })
+    }
+
+    /// Closes the store: what was not answered yet never happened.
+    pub(crate) fn close(&self) {
+        drop(self.store.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// Looks at the core.
@@ -80,7 +86,8 @@ impl Rack {
             let answer = change(&mut core, Instant::now());
             let changes = core.take_changes();
             if !changes.is_empty() {
-                let store = Arc::clone(&this.store);
+                let store = this.store.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let store = store.ok_or_else(|| StoreError::Io("it is closed".to_owned()))?;
                 let committing = tokio::task::spawn_blocking(move || store.commit(&changes));
                 committing.await.map_err(|error| StoreError::Io(error.to_string())).flatten()?;
             }

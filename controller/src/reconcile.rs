@@ -116,6 +116,8 @@ pub struct Reconciler<C> {
     timing: Timing,
     desired: watch::Receiver<Desired>,
     view: watch::Sender<SwitchView>,
+    /// Connections tried.
+    try_count: u64,
     /// Whether the last plan met refusals. The next one then also deletes, lest a full table keeps
     /// out what is to replace its entries.
     refused_before: bool,
@@ -131,8 +133,8 @@ impl<C: SwitchConnector> Reconciler<C> {
     ) -> (Self, watch::Receiver<SwitchView>) {
         let uri = connector.uri();
         let (view, seen) = watch::channel(SwitchView { uri, ..SwitchView::default() });
-        let this = Self { connector, election_id, timing, desired, view, refused_before: false };
-        (this, seen)
+        let (try_count, refused_before) = (0, false);
+        (Self { connector, election_id, timing, desired, view, try_count, refused_before }, seen)
     }
 
     /// Reconciles until this controller is fenced, or nobody desires anything any more.
@@ -161,9 +163,9 @@ impl<C: SwitchConnector> Reconciler<C> {
     }
 
     async fn connect_and_serve(&mut self) -> Result<Infallible, DriverError> {
-        // Every connection has an id of its own: a switch may still hold the last one's.
-        let connection = self.view.borrow().counts.connects;
-        let election_id = self.election_id.connection(connection);
+        // Every try has an id of its own: a switch may still hold the last one's.
+        let election_id = self.election_id.connection(self.try_count);
+        self.try_count += 1;
         self.view.send_modify(|view| view.election_id = election_id);
         let deadline = self.timing.call_deadline;
         let mut driver =

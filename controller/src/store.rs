@@ -21,7 +21,7 @@ const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const FORMAT: u64 = 1;
 
 /// Bits of an election id's lower half that count the connections of one start.
-const CONNECTION_BITS: u32 = 16;
+const CONNECTION_BITS: u32 = 32;
 
 /// Why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +49,9 @@ fn io(error: impl Into<redb::Error>) -> StoreError {
 
 /// A number by which a switch knows who may write: the greatest wins.
 ///
-/// The upper half is the time at which the store was made, the lower counts the controller's starts
-/// and, in its last 16 bits, the connections of a start. So whoever started later wins, and no two
-/// connections share an id.
+/// The upper half is the time at which the store was made, in nanoseconds since 1970; the lower
+/// counts the controller's starts and, in its last 32 bits, the connections that a start tried. So
+/// whoever started later wins, and no two connections share an id.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ElectionId {
     /// The upper half.
@@ -61,7 +61,7 @@ pub struct ElectionId {
 }
 
 impl ElectionId {
-    /// The id of a connection of this start; later ones than the 65,535th share the last id.
+    /// The id of a connection of this start; those after the 2^32nd share the last id.
     #[must_use]
     pub fn connection(self, number: u64) -> Self {
         let last = (1 << CONNECTION_BITS) - 1;
@@ -124,7 +124,8 @@ impl Store {
                 Some(FORMAT) => {}
                 Some(other) => return Err(StoreError::Unreadable(format!("format {other}"))),
             }
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_secs());
+            let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let now = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
             let created = read(&numbers, "created")?.unwrap_or(now);
             let start_count = read(&numbers, "starts")?.unwrap_or(0) + 1;
             numbers.insert("created", created).map_err(io)?;
@@ -199,3 +200,6 @@ impl Store {
         write.commit().map_err(io)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -185,10 +185,8 @@ fn clients_ids_rest_before_they_come_again() {
 fn attachments_are_checked_against_the_switch() {
     let (mut core, now) = core();
     assert!(refusal(&mut core, now, &client("a", 17)).contains("no port 17"));
-    let by_name = |name: &str| Join {
-        attachment: Attachment::Interface(name.to_owned()),
-        ..client("a", 3)
-    };
+    let by_name =
+        |name: &str| Join { attachment: Attachment::Interface(name.to_owned()), ..client("a", 3) };
     assert!(refusal(&mut core, now, &by_name("sw99")).contains("no interface sw99"));
     assert_eq!(join(&mut core, now, &by_name("sw3")).port, 3);
 
@@ -216,8 +214,7 @@ fn malformed_joins_are_refused() {
         Join { capacity_pages: 0, ..good.clone() },
         Join { capacity_pages: 1, ..client("c", 1) },
     ];
-    let refusals: BTreeSet<String> =
-        bad.iter().map(|join| refusal(&mut core, now, join)).collect();
+    let refusals: BTreeSet<String> = bad.iter().map(|join| refusal(&mut core, now, join)).collect();
     assert_eq!(refusals.len(), 7, "{refusals:?}");
     join(&mut core, now, &good);
 }
@@ -325,10 +322,8 @@ fn spaces_without_endpoints_give_their_groups_back() {
 #[test]
 fn notify_rules_bring_their_clone_session() {
     let now = Instant::now();
-    let rule = NotifyRule {
-        src_command: Ternary { value: 0x80, mask: 0x80 },
-        ..NotifyRule::default()
-    };
+    let rule =
+        NotifyRule { src_command: Ternary { value: 0x80, mask: 0x80 }, ..NotifyRule::default() };
     let config = CoreConfig { notify: vec![rule], ..CoreConfig::default() };
     let tables = Core::new(config, Stored::default(), 1, now).desired();
     assert!(tables.notify_session);
@@ -442,7 +437,8 @@ impl Model {
             }
             Step::Restart => {
                 let config = self.core.config.clone();
-                self.core = Core::new(config, self.disk.load(), self.core.nodes_version + 1, self.now);
+                self.core =
+                    Core::new(config, self.disk.load(), self.core.nodes_version + 1, self.now);
                 self.core.learn_ports(ports(6));
             }
             Step::Wait { seconds } => {
@@ -462,8 +458,7 @@ impl Model {
         let request = if name < 3 { memory(&text, port, 1000) } else { client(&text, port) };
         let previous =
             self.given.get(&name).filter(|_| proof).and_then(|record| shown(record, kept));
-        let request =
-            Join { space: Space(space), nonce: self.nonce.max(1), previous, ..request };
+        let request = Join { space: Space(space), nonce: self.nonce.max(1), previous, ..request };
         let Ok(Assigned(record)) = self.core.join(self.now, &request, [name; 16]) else { return };
         let repeated = self.given.get(&name) == Some(&record);
         let before = self.incarnations.insert(record.node, record.incarnation);

@@ -1,60 +1,120 @@
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use bluebridge_p4::pipeline::{Action, Forward, MacAddr, SwitchPort, WeightedForward};
+use bluebridge_p4::pipeline::{Action, Forward, MacAddr, WeightedForward};
 use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
 
 use super::*;
-use crate::core::FLOOD_GROUP;
 
 fn forward(port: u16) -> Forward {
-    Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, 0, 1]) }
+    let [_, low] = port.to_be_bytes();
+    Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, 0, low]) }
 }
 
 fn way(node: u16) -> Key {
     Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
 }
 
-fn guard(node: u16, port: u16) -> Key {
-    Key::IngressGuard { port: SwitchPort(port), src_scope: 1, src_node: node }
+/// The tables of a rack whose nodes have these ports, in one space with this group.
+fn rack(nodes: &BTreeMap<u16, u16>, group: u16, session: bool) -> Tables {
+    let mut tables = Tables { notify_session: session, ..Tables::default() };
+    for (node, port) in nodes {
+        let guard = Key::IngressGuard { port: SwitchPort(*port), src_scope: 1, src_node: *node };
+        tables.entries.insert(guard, Body::new(Action::Allow));
+        tables.entries.insert(way(*node), Body::new(Action::Forward(forward(*port))));
+        let mac = Key::PortMac { port: SwitchPort(*port) };
+        tables.entries.insert(mac, Body::new(Action::SetDstMac(forward(*port).dst_mac)));
+        tables.groups.entry(group).or_default().insert(SwitchPort(*port));
+    }
+    if !nodes.is_empty() {
+        let members = nodes
+            .values()
+            .map(|port| WeightedForward { forward: forward(*port), weight: 1 })
+            .collect();
+        tables.entries.insert(Key::Anycast { dst_scope: 1 }, Body::new(Action::Select(members)));
+        tables
+            .entries
+            .insert(Key::Multicast { dst_scope: 1 }, Body::new(Action::Multicast { group }));
+        tables.flood_group = Some(group);
+    }
+    tables
 }
 
-fn tables() -> impl Strategy<Value = Tables> {
-    let entry = prop_oneof![
-        (0..6_u16, 1..4_u16)
-            .prop_map(|(node, port)| (way(node), Body::new(Action::Forward(forward(port))))),
-        (0..6_u16, 1..4_u16).prop_map(|(node, port)| (guard(node, port), Body::new(Action::Allow))),
-        (0..3_u32, 1..5_u16).prop_map(|(dst_scope, weight)| {
-            let members = vec![WeightedForward { forward: forward(1), weight }];
-            (Key::Anycast { dst_scope }, Body::new(Action::Select(members)))
-        }),
-        (0..3_u32, 1..5_u16).prop_map(|(dst_scope, group)| {
-            (Key::Multicast { dst_scope }, Body::new(Action::Multicast { group }))
-        }),
-        (1..4_u16, any::<u8>()).prop_map(|(port, last)| {
-            let mac = MacAddr([2, 0, 0, 0, 0, last]);
-            (Key::PortMac { port: SwitchPort(port) }, Body::new(Action::SetDstMac(mac)))
-        }),
-        (0..3_u64).prop_map(|page| {
-            let key = Key::Redirect { dst_scope: 1, dst_node: 1, page };
-            (key, Body { action: None, idle_timeout: None, metadata: vec![1] })
-        }),
-    ];
-    let group = (1..5_u16, prop::collection::btree_set((1..6_u16).prop_map(SwitchPort), 1..4));
-    (
-        prop::collection::btree_map(
-            entry.clone().prop_map(|(key, _)| key),
-            entry.prop_map(|(_, body)| body),
-            0..1,
-        ),
-        prop::collection::vec(entry_again(), 0..20),
-        prop::collection::btree_map(group.clone().prop_map(|(id, _)| id), group.prop_map(|(_, p)| p), 0..4),
-        prop::option::of(1..5_u16),
-        any::<bool>(),
-    )
-        .prop_map(|(_, entries, groups, flood_group, notify_session)| Tables {
-            entries: entries.into_iter().collect(),
-            groups,
-            flood_group,
-            notify_session,
-        })
+fn racks() -> impl Strategy<Value = Tables> {
+    let nodes = prop::collection::btree_map(1..8_u16, 1..8_u16, 0..6);
+    (nodes, 1..4_u16, any::<bool>())
+        .prop_map(|(nodes, group, session)| rack(&nodes, group, session))
+}
+
+/// Entries of nobody.
+fn add_foreign(tables: &mut Tables, pages: &[u64]) {
+    for page in pages {
+        let key = Key::Redirect { dst_scope: 1, dst_node: 1, page: *page };
+        let body = Body { action: None, idle_timeout: None, metadata: vec![1] };
+        tables.entries.insert(key, body);
+    }
+}
+
+/// What must hold at every moment, given that it holds of where the plan begins and ends.
+fn check(tables: &Tables) {
+    for (key, body) in &tables.entries {
+        match key {
+            Key::IngressGuard { src_node, .. } => {
+                assert!(
+                    tables.entries.contains_key(&way(*src_node)),
+                    "a sender without a way back"
+                );
+            }
+            Key::Multicast { .. } => {
+                let Some(Action::Multicast { group }) = body.action else { panic!("{body:?}") };
+                let ports =
+                    tables.groups.get(&group).expect("a notice to a group that is not there");
+                for port in ports {
+                    assert!(tables.entries.contains_key(&Key::PortMac { port: *port }));
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(tables.flood_group.is_none_or(|group| tables.groups.contains_key(&group)));
+}
+
+proptest! {
+    #[test]
+    fn every_order_within_the_stages_is_safe_and_ends_right(
+        desired in racks(), actual in racks(), foreign in prop::collection::vec(0..9_u64, 0..4),
+        seed in any::<u64>(),
+    ) {
+        let mut actual = actual;
+        add_foreign(&mut actual, &foreign);
+        let kept: BTreeSet<Key> =
+            actual.entries.keys().filter(|key| desired.entries.contains_key(key)).copied().collect();
+        let plan = Plan::new(&desired, &actual);
+        prop_assert_eq!(plan.is_empty(), desired == actual);
+        let mut rng = rand::rngs::SmallRng::seed_from_u64(seed);
+        let mut now = actual;
+        for stage in plan.stages() {
+            let mut stage = stage.clone();
+            stage.shuffle(&mut rng);
+            for update in &stage {
+                let there = match update.object() {
+                    Object::Entry(key, _) => now.entries.contains_key(key),
+                    Object::FloodGroup(_) => now.flood_group.is_some(),
+                    Object::Group(group, _) => now.groups.contains_key(group),
+                    Object::NotifySession => now.notify_session,
+                };
+                match update {
+                    TableUpdate::Insert(_) => prop_assert!(!there, "{:?}", update),
+                    // The default action of a table is always there.
+                    TableUpdate::Modify(Object::FloodGroup(_)) => {}
+                    TableUpdate::Modify(_) | TableUpdate::Delete(_) => prop_assert!(there, "{:?}", update),
+                }
+                update.apply_to(&mut now);
+                prop_assert!(kept.iter().all(|key| now.entries.contains_key(key)));
+                check(&now);
+            }
+        }
+        prop_assert_eq!(now, desired);
+    }
 }

@@ -1,1 +1,289 @@
+//! A switch in memory that fails on purpose.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use tokio::sync::watch;
+
+use crate::core::{Ports, Tables};
+use crate::driver::{
+    Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
+    UpdateError,
+};
+use crate::plan::{Object, TableUpdate};
+use crate::store::ElectionId;
+
+/// How likely each kind of trouble is, 0.0 to 1.0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trouble {
+    /// An update is refused.
+    pub(super) refuse: f64,
+    /// An update is acknowledged and not made.
+    pub(super) lose: f64,
+    /// A call breaks the connection after it was carried out in part.
+    pub(super) break_off: f64,
+    /// A call hangs.
+    pub(super) hang: f64,
+    /// A connection is refused.
+    pub(super) unreachable: f64,
+    /// Before a reading, all tables are gone.
+    pub(super) wipe: f64,
+}
+
+/// How often each kind of trouble came.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Met {
+    pub(super) refused: u64,
+    pub(super) lost: u64,
+    pub(super) broken: u64,
+    pub(super) hung: u64,
+    pub(super) unreachable: u64,
+    pub(super) wiped: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    tables: Tables,
+    pipeline: bool,
+    capacity: usize,
+    highest: ElectionId,
+    trouble: Trouble,
+    met: Met,
+    rng: SmallRng,
+    tried_after_fence: bool,
+}
+
+/// The switch; clones are the same one.
+#[derive(Clone, Debug)]
+pub(super) struct FakeSwitch {
+    state: Arc<Mutex<State>>,
+    /// Counts the times that every connection was cut.
+    cuts: Arc<watch::Sender<u64>>,
+}
+
+impl FakeSwitch {
+    pub(super) fn new(seed: u64) -> Self {
+        let state = State {
+            tables: Tables::default(),
+            pipeline: false,
+            capacity: usize::MAX,
+            highest: ElectionId::default(),
+            trouble: Trouble::default(),
+            met: Met::default(),
+            rng: SmallRng::seed_from_u64(seed),
+            tried_after_fence: false,
+        };
+        Self { state: Arc::new(Mutex::new(state)), cuts: Arc::new(watch::channel(0).0) }
+    }
+
+    pub(super) fn tables(&self) -> Tables {
+        self.state.lock().unwrap().tables.clone()
+    }
+
+    /// Changes the tables behind the controller's back.
+    pub(super) fn meddle(&self, change: impl FnOnce(&mut Tables)) {
+        change(&mut self.state.lock().unwrap().tables);
+    }
+
+    pub(super) fn set_trouble(&self, trouble: Trouble) {
+        self.state.lock().unwrap().trouble = trouble;
+    }
+
+    pub(super) fn set_capacity(&self, entries: usize) {
+        self.state.lock().unwrap().capacity = entries;
+    }
+
+    pub(super) fn met(&self) -> Met {
+        self.state.lock().unwrap().met
+    }
+
+    pub(super) fn was_tried_after_fence(&self) -> bool {
+        self.state.lock().unwrap().tried_after_fence
+    }
+
+    /// Starts anew, without pipeline and tables.
+    pub(super) fn restart(&self) {
+        {
+            let mut state = self.state.lock().unwrap();
+            state.tables = Tables::default();
+            state.pipeline = false;
+            state.highest = ElectionId::default();
+        }
+        self.cut();
+    }
+
+    /// Breaks every connection.
+    pub(super) fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    pub(super) fn ports() -> Ports {
+        Ports::Unlisted
+    }
+}
+
+#[tonic::async_trait]
+impl SwitchConnector for FakeSwitch {
+    fn uri(&self) -> String {
+        "fake".to_owned()
+    }
+
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        let mut state = self.state.lock().unwrap();
+        if let chance @ 0.001.. = state.trouble.unreachable
+            && state.rng.random_bool(chance)
+        {
+            state.met.unreachable += 1;
+            return Err(DriverError::Lost("unreachable".to_owned()));
+        }
+        if election_id < state.highest {
+            return Err(DriverError::Fenced { ours: election_id, theirs: state.highest });
+        }
+        state.highest = election_id;
+        let mut cuts = self.cuts.subscribe();
+        cuts.mark_unchanged();
+        // The former primary hears of it.
+        self.cuts.send_modify(|cuts| *cuts += 1);
+        cuts.mark_unchanged();
+        Ok(Box::new(FakeDriver { switch: self.clone(), election_id, cuts }))
+    }
+}
+
+pub(super) struct FakeDriver {
+    switch: FakeSwitch,
+    election_id: ElectionId,
+    cuts: watch::Receiver<u64>,
+}
+
+impl FakeDriver {
+    fn check(&self) -> Result<(), DriverError> {
+        let highest = self.switch.state.lock().unwrap().highest;
+        if highest > self.election_id {
+            return Err(DriverError::Fenced { ours: self.election_id, theirs: highest });
+        }
+        if self.cuts.has_changed().unwrap_or(true) {
+            return Err(DriverError::Lost("cut".to_owned()));
+        }
+        Ok(())
+    }
+
+    async fn hang(&self) {
+        let hangs = {
+            let mut state = self.switch.state.lock().unwrap();
+            let chance = state.trouble.hang;
+            let hangs = state.rng.random_bool(chance);
+            state.met.hung += u64::from(hangs);
+            hangs
+        };
+        if hangs {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+        }
+    }
+}
+
+fn make(state: &mut State, update: &TableUpdate) -> Result<(), UpdateError> {
+    let trouble = state.trouble;
+    if state.rng.random_bool(trouble.refuse) {
+        state.met.refused += 1;
+        return Err(UpdateError::Refused("on purpose".to_owned()));
+    }
+    let there = match update.object() {
+        Object::Entry(key, _) => state.tables.entries.contains_key(key),
+        Object::FloodGroup(_) => true,
+        Object::Group(group, _) => state.tables.groups.contains_key(group),
+        Object::NotifySession => state.tables.notify_session,
+    };
+    match update {
+        TableUpdate::Insert(_) if there => return Err(UpdateError::Exists("fake".to_owned())),
+        TableUpdate::Insert(Object::Entry(..)) if state.tables.entries.len() >= state.capacity => {
+            return Err(UpdateError::Refused("the table is full".to_owned()));
+        }
+        TableUpdate::Modify(_) | TableUpdate::Delete(_) if !there => {
+            return Err(UpdateError::NotFound("fake".to_owned()));
+        }
+        _ => {}
+    }
+    if state.rng.random_bool(trouble.lose) {
+        state.met.lost += 1;
+    } else {
+        update.apply_to(&mut state.tables);
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl SwitchDriver for FakeDriver {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { driver: "fake", batch_max: 3 }
+    }
+
+    async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
+        self.check()?;
+        let mut state = self.switch.state.lock().unwrap();
+        if std::mem::replace(&mut state.pipeline, true) {
+            return Ok(Pipeline::Kept);
+        }
+        state.tables = Tables::default();
+        Ok(Pipeline::Pushed)
+    }
+
+    async fn ports(&mut self) -> Result<Ports, DriverError> {
+        self.check()?;
+        Ok(FakeSwitch::ports())
+    }
+
+    async fn apply(
+        &mut self,
+        batch: &[TableUpdate],
+    ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
+        self.hang().await;
+        if let Err(error) = self.check() {
+            let fenced = matches!(error, DriverError::Fenced { .. });
+            self.switch.state.lock().unwrap().tried_after_fence |= fenced;
+            return Err(error);
+        }
+        assert!(batch.len() <= 3 && !batch.is_empty());
+        let mut state = self.switch.state.lock().unwrap();
+        let mut order: Vec<usize> = (0..batch.len()).collect();
+        order.shuffle(&mut state.rng);
+        let chance = state.trouble.break_off;
+        let breaks = state.rng.random_bool(chance);
+        let made = if breaks { batch.len() / 2 } else { batch.len() };
+        let mut results = vec![Ok(()); batch.len()];
+        for index in order.into_iter().take(made) {
+            results[index] = make(&mut state, &batch[index]);
+        }
+        if breaks {
+            state.met.broken += 1;
+            return Err(DriverError::Lost("on purpose".to_owned()));
+        }
+        Ok(results)
+    }
+
+    async fn read(&mut self) -> Result<Installed, DriverError> {
+        self.hang().await;
+        self.check()?;
+        let mut state = self.switch.state.lock().unwrap();
+        let chance = state.trouble.wipe;
+        if state.rng.random_bool(chance) {
+            state.met.wiped += 1;
+            state.tables = Tables::default();
+        }
+        Ok(Installed { tables: state.tables.clone(), ..Installed::default() })
+    }
+
+    async fn next_event(&mut self) -> SwitchEvent {
+        let changed = self.cuts.changed().await;
+        debug_assert!(changed.is_ok(), "the switch outlives its connections");
+        SwitchEvent::Broken(match self.check() {
+            Err(error @ DriverError::Fenced { .. }) => error,
+            _ => DriverError::Lost("cut".to_owned()),
+        })
+    }
+}

@@ -1,1 +1,224 @@
+use std::collections::BTreeSet;
 
+use bluebridge_p4::pipeline::{Action, Forward, Key, MacAddr, SwitchPort};
+use tokio::task::JoinHandle;
+
+use super::fake::{FakeSwitch, Trouble};
+use super::*;
+use crate::core::Body;
+
+fn way(node: u16) -> Key {
+    Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
+}
+
+/// Tables with so many nodes, all behind one port.
+fn tables(nodes: u16, port: u16) -> Tables {
+    let mut tables = Tables::default();
+    for node in 1..=nodes {
+        let forward = Forward { port: SwitchPort(port), dst_mac: MacAddr([2; 6]) };
+        tables.entries.insert(way(node), Body::new(Action::Forward(forward)));
+        let guard = Key::IngressGuard { port: SwitchPort(port), src_scope: 1, src_node: node };
+        tables.entries.insert(guard, Body::new(Action::Allow));
+    }
+    tables.groups.insert(1, BTreeSet::from([SwitchPort(port)]));
+    tables.flood_group = Some(1);
+    tables
+}
+
+fn timing() -> Timing {
+    Timing { call_deadline: Duration::from_secs(1), ..Timing::default() }
+}
+
+/// A reconciler at work.
+struct Bench {
+    switch: FakeSwitch,
+    desires: watch::Sender<Desired>,
+    view: watch::Receiver<SwitchView>,
+    running: JoinHandle<DriverError>,
+}
+
+impl Bench {
+    fn new(switch: &FakeSwitch, start: u64) -> Self {
+        let (desires, desired) = watch::channel(Desired::default());
+        let election_id = ElectionId { high: 1, low: start << 32 };
+        let (reconciler, view) = Reconciler::new(switch.clone(), election_id, timing(), desired);
+        let running = tokio::spawn(reconciler.run());
+        Self { switch: switch.clone(), desires, view, running }
+    }
+
+    fn desire(&self, tables: Tables) {
+        self.desires.send_modify(|desired| {
+            desired.version += 1;
+            desired.tables = Arc::new(tables);
+            desired.ports = FakeSwitch::ports();
+        });
+    }
+
+    /// Waits until the switch truly has it; how long that took.
+    async fn settled(&self, tables: &Tables) -> Duration {
+        let began = Instant::now();
+        while self.switch.tables() != *tables || self.view.borrow().state != SwitchState::InSync {
+            assert!(began.elapsed() < Duration::from_secs(300), "{:?}", self.view.borrow());
+            sleep(Duration::from_millis(1)).await;
+        }
+        began.elapsed()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_switch_gets_what_is_desired_and_keeps_up() {
+    let bench = Bench::new(&FakeSwitch::new(1), 1);
+    bench.desire(tables(20, 1));
+    bench.settled(&tables(20, 1)).await;
+    bench.desire(tables(5, 2));
+    let took = bench.settled(&tables(5, 2)).await;
+    assert!(took < Duration::from_millis(20), "{took:?}");
+    let counts = bench.view.borrow().counts;
+    assert_eq!((counts.connects, counts.pushes, counts.refused, counts.repaired), (1, 1, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_for_other_ports_than_the_switch_has() {
+    let bench = Bench::new(&FakeSwitch::new(1), 1);
+    bench.desires.send_modify(|desired| desired.tables = Arc::new(tables(3, 1)));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(bench.switch.tables(), Tables::default());
+    assert_eq!(bench.view.borrow().counts.updates, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wiped_changed_and_foreign_entries_are_mended_within_a_second() {
+    let bench = Bench::new(&FakeSwitch::new(1), 1);
+    bench.desire(tables(20, 1));
+    bench.settled(&tables(20, 1)).await;
+    bench.switch.meddle(|there| *there = Tables::default());
+    assert!(bench.settled(&tables(20, 1)).await < Duration::from_secs(1));
+    bench.switch.meddle(|there| {
+        there.entries.insert(way(1), Body::new(Action::Drop));
+        there.entries.remove(&way(2));
+        let foreign = Key::Redirect { dst_scope: 1, dst_node: 1, page: 7 };
+        there.entries.insert(foreign, Body { action: None, ..Body::new(Action::Drop) });
+        there.groups.insert(9, BTreeSet::from([SwitchPort(3)]));
+        there.flood_group = None;
+    });
+    assert!(bench.settled(&tables(20, 1)).await < Duration::from_secs(1));
+    assert_eq!(bench.view.borrow().counts.repaired, 42 + 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_switch_serves_again_within_a_second() {
+    let bench = Bench::new(&FakeSwitch::new(1), 1);
+    bench.desire(tables(100, 1));
+    bench.settled(&tables(100, 1)).await;
+    for _ in 0..5 {
+        bench.switch.restart();
+        assert!(bench.settled(&tables(100, 1)).await < Duration::from_secs(1));
+    }
+    let counts = bench.view.borrow().counts;
+    assert_eq!((counts.connects, counts.pushes), (6, 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_controller_finds_its_tables_and_writes_nothing() {
+    let switch = FakeSwitch::new(1);
+    let first = Bench::new(&switch, 1);
+    first.desire(tables(20, 1));
+    first.settled(&tables(20, 1)).await;
+    drop(first);
+    let second = Bench::new(&switch, 2);
+    second.desire(tables(20, 1));
+    second.settled(&tables(20, 1)).await;
+    let counts = second.view.borrow().counts;
+    assert_eq!((counts.pushes, counts.updates), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_older_controller_is_fenced_for_good() {
+    let switch = FakeSwitch::new(1);
+    let mut older = Bench::new(&switch, 1);
+    older.desire(tables(5, 1));
+    older.settled(&tables(5, 1)).await;
+    let newer = Bench::new(&switch, 2);
+    newer.desire(tables(6, 2));
+    newer.settled(&tables(6, 2)).await;
+    older.desire(tables(7, 3));
+    let end = timeout(Duration::from_secs(5), &mut older.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+    assert!(!switch.was_tried_after_fence());
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(switch.tables(), tables(6, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_table_is_emptied_of_what_goes_before_it_takes_what_comes() {
+    let switch = FakeSwitch::new(1);
+    switch.set_capacity(20);
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(10, 1));
+    bench.settled(&tables(10, 1)).await;
+    let mut others = tables(10, 1);
+    let moved = others.entries.remove(&way(10)).unwrap();
+    others.entries.insert(way(11), moved);
+    bench.desire(others.clone());
+    bench.settled(&others).await;
+    assert!(bench.view.borrow().counts.refused > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_switch_never_takes_is_reported_and_stops_nothing_else() {
+    let switch = FakeSwitch::new(1);
+    switch.set_capacity(8);
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(10, 1));
+    sleep(Duration::from_secs(5)).await;
+    let view = bench.view.borrow().clone();
+    assert_eq!(view.state, SwitchState::Syncing);
+    assert!(view.problem.unwrap().contains("the table is full"));
+    assert_eq!(switch.tables().entries.len(), 8);
+    assert!(view.counts.refused < 1000, "it does not hammer the switch");
+    bench.desire(tables(4, 1));
+    bench.settled(&tables(4, 1)).await;
+    assert_eq!(bench.view.borrow().problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_trouble_ends_well() {
+    let mut met = fake::Met::default();
+    for seed in 0..60 {
+        let switch = FakeSwitch::new(seed);
+        switch.set_trouble(Trouble {
+            refuse: 0.05,
+            lose: 0.05,
+            break_off: 0.05,
+            hang: 0.01,
+            unreachable: 0.3,
+            wipe: 0.1,
+        });
+        let bench = Bench::new(&switch, 1);
+        for round in 1..=6_u16 {
+            bench.desire(tables(20 - round, round));
+            sleep(Duration::from_millis(u64::from(round) * 100)).await;
+            if round % 3 == 0 {
+                switch.restart();
+            }
+        }
+        let seen = switch.met();
+        switch.set_trouble(Trouble::default());
+        let took = bench.settled(&tables(14, 6)).await;
+        assert!(took < Duration::from_secs(3), "seed {seed}: {took:?}");
+        met.refused += seen.refused;
+        met.lost += seen.lost;
+        met.broken += seen.broken;
+        met.hung += seen.hung;
+        met.unreachable += seen.unreachable;
+        met.wiped += seen.wiped;
+    }
+    let all = [met.refused, met.lost, met.broken, met.hung, met.unreachable, met.wiped];
+    assert!(all.iter().all(|count| *count > 0), "{met:?}");
+}

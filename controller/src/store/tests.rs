@@ -1,0 +1,106 @@
+use super::*;
+use crate::core::{Carrier, Role};
+
+/// A folder that goes with its value.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("bb-store-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self) -> std::path::PathBuf {
+        self.0.join("below").join("controller.redb")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn record(node: u16, incarnation: u32) -> NodeRecord {
+    NodeRecord {
+        node,
+        name: format!("n{node}"),
+        role: Role::Memory,
+        space: 3,
+        incarnation,
+        generation: 4,
+        range_epoch: 5,
+        token: [6; 16],
+        nonce: u64::MAX,
+        mac: [2, 0, 0, 0, 0, 1],
+        port: 7,
+        carrier: Carrier::Xdp,
+        mtu: 9000,
+        shard_count: 2,
+        capacity_pages: u64::MAX - 1,
+        level: Some(30),
+        attached: true,
+        retired: false,
+    }
+}
+
+#[test]
+fn what_was_committed_is_there_after_a_restart() {
+    let folder = Folder::new("restart");
+    let store = Store::open(&folder.file()).unwrap();
+    let first = store.election_id();
+    assert_eq!(store.load().unwrap(), Stored::default());
+    let spaces = [SpaceRecord { space: 3, group: 2 }, SpaceRecord { space: 4, group: 3 }];
+    store
+        .commit(&[
+            Change::Node(record(1, 1)),
+            Change::Node(record(0xfffe, 1)),
+            Change::Space(spaces[0]),
+            Change::Space(spaces[1]),
+        ])
+        .unwrap();
+    store.commit(&[Change::Node(record(1, 2)), Change::SpaceGone(4)]).unwrap();
+    drop(store);
+    let store = Store::open(&folder.file()).unwrap();
+    let expected = Stored { nodes: vec![record(1, 2), record(0xfffe, 1)], spaces: vec![spaces[0]] };
+    assert_eq!(store.load().unwrap(), expected);
+    assert!(store.election_id() > first.connection(u64::MAX), "a later start beats every earlier");
+    assert_eq!(store.start_count(), 2);
+}
+
+#[test]
+fn a_newer_store_beats_an_older_one() {
+    let older = Store::in_memory().unwrap();
+    let newer = Store::in_memory().unwrap();
+    assert!(newer.election_id() > older.election_id().connection(u64::MAX));
+}
+
+#[test]
+fn one_process_at_a_time_has_the_store() {
+    let folder = Folder::new("exclusive");
+    let store = Store::open(&folder.file()).unwrap();
+    let error = Store::open(&folder.file()).unwrap_err();
+    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+    drop(store);
+    Store::open(&folder.file()).unwrap();
+}
+
+#[test]
+fn a_file_of_something_else_is_refused_and_left_alone() {
+    let folder = Folder::new("foreign");
+    let file = folder.0.join("letter.txt");
+    std::fs::write(&file, "Dear Sir or Madam").unwrap();
+    assert!(matches!(Store::open(&file), Err(StoreError::Open { .. })));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_named() {
+    let store = Store::in_memory().unwrap();
+    let write = store.database.begin_write().unwrap();
+    write.open_table(NODES).unwrap().insert(9, b"{}".as_slice()).unwrap();
+    write.commit().unwrap();
+    let error = store.load().unwrap_err().to_string();
+    assert!(error.contains("a record of node 9"), "{error}");
+}

@@ -1,0 +1,261 @@
+//! The controller, the switch's agent and endpoints together, in one process over loopback.
+
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use bluebridge_controller::ControllerError;
+use bluebridge_controller::driver::DriverError;
+use bluebridge_northbound::proto::{NodeState, SwitchState};
+use bluebridge_northbound::{
+    Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
+};
+use bluebridge_p4::pipeline::{Action, Key};
+use bluebridge_wire::{NodeId, Space};
+use rig::{Agent, Folder, HEARTBEAT, Running, client, memory, until};
+
+const SCOPE: u32 = Space(1).scope();
+
+fn way(node: NodeId) -> Key {
+    let prefix = u128::from(SCOPE) << 80 | u128::from(node.0) << 64;
+    Key::Directory { prefix, prefix_len: 48 }
+}
+
+fn join(controller: &Running, registration: Registration) -> Membership {
+    Membership::join(&controller.uri(), registration).unwrap()
+}
+
+fn patience(join_deadline: Duration) -> Options {
+    Options { join_deadline, ..Options::default() }
+}
+
+#[test]
+fn a_joined_endpoint_has_its_entries_and_leaves_none() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let home = join(&controller, memory("m1", 1));
+    let user = join(&controller, client("c1", 2));
+    assert!(home.assignment().installed && user.assignment().installed);
+    assert_eq!((home.assignment().node, user.assignment().node), (NodeId(1), NodeId(0xfffe)));
+    assert_eq!(user.snapshot().memory_nodes.len(), 1);
+    let tables = agent.entries();
+    for (node, port) in [(home.assignment().node, 1), (user.assignment().node, 2)] {
+        assert!(matches!(&tables[&way(node)], Action::Forward(to) if to.port.0 == port));
+        let guard = tables.keys().any(|key| {
+            matches!(key, Key::IngressGuard { port: at, src_node, src_scope: SCOPE }
+                if at.0 == port && *src_node == node.0)
+        });
+        assert!(guard, "{node}");
+    }
+    assert!(tables.contains_key(&Key::Anycast { dst_scope: SCOPE }));
+    assert!(tables.contains_key(&Key::Multicast { dst_scope: SCOPE }));
+    let status = controller.status();
+    let switch = status.switch.unwrap();
+    assert_eq!(switch.state(), SwitchState::InSync);
+    assert_eq!(switch.ports.len(), 4);
+    assert_eq!((switch.refused_update_count, switch.repaired_count), (0, 0));
+    assert!(status.entries.iter().all(|entry| entry.desired && entry.installed));
+    assert_eq!(status.entries.len() as u64, status.desired_entry_count);
+    home.leave().unwrap();
+    user.leave().unwrap();
+    until("the tables are empty", || agent.entries().is_empty());
+}
+
+#[test]
+fn anycast_follows_free_memory_and_silence() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let full = join(&controller, memory("m1", 1));
+    let silent = join(&controller, memory("m2", 2));
+    let user = join(&controller, client("c1", 3));
+    let anycast = Key::Anycast { dst_scope: SCOPE };
+    let ports = || match agent.entries().get(&anycast) {
+        Some(Action::Select(members)) => members.iter().map(|m| m.forward.port.0).collect(),
+        _ => Vec::new(),
+    };
+    assert_eq!(ports(), [1, 2]);
+    full.report_free_pages(0);
+    until("the full node is passed by", || ports() == [2]);
+    let node = silent.assignment().node;
+    silent.abandon();
+    until("the silent node is passed by", || ports().is_empty());
+    assert!(agent.entries().contains_key(&way(node)), "data traffic needs no heartbeat");
+    until("the client hears of it", || {
+        user.snapshot().memory_nodes.iter().any(|known| known.node == node && !known.live)
+    });
+    full.report_free_pages(900);
+    until("the node with memory is back", || ports() == [1]);
+}
+
+#[test]
+fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
+    let agent = Agent::start(4);
+    let folder = Folder::new("killed");
+    let controller = Running::start(&agent, Some(&folder));
+    let home = join(&controller, memory("m1", 1));
+    let user = join(&controller, client("c1", 2));
+    let installed = agent.entries();
+    let pushes = controller.status().switch.unwrap().pipeline_push_count;
+    assert_eq!(pushes, 1);
+    let address = controller.kill();
+    until("the endpoints notice", || home.snapshot().connection == Connection::Lost);
+    assert_eq!(agent.entries(), installed);
+
+    let watching = agent.watch_entries();
+    let controller = Running::start_at(&agent, Some(&folder), address);
+    for membership in [&home, &user] {
+        until("the endpoints are back", || {
+            membership.snapshot().connection == Connection::Connected
+                && membership.snapshot().installed
+        });
+    }
+    std::thread::sleep(4 * HEARTBEAT);
+    let seen = watching.end();
+    assert!(seen.readings > 20, "{}", seen.readings);
+    assert_eq!(seen.differing, 0, "the tables never changed");
+    let switch = controller.status().switch.unwrap();
+    assert_eq!((switch.pipeline_push_count, switch.update_count), (0, 0));
+    let status = controller.status();
+    let of = |name: &str| status.nodes.iter().find(|node| node.name == name).unwrap().clone();
+    assert_eq!((of("m1").incarnation, of("c1").incarnation), (1, 1));
+    assert_eq!((of("m1").state(), of("c1").state()), (NodeState::Live, NodeState::Live));
+    let third = join(&controller, memory("m2", 3));
+    assert_eq!(third.assignment().node, NodeId(2));
+}
+
+#[test]
+fn a_restarted_agent_without_tables_serves_within_a_second() {
+    let mut agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let _home = join(&controller, memory("m1", 1));
+    let _user = join(&controller, client("c1", 2));
+    let installed = agent.entries();
+    let groups = agent.groups();
+    for _ in 0..3 {
+        agent.stop();
+        agent.restart_empty();
+        let began = Instant::now();
+        until("the tables are back", || agent.entries() == installed && agent.groups() == groups);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+    assert_eq!(controller.status().switch.unwrap().pipeline_push_count, 4);
+}
+
+#[test]
+fn a_restarted_agent_with_its_tables_is_left_alone() {
+    let mut agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let _home = join(&controller, memory("m1", 1));
+    let before = controller.status().switch.unwrap();
+    let installed = agent.entries();
+    agent.stop();
+    agent.restart_with_tables();
+    until("the controller is back", || {
+        let switch = controller.status().switch.unwrap();
+        switch.connect_count > before.connect_count && switch.state() == SwitchState::InSync
+    });
+    let after = controller.status().switch.unwrap();
+    assert_eq!(after.update_count, before.update_count);
+    assert_eq!(after.pipeline_push_count, before.pipeline_push_count);
+    assert_eq!(agent.entries(), installed);
+}
+
+#[test]
+fn an_older_controller_is_fenced_and_ends() {
+    let agent = Agent::start(4);
+    let older = Running::start(&agent, None);
+    let _home = join(&older, memory("m1", 1));
+    let newer = Running::start(&agent, None);
+    let end = older.end();
+    let fenced = matches!(end, Err(ControllerError::Switch(DriverError::Fenced { .. })));
+    assert!(fenced, "{end:?}");
+    let home = join(&newer, memory("m2", 2));
+    assert!(home.assignment().installed);
+}
+
+#[test]
+fn joins_wait_for_the_switch_and_say_so_if_it_stays_away() {
+    let mut agent = Agent::start(2);
+    agent.stop();
+    let controller = Running::start(&agent, None);
+    let refused = Membership::join_with(
+        &controller.uri(),
+        client("c1", 1),
+        patience(Duration::from_millis(300)),
+    );
+    let error = refused.unwrap_err();
+    assert!(matches!(error, MembershipError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("the switch was not reached"), "{error}");
+    let uri = controller.uri();
+    let joining = std::thread::spawn(move || Membership::join(&uri, client("c1", 1)));
+    std::thread::sleep(Duration::from_millis(200));
+    agent.restart_empty();
+    assert!(joining.join().unwrap().unwrap().assignment().installed);
+}
+
+#[test]
+fn refused_joins_say_whose_fault_it_is() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let _holder = join(&controller, client("c1", 1));
+    let try_for = |registration, ms| {
+        let options = patience(Duration::from_millis(ms));
+        Membership::join_with(&controller.uri(), registration, options).unwrap_err()
+    };
+    let error = try_for(client("c2", 1), 300);
+    assert!(matches!(&error, MembershipError::Taken(text) if text.contains("port 1")), "{error}");
+    let error = try_for(client("c2", 9), 5000);
+    assert!(matches!(&error, MembershipError::Invalid(text) if text.contains("port 9")), "{error}");
+    let named =
+        Registration { attachment: Attachment::Interface("sw3".to_owned()), ..client("c3", 3) };
+    assert!(join(&controller, named).assignment().installed);
+    let error = Membership::join("no uri", client("c4", 4)).unwrap_err();
+    assert!(matches!(error, MembershipError::InvalidUri { .. }), "{error}");
+    let nobody = Membership::join_with(
+        "http://127.0.0.1:9",
+        client("c4", 4),
+        patience(Duration::from_millis(200)),
+    );
+    assert!(matches!(nobody, Err(MembershipError::Unreachable { .. })));
+}
+
+#[test]
+fn a_dead_predecessor_makes_room_when_it_has_been_silent() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    join(&controller, client("c1", 1)).abandon();
+    let successor = join(&controller, client("c2", 1));
+    assert_eq!(successor.assignment().node, NodeId(0xfffd));
+}
+
+#[test]
+fn a_returning_memory_node_keeps_its_generation_only_with_its_contents() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let first = join(&controller, memory("m1", 1));
+    let given = *first.assignment();
+    first.abandon();
+    let previous =
+        |contents_kept| Some(Previous { node: given.node, token: given.token, contents_kept });
+    let kept = join(&controller, Registration { previous: previous(true), ..memory("m1", 1) });
+    assert_eq!(kept.assignment().generation, given.generation);
+    assert_eq!(kept.assignment().incarnation, given.incarnation + 1);
+    let lost = join(&controller, Registration { previous: previous(false), ..memory("m1", 1) });
+    assert_eq!(lost.assignment().generation.number(), given.generation.number() + 1);
+    assert_eq!(lost.assignment().node, given.node);
+    until("the predecessor is told", || kept.snapshot().connection == Connection::Expelled);
+}
+
+#[test]
+fn watchers_see_a_snapshot_and_every_change() {
+    use bluebridge_northbound::proto::watch_response::Event;
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let home = join(&controller, memory("m1", 1));
+    let mut watch = controller.watch();
+    let Some(Event::Snapshot(list)) = watch.next() else { panic!("no snapshot") };
+    assert_eq!(list.nodes.len(), 1);
+    home.leave().unwrap();
+    let Some(Event::Node(node)) = watch.next() else { panic!("no change") };
+    assert_eq!((node.name.as_str(), node.state()), ("m1", NodeState::Gone));
+}

@@ -1,0 +1,322 @@
+//! An agent on a soft data plane, a controller, and registrations, for the tests beside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bluebridge_controller::{Config, Controller, ControllerError};
+use bluebridge_northbound::proto::controller_client::ControllerClient;
+use bluebridge_northbound::proto::{self, watch_response::Event};
+use bluebridge_northbound::{Attachment, Carrier, Registration, Role};
+use bluebridge_p4::declaration::TABLES;
+use bluebridge_p4::entry::decode;
+use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort};
+use bluebridge_p4::proto::p4::v1;
+use bluebridge_switch::agent::{Agent as SwitchAgent, AgentConfig};
+use bluebridge_switch::dataplane::DataPlane;
+use bluebridge_switch::soft::{Link, Pipeline};
+use bluebridge_wire::Space;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use v1::entity::Entity as Kind;
+use v1::p4_runtime_client::P4RuntimeClient;
+use v1::packet_replication_engine_entry::Type as Replication;
+
+/// How often endpoints beat in these tests.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Waits until something holds.
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn client(name: &str, port: u16) -> Registration {
+    let [high, low] = port.to_be_bytes();
+    Registration {
+        name: name.to_owned(),
+        role: Role::Client,
+        space: Space(1),
+        mac: [2, 0, 0, 0, high, low],
+        attachment: Attachment::Port(port),
+        carrier: Carrier::Socket,
+        mtu: 9000,
+        previous: None,
+    }
+}
+
+pub(crate) fn memory(name: &str, port: u16) -> Registration {
+    Registration {
+        role: Role::Memory { capacity_pages: 1000, shard_count: 1 },
+        ..client(name, port)
+    }
+}
+
+/// A folder that goes with its value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("bb-rack-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+type Serving = tokio::task::JoinHandle<Box<dyn DataPlane>>;
+
+/// The switch: an agent on a soft data plane whose ports lead nowhere.
+pub(crate) struct Agent {
+    runtime: Runtime,
+    port_count: u16,
+    pub(crate) address: SocketAddr,
+    serving: Option<(oneshot::Sender<()>, Serving)>,
+    plane: Option<Box<dyn DataPlane>>,
+}
+
+fn plane(port_count: u16) -> Box<dyn DataPlane> {
+    let mut pipeline = Pipeline::new(Instant::now());
+    for port in 1..=port_count {
+        let link = Link { name: format!("sw{port}"), mac: MacAddr([2, 1, 0, 0, 0, 1]), mtu: 9000 };
+        pipeline.add_link(SwitchPort(port), link).unwrap();
+    }
+    Box::new(pipeline)
+}
+
+impl Agent {
+    pub(crate) fn start(port_count: u16) -> Self {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let mut agent =
+            Self { runtime: runtime(), port_count, address, serving: None, plane: None };
+        agent.serve(plane(port_count));
+        agent
+    }
+
+    fn serve(&mut self, plane: Box<dyn DataPlane>) {
+        let config = AgentConfig { listen: self.address, device_id: 1 };
+        let agent = self.runtime.block_on(SwitchAgent::bind(config, plane)).unwrap();
+        self.address = agent.local_addr();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving =
+            self.runtime.spawn(async { agent.serve(async { drop(stopped.await) }).await.unwrap() });
+        self.serving = Some((stop, serving));
+    }
+
+    /// Ends the agent; the tables are kept aside.
+    pub(crate) fn stop(&mut self) {
+        let (stop, serving) = self.serving.take().unwrap();
+        drop(stop);
+        self.plane = Some(self.runtime.block_on(serving).unwrap());
+    }
+
+    pub(crate) fn restart_empty(&mut self) {
+        self.plane = None;
+        self.serve(plane(self.port_count));
+    }
+
+    pub(crate) fn restart_with_tables(&mut self) {
+        let plane = self.plane.take().unwrap();
+        self.serve(plane);
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Every table entry, read by a client that is nobody's rival.
+    pub(crate) fn entries(&self) -> BTreeMap<Key, Action> {
+        self.runtime.block_on(entries(&self.uri())).unwrap_or_default()
+    }
+
+    /// Every multicast group.
+    pub(crate) fn groups(&self) -> BTreeMap<u32, BTreeSet<Vec<u8>>> {
+        let group = Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default());
+        let entry = v1::PacketReplicationEngineEntry { r#type: Some(group) };
+        let wanted = vec![Kind::PacketReplicationEngineEntry(entry)];
+        let found = self.runtime.block_on(read(&self.uri(), wanted)).unwrap_or_default();
+        let groups = found.into_iter().filter_map(|kind| match kind {
+            Kind::PacketReplicationEngineEntry(entry) => match entry.r#type {
+                Some(Replication::MulticastGroupEntry(group)) => Some(group),
+                _ => None,
+            },
+            _ => None,
+        });
+        let port = |replica: v1::Replica| match replica.port_kind {
+            Some(v1::replica::PortKind::Port(bytes)) => bytes,
+            other => panic!("{other:?}"),
+        };
+        groups
+            .map(|group| (group.multicast_group_id, group.replicas.into_iter().map(port).collect()))
+            .collect()
+    }
+
+    /// Reads all entries over and over, and compares them with those of now.
+    pub(crate) fn watch_entries(&self) -> Watching {
+        let (uri, expected) = (self.uri(), self.entries());
+        let ending = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ending);
+        let thread = std::thread::spawn(move || {
+            let runtime = runtime();
+            let mut seen = Seen::default();
+            while !end.load(Ordering::Relaxed) {
+                let now = runtime.block_on(entries(&uri)).unwrap();
+                seen.readings += 1;
+                seen.differing += u64::from(now != expected);
+            }
+            seen
+        });
+        Watching { ending, thread }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) readings: u64,
+    pub(crate) differing: u64,
+}
+
+pub(crate) struct Watching {
+    ending: Arc<AtomicBool>,
+    thread: JoinHandle<Seen>,
+}
+
+impl Watching {
+    pub(crate) fn end(self) -> Seen {
+        self.ending.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+async fn entries(uri: &str) -> Result<BTreeMap<Key, Action>, String> {
+    let wanted = TABLES
+        .iter()
+        .map(|table| {
+            Kind::TableEntry(v1::TableEntry { table_id: table.id, ..v1::TableEntry::default() })
+        })
+        .collect();
+    let found = read(uri, wanted).await?;
+    Ok(found
+        .into_iter()
+        .map(|kind| match kind {
+            Kind::TableEntry(message) => decode(&message).unwrap(),
+            other => panic!("{other:?}"),
+        })
+        .map(|entry| (entry.key, entry.action))
+        .collect())
+}
+
+async fn read(uri: &str, wanted: Vec<Kind>) -> Result<Vec<Kind>, String> {
+    let reading = async {
+        let mut client =
+            P4RuntimeClient::connect(uri.to_owned()).await.map_err(|error| error.to_string())?;
+        let entities = wanted.into_iter().map(|kind| v1::Entity { entity: Some(kind) }).collect();
+        let request = v1::ReadRequest { device_id: 1, entities, ..v1::ReadRequest::default() };
+        let text = |status: tonic::Status| status.to_string();
+        let mut stream = client.read(request).await.map_err(text)?.into_inner();
+        let mut found = Vec::new();
+        while let Some(response) = stream.message().await.map_err(text)? {
+            found.extend(response.entities.into_iter().filter_map(|entity| entity.entity));
+        }
+        Ok(found)
+    };
+    tokio::time::timeout(PATIENCE, reading).await.map_err(|error| error.to_string())?
+}
+
+/// A controller with a runtime of its own, so that it can be killed.
+pub(crate) struct Running {
+    runtime: Option<Runtime>,
+    address: SocketAddr,
+    running: Option<tokio::task::JoinHandle<Result<(), ControllerError>>>,
+}
+
+impl Running {
+    pub(crate) fn start(agent: &Agent, folder: Option<&Folder>) -> Self {
+        Self::start_at(agent, folder, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+    }
+
+    pub(crate) fn start_at(agent: &Agent, folder: Option<&Folder>, listen: SocketAddr) -> Self {
+        let mut config = Config::new(listen, &agent.uri());
+        config.store = folder.map(|folder| folder.0.join("controller.redb"));
+        config.core.heartbeat_interval = HEARTBEAT;
+        Self::start_with(config)
+    }
+
+    pub(crate) fn start_with(config: Config) -> Self {
+        let runtime = runtime();
+        let controller = runtime.block_on(Controller::bind(config)).unwrap();
+        let address = controller.local_addr().unwrap();
+        let running = runtime.spawn(controller.run(std::future::pending()));
+        Self { runtime: Some(runtime), address, running: Some(running) }
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Ends it as a signal would, without any farewell; where it listened.
+    pub(crate) fn kill(mut self) -> SocketAddr {
+        self.runtime.take().unwrap().shutdown_timeout(PATIENCE);
+        self.address
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn end(mut self) -> Result<(), ControllerError> {
+        let running = self.running.take().unwrap();
+        let runtime = self.runtime.take().unwrap();
+        let end = runtime.block_on(async { tokio::time::timeout(PATIENCE, running).await });
+        runtime.shutdown_timeout(PATIENCE);
+        end.unwrap().unwrap()
+    }
+
+    fn on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.as_ref().unwrap().block_on(future)
+    }
+
+    pub(crate) fn status(&self) -> proto::StatusResponse {
+        self.on(async {
+            let mut client = ControllerClient::connect(self.uri()).await.unwrap();
+            client.status(proto::StatusRequest { entries: true }).await.unwrap().into_inner()
+        })
+    }
+
+    pub(crate) fn watch(&self) -> Watch<'_> {
+        let stream = self.on(async {
+            let mut client = ControllerClient::connect(self.uri()).await.unwrap();
+            client.watch(proto::WatchRequest {}).await.unwrap().into_inner()
+        });
+        Watch { controller: self, stream }
+    }
+}
+
+/// An open watch.
+pub(crate) struct Watch<'a> {
+    controller: &'a Running,
+    stream: tonic::Streaming<proto::WatchResponse>,
+}
+
+impl Watch<'_> {
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        let next = async { tokio::time::timeout(PATIENCE, self.stream.message()).await };
+        self.controller.on(next).unwrap().unwrap().and_then(|message| message.event)
+    }
+}
