@@ -1,4 +1,5 @@
-//! Two P4Runtime clients that others wrote, finsy and p4runtime-shell, against the agent.
+//! Two P4Runtime clients that others wrote, finsy and p4runtime-shell, against the agent, and their
+//! declarations of P4Runtime against ours.
 //!
 //! They are installed with pip, in pinned versions, into a virtual environment below the target
 //! directory; without them the tests fail.
@@ -183,4 +184,15 @@ fn finsy_drives_the_ebpf_switch() {
 #[test]
 fn p4runtime_shell_drives_the_ebpf_switch() {
     in_the_kernel("shell", "shell_client.py");
+}
+
+#[test]
+fn declarations_agree_with_those_of_finsy() {
+    if tier("clients") {
+        let descriptors = Path::new(env!("CARGO_TARGET_TMPDIR")).join("descriptors.bin");
+        std::fs::write(&descriptors, bluebridge_p4::proto::FILE_DESCRIPTOR_SET).unwrap();
+        let script = scripts().join("descriptors.py");
+        let output = Command::new(python("finsy")).arg(script).arg(descriptors).output().unwrap();
+        check("descriptors.py", &output);
+    }
 }

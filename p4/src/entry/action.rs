@@ -125,7 +125,8 @@ fn decode_action_set(
 ) -> Result<Action, ConversionError> {
     let unsupported = |what| ConversionError::Unsupported { table: table.alias, what };
     let entry = |rule| ConversionError::Entry { table: table.alias, rule };
-    if set.action_selection_mode == 2 || set.size_semantics == 1 {
+    // The selector's own: by hash, sized by members.
+    if !matches!(set.action_selection_mode, 0 | 1) || !matches!(set.size_semantics, 0 | 2) {
         return Err(unsupported("other selection modes than its hash over members"));
     }
     let actions = &set.action_profile_actions;

@@ -223,12 +223,11 @@ impl Arbitration {
 
     /// Sends to the primary of every role; false if none got it.
     pub(super) fn send_to_primaries(&self, update: &Update) -> bool {
-        let primaries: Vec<StreamId> =
-            self.roles.values().filter_map(|role| role.primary).collect();
-        // Not `any`: every primary gets it.
-        primaries
-            .into_iter()
-            .fold(false, |sent, primary| self.send(primary, update.clone()) || sent)
+        let mut sent = false;
+        for primary in self.roles.values().filter_map(|role| role.primary) {
+            sent |= self.send(primary, update.clone());
+        }
+        sent
     }
 
     /// Sends to one client, unless its queue is full but for the reserve; then it is lost.

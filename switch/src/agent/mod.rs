@@ -55,6 +55,9 @@ const POLL: Duration = Duration::from_millis(2);
 /// How often packet-ins are looked for where it can, lest a wake-up was missed.
 const POLL_BACKSTOP: Duration = Duration::from_millis(250);
 
+/// How long the data plane is left alone after a failure.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a silent connection is trusted to be there.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
@@ -241,8 +244,9 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
             match executor.run(Core::deliver_packets).await {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false)) => break,
-                Ok(Err(_)) => {
-                    tokio::time::sleep(POLL_BACKSTOP).await;
+                Ok(Err(refusal)) => {
+                    tracing::warn!("cannot take packet-ins from the data plane: {refusal}");
+                    tokio::time::sleep(FAILURE_PAUSE).await;
                     break;
                 }
                 Err(_) => return,
@@ -257,9 +261,16 @@ async fn tell_idle(executor: Executor) {
     loop {
         tokio::time::sleep(pause).await;
         let started = std::time::Instant::now();
-        if executor.run(Core::tell_idle).await.is_err() {
-            return;
-        }
-        pause = IDLE_SCAN.max(started.elapsed() * 10);
+        pause = match executor.run(Core::tell_idle).await {
+            Ok(Ok(())) => IDLE_SCAN.max(started.elapsed() * 10),
+            Ok(Err(refusal)) => {
+                tracing::warn!("cannot look for idle entries: {refusal}");
+                FAILURE_PAUSE
+            }
+            Err(_) => return,
+        };
     }
 }
+
+#[cfg(test)]
+mod mutation_tests;

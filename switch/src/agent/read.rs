@@ -165,7 +165,7 @@ impl Core {
         out: &mut Vec<v1::Entity>,
     ) -> Result<(), Refusal> {
         let id = if wanted.counter_id == 0 { DROPS_ID } else { wanted.counter_id };
-        let range = drops_range(&v1::CounterEntry { counter_id: id, ..wanted.clone() })?;
+        let range = drops_range(&v1::CounterEntry { counter_id: id, ..*wanted })?;
         let drops = self.plane.drops()?.0;
         let counted = drops.iter().zip(&self.drops_offset).enumerate();
         for (index, (counted, offset)) in counted.take(range.end).skip(range.start) {

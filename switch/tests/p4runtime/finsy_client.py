@@ -196,7 +196,9 @@ async def check_packets(switch: fy.Switch) -> None:
     async def count(entry: fy.P4TableEntry) -> int:
         async for found in switch.read([entry]):
             assert isinstance(found, fy.P4TableEntry) and found.counter_data
-            assert found.counter_data.byte_count == found.counter_data.packet_count * 102
+            assert (
+                found.counter_data.byte_count == found.counter_data.packet_count * 102
+            )
             return found.counter_data.packet_count
         raise AssertionError("no such entry")
 

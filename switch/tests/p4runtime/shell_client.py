@@ -133,7 +133,9 @@ def check_anycast() -> None:
     one_shot.match["dst_scope"] = SCOPE
     choice = sh.Oneshot("anycast")
     for port, weight in ((1, 3), (2, 1)):
-        choice.add(forward(sh.TableEntry("redirect")(action="forward"), port).action, weight)
+        choice.add(
+            forward(sh.TableEntry("redirect")(action="forward"), port).action, weight
+        )
     one_shot.oneshot = choice
     one_shot.insert()
     back = [read.msg() for read in bare(one_shot).read()]
@@ -156,7 +158,9 @@ def check_anycast() -> None:
     by_group.match["dst_scope"] = SCOPE
     by_group.insert()
     read_back(by_group)
-    in_use = refused(lambda: sh.ActionProfileGroup("anycast_selector")(group_id=1).delete())
+    in_use = refused(
+        lambda: sh.ActionProfileGroup("anycast_selector")(group_id=1).delete()
+    )
     assert in_use == [grpc.StatusCode.FAILED_PRECONDITION.value[0]], in_use
     by_group.delete()
     sh.ActionProfileGroup("anycast_selector")(group_id=1).delete()
