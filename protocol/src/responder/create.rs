@@ -219,6 +219,10 @@ impl Responder {
         if !self.is_own_node(target.node) {
             return;
         }
+        // What will be refused changes nothing: its requester takes the pages as not given.
+        if self.check_epoch(request).is_err() || self.check_authority(request).is_err() {
+            return;
+        }
         let Some(index) = self.provisional.holding(location.page()) else { return };
         let Provisional { asker, grant, .. } = *self.provisional.at(index);
         let is_same = grant.tag.0 == target.tag

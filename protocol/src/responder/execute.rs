@@ -37,6 +37,9 @@ impl Responder {
         store: &mut S,
     ) {
         let header = request.header();
+        if self.serves_for_another(request, store) {
+            self.counters.count(Event::ServedAdopted);
+        }
         if header.page_shift != HEADER_PAGE_SHIFT {
             return self.conclude_refused(request, command, slot, record, Status::Malformed.into());
         }
@@ -325,6 +328,15 @@ impl Responder {
         };
         self.check_authority(request)?;
         Ok(local)
+    }
+
+    /// Whether the target is another node's page that is served here.
+    fn serves_for_another<S: PageStore + ?Sized>(&self, request: &Request<'_>, store: &S) -> bool {
+        let target = request.datagram.target;
+        !self.is_own_node(target.node)
+            && Location::from_bits(target.location).is_some_and(|location| {
+                self.ranges.local(target.node, location, store.generation()).is_some()
+            })
     }
 
     /// A request may name the range epoch that it counts on.

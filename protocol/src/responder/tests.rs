@@ -1,1 +1,0 @@
-//! The responder against hand-made requests.

@@ -1,0 +1,176 @@
+//! CREATE and ALLOC_WRITE to node 0: provisional pages.
+
+use super::*;
+
+fn pointer_of(reply: &Reply) -> Pointer {
+    assert_eq!(reply.status, Status::Ok, "{reply:?}");
+    assert!(reply.header.flags.contains(Flags::PROVISIONAL));
+    Pointer::from_ipv6(reply.header.target).unwrap()
+}
+
+fn confirm(at: Pointer, pages: u32) -> Ask {
+    Ask::new(Command::Confirm, at.to_ipv6()).with(|header| header.length = pages)
+}
+
+#[test]
+pub(super) fn repetitions_get_the_same_pages_and_time_runs_on() {
+    let mut world = World::unopened(&config(), 16);
+    let ask = Ask::anywhere(Command::Create, 77, 3);
+    let first = world.one(&ask);
+    let at = pointer_of(&first);
+    assert_eq!((at.node, at.space, first.header.detail), (SERVER, SPACE, 2000));
+    assert_eq!((first.header.sequence, first.header.session), (77, 0));
+    assert_eq!(first.from.location, ask.to.location);
+    world.pass(Duration::from_millis(500));
+    let again = world.one(&ask.clone().attempt(1));
+    assert_eq!((pointer_of(&again), again.header.detail), (at, 1500));
+    assert_eq!(world.store.used_pages(), 3);
+    let other = world.one(&Ask::anywhere(Command::Create, 78, 3));
+    assert_ne!(pointer_of(&other), at);
+    assert_eq!(world.responder.provisional_pages(), 6);
+    assert_eq!(world.status(&ask.with(|header| header.length = 4)), Status::Malformed);
+}
+
+#[test]
+pub(super) fn unconfirmed_pages_are_freed_by_the_servers_clock() {
+    let mut world = World::new();
+    let ask = Ask::anywhere(Command::Create, 77, 3);
+    let at = pointer_of(&world.one(&ask));
+    world.pass(Duration::from_millis(1999));
+    assert_eq!(world.store.used_pages(), 3);
+    assert!(world.responder.poll_timeout().unwrap() <= world.now + Duration::from_millis(1));
+    world.pass(Duration::from_millis(1));
+    assert_eq!((world.store.used_pages(), world.responder.provisional_pages()), (0, 0));
+    let late = world.next(confirm(at, 3));
+    assert_eq!(world.status(&late), Status::NotAllocated);
+    assert_eq!(world.event(Event::ProvisionalFreed), 1);
+}
+
+#[test]
+pub(super) fn confirm_keeps_the_pages() {
+    let mut world = World::new();
+    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
+    let ask = world.next(confirm(at, 3));
+    assert_eq!(world.status(&ask), Status::Ok);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.store.used_pages(), 3);
+    assert_eq!(world.event(Event::ProvisionalConfirmed), 1);
+    let again = world.next(confirm(at, 3));
+    assert_eq!(world.status(&again), Status::Ok);
+    let more = world.next(confirm(at, 4));
+    assert_eq!(world.status(&more), Status::NotAllocated);
+}
+
+#[test]
+pub(super) fn any_request_of_the_same_endpoint_on_the_pointer_keeps_them() {
+    let mut world = World::new();
+    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
+    let ask = world.read_ask(page_of(at, 2), 8);
+    assert_eq!(world.status(&ask), Status::Ok);
+    assert_eq!(world.event(Event::ProvisionalKept), 1);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.store.used_pages(), 3);
+}
+
+#[test]
+pub(super) fn another_endpoint_or_colour_does_not_keep_them() {
+    let mut world = World::new();
+    let mut ask = Ask::anywhere(Command::Create, 77, 3);
+    ask.from = endpoint(NodeId(33));
+    let at = pointer_of(&world.one(&ask));
+    let ask = world.read_ask(at, 8);
+    assert_eq!(world.status(&ask), Status::Ok);
+    let own = pointer_of(&world.one(&Ask::anywhere(Command::Create, 78, 1)));
+    let ask = world.read_ask(Pointer { tag: Tag(own.tag.0 + 1), ..own }, 8);
+    assert_eq!(world.status(&ask), Status::StaleTag);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.store.used_pages(), 0);
+}
+
+#[test]
+pub(super) fn deleting_provisional_pages_ends_them_once() {
+    let mut world = World::new();
+    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
+    assert_eq!(world.delete(at, 3), Status::Ok);
+    let next = world.create(3);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.store.used_pages(), 3, "the timer freed another's pages");
+    assert_eq!(next.location, at.location);
+    assert_eq!(world.event(Event::FreeRefused), 0);
+}
+
+#[test]
+pub(super) fn alloc_write_anywhere_brings_its_piece_size() {
+    let mut world = World::new();
+    let data = stamp(5000, 9);
+    let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1368);
+    let mut train = pieces(ask, 0, &data, 1368);
+    assert_eq!(train.len(), 4);
+    assert_eq!(world.status(&train[0].clone().with(|h| h.detail = 0)), Status::Malformed);
+    assert_eq!(world.status(&train[0].clone().with(|h| h.detail = 70000)), Status::Malformed);
+    assert_eq!(world.send(&train[2]), []);
+    assert_eq!(world.status(&train[0].clone().with(|h| h.detail = 2048)), Status::Malformed);
+    let reply = world.one(&train[0].clone().attempt(1));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0b101));
+    assert_eq!(world.send(&train[3]), []);
+    let reply = world.one(&train[1]);
+    let at = pointer_of(&reply);
+    assert_eq!(reply.header.length, 5000);
+    train.reverse();
+    assert_eq!(pointer_of(&world.one(&train[0])), at);
+    assert!(world.read(at, 5000) == data);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.store.used_pages(), 2);
+}
+
+#[test]
+pub(super) fn an_unfinished_alloc_write_is_freed_with_its_time() {
+    let mut world = World::unopened(&config(), 16);
+    let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
+    let train = pieces(ask, 0, &stamp(5000, 9), 1024);
+    assert_eq!(world.send(&train[0]), []);
+    assert_eq!(world.store.used_pages(), 2);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.store.used_pages(), 0);
+}
+
+#[test]
+pub(super) fn entries_and_pages_are_bounded() {
+    let limits = Limits { provisional_count: 3, provisional_pages: 8, ..Limits::default() };
+    let config = Config { limits, ..config() };
+    let mut world = World::unopened(&config, 64);
+    let ask = |nonce, pages| Ask::anywhere(Command::Create, nonce, pages);
+    assert_eq!(world.status(&ask(1, 9)), Status::Overloaded);
+    assert_eq!(world.status(&ask(1, u32::MAX)), Status::Overloaded);
+    for nonce in 1..=3 {
+        assert_eq!(world.status(&ask(nonce, 2)), Status::Ok);
+    }
+    assert_eq!(world.status(&ask(4, 1)), Status::Overloaded);
+    assert_eq!(world.status(&ask(2, 2)), Status::Ok);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.status(&ask(4, 1)), Status::Ok);
+}
+
+#[test]
+pub(super) fn refusals_leave_nothing_behind() {
+    let mut world = World::with(&config(), 4, 4096);
+    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 5)), Status::OutOfMemory);
+    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 0)), Status::BadLength);
+    let in_session = Ask::anywhere(Command::Create, 1, 1).with(|header| header.session = 4);
+    assert_eq!(world.status(&in_session), Status::Malformed);
+    let stale = Ask::anywhere(Command::Create, 1, 1).with(|header| header.incarnation = 0);
+    assert_eq!(world.status(&stale), Status::StaleIncarnation);
+    let stale = Ask::anywhere(Command::Create, 1, 1).with(|header| header.range_epoch = 9);
+    assert_eq!(world.status(&stale), Status::StaleRangeEpoch);
+    assert_eq!((world.store.used_pages(), world.responder.provisional_pages()), (0, 0));
+    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 4)), Status::Ok);
+}
+
+#[test]
+pub(super) fn a_store_that_keeps_its_pages_is_counted() {
+    let mut world = World::unopened(&config(), 4);
+    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 4)), Status::Ok);
+    world.store.keeps = true;
+    world.pass(Duration::from_secs(2));
+    assert_eq!((world.event(Event::FreeRefused), world.responder.provisional_pages()), (1, 0));
+}

@@ -1,0 +1,333 @@
+//! The responder against hand-made requests.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+
+mod anywhere;
+mod checks;
+mod commands;
+mod counters;
+mod model;
+mod sessions;
+mod store;
+mod trains;
+mod window;
+
+use core::time::Duration;
+use std::net::Ipv6Addr;
+
+use bluebridge_wire::{
+    Command, Datagram, EndpointAddress, Flags, Header, Location, NodeId, Pointer, Space, Status,
+    Tag, WireCommand,
+    address::{Fields, PAGE_BYTES},
+    header::HEADER_BYTES,
+    seal,
+    tlv::TlvType,
+};
+
+use super::*;
+use crate::pieces::Cut;
+use store::PlainStore;
+
+pub(super) const SPACE: Space = Space(3);
+pub(super) const SERVER: NodeId = NodeId(9);
+pub(super) const CLIENT: NodeId = NodeId(20);
+pub(super) const PORT: u16 = 4242;
+
+/// A received reply.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Reply {
+    pub(super) status: Status,
+    pub(super) from: Fields,
+    pub(super) to: Ipv6Addr,
+    pub(super) port: u16,
+    pub(super) header: Header,
+    pub(super) target: Fields,
+    pub(super) data: Vec<u8>,
+    pub(super) pages: Vec<Status>,
+}
+
+/// A request that is about to be sent; every field can be bent.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    pub(super) from: Ipv6Addr,
+    pub(super) to: Fields,
+    pub(super) header: Header,
+    pub(super) data: Vec<u8>,
+}
+
+impl Ask {
+    pub(super) fn new(command: Command, target: Ipv6Addr) -> Self {
+        let target_fields = Fields::unpack(target).unwrap();
+        let to = Fields { command: WireCommand::request(command, false).bits(), ..target_fields };
+        let header = Header { target, incarnation: 1, ..Header::default() };
+        Self { from: endpoint(CLIENT), to, header, data: Vec::new() }
+    }
+
+    /// To the server's own address.
+    pub(super) fn server(command: Command) -> Self {
+        Self::new(command, EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6())
+    }
+
+    pub(super) fn anywhere(command: Command, nonce: u64, length: u32) -> Self {
+        let to = EndpointAddress::of_shard(SPACE, NodeId::ANY, 0, 77).to_ipv6();
+        let mut ask = Self::new(command, to);
+        (ask.header.sequence, ask.header.length) = (nonce, length);
+        ask
+    }
+
+    pub(super) fn with(mut self, change: impl FnOnce(&mut Header)) -> Self {
+        change(&mut self.header);
+        self
+    }
+
+    pub(super) fn carrying(mut self, data: &[u8]) -> Self {
+        self.data = data.to_vec();
+        self
+    }
+
+    pub(super) fn attempt(self, attempt: u8) -> Self {
+        self.with(|header| header.flags = header.flags.with_attempt(attempt))
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        self.header.emit(&mut bytes, 0);
+        seal(self.from, self.to.to_ipv6(), &mut bytes, &self.data);
+        bytes.extend_from_slice(&self.data);
+        bytes
+    }
+}
+
+pub(super) fn endpoint(node: NodeId) -> Ipv6Addr {
+    EndpointAddress::new(SPACE, node, 5).to_ipv6()
+}
+
+pub(super) fn stamp(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|place| (place % 251) as u8 ^ seed).collect()
+}
+
+/// A responder, its store, and one client's session.
+pub(super) struct World {
+    pub(super) responder: Responder,
+    pub(super) store: PlainStore,
+    pub(super) now: Instant,
+    pub(super) session: u64,
+    pub(super) piece_bytes: u16,
+    pub(super) sequence: u64,
+    pub(super) low_water: u64,
+}
+
+pub(super) fn config() -> Config {
+    Config::new(SPACE, SERVER, 5, 0x5eed)
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with(&config(), 64, 4096)
+    }
+
+    pub(super) fn with(config: &Config, pages: u32, piece_bytes: u16) -> Self {
+        let mut world = Self::unopened(config, pages);
+        world.reopen(piece_bytes);
+        world
+    }
+
+    pub(super) fn unopened(config: &Config, pages: u32) -> Self {
+        let now = Instant::from_nanos(1_000_000_000);
+        let responder = Responder::new(config).unwrap();
+        let store = PlainStore::new(pages);
+        Self { responder, store, now, session: 0, piece_bytes: 0, sequence: 0, low_water: 1 }
+    }
+
+    pub(super) fn reopen(&mut self, piece_bytes: u16) {
+        let nonce = self.now.as_nanos() + 17;
+        let reply = self.one(&open(CLIENT, 1, nonce, piece_bytes));
+        assert_eq!(reply.status, Status::Ok);
+        self.session = reply.header.session;
+        self.piece_bytes = u16::try_from(reply.header.length).unwrap();
+        (self.sequence, self.low_water) = (0, 1);
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.responder.handle_timeout(self.now, &mut self.store).unwrap();
+    }
+
+    /// Offers a request once.
+    pub(super) fn offer(&mut self, ask: &Ask) -> Result<(), DrainFirst> {
+        let (bytes, to) = (ask.bytes(), ask.to.to_ipv6());
+        match Datagram::parse(ask.from, to, &bytes) {
+            Ok(datagram) => {
+                self.responder.handle_datagram(self.now, PORT, &datagram, &mut self.store)
+            }
+            Err(error) => {
+                self.responder.count_malformed(error);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while let Some(transmit) = self.responder.poll_transmit(&self.store) {
+            let mut bytes = transmit.head.to_vec();
+            bytes.extend_from_slice(transmit.data);
+            let datagram = Datagram::parse(transmit.source, transmit.destination, &bytes)
+                .expect("a reply is well formed and sealed");
+            assert!(datagram.is_reply());
+            let pages = datagram
+                .tlvs()
+                .map(Result::unwrap)
+                .filter(|tlv| tlv.kind == TlvType::PageStatus as u8)
+                .flat_map(|tlv| tlv.value.iter().map(|&code| Status::from_code(code).unwrap()))
+                .collect();
+            replies.push(Reply {
+                status: Status::from_code(datagram.from.tag).unwrap(),
+                from: datagram.from,
+                to: transmit.destination,
+                port: transmit.destination_port,
+                header: datagram.header,
+                target: datagram.target,
+                data: datagram.data.to_vec(),
+                pages,
+            });
+        }
+        replies
+    }
+
+    /// Sends a request and gives its replies.
+    pub(super) fn send(&mut self, ask: &Ask) -> Vec<Reply> {
+        self.offer(ask).expect("nothing waits");
+        self.drain()
+    }
+
+    /// Sends a request that has one reply.
+    pub(super) fn one(&mut self, ask: &Ask) -> Reply {
+        let mut replies = self.send(ask);
+        assert_eq!(replies.len(), 1, "{ask:?}: {replies:?}");
+        replies.remove(0)
+    }
+
+    pub(super) fn status(&mut self, ask: &Ask) -> Status {
+        self.one(ask).status
+    }
+
+    /// Puts a request into the session, with a new number and everything before it answered.
+    pub(super) fn next(&mut self, ask: Ask) -> Ask {
+        self.sequence += 1;
+        self.low_water = self.sequence;
+        self.numbered(ask, self.sequence)
+    }
+
+    /// Puts a request into the session with a number; low water stays.
+    pub(super) fn numbered(&self, ask: Ask, sequence: u64) -> Ask {
+        let distance = sequence.saturating_sub(self.low_water);
+        ask.with(|header| {
+            (header.session, header.sequence) = (self.session, sequence);
+            header.answered_distance = u16::try_from(distance).unwrap_or(u16::MAX);
+        })
+    }
+
+    pub(super) fn event(&self, event: Event) -> u64 {
+        self.responder.counters().event(event)
+    }
+
+    pub(super) fn create(&mut self, pages: u32) -> Pointer {
+        let ask = Ask::server(Command::Create).with(|header| header.length = pages);
+        let ask = self.next(ask);
+        let reply = self.one(&ask);
+        assert_eq!(reply.status, Status::Ok);
+        Pointer::from_ipv6(reply.header.target).unwrap()
+    }
+
+    /// The datagrams of a WRITE, in a new number.
+    pub(super) fn write_train(&mut self, at: Pointer, data: &[u8]) -> Vec<Ask> {
+        self.sequence += 1;
+        self.low_water = self.sequence;
+        self.train(Command::Write, at, data, self.sequence)
+    }
+
+    pub(super) fn train(&self, command: Command, at: Pointer, data: &[u8], n: u64) -> Vec<Ask> {
+        let ask = Ask::new(command, at.to_ipv6());
+        pieces(ask, at.location.in_page(), data, usize::from(self.piece_bytes))
+            .into_iter()
+            .map(|ask| self.numbered(ask, n))
+            .collect()
+    }
+
+    pub(super) fn write(&mut self, at: Pointer, data: &[u8]) -> Status {
+        let train = self.write_train(at, data);
+        let mut replies: Vec<_> = train.iter().flat_map(|ask| self.send(ask)).collect();
+        assert_eq!(replies.len(), 1, "{replies:?}");
+        replies.remove(0).status
+    }
+
+    pub(super) fn read_ask(&mut self, at: Pointer, length: usize) -> Ask {
+        let ask = Ask::new(Command::Read, at.to_ipv6());
+        self.next(ask.with(|header| header.length = u32::try_from(length).unwrap()))
+    }
+
+    /// Reads bytes, which must all be readable.
+    pub(super) fn read(&mut self, at: Pointer, length: usize) -> Vec<u8> {
+        let ask = self.read_ask(at, length);
+        let mut bytes = vec![0; length];
+        let replies = self.send(&ask);
+        let in_page = at.location.in_page();
+        let cut = Cut::new(in_page, length, usize::from(self.piece_bytes)).unwrap();
+        assert_eq!(replies.len(), cut.piece_count() as usize);
+        for (number, reply) in (0..).zip(replies) {
+            assert_eq!(reply.status, Status::Ok);
+            let range = cut.piece(number).unwrap().range;
+            assert_eq!(usize::from(reply.header.offset), range.start);
+            bytes[range].copy_from_slice(&reply.data);
+        }
+        bytes
+    }
+
+    pub(super) fn delete(&mut self, at: Pointer, pages: u32) -> Status {
+        let ask = Ask::new(Command::Delete, at.to_ipv6()).with(|header| header.length = pages);
+        let ask = self.next(ask);
+        self.status(&ask)
+    }
+}
+
+pub(super) fn open(node: NodeId, incarnation: u32, nonce: u64, piece_bytes: u16) -> Ask {
+    let mut ask = Ask::server(Command::Open).with(|header| {
+        (header.sequence, header.incarnation) = (nonce, incarnation);
+        (header.length, header.credit) = (u32::from(piece_bytes), 600);
+    });
+    ask.from = endpoint(node);
+    ask
+}
+
+/// One datagram per piece of `data`.
+pub(super) fn pieces(ask: Ask, in_page: usize, data: &[u8], piece_bytes: usize) -> Vec<Ask> {
+    let cut = Cut::new(in_page, data.len(), piece_bytes).unwrap();
+    (0..cut.piece_count())
+        .map(|number| {
+            let range = cut.piece(number).unwrap().range;
+            let piece = ask.clone().carrying(&data[range.clone()]);
+            piece.with(|header| {
+                header.length = u32::try_from(data.len()).unwrap();
+                header.offset = u16::try_from(range.start).unwrap();
+            })
+        })
+        .collect()
+}
+
+pub(super) fn moved_by(pointer: Pointer, bytes: u64) -> Pointer {
+    pointer.checked_add(bytes).unwrap()
+}
+
+pub(super) fn page_of(pointer: Pointer, page: usize) -> Pointer {
+    moved_by(pointer, (page * PAGE_BYTES) as u64)
+}
+
+pub(super) fn pointer(offset: u64, tag: u8) -> Pointer {
+    let location = Location::new(store::GENERATION, offset).unwrap();
+    Pointer { space: SPACE, node: SERVER, tag: Tag(tag), location }
+}
+
+pub(super) fn zeroing(header: &mut Header) {
+    header.flags = header.flags.with(Flags::ZERO);
+}

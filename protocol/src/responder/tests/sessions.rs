@@ -1,0 +1,190 @@
+//! Section 2 of the contract: opening, closing, idling, incarnations, and the table's bounds.
+
+use super::*;
+
+fn ping_in(session: u64, node: NodeId, sequence: u64) -> Ask {
+    let mut ask = Ask::server(Command::Ping);
+    ask.from = endpoint(node);
+    ask.with(|header| (header.session, header.sequence) = (session, sequence))
+}
+
+fn opened(world: &mut World, node: NodeId, nonce: u64) -> Result<u64, Status> {
+    let reply = world.one(&open(node, 1, nonce, 4096));
+    if reply.status.is_ok() { Ok(reply.header.session) } else { Err(reply.status) }
+}
+
+#[test]
+pub(super) fn open_answers_what_the_session_is() {
+    let config = Config { piece_bytes: 1368, ..config() };
+    let mut world = World::unopened(&config, 8);
+    let ask = open(CLIENT, 1, 12345, 4096);
+    let reply = world.one(&ask);
+    let header = reply.header;
+    assert_eq!((reply.status, header.sequence, header.incarnation), (Status::Ok, 12345, 5));
+    assert_eq!((header.length, header.credit, header.detail), (1368, 512, 2));
+    assert_eq!(header.range_epoch, 1);
+    assert_ne!(header.session, 0);
+    let again = world.one(&ask.clone().attempt(1));
+    assert_eq!(again.header.session, header.session);
+    assert_eq!(world.event(Event::OpenRepeated), 1);
+    let other = world.one(&open(CLIENT, 1, 12346, 1024)).header;
+    assert_ne!(other.session, header.session);
+    assert_eq!(other.length, 1024);
+    assert_eq!(world.responder.session_count(), 2);
+    for (bent, status) in [
+        (open(CLIENT, 1, 1, 1023), Status::BadLength),
+        (open(CLIENT, 1, 1, 4096).with(|header| header.session = 1), Status::Malformed),
+        (open(CLIENT, 1, 1, 4096).carrying(b"x"), Status::Malformed),
+        (open(CLIENT, 0, 1, 4096), Status::StaleIncarnation),
+    ] {
+        assert_eq!(world.status(&bent), status);
+    }
+    assert_eq!(world.responder.session_count(), 2);
+}
+
+#[test]
+pub(super) fn credit_is_what_both_sides_take() {
+    let limits = Limits { credit_pages: 100, ..Limits::default() };
+    let mut world = World::unopened(&Config { limits, ..config() }, 8);
+    assert_eq!(world.one(&open(CLIENT, 1, 1, 4096)).header.credit, 100);
+    let mut narrow = open(CLIENT, 1, 2, 4096);
+    narrow.header.credit = 7;
+    assert_eq!(world.one(&narrow).header.credit, 7);
+    narrow.header.sequence = 3;
+    narrow.header.credit = 0;
+    assert_eq!(world.one(&narrow).header.credit, 1);
+    let session = world.one(&open(CLIENT, 1, 1, 4096)).header.session;
+    assert_eq!(world.one(&ping_in(session, CLIENT, 1)).header.credit, 33);
+}
+
+#[test]
+pub(super) fn ids_do_not_come_again() {
+    let mut world = World::unopened(&config(), 8);
+    let mut seen = std::collections::HashSet::new();
+    for nonce in 0..500 {
+        let session = opened(&mut world, CLIENT, nonce).unwrap();
+        assert!(seen.insert(session) && session != 0);
+        assert_eq!(world.status(&ping_in(session, CLIENT, 1)), Status::Ok);
+        let close = Ask::server(Command::Close);
+        let close = close.with(|header| (header.session, header.sequence) = (session, 2));
+        assert_eq!(world.status(&close), Status::Ok);
+        assert_eq!(world.status(&close), Status::NoSession);
+    }
+    assert_eq!(world.responder.session_count(), 0);
+    // A restarted server does not know them, and draws others.
+    let mut restarted = World::unopened(&Config { incarnation: 6, ..config() }, 8);
+    for nonce in 0..500 {
+        assert!(seen.insert(opened(&mut restarted, CLIENT, nonce).unwrap()));
+    }
+}
+
+#[test]
+pub(super) fn idle_sessions_end_and_others_stay() {
+    let mut world = World::unopened(&config(), 8);
+    let idle = opened(&mut world, CLIENT, 1).unwrap();
+    let busy = opened(&mut world, CLIENT, 2).unwrap();
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.status(&ping_in(busy, CLIENT, 1)), Status::Ok);
+    assert_eq!(world.responder.poll_timeout(), Some(world.now + Duration::from_secs(30)));
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.status(&ping_in(idle, CLIENT, 1)), Status::NoSession);
+    assert_eq!(world.status(&ping_in(busy, CLIENT, 2)), Status::Ok);
+    assert_eq!(world.event(Event::SessionIdle), 1);
+    world.pass(Duration::from_secs(60));
+    assert_eq!((world.responder.session_count(), world.responder.poll_timeout()), (0, None));
+}
+
+#[test]
+pub(super) fn a_higher_incarnation_ends_the_older_ones_sessions() {
+    let mut world = World::with(&config(), 16, 1024);
+    let at = world.create(2);
+    let server = EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6();
+    let alloc = pieces(Ask::new(Command::AllocWrite, server), 0, &[1; 8000], 1024);
+    let write = world.write_train(at, &[1; 8000]);
+    world.low_water = world.sequence;
+    let alloc = world.numbered(alloc[0].clone(), world.sequence + 1);
+    assert_eq!((world.send(&write[0]), world.send(&alloc)), (vec![], vec![]));
+    assert_eq!(world.store.used_pages(), 4);
+    let other = opened(&mut world, NodeId(50), 1).unwrap();
+
+    assert_eq!(world.status(&open(CLIENT, 2, 1, 4096)), Status::Ok);
+    assert_eq!(world.event(Event::SessionSuperseded), 1);
+    assert_eq!(world.event(Event::IncarnationRaised), 1);
+    assert_eq!(world.event(Event::AllocationAbandoned), 1);
+    assert_eq!(world.store.used_pages(), 2, "unfinished pages are freed");
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024);
+    assert_eq!(world.status(&write[1]), Status::StaleIncarnation);
+    assert_eq!(world.status(&open(CLIENT, 1, 2, 4096)), Status::StaleIncarnation);
+    assert_eq!(world.status(&ping_in(other, NodeId(50), 1)), Status::Ok);
+    // An anywhere-CREATE of a still newer one counts as well.
+    let ask = Ask::anywhere(Command::Create, 1, 1).with(|header| header.incarnation = 3);
+    assert_eq!(world.status(&ask), Status::Ok);
+    assert_eq!(world.responder.session_count(), 1);
+}
+
+#[test]
+pub(super) fn a_full_table_takes_from_the_node_with_most_and_nothing_unacknowledged() {
+    let limits = Limits { session_count: 4, node_session_count: 4, ..Limits::default() };
+    let mut world = World::unopened(&Config { limits, ..config() }, 8);
+    let (greedy, modest) = (NodeId(50), NodeId(51));
+    let mut sessions = Vec::new();
+    for nonce in 0..3 {
+        world.now = world.now + Duration::from_secs(1);
+        sessions.push(opened(&mut world, greedy, nonce).unwrap());
+    }
+    let create = |session| {
+        let mut ask = Ask::server(Command::Create);
+        ask.from = endpoint(greedy);
+        ask.with(|header| (header.session, header.sequence, header.length) = (session, 1, 1))
+    };
+    // The oldest has an answer that its requester may still ask for.
+    assert_eq!(world.status(&create(sessions[0])), Status::Ok);
+    opened(&mut world, modest, 0).unwrap();
+    // The modest node gets a place: the second of the greedy one's gives way.
+    opened(&mut world, modest, 1).unwrap();
+    assert_eq!(world.event(Event::SessionEvicted), 1);
+    assert_eq!(world.status(&ping_in(sessions[1], greedy, 1)), Status::NoSession);
+    assert_eq!(world.status(&ping_in(sessions[2], greedy, 1)), Status::Ok);
+    assert_eq!(world.status(&create(sessions[0])), Status::Ok);
+    // With equal shares nobody gives way.
+    assert_eq!(opened(&mut world, modest, 2), Err(Status::Overloaded));
+    assert_eq!(opened(&mut world, greedy, 9), Err(Status::Overloaded));
+    // A third node may take one.
+    assert_eq!(world.status(&create(sessions[2])), Status::Ok);
+    opened(&mut world, NodeId(52), 0).unwrap();
+    assert_eq!(world.status(&create(sessions[0])), Status::Ok);
+    assert_eq!(world.status(&create(sessions[2])), Status::Ok);
+    assert_eq!(world.responder.session_count(), 4);
+}
+
+#[test]
+pub(super) fn a_node_at_its_own_limit_gives_up_its_own() {
+    let limits = Limits { session_count: 10, node_session_count: 2, ..Limits::default() };
+    let mut world = World::unopened(&Config { limits, ..config() }, 8);
+    let first = opened(&mut world, CLIENT, 1).unwrap();
+    world.now = world.now + Duration::from_secs(1);
+    let second = opened(&mut world, CLIENT, 2).unwrap();
+    opened(&mut world, NodeId(51), 1).unwrap();
+    opened(&mut world, CLIENT, 3).unwrap();
+    assert_eq!(world.status(&ping_in(first, CLIENT, 1)), Status::NoSession);
+    assert_eq!(world.status(&ping_in(second, CLIENT, 1)), Status::Ok);
+    assert_eq!(world.responder.session_count(), 3);
+}
+
+#[test]
+pub(super) fn a_slot_that_is_used_again_remembers_nothing() {
+    let limits = Limits { session_count: 1, ..Limits::default() };
+    let mut world = World::with(&Config { limits, ..config() }, 8, 4096);
+    let at = world.create(1);
+    let add = Ask::new(Command::FetchAdd, at.to_ipv6())
+        .carrying(&1_u64.to_be_bytes())
+        .with(|header| header.length = 8);
+    for round in 0..3_u64 {
+        let ask = world.next(add.clone());
+        assert_eq!(world.one(&ask).data, round.to_be_bytes());
+        let close = world.next(Ask::server(Command::Close));
+        assert_eq!(world.status(&close), Status::Ok);
+        world.now = world.now + Duration::from_secs(1);
+        world.reopen(4096);
+    }
+}

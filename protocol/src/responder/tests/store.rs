@@ -1,0 +1,143 @@
+//! A plain store: first fit, a new colour per allocation.
+
+use core::ops::Range;
+
+use bluebridge_wire::{ArenaGeneration, Location, Space, Status, Tag, address::PAGE_BYTES};
+
+use crate::store::{Access, Grant, PageStore, StoreUsage};
+
+pub(crate) const GENERATION: ArenaGeneration = match ArenaGeneration::new(2) {
+    Some(generation) => generation,
+    None => ArenaGeneration::MAX,
+};
+
+#[derive(Clone)]
+struct Page {
+    bytes: Vec<u8>,
+    /// First page, pages, colour and space of its allocation.
+    held: Option<(usize, usize, u8, Space)>,
+    last_tag: u8,
+    version: u64,
+}
+
+pub(crate) struct PlainStore {
+    pages: Vec<Page>,
+    pub(crate) quota_pages: u64,
+    /// Every allocation is refused with this.
+    pub(crate) refuses: Option<Status>,
+    /// Pages are not taken back.
+    pub(crate) keeps: bool,
+}
+
+impl PlainStore {
+    pub(crate) fn new(pages: u32) -> Self {
+        let page = Page { bytes: vec![0; PAGE_BYTES], held: None, last_tag: 0, version: 0 };
+        let pages = vec![page; pages as usize];
+        Self { pages, quota_pages: u64::MAX, refuses: None, keeps: false }
+    }
+
+    pub(crate) fn used_pages(&self) -> usize {
+        self.pages.iter().filter(|page| page.held.is_some()).count()
+    }
+
+    pub(crate) fn byte(&self, page: u64, place: usize) -> u8 {
+        self.pages[page as usize].bytes[place]
+    }
+}
+
+impl PageStore for PlainStore {
+    fn generation(&self) -> ArenaGeneration {
+        GENERATION
+    }
+
+    fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status> {
+        let pages = pages as usize;
+        if let Some(status) = self.refuses {
+            return Err(status);
+        }
+        if (self.used_pages() + pages) as u64 > self.quota_pages {
+            return Err(Status::QuotaExceeded);
+        }
+        let start = (0..self.pages.len())
+            .find(|&start| {
+                let extent = self.pages.get(start..start + pages);
+                extent.is_some_and(|extent| extent.iter().all(|page| page.held.is_none()))
+            })
+            .ok_or(Status::OutOfMemory)?;
+        let extent = &mut self.pages[start..start + pages];
+        let tag = extent.iter().map(|page| page.last_tag).max().unwrap() + 1;
+        for page in extent {
+            page.bytes.fill(0);
+            (page.held, page.last_tag) = (Some((start, pages, tag, space)), tag);
+            page.version += 1;
+        }
+        let location = Location::new(GENERATION, (start * PAGE_BYTES) as u64).unwrap();
+        Ok(Grant { location, tag: Tag(tag) })
+    }
+
+    fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
+        if self.keeps {
+            return Err(Status::Internal);
+        }
+        self.check(access)?;
+        let first = access.location.page() as usize;
+        let (start, length, ..) = self.pages[first].held.unwrap();
+        if start != first || !access.location.is_page_aligned() {
+            return Err(Status::Unaligned);
+        }
+        if pages != 0 && pages as usize != length {
+            return Err(Status::BadLength);
+        }
+        for page in &mut self.pages[start..start + length] {
+            page.held = None;
+        }
+        Ok(length as u32)
+    }
+
+    fn check(&self, access: Access) -> Result<(), Status> {
+        if access.location.generation() != GENERATION {
+            return Err(Status::StaleGeneration);
+        }
+        let last = (access.location.offset() + access.length_bytes.max(1) - 1) / PAGE_BYTES as u64;
+        if last >= self.pages.len() as u64 {
+            return Err(Status::OutOfRange);
+        }
+        for page in &self.pages[access.location.page() as usize..=last as usize] {
+            let Some((_, _, tag, space)) = page.held else { return Err(Status::NotAllocated) };
+            if tag != access.tag.0 {
+                return Err(Status::StaleTag);
+            }
+            if space != access.space {
+                return Err(Status::WrongSpace);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
+        &self.pages[page as usize].bytes[range]
+    }
+
+    fn write(&mut self, page: u64, start: usize, data: &[u8]) {
+        let page = &mut self.pages[page as usize];
+        page.bytes[start..start + data.len()].copy_from_slice(data);
+        page.version += 1;
+    }
+
+    fn zero(&mut self, page: u64, range: Range<usize>) {
+        let page = &mut self.pages[page as usize];
+        page.bytes[range].fill(0);
+        page.version += 1;
+    }
+
+    fn version(&self, page: u64) -> u64 {
+        self.pages[page as usize].version
+    }
+
+    fn usage(&self, _space: Space) -> StoreUsage {
+        let used_pages = self.used_pages() as u64;
+        let capacity_pages = self.pages.len() as u64;
+        let free_pages = capacity_pages - used_pages;
+        StoreUsage { capacity_pages, free_pages, quota_pages: self.quota_pages, used_pages }
+    }
+}

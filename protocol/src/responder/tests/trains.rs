@@ -1,0 +1,276 @@
+//! Section 4 of the contract: trains in any order, twice, interleaved, interrupted.
+
+use super::*;
+
+/// A small generator, so that orders vary and repeat.
+struct Order(u64);
+
+impl Order {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % bound
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for place in (1..items.len()).rev() {
+            items.swap(place, self.below(place + 1));
+        }
+    }
+}
+
+#[test]
+pub(super) fn any_order_with_duplicates_writes_once() {
+    let mut world = World::with(&config(), 32, 1024);
+    let at = world.create(16);
+    let mut order = Order(1);
+    for round in 0..200_u8 {
+        let start = order.below(32768);
+        let data = stamp(1 + order.below(32768 - start), round);
+        let place = moved_by(at, start as u64);
+        let mut train = world.write_train(place, &data);
+        let extra: Vec<_> = train.iter().filter(|_| order.below(3) == 0).cloned().collect();
+        train.extend(extra);
+        order.shuffle(&mut train);
+        let replies: Vec<_> = train.iter().flat_map(|ask| world.send(ask)).collect();
+        assert!(!replies.is_empty() && replies.iter().all(|reply| reply.status == Status::Ok));
+        assert!(world.read(place, data.len()) == data);
+    }
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024);
+    assert!(world.event(Event::PieceDuplicate) > 100);
+}
+
+#[test]
+pub(super) fn interleaved_trains_of_two_sessions_stay_apart() {
+    let mut world = World::with(&config(), 32, 1024);
+    let at = world.create(8);
+    let first = world.session;
+    world.now = world.now + Duration::from_micros(1);
+    let low = world.write_train(at, &stamp(16384, 1));
+    world.reopen(1024);
+    assert_ne!(world.session, first);
+    let high = world.write_train(page_of(at, 4), &stamp(16384, 2));
+    let mut order = Order(5);
+    let mut both: Vec<_> = low.into_iter().chain(high).collect();
+    order.shuffle(&mut both);
+    let replies: Vec<_> = both.iter().flat_map(|ask| world.send(ask)).collect();
+    assert_eq!(replies.len(), 2);
+    assert_ne!(replies[0].header.session, replies[1].header.session);
+    assert!(world.read(at, 16384) == stamp(16384, 1));
+    assert!(world.read(page_of(at, 4), 16384) == stamp(16384, 2));
+}
+
+#[test]
+pub(super) fn a_page_is_written_only_when_all_its_pieces_are_there() {
+    let mut world = World::with(&config(), 8, 1024);
+    let at = world.create(2);
+    let train = world.write_train(at, &[7; 8192]);
+    for ask in &train[..7] {
+        assert_eq!(world.send(ask), []);
+    }
+    assert_eq!((world.store.byte(0, 0), world.store.byte(0, 4095)), (7, 7));
+    assert!((0..4096).all(|place| world.store.byte(1, place) == 0));
+    assert_eq!(world.status(&train[7]), Status::Ok);
+    assert!((0..4096).all(|place| world.store.byte(1, place) == 7));
+}
+
+#[test]
+pub(super) fn incomplete_names_what_arrived() {
+    let mut world = World::with(&config(), 8, 1024);
+    let at = world.create(3);
+    let train = world.write_train(at, &[7; 3 * 4096]);
+    let reply = world.one(&train[9].clone().attempt(1));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 1 << 9));
+    for number in [0, 1, 2, 3, 5] {
+        assert_eq!(world.send(&train[number]), []);
+    }
+    let reply = world.one(&train[5].clone().attempt(2));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0b10_0010_1111));
+    assert_eq!(reply.header.flags.attempt(), 2);
+    // Buffers may go at any time; the finished page stays known.
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.event(Event::TrainTimedOut), 1);
+    let reply = world.one(&train[4].clone().attempt(3));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0b1_1111));
+    for number in [5, 6, 7, 8, 9, 10] {
+        assert_eq!(world.send(&train[number]), []);
+    }
+    assert_eq!(world.status(&train[11]), Status::Ok);
+    assert_eq!(world.event(Event::PageWrittenJoined), 3);
+}
+
+#[test]
+pub(super) fn a_page_refused_in_the_middle_makes_it_partial() {
+    let mut world = World::with(&config(), 16, 2048);
+    let at = world.create(1);
+    let middle = world.create(1);
+    world.create(1);
+    let mut train = world.write_train(at, &[5; 3 * 4096]);
+    world.low_water = world.sequence;
+    // Both pieces of the middle page's half are there when the page goes away.
+    assert_eq!(world.send(&train[2]), []);
+    let delete = Ask::new(Command::Delete, middle.to_ipv6());
+    let delete = world.numbered(delete, world.sequence + 1);
+    assert_eq!(world.status(&delete), Status::Ok);
+    train.remove(2);
+    let replies: Vec<_> = train.iter().flat_map(|ask| world.send(ask)).collect();
+    assert_eq!(replies.len(), 1);
+    assert_eq!(replies[0].status, Status::Partial);
+    assert_eq!(replies[0].pages, [Status::Ok, Status::NotAllocated, Status::Ok]);
+    assert!((0..4096).all(|place| world.store.byte(1, place) == 0));
+    assert_eq!((world.store.byte(0, 9), world.store.byte(2, 9)), (5, 5));
+    // The record repeats the statuses.
+    let again = world.one(&train[0].clone().attempt(1));
+    assert_eq!((again.status, &again.pages), (Status::Partial, &replies[0].pages));
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024);
+}
+
+#[test]
+pub(super) fn one_status_for_all_pages_is_the_answer_itself() {
+    let mut world = World::with(&config(), 16, 4096);
+    let stale = pointer(0, 9);
+    let train = world.write_train(stale, &[5; 3 * 4096]);
+    let replies: Vec<_> = train.iter().flat_map(|ask| world.send(ask)).collect();
+    assert_eq!(replies.len(), 1);
+    assert_eq!((replies[0].status, &replies[0].pages[..]), (Status::NotAllocated, &[][..]));
+}
+
+#[test]
+pub(super) fn a_range_that_moves_amid_a_train_is_partial_and_names_the_node() {
+    let mut world = World::with(&config(), 16, 4096);
+    let at = world.create(2);
+    let train = world.write_train(at, &[5; 8192]);
+    assert_eq!(world.send(&train[0]), []);
+    world.responder.add_moved(0..8, NodeId(44)).unwrap();
+    let reply = world.one(&train[1]);
+    assert_eq!((reply.status, reply.header.node), (Status::Partial, 44));
+    assert_eq!(reply.pages, [Status::Ok, Status::Moved]);
+    let train = world.write_train(at, &[5; 8192]);
+    let reply = world.one(&train[0]);
+    assert_eq!((reply.status, reply.header.node), (Status::Moved, 44));
+    assert_eq!(world.status(&train[1]), Status::Moved);
+}
+
+#[test]
+pub(super) fn contradicting_pieces_do_not_disturb_a_train() {
+    let mut world = World::with(&config(), 16, 2048);
+    let at = world.create(4);
+    let train = world.write_train(at, &[5; 8192]);
+    assert_eq!(world.send(&train[0]), []);
+    let bend = |change: fn(&mut Ask)| {
+        let mut ask = train[1].clone();
+        change(&mut ask);
+        ask
+    };
+    for bent in [
+        bend(|ask| ask.header.length -= 4096),
+        bend(|ask| ask.header.offset += 1),
+        bend(|ask| ask.data.truncate(2047)),
+        bend(|ask| ask.header.page_shift = 16),
+        bend(|ask| {
+            ask.to.location += 8192;
+            ask.header.target = Fields { command: 0, ..ask.to }.to_ipv6();
+        }),
+        bend(|ask| {
+            ask.to.tag ^= 1;
+            ask.header.target = Fields { command: 0, ..ask.to }.to_ipv6();
+        }),
+    ] {
+        assert_eq!(world.status(&bent), Status::Malformed, "{bent:?}");
+    }
+    assert_eq!(world.send(&train[1]), []);
+    assert_eq!(world.send(&train[2]), []);
+    assert_eq!(world.status(&train[3]), Status::Ok);
+}
+
+#[test]
+pub(super) fn a_train_that_is_given_up_gives_its_buffers_back() {
+    let mut world = World::with(&config(), 16, 2048);
+    let at = world.create(4);
+    let train = world.write_train(at, &[5; 16384]);
+    for piece in [0, 2, 4] {
+        assert_eq!(world.send(&train[piece]), []);
+    }
+    assert_eq!(world.responder.trains.free_buffer_count(), 1021);
+    let next = world.next(Ask::server(Command::Ping));
+    assert_eq!(world.status(&next), Status::Ok);
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024);
+    assert_eq!(world.event(Event::TrainForgotten), 1);
+    assert_eq!(world.status(&train[1]), Status::Expired);
+}
+
+#[test]
+pub(super) fn pressed_trains_lose_their_buffers_only_after_some_silence() {
+    let config = Config { limits: Limits { buffer_pages: 8, ..Limits::default() }, ..config() };
+    let mut world = World::with(&config, 32, 1024);
+    let at = world.create(16);
+    let old = world.write_train(at, &[1; 32768]);
+    for page in 0..8 {
+        assert_eq!(world.send(&old[page * 4]), []);
+    }
+    let number = world.sequence + 1;
+    let young = world.train(Command::Write, page_of(at, 8), &[2; 4096], number);
+    let reply = world.one(&young[0].clone().attempt(1));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0));
+    assert_eq!(world.event(Event::PiecePressed), 1);
+    world.now = world.now + Duration::from_millis(20);
+    for ask in &young[..3] {
+        assert_eq!(world.send(ask), []);
+    }
+    assert_eq!(world.status(&young[3]), Status::Ok);
+    assert_eq!(world.event(Event::TrainPressed), 1);
+    let reply = world.one(&old[1].clone().attempt(1));
+    assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0b10));
+    let rest: Vec<_> = old.iter().enumerate().filter(|(number, _)| *number != 1).collect();
+    let replies: Vec<_> = rest.into_iter().flat_map(|(_, ask)| world.send(ask)).collect();
+    assert_eq!(replies.len(), 1);
+    assert_eq!(replies[0].status, Status::Ok);
+    assert_eq!(world.responder.trains.free_buffer_count(), 8);
+}
+
+#[test]
+pub(super) fn a_waiting_read_is_sent_before_its_page_changes() {
+    let mut world = World::with(&config(), 32, 4096);
+    let at = world.create(8);
+    let far = world.create(8);
+    world.write(at, &[1; 4096]);
+    let read = world.read_ask(at, 4096);
+    world.offer(&read).unwrap();
+    assert!(world.responder.has_page_replies());
+    // A change of another line may come before, a change of this one not.
+    let other = world.train(Command::Write, page_of(far, 4), &[9; 8], world.sequence + 1);
+    world.offer(&other[0]).unwrap();
+    let blocked = [
+        world.train(Command::Write, page_of(at, 1), &[2; 8], world.sequence + 2).remove(0),
+        world.numbered(Ask::new(Command::Delete, far.to_ipv6()), world.sequence + 3),
+        open(NodeId(21), 1, 1, 4096),
+    ];
+    for ask in &blocked {
+        assert_eq!(world.offer(ask), Err(DrainFirst));
+    }
+    world.now = world.now + Duration::from_secs(100);
+    assert_eq!(world.responder.handle_timeout(world.now, &mut world.store), Err(DrainFirst));
+    let replies = world.drain();
+    assert_eq!(replies.len(), 2);
+    assert_eq!(replies[0].data, [1; 4096]);
+    for ask in &blocked {
+        assert_eq!(world.status(ask), Status::Ok);
+    }
+    assert_eq!(world.event(Event::DrainFirst), 3);
+}
+
+#[test]
+pub(super) fn the_queue_of_replies_is_bounded() {
+    let config = Config { limits: Limits { reply_count: 64, ..Limits::default() }, ..config() };
+    let mut world = World::with(&config, 32, 1024);
+    let at = world.create(8);
+    let read = world.read_ask(at, 32768);
+    assert_eq!(world.offer(&read), Ok(()));
+    assert_eq!(world.responder.reply_count(), 32);
+    assert_eq!(world.offer(&read), Err(DrainFirst));
+    assert_eq!(world.responder.transmits(&world.store).count(), 32);
+    world.responder.release(10);
+    assert_eq!(world.offer(&read), Ok(()));
+    world.responder.release(1000);
+    assert!(!world.responder.has_page_replies());
+    assert_eq!(world.drain(), []);
+}
