@@ -18,7 +18,10 @@ const JOBS_MAX: usize = 256;
 /// How long a request waits for its turn and its answer.
 const JOB_DEADLINE: Duration = Duration::from_secs(30);
 
-type Job = Box<dyn FnOnce(&mut Core) + Send>;
+enum Job {
+    Run(Box<dyn FnOnce(&mut Core) + Send>),
+    Stop,
+}
 
 /// Hands requests to the thread.
 #[derive(Clone, Debug)]
@@ -26,7 +29,7 @@ pub(super) struct Executor {
     jobs: mpsc::Sender<Job>,
 }
 
-/// The thread, to be joined when every [`Executor`] is gone.
+/// The thread, to be joined after [`Executor::stop`].
 #[derive(Debug)]
 pub(super) struct Thread(std::thread::JoinHandle<Box<dyn DataPlane>>);
 
@@ -35,8 +38,8 @@ impl Executor {
     pub(super) fn start(mut core: Core) -> std::io::Result<(Self, Thread)> {
         let (jobs, mut queue) = mpsc::channel::<Job>(JOBS_MAX);
         let thread = std::thread::Builder::new().name("p4runtime".to_owned()).spawn(move || {
-            while let Some(job) = queue.blocking_recv() {
-                job(&mut core);
+            while let Some(Job::Run(work)) = queue.blocking_recv() {
+                work(&mut core);
             }
             core.into_plane()
         })?;
@@ -51,9 +54,9 @@ impl Executor {
         work: impl FnOnce(&mut Core) -> T + Send + 'static,
     ) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |core| {
+        let job = Job::Run(Box::new(move |core| {
             let _ = answer.send(work(core));
-        });
+        }));
         let wait = async {
             self.jobs.send(job).await.map_err(|_| gone())?;
             answered.await.map_err(|_| gone())
@@ -61,6 +64,12 @@ impl Executor {
         tokio::time::timeout(JOB_DEADLINE, wait)
             .await
             .map_err(|_| Status::deadline_exceeded("the switch is busy; try again"))?
+    }
+
+    /// Ends the thread after everything that was asked before; connections that linger find it
+    /// gone.
+    pub(super) async fn stop(self) {
+        let _ = tokio::time::timeout(JOB_DEADLINE, self.jobs.send(Job::Stop)).await;
     }
 }
 

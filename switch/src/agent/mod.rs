@@ -174,10 +174,7 @@ impl Agent {
         let served = serve(listener, &executor, shutdown).await;
         packets.abort();
         idle.abort();
-        // The tasks' executors go with them; the thread ends when the last one has.
-        let _ = packets.await;
-        let _ = idle.await;
-        drop(executor);
+        executor.stop().await;
         let plane = tokio::time::timeout(DRAIN, thread.join()).await.ok().flatten();
         served?;
         plane.ok_or(AgentError::Panicked)
