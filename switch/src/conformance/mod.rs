@@ -4,6 +4,7 @@
 //! program by `BPF_PROG_TEST_RUN`, and over veth links through both switches.
 
 mod contract;
+mod differential;
 mod stf;
 mod targets;
 mod traffic;
