@@ -10,8 +10,10 @@ use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, MacAddr, SwitchPort, 
 use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
+use bluebridge_switch::dataplane::DataPlane;
+use bluebridge_switch::ebpf::EbpfSwitch;
 use prost::Message as _;
-use rig::{Cabled, Running};
+use rig::{Cabled, Removed, Running, cabled, in_namespace, tier};
 use switch::switch_client::SwitchClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -299,15 +301,18 @@ async fn batches_are_done_in_order_with_an_error_for_each_update() {
     running.stop().await;
 }
 
-#[tokio::test]
-async fn what_the_data_plane_holds_outlives_the_agent() {
-    let running = Running::start(Box::new(Cabled::new())).await;
+/// Programs a data plane, ends its agent, and finds everything again through another one.
+async fn restart(
+    plane: Box<dyn DataPlane>,
+    again: impl FnOnce(Box<dyn DataPlane>) -> Box<dyn DataPlane>,
+) {
+    let running = Running::start(plane).await;
     let mut client = Client::primary(&running).await;
     let timed = Entry { idle_timeout: Some(Duration::from_millis(200)), ..redirect(2) };
     client.write(Type::Insert, &[redirect(1), timed.clone()]).await.unwrap();
     let others = client.batch(Type::Insert, vec![multicast_group(), clone_session()]);
     client.rpc.write(others).await.unwrap();
-    let plane = running.stop().await;
+    let plane = again(running.stop().await);
 
     let running = Running::start(plane).await;
     let (mut client, code) = Client::connect(&running, 1).await;
@@ -328,6 +333,29 @@ async fn what_the_data_plane_holds_outlives_the_agent() {
         client.rpc.write(gone).await.unwrap();
     }
     running.stop().await;
+}
+
+#[tokio::test]
+async fn what_the_soft_pipeline_holds_outlives_the_agent() {
+    restart(Box::new(Cabled::new()), |plane| plane).await;
+}
+
+#[test]
+fn what_the_kernel_holds_outlives_the_agent() {
+    if !tier("root") {
+        return;
+    }
+    let removed = Removed(format!("agent-{}", std::process::id()));
+    let name = removed.0.clone();
+    in_namespace(move || {
+        let plane = cabled(EbpfSwitch::open(&name).unwrap());
+        let again = |plane: Box<dyn DataPlane>| -> Box<dyn DataPlane> {
+            drop(plane);
+            Box::new(EbpfSwitch::open(&name).unwrap())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(restart(plane, again));
+    });
 }
 
 /// A request of node 7 to node 2, as the packet-out of port 1.

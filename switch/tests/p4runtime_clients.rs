@@ -10,23 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_switch::dataplane::DataPlane;
 use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::soft::Switch;
-use rig::{Cabled, Running};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rig::{Cabled, Removed, Running, cabled, in_namespace, tier};
 
 /// How long a client's script may take.
 const SCRIPT_DEADLINE: Duration = Duration::from_secs(120);
-
-/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
-fn tier(name: &str) -> bool {
-    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
-        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
-        Err(_) => true,
-    }
-}
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/p4runtime")
@@ -98,53 +88,6 @@ fn finsy_drives_the_soft_pipeline() {
 fn p4runtime_shell_drives_the_soft_pipeline() {
     if tier("clients") {
         run(&python("shell"), "shell_client.py", Box::new(Cabled::new()));
-    }
-}
-
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    check(&format!("ip {arguments}"), &output);
-}
-
-/// Does something in a thread with a network namespace of its own, in which a cable connects the
-/// interfaces `cable1` and `cable2`.
-fn in_namespace(work: impl FnOnce() + Send + 'static) {
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes network namespaces: run it as root, or leave the tier `root` out"
-    );
-    let thread = std::thread::spawn(move || {
-        // SAFETY: only the network namespace changes, and only for this thread and what it starts;
-        // no memory or file table is unshared.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
-        ip("link set lo up");
-        ip("link add cable1 type veth peer name cable2");
-        ip("link add cable3 type veth peer name loose");
-        for interface in ["cable1", "cable2", "cable3", "loose"] {
-            ip(&format!("link set {interface} up"));
-        }
-        work();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Gives a data plane its ports: 1 and 2 with a cable between them, and 3.
-fn cabled(mut plane: impl DataPlane + 'static) -> Box<dyn DataPlane> {
-    for port in 1..=3 {
-        plane.add_port(SwitchPort(port), &format!("cable{port}")).unwrap();
-    }
-    Box::new(plane)
-}
-
-/// Removes a switch from the kernel, also when its test failed.
-struct Removed(String);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        EbpfSwitch::remove(&self.0).expect("the switch can be removed from the kernel");
     }
 }
 

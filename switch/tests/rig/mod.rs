@@ -1,9 +1,10 @@
-//! The soft pipeline with a cable between its ports 1 and 2, behind a running agent.
+//! Switches with a cable between their ports 1 and 2, behind a running agent.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bluebridge_p4::pipeline::{Counter, Entry, Impairment, Key, SwitchPort};
@@ -12,7 +13,9 @@ use bluebridge_switch::dataplane::{
     CloneSession, DataPlane, Drops, ImpairmentError, InstalledEntry, PacketIn, PlaneError,
     PortError, PortStatus, Table, TableError,
 };
+use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::soft::{Offload, Pipeline};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -160,5 +163,60 @@ impl Running {
         let _ = self.stop.send(());
         let served = tokio::time::timeout(Duration::from_secs(10), self.served).await;
         served.expect("the agent ends in time").unwrap().unwrap()
+    }
+}
+
+/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
+pub(crate) fn tier(name: &str) -> bool {
+    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
+        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
+        Err(_) => true,
+    }
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {output:?}");
+}
+
+/// Does something in a thread with a network namespace of its own, in which a cable connects the
+/// interfaces `cable1` and `cable2`.
+pub(crate) fn in_namespace(work: impl FnOnce() + Send + 'static) {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes network namespaces: run it as root, or leave the tier `root` out"
+    );
+    let thread = std::thread::spawn(move || {
+        // SAFETY: only the network namespace changes, and only for this thread and what it starts;
+        // no memory or file table is unshared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+        ip("link set lo up");
+        ip("link add cable1 type veth peer name cable2");
+        ip("link add cable3 type veth peer name loose");
+        for interface in ["cable1", "cable2", "cable3", "loose"] {
+            ip(&format!("link set {interface} up"));
+        }
+        work();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Gives a data plane its ports: 1 and 2 with a cable between them, and 3.
+pub(crate) fn cabled(mut plane: impl DataPlane + 'static) -> Box<dyn DataPlane> {
+    for port in 1..=3 {
+        plane.add_port(SwitchPort(port), &format!("cable{port}")).unwrap();
+    }
+    Box::new(plane)
+}
+
+/// Removes a switch from the kernel, also when its test failed.
+pub(crate) struct Removed(pub(crate) String);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        EbpfSwitch::remove(&self.0).expect("the switch can be removed from the kernel");
     }
 }
