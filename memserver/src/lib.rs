@@ -1,10 +1,36 @@
 //! The memory server: arena, allocator, serving loop.
+//!
+//! * [`Arena`]: the pages of one shard, a [`PageStore`](bluebridge_protocol::store::PageStore);
+//!   over memory that a [`Reservation`] had, or over plain process memory.
+//! * [`serve::Shard`]: one carrier, one responder, one store, one thread.
+//! * [`run`]: a whole server with a shard per carrier, its live statistics, and its end.
+//!
+//! ```
+//! use bluebridge_memserver::{ServerConfig, run};
+//! use bluebridge_transport::memory::Hub;
+//! use bluebridge_wire::{NodeId, Space, UDP_PORT};
+//!
+//! let hub = Hub::new(1024);
+//! let carrier = hub.attach(UDP_PORT, &["fdbb:7:9::/48".parse()?])?;
+//! let config = ServerConfig::new(Space(7), NodeId(9), 1, 4 << 20, 0x5eed);
+//! let server = run(&config, vec![carrier])?;
+//! assert_eq!(server.statistics().len(), 1);
+//! let totals = server.stop()?;
+//! assert_eq!(totals[0].arena.capacity_pages, 1024);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![deny(unsafe_code)]
 
 pub mod arena;
 mod extent_tree;
 pub mod memory;
 mod reserve;
+pub mod serve;
+pub mod server;
+pub mod statistics;
 
 pub use arena::{Arena, ArenaConfig, ArenaUsage};
 pub use memory::{Memory, PageKind};
 pub use reserve::{Claim, Reservation, ReserveError, Reserved};
+pub use server::{Server, ServerConfig, StartError, run};

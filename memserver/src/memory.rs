@@ -1,5 +1,7 @@
 //! The bytes behind an arena: a part of one mapping, or plain process memory.
 
+#![allow(unsafe_code, reason = "mapping memory is this module's work, and no other's")]
+
 use core::{
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,

@@ -1,0 +1,294 @@
+//! The serving loop of one shard: receive a batch, handle it, send a batch; then spin, then sleep.
+
+use core::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+use std::{
+    net::Ipv6Addr,
+    sync::{Arc, mpsc::Receiver},
+};
+
+use bluebridge_protocol::{
+    Instant,
+    responder::{Adopted, Authority, Responder},
+    store::PageStore,
+};
+use bluebridge_transport::{Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait};
+use bluebridge_wire::{Datagram, NodeId};
+
+use crate::{Arena, ArenaUsage, statistics::ShardStatistics};
+
+/// Replies that are sent in one call.
+const SEND_BATCH: usize = 64;
+
+/// Replies up to which a short batch is prepared instead.
+const SHORT_BATCH: usize = 8;
+
+/// How long a busy carrier is tried again before the waiting replies are given up; their
+/// requesters ask again.
+const SEND_PATIENCE: Duration = Duration::from_millis(2);
+
+/// Resting pages that are zeroed in one idle moment, about 10 us.
+const TIDY_PAGES: u32 = 64;
+
+/// How often the statistics are shown to other threads while there is work.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A store that a serving loop can look after.
+pub trait Store: PageStore {
+    /// How full it is.
+    fn arena_usage(&self) -> ArenaUsage;
+
+    /// Prepares up to `budget` pages for later, and says how many.
+    fn tidy(&mut self, budget: u32) -> u32;
+}
+
+impl Store for Arena {
+    fn arena_usage(&self) -> ArenaUsage {
+        Self::arena_usage(self)
+    }
+
+    fn tidy(&mut self, budget: u32) -> u32 {
+        Self::tidy(self, budget)
+    }
+}
+
+/// How a loop waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// Time to poll without sleeping after the last request. It costs a core while there is work,
+    /// and saves the wake-up, some 45 us on a virtual machine.
+    pub spin: Duration,
+    /// The longest sleep: how late a stop or an order of the controller can be noticed.
+    pub sleep: Duration,
+    /// How long a stopping server still answers SHUTTING_DOWN.
+    pub grace: Duration,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self {
+            spin: Duration::from_micros(50),
+            sleep: Duration::from_millis(20),
+            grace: Duration::from_millis(100),
+        }
+    }
+}
+
+/// What another thread may tell a shard.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// Serve a range of another node.
+    Adopt(Adopted),
+    /// Serve under this authority, or under none.
+    Authority(Option<Authority>),
+    /// Answer MOVED for these pages.
+    Move(core::ops::Range<u64>, NodeId),
+    /// Give up a range of another node.
+    Release(Adopted),
+    /// Serve these pages again.
+    Return(core::ops::Range<u64>),
+}
+
+/// A loop ended for another reason than that it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The carrier failed while receiving.
+    #[error("the memory server's carrier failed: {0}")]
+    Receive(#[from] ReceiveError),
+    /// The carrier failed while sending.
+    #[error("the memory server's carrier failed: {0}")]
+    Transmit(#[source] TransmitError),
+    /// A shard's thread panicked, which is a fault of this program.
+    #[error("the thread of shard {0} panicked")]
+    Panic(u16),
+}
+
+/// The other ends of a loop's strings.
+#[derive(Debug)]
+pub struct Strings {
+    /// Set to end the loop.
+    pub stop: Arc<AtomicBool>,
+    /// Orders of the control plane; looked at after every wait.
+    pub orders: Receiver<Order>,
+    /// Where the loop shows what it did.
+    pub statistics: Arc<ShardStatistics>,
+}
+
+/// One shard with everything that its loop owns.
+pub struct Shard<T, S> {
+    /// The carrier that brings this shard's requests.
+    pub transport: T,
+    /// The protocol.
+    pub responder: Responder,
+    /// The pages.
+    pub store: S,
+    /// How to wait.
+    pub idle: Idle,
+}
+
+impl<T: Transport, S: Store> Shard<T, S> {
+    /// Serves until told to stop, then answers SHUTTING_DOWN for the grace time.
+    ///
+    /// # Errors
+    /// [`ServeError`] if the carrier fails for good.
+    pub fn serve(&mut self, strings: &Strings) -> Result<(), ServeError> {
+        let served = self.run(strings);
+        self.publish(&strings.statistics);
+        served
+    }
+
+    fn run(&mut self, strings: &Strings) -> Result<(), ServeError> {
+        let mut ends_at = None;
+        let mut published_at = Timestamp::ZERO;
+        loop {
+            let now = self.transport.now();
+            if ends_at.is_none() && strings.stop.load(Ordering::Relaxed) {
+                self.responder.begin_shutdown();
+                ends_at = Some(now + self.idle.grace);
+            }
+            if ends_at.is_some_and(|ends_at| now >= ends_at) {
+                return Ok(());
+            }
+            for order in strings.orders.try_iter() {
+                self.obey(order, &strings.statistics);
+            }
+            let count = self.wait(now, ends_at, strings)?;
+            self.handle(count, &strings.statistics)?;
+            let now = self.transport.now();
+            if now.saturating_since(published_at) >= PUBLISH_INTERVAL {
+                self.publish(&strings.statistics);
+                published_at = now;
+            }
+        }
+    }
+
+    /// Polls for the spinning time; then tidies, or shows the statistics and sleeps.
+    fn wait(
+        &mut self,
+        now: Timestamp,
+        ends_at: Option<Timestamp>,
+        strings: &Strings,
+    ) -> Result<usize, ServeError> {
+        let spin_end = now + self.idle.spin;
+        let count = self.transport.receive(Wait::spinning(self.idle.spin, spin_end))?;
+        if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
+            return Ok(count);
+        }
+        self.publish(&strings.statistics);
+        let now = self.transport.now();
+        let due = self.responder.poll_timeout().map(|due| Timestamp::from_nanos(due.as_nanos()));
+        let deadline = [due, ends_at].into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
+        Ok(self.transport.receive(Wait::until(deadline))?)
+    }
+
+    /// Handles what was received, in order, and sends the replies.
+    fn handle(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
+        let now = Instant::from_nanos(self.transport.now().as_nanos());
+        for number in 0..count {
+            // What must wait is read again after sending: the replies may refer to its pages.
+            while !self.take(now, number) {
+                self.flush(statistics)?;
+            }
+        }
+        self.flush(statistics)?;
+        // Nothing waits, so the responder cannot ask to send first.
+        let timed = self.responder.handle_timeout(now, &mut self.store);
+        debug_assert!(timed.is_ok(), "the queue was flushed");
+        Ok(())
+    }
+
+    /// Hands a received datagram on; says whether it was taken.
+    fn take(&mut self, now: Instant, number: usize) -> bool {
+        let incoming = self.transport.incoming(number);
+        match Datagram::parse(incoming.source, incoming.destination, incoming.payload) {
+            Ok(datagram) => self
+                .responder
+                .handle_datagram(now, incoming.source_port, &datagram, &mut self.store)
+                .is_ok(),
+            Err(error) => {
+                self.responder.count_malformed(error);
+                true
+            }
+        }
+    }
+
+    /// Sends all waiting replies; those that a busy carrier does not take in time are given up.
+    fn flush(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
+        let mut patient_until = None;
+        while self.responder.reply_count() > 0 {
+            let sent = if self.responder.reply_count() <= SHORT_BATCH {
+                self.send::<SHORT_BATCH>()
+            } else {
+                self.send::<SEND_BATCH>()
+            };
+            match sent {
+                Ok(0) => {
+                    let now = self.transport.now();
+                    let until = *patient_until.get_or_insert(now + SEND_PATIENCE);
+                    if now >= until {
+                        let given_up = self.responder.reply_count();
+                        self.responder.release(given_up);
+                        statistics.add_unsent(given_up);
+                    }
+                    std::thread::yield_now();
+                }
+                Ok(count) => {
+                    self.responder.release(count);
+                    patient_until = None;
+                }
+                Err(error @ TransmitError::Socket(_)) => return Err(ServeError::Transmit(error)),
+                // The asker cannot be reached, or its piece size is a lie: its loss.
+                Err(_) => {
+                    self.responder.release(1);
+                    statistics.add_unsent(1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends up to `N` waiting replies.
+    fn send<const N: usize>(&mut self) -> Result<usize, TransmitError> {
+        const NOTHING: Outgoing<'static> = Outgoing {
+            source: Ipv6Addr::UNSPECIFIED,
+            destination: Ipv6Addr::UNSPECIFIED,
+            destination_port: 0,
+            header: &[],
+            data: &[],
+        };
+        let mut batch = [NOTHING; N];
+        let mut count = 0;
+        for (out, reply) in batch.iter_mut().zip(self.responder.transmits(&self.store)) {
+            *out = Outgoing {
+                source: reply.source,
+                destination: reply.destination,
+                destination_port: reply.destination_port,
+                header: reply.head,
+                data: reply.data,
+            };
+            count += 1;
+        }
+        self.transport.transmit(&batch[..count])
+    }
+
+    fn obey(&mut self, order: Order, statistics: &ShardStatistics) {
+        let is_done = match order {
+            Order::Adopt(adopted) => self.responder.add_adopted(adopted).is_ok(),
+            Order::Authority(authority) => {
+                self.responder.set_authority(authority);
+                true
+            }
+            Order::Move(pages, node) => self.responder.add_moved(pages, node).is_ok(),
+            Order::Release(adopted) => self.responder.remove_adopted(&adopted),
+            Order::Return(pages) => self.responder.remove_moved(&pages),
+        };
+        statistics.add_order(is_done);
+    }
+
+    fn publish(&self, statistics: &ShardStatistics) {
+        statistics.publish(&self.responder, self.store.arena_usage(), self.transport.counters());
+    }
+}

@@ -1,0 +1,314 @@
+//! A whole memory server: shards on threads, started, watched, told, and stopped.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    io,
+    sync::{
+        Arc,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    thread::{Builder, JoinHandle},
+};
+
+use bluebridge_protocol::responder::{Authority, Config, ConfigError, Limits, Responder, Timers};
+use bluebridge_transport::Transport;
+use bluebridge_wire::{ArenaGeneration, NodeId, Space};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::{
+    Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError,
+    serve::{Idle, Order, ServeError, Shard, Strings},
+    statistics::{ShardStatistics, Snapshot},
+};
+
+/// Orders that may wait for a shard.
+const ORDER_LIMIT: usize = 256;
+
+/// How a server is started; the number of its shards is the number of its carriers.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The node, as the controller gave it.
+    pub node: NodeId,
+    /// The incarnation, as the controller gave it.
+    pub incarnation: u32,
+    /// The generation of the contents, as the controller gave it; they begin empty.
+    pub generation: ArenaGeneration,
+    /// The right to serve; without one requests on pages are refused until it comes.
+    pub authority: Option<Authority>,
+    /// The spaces that are served.
+    pub spaces: Vec<Space>,
+    /// The largest piece of the spaces, in bytes.
+    pub piece_bytes: u16,
+    /// Memory for all shards, rounded up to 2 MiB per shard. Nothing is allocated beyond it but
+    /// what `limits` allow.
+    pub memory_bytes: u64,
+    /// When the system hands the memory over.
+    pub claim: Claim,
+    /// Take huge pages where they can be had.
+    pub prefer_huge_pages: bool,
+    /// Quotas per space in pages, for the whole server; shards get equal shares.
+    pub quotas: Vec<(Space, u64)>,
+    /// The quota of spaces without an entry.
+    pub default_quota_pages: u64,
+    /// The bounds of each shard.
+    pub limits: Limits,
+    /// The times of the protocol.
+    pub timers: Timers,
+    /// How the loops wait.
+    pub idle: Idle,
+    /// Cores to run the shards on, in their order; shards beyond its end run anywhere.
+    pub cores: Vec<usize>,
+    /// Makes session ids unpredictable.
+    pub seed: u64,
+}
+
+impl ServerConfig {
+    /// A server of one space with the usual limits.
+    #[must_use]
+    pub fn new(space: Space, node: NodeId, incarnation: u32, memory_bytes: u64, seed: u64) -> Self {
+        let usual = Config::new(space, node, incarnation, seed);
+        Self {
+            node,
+            incarnation,
+            generation: ArenaGeneration::default(),
+            authority: usual.authority,
+            spaces: usual.spaces,
+            piece_bytes: usual.piece_bytes,
+            memory_bytes,
+            claim: Claim::default(),
+            prefer_huge_pages: true,
+            quotas: Vec::new(),
+            default_quota_pages: u64::MAX,
+            limits: usual.limits,
+            timers: usual.timers,
+            idle: Idle::default(),
+            cores: Vec::new(),
+            seed,
+        }
+    }
+
+    fn shard(&self, shard: u8, shard_count: u16) -> Config {
+        Config {
+            node: self.node,
+            incarnation: self.incarnation,
+            spaces: self.spaces.clone(),
+            shard,
+            shard_count,
+            authority: self.authority,
+            piece_bytes: self.piece_bytes,
+            limits: self.limits,
+            timers: self.timers,
+            seed: self.seed.wrapping_add(u64::from(shard)),
+        }
+    }
+
+    fn arena(&self, shard: u8, shard_count: u16) -> ArenaConfig {
+        let share = |pages: u64| {
+            if pages == u64::MAX { pages } else { pages.div_ceil(u64::from(shard_count)) }
+        };
+        ArenaConfig {
+            generation: self.generation,
+            shard,
+            quotas: self.quotas.iter().map(|&(space, pages)| (space, share(pages))).collect(),
+            default_quota_pages: share(self.default_quota_pages),
+            ..ArenaConfig::default()
+        }
+    }
+}
+
+/// The server could not be started; nothing runs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration is wrong.
+    #[error("the memory server's configuration is wrong: {0}")]
+    Config(#[from] ConfigError),
+    /// A carrier per shard, 1 to 256, is needed.
+    #[error("{0} carriers were given; there must be one per shard, 1 to 256")]
+    Carriers(usize),
+    /// The memory cannot be had.
+    #[error("the memory server cannot have its memory: {0}")]
+    Memory(#[from] ReserveError),
+    /// A thread could not be started.
+    #[error("a thread of the memory server could not be started: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// An order could not be given to a shard.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// The shard is behind with earlier orders; try later.
+    #[error("shard {0} is behind with earlier orders; try later")]
+    Busy(u16),
+    /// The shard ended, or there never was one with this number.
+    #[error("there is no shard {0} (any more)")]
+    Gone(u16),
+}
+
+struct RunningShard {
+    thread: JoinHandle<Result<(), ServeError>>,
+    orders: SyncSender<Order>,
+    statistics: Arc<ShardStatistics>,
+}
+
+/// A running server. Dropping it stops it as [`Server::stop`] does.
+pub struct Server {
+    shards: Vec<RunningShard>,
+    stop: Arc<AtomicBool>,
+    page_kind: PageKind,
+}
+
+/// Starts a server with a shard per carrier.
+///
+/// # Errors
+/// [`StartError`]; then nothing runs and no memory is held.
+pub fn run<T>(config: &ServerConfig, transports: Vec<T>) -> Result<Server, StartError>
+where
+    T: Transport + Send + 'static,
+{
+    let count = transports.len();
+    let shard_count = u16::try_from(count).ok().filter(|count| (1..=256).contains(count));
+    let shard_count = shard_count.ok_or(StartError::Carriers(count))?;
+    let reserved = Reservation {
+        bytes: config.memory_bytes,
+        shard_count,
+        claim: config.claim,
+        prefer_huge_pages: config.prefer_huge_pages,
+    }
+    .reserve()?;
+    for (kind, reason) in &reserved.refusals {
+        tracing::debug!(?kind, reason, "a kind of memory cannot be had");
+    }
+    tracing::info!(
+        node = config.node.0,
+        shard_count,
+        memory_bytes = config.memory_bytes,
+        page_kind = ?reserved.page_kind,
+        claim = ?config.claim,
+        "the memory server has its memory"
+    );
+    let mut shards = Vec::with_capacity(count);
+    for (shard, (transport, memory)) in
+        (0..=u8::MAX).zip(transports.into_iter().zip(reserved.parts))
+    {
+        let responder = Responder::new(&config.shard(shard, shard_count))?;
+        let store = Arena::new(&config.arena(shard, shard_count), memory);
+        shards.push(Shard { transport, responder, store, idle: config.idle });
+    }
+    let mut server =
+        Server { shards: Vec::new(), stop: Arc::default(), page_kind: reserved.page_kind };
+    for (number, shard) in shards.into_iter().enumerate() {
+        let core = config.cores.get(number).copied();
+        server.start(number, shard, core).map_err(StartError::Thread)?;
+    }
+    Ok(server)
+}
+
+impl Server {
+    fn start<T>(
+        &mut self,
+        number: usize,
+        mut shard: Shard<T, Arena>,
+        core: Option<usize>,
+    ) -> io::Result<()>
+    where
+        T: Transport + Send + 'static,
+    {
+        let (sender, orders) = sync_channel(ORDER_LIMIT);
+        let statistics = Arc::<ShardStatistics>::default();
+        let stop = Arc::clone(&self.stop);
+        let strings = Strings { stop, orders, statistics: Arc::clone(&statistics) };
+        let thread = Builder::new().name(format!("shard-{number}")).spawn(move || {
+            if let Some(core) = core {
+                pin(core);
+            }
+            shard.serve(&strings)
+        })?;
+        self.shards.push(RunningShard { thread, orders: sender, statistics });
+        Ok(())
+    }
+
+    /// What kind of memory was had.
+    #[must_use]
+    pub const fn page_kind(&self) -> PageKind {
+        self.page_kind
+    }
+
+    /// The statistics of every shard, a millisecond or a sleep old at most.
+    #[must_use]
+    pub fn statistics(&self) -> Vec<Snapshot> {
+        self.shards.iter().map(|shard| shard.statistics.snapshot()).collect()
+    }
+
+    /// Whether a shard ended by itself, which only a failed carrier causes; [`Self::stop`] says
+    /// why.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        self.shards.iter().any(|shard| shard.thread.is_finished())
+    }
+
+    /// Gives an order to one shard, which obeys after its next wait.
+    ///
+    /// # Errors
+    /// [`OrderError`]; the order was not given.
+    pub fn order(&self, shard: u16, order: Order) -> Result<(), OrderError> {
+        let running = self.shards.get(usize::from(shard)).ok_or(OrderError::Gone(shard))?;
+        running.orders.try_send(order).map_err(|error| match error {
+            TrySendError::Disconnected(_) => OrderError::Gone(shard),
+            TrySendError::Full(_) => OrderError::Busy(shard),
+        })
+    }
+
+    /// Grants or takes the right to serve, on every shard.
+    ///
+    /// # Errors
+    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    pub fn set_authority(&self, authority: Option<Authority>) -> Result<(), OrderError> {
+        (0..)
+            .zip(&self.shards)
+            .try_for_each(|(shard, _)| self.order(shard, Order::Authority(authority)))
+    }
+
+    /// Stops: new requests are answered SHUTTING_DOWN for the grace time, then the shards end.
+    /// Gives their last statistics.
+    ///
+    /// # Errors
+    /// [`ServeError`] of the first shard that had failed before.
+    pub fn stop(mut self) -> Result<Vec<Snapshot>, ServeError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Vec<Snapshot>, ServeError> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut first_error = Ok(());
+        let mut snapshots = Vec::with_capacity(self.shards.len());
+        for (number, shard) in (0..).zip(self.shards.drain(..)) {
+            let ended = shard.thread.join().unwrap_or(Err(ServeError::Panic(number)));
+            first_error = first_error.and(ended);
+            snapshots.push(shard.statistics.snapshot());
+        }
+        first_error.map(|()| snapshots)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "the memory server had failed");
+        }
+    }
+}
+
+/// Keeps the calling thread on a core; a wish that the system may refuse.
+fn pin(core: usize) {
+    let mut cores = CpuSet::new();
+    if core >= CpuSet::MAX_CPU {
+        tracing::warn!(core, "there is no such core to pin a shard to");
+        return;
+    }
+    cores.set(core);
+    if let Err(error) = sched_setaffinity(None, &cores) {
+        tracing::warn!(core, %error, "a shard could not be pinned");
+    }
+}

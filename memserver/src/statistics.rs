@@ -1,0 +1,206 @@
+//! What a shard shows of itself: written by its thread alone, read by any.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use bluebridge_protocol::responder::{Event, Responder};
+use bluebridge_transport::Counters;
+use bluebridge_wire::Status;
+
+use crate::ArenaUsage;
+
+/// States that are shown beside events and statuses.
+const GAUGE_COUNT: usize = 7;
+
+/// Counters of a carrier.
+const COUNTER_COUNT: usize = 12;
+
+/// The live statistics of one shard. Each number is right for itself; together they may be from
+/// two moments of the same millisecond.
+#[derive(Debug)]
+pub struct ShardStatistics {
+    events: [AtomicU64; Event::ALL.len()],
+    answers: Vec<AtomicU64>,
+    gauges: [AtomicU64; GAUGE_COUNT],
+    transport: [AtomicU64; COUNTER_COUNT],
+    unsent: AtomicU64,
+    orders_done: AtomicU64,
+    orders_refused: AtomicU64,
+}
+
+impl Default for ShardStatistics {
+    fn default() -> Self {
+        Self {
+            events: [const { AtomicU64::new(0) }; Event::ALL.len()],
+            answers: Status::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            gauges: [const { AtomicU64::new(0) }; GAUGE_COUNT],
+            transport: [const { AtomicU64::new(0) }; COUNTER_COUNT],
+            unsent: AtomicU64::new(0),
+            orders_done: AtomicU64::new(0),
+            orders_refused: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A shard's statistics at a moment.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Snapshot {
+    /// What happened in the protocol.
+    pub events: Vec<(Event, u64)>,
+    /// Replies by status.
+    pub answers: Vec<(Status, u64)>,
+    /// How full the arena is.
+    pub arena: ArenaUsage,
+    /// Open sessions.
+    pub session_count: u64,
+    /// Pages of anywhere-CREATEs that wait for their CONFIRM.
+    pub provisional_pages: u64,
+    /// What the carrier did.
+    pub transport: Counters,
+    /// Replies that the carrier did not take.
+    pub unsent_count: u64,
+    /// Orders that were carried out, and orders that could not be.
+    pub orders: (u64, u64),
+}
+
+impl Snapshot {
+    /// How often `event` happened.
+    #[must_use]
+    pub fn event(&self, event: Event) -> u64 {
+        self.events.iter().find(|(other, _)| *other == event).map_or(0, |(_, count)| *count)
+    }
+
+    /// Replies with `status`.
+    #[must_use]
+    pub fn answers(&self, status: Status) -> u64 {
+        self.answers.iter().find(|(other, _)| *other == status).map_or(0, |(_, count)| *count)
+    }
+}
+
+impl ShardStatistics {
+    /// The numbers as they are now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let [
+            capacity_pages,
+            free_pages,
+            resting_pages,
+            retired_pages,
+            used_pages,
+            session_count,
+            provisional_pages,
+        ] = self.gauges.each_ref().map(load);
+        Snapshot {
+            events: Event::ALL.iter().copied().zip(self.events.iter().map(load)).collect(),
+            answers: Status::ALL.iter().copied().zip(self.answers.iter().map(load)).collect(),
+            arena: ArenaUsage {
+                capacity_pages,
+                free_pages,
+                resting_pages,
+                retired_pages,
+                used_pages,
+            },
+            session_count,
+            provisional_pages,
+            transport: counters_of(self.transport.each_ref().map(load)),
+            unsent_count: load(&self.unsent),
+            orders: (load(&self.orders_done), load(&self.orders_refused)),
+        }
+    }
+
+    pub(crate) fn publish(&self, responder: &Responder, arena: ArenaUsage, transport: Counters) {
+        let counters = responder.counters();
+        for (shown, (_, count)) in self.events.iter().zip(counters.events()) {
+            shown.store(count, Ordering::Relaxed);
+        }
+        for (shown, (_, count)) in self.answers.iter().zip(counters.statuses()) {
+            shown.store(count, Ordering::Relaxed);
+        }
+        let gauges: [u64; GAUGE_COUNT] = [
+            arena.capacity_pages,
+            arena.free_pages,
+            arena.resting_pages,
+            arena.retired_pages,
+            arena.used_pages,
+            responder.session_count() as u64,
+            responder.provisional_pages(),
+        ];
+        for (shown, gauge) in self.gauges.iter().zip(gauges) {
+            shown.store(gauge, Ordering::Relaxed);
+        }
+        for (shown, count) in self.transport.iter().zip(numbers_of(transport)) {
+            shown.store(count, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn add_unsent(&self, count: usize) {
+        self.unsent.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_order(&self, is_done: bool) {
+        let counter = if is_done { &self.orders_done } else { &self.orders_refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const fn numbers_of(counters: Counters) -> [u64; COUNTER_COUNT] {
+    let Counters {
+        sent_count,
+        sent_bytes,
+        sent_train_count,
+        send_blocked_count,
+        train_refused_count,
+        received_count,
+        received_bytes,
+        received_train_count,
+        overflow_drop_count,
+        foreign_drop_count,
+        malformed_drop_count,
+        network_error_count,
+    } = counters;
+    [
+        sent_count,
+        sent_bytes,
+        sent_train_count,
+        send_blocked_count,
+        train_refused_count,
+        received_count,
+        received_bytes,
+        received_train_count,
+        overflow_drop_count,
+        foreign_drop_count,
+        malformed_drop_count,
+        network_error_count,
+    ]
+}
+
+const fn counters_of(numbers: [u64; COUNTER_COUNT]) -> Counters {
+    let [
+        sent_count,
+        sent_bytes,
+        sent_train_count,
+        send_blocked_count,
+        train_refused_count,
+        received_count,
+        received_bytes,
+        received_train_count,
+        overflow_drop_count,
+        foreign_drop_count,
+        malformed_drop_count,
+        network_error_count,
+    ] = numbers;
+    Counters {
+        sent_count,
+        sent_bytes,
+        sent_train_count,
+        send_blocked_count,
+        train_refused_count,
+        received_count,
+        received_bytes,
+        received_train_count,
+        overflow_drop_count,
+        foreign_drop_count,
+        malformed_drop_count,
+        network_error_count,
+    }
+}
