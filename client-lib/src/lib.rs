@@ -1,1 +1,66 @@
 //! Remote memory whose pointers are IPv6 addresses: the client library.
+//!
+//! A [`Client`] belongs to one thread, which drives its own input and output: a call sends,
+//! spins briefly, then sleeps until the answer is there or the deadline passed. Nothing is
+//! allocated per operation.
+//!
+//! * [`Client::create`], [`Client::alloc_write`], [`Client::delete`]: allocations, as [`Region`]s.
+//! * [`Client::read`], [`Client::write`], [`Client::zero`]: any length, any alignment. A page
+//!   (4096 bytes) is read or written whole or not at all; a longer range is not one moment.
+//! * [`Client::compare_swap`], [`Client::fetch_add`]: atomics on 8 aligned bytes.
+//! * [`Client::read_many`], [`Client::write_many`]: many ranges on many servers at once.
+//! * [`Placement`]: where new pages go.
+//!
+//! Every call ends by its deadline. An [`Error`] says who is at fault ([`Error::fault`]) and what
+//! to do; [`Error::OutcomeUnknown`] is the one after which something may or may not have happened,
+//! once.
+//!
+//! ```
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/rack.rs"));
+//! use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Space};
+//!
+//! // What a controller tells when one joins a rack; `Client::join` asks it.
+//! let mut config = EndpointConfig::new(Space(1), NodeId(1000), 1);
+//! config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
+//! # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
+//! # let transport = rack.attach(NodeId(1000));
+//! let mut client = Client::open(config, transport);
+//!
+//! let region = client.create(10_000)?;
+//! client.write(region.at(5000)?, b"far away")?;
+//! let mut bytes = [0; 8];
+//! client.read(region.at(5000)?, &mut bytes)?;
+//! assert_eq!(&bytes, b"far away");
+//! println!("it is at {}", region.base());
+//! client.delete(region)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod allocate;
+#[cfg(feature = "tokio")]
+mod asynchronous;
+mod client;
+mod config;
+mod drive;
+mod error;
+#[cfg(feature = "join")]
+mod join;
+mod many;
+mod placement;
+mod transfer;
+
+#[cfg(feature = "tokio")]
+pub use asynchronous::{AsyncClient, QUEUE_LENGTH};
+pub use bluebridge_protocol::requester::{Counters, Event};
+pub use bluebridge_wire::{
+    ArenaGeneration, NodeId, Pointer, PointerError, Region, Space, Status, Usage,
+};
+pub use client::Client;
+pub use config::{EndpointConfig, MemoryNode};
+pub use error::{Error, Fault};
+#[cfg(feature = "join")]
+pub use join::{JoinError, JoinOptions};
+pub use many::{ReadRequest, WriteRequest};
+pub use placement::Placement;

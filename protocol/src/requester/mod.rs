@@ -170,6 +170,24 @@ impl Requester {
         true
     }
 
+    /// Gives all operations up, also those that ended and were not polled.
+    pub fn cancel_all(&mut self) {
+        for index in 0..self.ops.slots() {
+            if self.ops.at(index).is_some() {
+                self.counters.count(Event::Cancel);
+                self.release(index);
+            }
+        }
+        self.completions.clear();
+    }
+
+    /// The servers with which a session is open.
+    pub fn open_servers(&self) -> impl Iterator<Item = Server> {
+        let count = u16::try_from(self.peers.count()).unwrap_or(NONE);
+        let peers = (0..count).filter_map(|peer| self.peers.at(peer));
+        peers.filter(|peer| peer.state == State::Open).map(|peer| peer.server)
+    }
+
     /// The next operation that ended.
     pub fn poll_completion(&mut self) -> Option<Completion> {
         self.completions.pop_front()

@@ -97,14 +97,14 @@ impl Requester {
     }
 
     /// The carrier refused a datagram for good (no route, not permitted, too large): what it was
-    /// for ends at once. The datagram must be the last of its origin that was polled.
-    pub fn transmit_refused(&mut self, now: Instant, origin: Origin) {
+    /// for ends at once. `unsent_count` datagrams of this origin were polled and not sent.
+    pub fn transmit_refused(&mut self, now: Instant, origin: Origin, unsent_count: u32) {
         self.counters.count(Event::TransmitRefused);
         match origin {
             Origin::Operation(id) => {
                 let Some(index) = self.ops.find(id) else { return };
                 let op = &mut self.ops[index];
-                op.sent_count = op.sent_count.saturating_sub(1);
+                op.sent_count = op.sent_count.saturating_sub(unsent_count);
                 let node = self.peers.at(op.peer).map_or(NodeId::ANY, |peer| peer.server.node);
                 self.fail(index, Failure::NotSent { node });
             }

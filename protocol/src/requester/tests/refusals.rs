@@ -190,8 +190,16 @@ pub(super) fn a_cancelled_operation_is_forgotten() -> Counters {
     bench.reply(&Reply::piece(&request, 0, 1, &[9; 10]));
     assert_eq!(bench.memory.0[&2], [0; 10], "its memory is not written any more");
     assert!(!bench.requester.cancel(bench.now, flying), "the slot is another's now");
+    let servers: Vec<_> = bench.requester.open_servers().collect();
+    assert_eq!(servers, [SERVER]);
     bench.reply(&Reply::piece(&next, 0, 1, &[1; 10]));
     assert_eq!(bench.completed().token, 3);
+    bench.read(0, 10, 4);
+    let request = bench.sent_one();
+    bench.read(0, 10, 5);
+    bench.requester.cancel_all();
+    bench.sent_nothing();
+    bench.reply(&Reply::piece(&request, 0, 1, &[9; 10]));
     bench.end()
 }
 
@@ -199,19 +207,19 @@ pub(super) fn the_carrier_refuses() -> Counters {
     let mut bench = Bench::new();
     bench.write(0, 10, 1);
     let open = bench.sent_one();
-    bench.requester.transmit_refused(bench.now, open.origin);
+    bench.requester.transmit_refused(bench.now, open.origin, 1);
     let not_sent = Failure::NotSent { node: HOME };
     assert_eq!(bench.failure(), not_sent);
     let mut bench = Bench::open();
     bench.write(0, 10, 1);
     let write = bench.sent_one();
-    bench.requester.transmit_refused(bench.now, write.origin);
+    bench.requester.transmit_refused(bench.now, write.origin, 1);
     assert_eq!(bench.failure(), not_sent, "nothing left");
-    bench.requester.transmit_refused(bench.now, write.origin);
+    bench.requester.transmit_refused(bench.now, write.origin, 1);
     bench.write(0, 10, 2);
     bench.sent_one();
     let again = bench.pass_to_sent().remove(0);
-    bench.requester.transmit_refused(bench.now, again.origin);
+    bench.requester.transmit_refused(bench.now, again.origin, 1);
     assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
     assert_eq!(bench.count(Event::TransmitRefused), 3);
     bench.end()

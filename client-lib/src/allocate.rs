@@ -1,0 +1,141 @@
+//! Getting pages.
+
+use bluebridge_protocol::requester::{Answer, Operation, Server};
+use bluebridge_transport::Transport;
+use bluebridge_wire::{
+    NodeId, Region, Status,
+    address::{LINE_BYTES, PAGE_BYTES},
+};
+
+use crate::{client::Client, error::Error, placement::Placement};
+
+impl<T: Transport> Client<T> {
+    /// Allocates zeroed memory for `bytes` bytes at the configured placement.
+    ///
+    /// The region is made of whole pages, so it may be longer.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn create(&mut self, bytes: u64) -> Result<Region, Error> {
+        self.create_at(bytes, self.placement)
+    }
+
+    /// Allocates zeroed memory for `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn create_at(&mut self, bytes: u64, placement: Placement) -> Result<Region, Error> {
+        let pages = bytes.div_ceil(PAGE_BYTES as u64);
+        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
+        self.allocate(pages, placement, |server| Operation::Create { server, pages }, &[])
+    }
+
+    /// Allocates memory at the configured placement and writes `data` to it; up to 32 KiB in one
+    /// round trip.
+    ///
+    /// # Errors
+    /// [`Error`]; no memory stays allocated unless its outcome is unknown.
+    pub fn alloc_write(&mut self, data: &[u8]) -> Result<Region, Error> {
+        self.alloc_write_at(data, self.placement)
+    }
+
+    /// Allocates memory and writes `data` to it; up to 32 KiB in one round trip.
+    ///
+    /// # Errors
+    /// [`Error`]; no memory stays allocated unless its outcome is unknown.
+    pub fn alloc_write_at(&mut self, data: &[u8], placement: Placement) -> Result<Region, Error> {
+        if data.is_empty() {
+            return Err(Error::Length);
+        }
+        if data.len() > LINE_BYTES {
+            let region = self.create_at(data.len() as u64, placement)?;
+            if let Err(error) = self.write(region.base(), data) {
+                // The caller never learns of the region, so it must not stay.
+                let _ = self.delete(region);
+                return Err(error);
+            }
+            return Ok(region);
+        }
+        let length = u32::try_from(data.len()).map_err(|_| Error::Length)?;
+        let pages = u32::try_from(data.len().div_ceil(PAGE_BYTES)).map_err(|_| Error::Length)?;
+        self.allocate(pages, placement, |server| Operation::AllocWrite { server, length }, data)
+    }
+
+    fn allocate(
+        &mut self,
+        pages: u32,
+        placement: Placement,
+        operation: impl Fn(Option<Server>) -> Operation,
+        data: &[u8],
+    ) -> Result<Region, Error> {
+        #[cfg(feature = "join")]
+        self.refresh_places();
+        match placement {
+            Placement::Anywhere => self.allocate_on(operation(None), pages, data),
+            Placement::Node(node) => {
+                let server = self.places.draw_of(node);
+                self.allocate_on(operation(Some(server)), pages, data)
+            }
+            Placement::TwoChoices => {
+                let (first, second) = self.places.draw_two().ok_or(Error::NoMemoryNode)?;
+                let (better, worse) = self.compare(first, second);
+                match self.allocate_at(better, pages, &operation, data) {
+                    Err(Error::Refused { status: Status::OutOfMemory, .. }) if worse != better => {
+                        self.allocate_at(worse, pages, &operation, data)
+                    }
+                    result => result,
+                }
+            }
+        }
+    }
+
+    /// Two places, the emptier one first; one that does not answer comes last.
+    fn compare(&mut self, first: usize, second: usize) -> (usize, usize) {
+        if first == second {
+            return (first, second);
+        }
+        let (here, there) = (self.free_pages(first), self.free_pages(second));
+        if there > here { (second, first) } else { (first, second) }
+    }
+
+    fn free_pages(&mut self, place: usize) -> Option<u64> {
+        let now = self.driver.now();
+        let known = self.places.at(place)?;
+        if let Some(free_pages) = known.fresh(now) {
+            return Some(free_pages);
+        }
+        let server = known.server;
+        let usage = self.stat_server(server).ok()?;
+        let now = self.driver.now();
+        self.places.note(place, usage.free_pages, now);
+        Some(usage.free_pages)
+    }
+
+    fn allocate_at(
+        &mut self,
+        place: usize,
+        pages: u32,
+        operation: impl Fn(Option<Server>) -> Operation,
+        data: &[u8],
+    ) -> Result<Region, Error> {
+        let server = self.places.at(place).map(|place| place.server);
+        let region = self.allocate_on(operation(server), pages, data)?;
+        self.places.take(place, pages);
+        Ok(region)
+    }
+
+    fn allocate_on(
+        &mut self,
+        operation: Operation,
+        pages: u32,
+        data: &[u8],
+    ) -> Result<Region, Error> {
+        match self.single(operation, None, data)? {
+            Answer::Pointer(pointer) => {
+                let length = u64::from(pages) * PAGE_BYTES as u64;
+                Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
+            }
+            _ => Err(Error::Violation { node: NodeId::ANY }),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The client: one thread's hold on the rack's memory.
+
+use core::time::Duration;
+
+use bluebridge_protocol::requester::{Answer, Counters, Operation, Requester, Server};
+use bluebridge_transport::Transport;
+use bluebridge_wire::{NodeId, Pointer, Region, Usage, address::PAGE_BYTES};
+
+use crate::{
+    config::EndpointConfig,
+    drive::Driver,
+    error::Error,
+    many::{ReadRequest, Reads, Single, WriteRequest, Writes, Zeroing},
+    placement::{Placement, Places},
+};
+
+/// How long [`Client::close`] waits for the servers.
+const CLOSE_DEADLINE: Duration = Duration::from_millis(100);
+
+/// One thread's hold on the rack's memory; see the crate's documentation.
+pub struct Client<T> {
+    pub(crate) driver: Driver<T>,
+    pub(crate) deadline: Duration,
+    pub(crate) placement: Placement,
+    pub(crate) places: Places,
+    #[cfg(feature = "join")]
+    pub(crate) membership: Option<crate::join::Joined>,
+}
+
+impl<T: Transport> Client<T> {
+    /// A client with the identity that the controller gave, over a carrier that was set up for it.
+    ///
+    /// Nothing is sent yet; sessions are opened when they are needed.
+    #[must_use]
+    pub fn open(config: EndpointConfig, transport: T) -> Self {
+        let requester = Requester::new(config.requester(transport.capabilities()));
+        Self {
+            driver: Driver::new(transport, requester, config.spin),
+            deadline: config.deadline,
+            placement: config.placement,
+            places: Places::new(&config.memory_nodes, config.seed),
+            #[cfg(feature = "join")]
+            membership: None,
+        }
+    }
+
+    /// How long a call may take from now on.
+    pub const fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// Reads `buffer.len()` bytes.
+    ///
+    /// # Errors
+    /// [`Error`]; the buffer's contents are then unspecified.
+    pub fn read(&mut self, pointer: Pointer, buffer: &mut [u8]) -> Result<(), Error> {
+        let mut requests = [ReadRequest::new(pointer, buffer)];
+        self.driver.run(&mut Reads(&mut requests), self.deadline)?;
+        let [request] = requests;
+        request.result
+    }
+
+    /// Writes `data`.
+    ///
+    /// # Errors
+    /// [`Error`]; pages other than the one it names may be written.
+    pub fn write(&mut self, pointer: Pointer, data: &[u8]) -> Result<(), Error> {
+        let mut requests = [WriteRequest::new(pointer, data)];
+        self.driver.run(&mut Writes(&mut requests), self.deadline)?;
+        let [request] = requests;
+        request.result
+    }
+
+    /// Zeroes `length` bytes in place.
+    ///
+    /// # Errors
+    /// [`Error`]; pages other than the one it names may be zeroed.
+    pub fn zero(&mut self, pointer: Pointer, length: u64) -> Result<(), Error> {
+        let mut work = Zeroing { pointer, length, result: Ok(()) };
+        self.driver.run(&mut work, self.deadline)?;
+        work.result
+    }
+
+    /// Reads many ranges at once; each request tells how it ended.
+    ///
+    /// # Errors
+    /// Only if the carrier failed, and with it every request that had not ended.
+    pub fn read_many(&mut self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
+        for request in &mut *requests {
+            request.result = Ok(());
+        }
+        self.driver.run(&mut Reads(requests), self.deadline)
+    }
+
+    /// Writes many ranges at once, in no order; each request tells how it ended.
+    ///
+    /// # Errors
+    /// Only if the carrier failed; what was under way may be written.
+    pub fn write_many(&mut self, requests: &mut [WriteRequest<'_>]) -> Result<(), Error> {
+        for request in &mut *requests {
+            request.result = Ok(());
+        }
+        self.driver.run(&mut Writes(requests), self.deadline)
+    }
+
+    /// Replaces the 8 bytes at an aligned pointer (little endian) by `new` if they are `expected`;
+    /// answers what they were, so that equality with `expected` means success.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn compare_swap(
+        &mut self,
+        pointer: Pointer,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, Error> {
+        let operation = Operation::CompareSwap { pointer, expected, new };
+        self.word(pointer, operation)
+    }
+
+    /// Adds to the 8 bytes at an aligned pointer (little endian, wrapping); answers what they were.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn fetch_add(&mut self, pointer: Pointer, addend: u64) -> Result<u64, Error> {
+        self.word(pointer, Operation::FetchAdd { pointer, addend })
+    }
+
+    /// Frees an allocation; its whole region, as it was created.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn delete(&mut self, region: Region) -> Result<(), Error> {
+        let pages = region.length_bytes().div_ceil(PAGE_BYTES as u64);
+        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
+        self.free(region.base(), pages).map(|_| ())
+    }
+
+    /// Frees the allocation that begins at `pointer`, however long it is; answers its pages.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn delete_pointer(&mut self, pointer: Pointer) -> Result<u32, Error> {
+        self.free(pointer, 0)
+    }
+
+    /// How full a memory node is, all its shards together.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn stat(&mut self, node: NodeId) -> Result<Usage, Error> {
+        let mut total = self.stat_server(Server { node, shard: 0 })?;
+        let count = u8::try_from(total.shard_count.saturating_sub(1)).unwrap_or(u8::MAX);
+        for shard in 1..=count {
+            let usage = self.stat_server(Server { node, shard })?;
+            total.capacity_pages += usage.capacity_pages;
+            total.free_pages += usage.free_pages;
+            total.quota_pages = total.quota_pages.saturating_add(usage.quota_pages);
+            total.used_pages += usage.used_pages;
+            total.provisional_pages += usage.provisional_pages;
+            total.session_count += usage.session_count;
+            total.answered_count += usage.answered_count;
+        }
+        Ok(total)
+    }
+
+    /// Asks a node for a sign of life; answers the round trip.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn ping(&mut self, node: NodeId) -> Result<Duration, Error> {
+        let server = Server { node, shard: 0 };
+        // The first answer of a new session would count its opening.
+        self.single(Operation::Ping { server, length: 0 }, None, &[])?;
+        let before = self.driver.now();
+        self.single(Operation::Ping { server, length: 0 }, None, &[])?;
+        Ok(self.driver.now() - before)
+    }
+
+    /// Closes all sessions, so that the servers need not wait for them to idle out.
+    ///
+    /// # Errors
+    /// Only if the carrier failed.
+    pub fn close(mut self) -> Result<(), Error> {
+        let servers: Vec<Server> = self.driver.requester.open_servers().collect();
+        for server in servers {
+            let operation = Operation::Close { server };
+            let mut work = Single { operation, pointer: None, data: &[], result: None };
+            self.driver.run(&mut work, CLOSE_DEADLINE)?;
+        }
+        Ok(())
+    }
+
+    /// What the protocol's requester counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        self.driver.requester.counters()
+    }
+
+    /// Datagrams that were received and are none of the protocol's, or damaged.
+    #[must_use]
+    pub const fn malformed_count(&self) -> u64 {
+        self.driver.malformed_count
+    }
+
+    /// Datagrams that the carrier was too busy to take, and that were sent again later.
+    #[must_use]
+    pub const fn unsent_count(&self) -> u64 {
+        self.driver.unsent_count
+    }
+
+    /// The carrier.
+    #[must_use]
+    pub const fn transport(&self) -> &T {
+        &self.driver.transport
+    }
+
+    pub(crate) fn single(
+        &mut self,
+        operation: Operation,
+        pointer: Option<Pointer>,
+        data: &[u8],
+    ) -> Result<Answer, Error> {
+        let mut work = Single { operation, pointer, data, result: None };
+        self.driver.run(&mut work, self.deadline)?;
+        work.result.unwrap_or(Err(Error::Length))
+    }
+
+    pub(crate) fn stat_server(&mut self, server: Server) -> Result<Usage, Error> {
+        match self.single(Operation::Stat { server }, None, &[])? {
+            Answer::Usage(usage) => Ok(usage),
+            _ => Err(Error::Violation { node: server.node }),
+        }
+    }
+
+    fn word(&mut self, pointer: Pointer, operation: Operation) -> Result<u64, Error> {
+        match self.single(operation, Some(pointer), &[])? {
+            Answer::Previous(word) => Ok(word),
+            _ => Err(Error::Violation { node: pointer.node }),
+        }
+    }
+
+    fn free(&mut self, pointer: Pointer, pages: u32) -> Result<u32, Error> {
+        match self.single(Operation::Delete { pointer, pages }, Some(pointer), &[])? {
+            Answer::Freed(pages) => Ok(pages),
+            _ => Err(Error::Violation { node: pointer.node }),
+        }
+    }
+}

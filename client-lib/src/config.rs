@@ -1,0 +1,93 @@
+//! What a client is told about itself and the rack.
+
+use core::time::Duration;
+use std::hash::{BuildHasher, RandomState};
+
+use bluebridge_protocol::requester::{self, Timing};
+use bluebridge_transport::Capabilities;
+use bluebridge_wire::{IP_UDP_BYTES, NodeId, Space, piece_bytes};
+
+use crate::placement::Placement;
+
+/// A memory node as the controller names it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MemoryNode {
+    /// Its node id.
+    pub node: NodeId,
+    /// Its serving cores, 1 or more.
+    pub shard_count: u16,
+}
+
+/// Who the client is, as the controller told at its join, and how it behaves.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// The tenant.
+    pub space: Space,
+    /// The endpoint's node.
+    pub node: NodeId,
+    /// The endpoint's incarnation.
+    pub incarnation: u32,
+    /// The space's largest piece in bytes; `None`: what the carrier's largest payload allows.
+    pub piece_bytes: Option<u16>,
+    /// The memory nodes, for placement.
+    pub memory_nodes: Vec<MemoryNode>,
+    /// Where [`crate::Client::create`] and [`crate::Client::alloc_write`] allocate.
+    pub placement: Placement,
+    /// How long a call may take.
+    pub deadline: Duration,
+    /// How long a call polls before it sleeps.
+    pub spin: Duration,
+    /// Operations (of up to 32 KiB each) that are under way at once, 1 to 65534.
+    pub operation_count: u16,
+    /// Servers that are talked to at once, 1 to 65534.
+    pub server_count: u16,
+    /// Pages that may be on their way at once; `None`: what the carrier's receive buffer holds.
+    pub credit_pages: Option<u16>,
+    /// Where random choices come from; differ it per client.
+    pub seed: u64,
+}
+
+impl EndpointConfig {
+    /// The usual behaviour, with a random seed.
+    #[must_use]
+    pub fn new(space: Space, node: NodeId, incarnation: u32) -> Self {
+        Self {
+            space,
+            node,
+            incarnation,
+            piece_bytes: None,
+            memory_nodes: Vec::new(),
+            placement: Placement::Anywhere,
+            deadline: Duration::from_secs(5),
+            spin: Duration::from_micros(50),
+            operation_count: 512,
+            server_count: 256,
+            credit_pages: None,
+            // The standard library seeds its hash maps from the system's entropy.
+            seed: RandomState::new().hash_one(node.0),
+        }
+    }
+
+    pub(crate) fn requester(&self, carrier: &Capabilities) -> requester::Config {
+        let fitting = piece_bytes(carrier.largest_payload_bytes + IP_UDP_BYTES);
+        let fitting = fitting.and_then(|bytes| u16::try_from(bytes).ok());
+        let mut config = requester::Config::new(self.space, self.node, self.incarnation, self.seed);
+        config.piece_bytes = match (self.piece_bytes, fitting) {
+            (Some(told), Some(fitting)) => told.min(fitting),
+            (told, fitting) => told.or(fitting).unwrap_or(config.piece_bytes),
+        };
+        let held = carrier.receive_buffer_bytes / RECEIVED_PAGE_BYTES;
+        let held = u16::try_from(held.clamp(8, 4096)).unwrap_or(8);
+        config.credit_pages = self.credit_pages.unwrap_or(held);
+        config.operation_count = self.operation_count;
+        config.server_count = self.server_count;
+        // Two clients of one endpoint never take each other's replies.
+        config.selector = u32::try_from(self.seed >> 32).unwrap_or(0);
+        config.timing = Timing { deadline: self.deadline, ..Timing::DEFAULT };
+        config
+    }
+}
+
+/// What a page takes of a socket's receive buffer, in bytes: its pieces, rounded up to what the
+/// kernel accounts for each.
+const RECEIVED_PAGE_BYTES: usize = 12 * 1024;

@@ -1,0 +1,245 @@
+//! What can go wrong, whose fault it is, and what to do.
+
+use std::sync::Arc;
+
+use bluebridge_protocol::requester::{Failure, StartError};
+use bluebridge_wire::{self as wire, NodeId, Pointer, Status};
+
+/// Who is at fault for an [`Error`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// The controller, or the tables that it makes.
+    Controller,
+    /// The network between, or this host's part of it.
+    Network,
+    /// The memory server.
+    Server,
+    /// The caller.
+    You,
+}
+
+/// Why a call failed. Of a call about a long range, other parts may be done.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A lease of another node did not end before the deadline; nothing was done.
+    #[error(
+        "the page at {pointer} is leased to node {owner} for {remaining_ms} ms more; \
+         try again later"
+    )]
+    Busy {
+        /// The first byte that was asked for.
+        pointer: Pointer,
+        /// The lease's owner.
+        owner: NodeId,
+        /// Milliseconds that were left when the home last told.
+        remaining_ms: u16,
+    },
+    /// The carrier failed for good, or this host's network is not set up.
+    #[error("the carrier failed: {reason}; check the interface and the fabric's routes")]
+    Carrier {
+        /// What the carrier said.
+        reason: Arc<str>,
+    },
+    /// A length is zero, or more than can be addressed.
+    #[error("the length is zero or too large")]
+    Length,
+    /// No memory node is known to place pages on.
+    #[error("no memory node is known; is one joined to the space?")]
+    NoMemoryNode,
+    /// It was sent, and how it ended is not known: it was done once, or not at all.
+    #[error(
+        "node {node} did not answer in time, and the operation was done once or not at all; \
+         look before doing it again"
+    )]
+    OutcomeUnknown {
+        /// Who was asked last.
+        node: NodeId,
+        /// The first byte that was asked for, if it was about memory.
+        pointer: Option<Pointer>,
+        /// Whether the node answered anything meanwhile.
+        answering: bool,
+    },
+    /// The server refused, and nothing was done.
+    #[error("node {node} refused{}: {status}; {}", at(*.pointer), advice(*.status))]
+    Refused {
+        /// Why.
+        status: Status,
+        /// Who refused.
+        node: NodeId,
+        /// The first byte that it refused, if it was about memory.
+        pointer: Option<Pointer>,
+    },
+    /// The node answers, but not this, and not in time; nothing was changed.
+    #[error("node {node} is too slow; allow more time, or ask for less at once")]
+    TimedOut {
+        /// Who was asked last.
+        node: NodeId,
+    },
+    /// The range moved too often while it was asked for.
+    #[error("the range moved too often, last to node {node}; see what the controller does")]
+    TooManyHops {
+        /// Where it is said to be.
+        node: NodeId,
+    },
+    /// More servers than configured are needed at once.
+    #[error("too many servers at once; raise `server_count`")]
+    TooManyServers,
+    /// Nothing was heard from the node, and nothing was changed. Node 0 stands for all memory
+    /// nodes.
+    #[error("node {node} does not answer; is it up, and does the switch know it?")]
+    Unreachable {
+        /// Who was asked.
+        node: NodeId,
+    },
+    /// The server broke the protocol.
+    #[error("node {node} broke the protocol; compare the versions")]
+    Violation {
+        /// Which.
+        node: NodeId,
+    },
+    /// The pointer names no single node.
+    #[error("{node} is no node that memory can be on")]
+    WrongNode {
+        /// The pointer's node.
+        node: NodeId,
+    },
+    /// The pointer is of another space than the client.
+    #[error("the pointer belongs to another space")]
+    WrongSpace,
+}
+
+impl Error {
+    /// Who is at fault.
+    #[must_use]
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::Busy { .. }
+            | Self::Length
+            | Self::TooManyServers
+            | Self::WrongNode { .. }
+            | Self::WrongSpace => Fault::You,
+            Self::Carrier { .. } | Self::Unreachable { .. } => Fault::Network,
+            Self::NoMemoryNode | Self::TooManyHops { .. } => Fault::Controller,
+            Self::OutcomeUnknown { answering: true, .. }
+            | Self::TimedOut { .. }
+            | Self::Violation { .. } => Fault::Server,
+            Self::OutcomeUnknown { answering: false, .. } => Fault::Network,
+            Self::Refused { status, .. } => match status {
+                Status::NoAuthority | Status::StaleRangeEpoch => Fault::Controller,
+                Status::WrongNode => Fault::Network,
+                _ => match status.fault() {
+                    wire::Fault::Requester => Fault::You,
+                    wire::Fault::Responder | wire::Fault::Protocol => Fault::Server,
+                },
+            },
+        }
+    }
+
+    /// A number for callers without Rust's enums: 256 plus the status of a refusal, else below 256.
+    #[must_use]
+    pub const fn code(&self) -> u16 {
+        match self {
+            Self::Busy { .. } => 1,
+            Self::Carrier { .. } => 2,
+            Self::Length => 3,
+            Self::NoMemoryNode => 4,
+            Self::OutcomeUnknown { .. } => 5,
+            Self::TimedOut { .. } => 6,
+            Self::TooManyHops { .. } => 7,
+            Self::TooManyServers => 8,
+            Self::Unreachable { .. } => 9,
+            Self::Violation { .. } => 10,
+            Self::WrongNode { .. } => 11,
+            Self::WrongSpace => 12,
+            Self::Refused { status, .. } => 256 + *status as u16,
+        }
+    }
+
+    /// Whether something may have been changed nonetheless, once.
+    #[must_use]
+    pub const fn is_outcome_unknown(&self) -> bool {
+        matches!(self, Self::OutcomeUnknown { .. })
+    }
+
+    pub(crate) fn of_start(error: StartError) -> Self {
+        match error {
+            StartError::Length => Self::Length,
+            StartError::Node(node) => Self::WrongNode { node },
+            StartError::Space => Self::WrongSpace,
+            // The driver starts only what there is room for.
+            _ => Self::TooManyServers,
+        }
+    }
+
+    pub(crate) fn of_failure(
+        failure: Failure,
+        pointer: Option<Pointer>,
+        carrier: Option<&Arc<str>>,
+    ) -> Self {
+        match failure {
+            Failure::Buffer => Self::Length,
+            Failure::Busy { owner, remaining_ms, .. } => match pointer {
+                Some(pointer) => Self::Busy { pointer, owner, remaining_ms },
+                None => Self::TimedOut { node: owner },
+            },
+            Failure::NotSent { .. } => {
+                let reason = carrier.map_or_else(|| Arc::from("not sent"), Arc::clone);
+                Self::Carrier { reason }
+            }
+            Failure::OutcomeUnknown { node, answering } => {
+                Self::OutcomeUnknown { node, pointer, answering }
+            }
+            Failure::Partial(statuses) => Self::of_pages(statuses.as_slice(), pointer),
+            Failure::Refused { status, node } => Self::Refused { status, node, pointer },
+            Failure::TimedOut { node } => Self::TimedOut { node },
+            Failure::TooManyHops { node } => Self::TooManyHops { node },
+            Failure::TooManyServers { .. } => Self::TooManyServers,
+            Failure::Unreachable { node } => Self::Unreachable { node },
+            Failure::Violation { node } => Self::Violation { node },
+            _ => Self::TimedOut { node: NodeId::ANY },
+        }
+    }
+
+    /// The refusal of the first page that was refused.
+    fn of_pages(statuses: &[Status], pointer: Option<Pointer>) -> Self {
+        let refused = statuses.iter().enumerate().find(|(_, status)| !status.is_ok());
+        let (page, status) =
+            refused.map_or((0, Status::Internal), |(page, status)| (page, *status));
+        let node = pointer.map_or(NodeId::ANY, |pointer| pointer.node);
+        let first_byte = pointer.map(|pointer| {
+            let offset = (page * wire::address::PAGE_BYTES) as u64;
+            let start = if page == 0 { pointer } else { pointer.page_start() };
+            start.checked_add(offset).unwrap_or(pointer)
+        });
+        Self::Refused { status, node, pointer: first_byte }
+    }
+}
+
+fn at(pointer: Option<Pointer>) -> String {
+    pointer.map_or_else(String::new, |pointer| format!(" at {pointer}"))
+}
+
+const fn advice(status: Status) -> &'static str {
+    match status {
+        Status::StaleTag | Status::NotAllocated => "the memory was freed; forget the pointer",
+        Status::StaleGeneration => "what it pointed to is lost; forget the pointer",
+        Status::OutOfRange | Status::BadLength | Status::Unaligned => {
+            "correct the pointer or the length"
+        }
+        Status::OutOfMemory => "free memory, or allocate on another node",
+        Status::QuotaExceeded => "free memory, or ask for a larger quota",
+        Status::StaleIncarnation => "this endpoint was joined anew elsewhere; join again",
+        Status::WrongNode => "the directory led astray; see the switch's tables",
+        Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
+        Status::ShuttingDown => "use another node",
+        Status::Overloaded => "send less at once, or allow more time",
+        Status::UnsupportedFeature | Status::UnsupportedVersion | Status::UnknownCommand => {
+            "update the server"
+        }
+        _ => "see the status",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+use std::collections::BTreeSet;
+
+use bluebridge_protocol::requester::Failure;
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Pointer, Space, Status, Tag};
+
+use super::{Error, Fault};
+
+const NODE: NodeId = NodeId(9);
+
+fn pointer() -> Pointer {
+    let location = Location::new(ArenaGeneration::default(), 0x1010).expect("48 bits");
+    Pointer { space: Space(1), node: NODE, tag: Tag(3), location }
+}
+
+fn all() -> Vec<Error> {
+    let mut errors = vec![
+        Error::Busy { pointer: pointer(), owner: NODE, remaining_ms: 4 },
+        Error::Carrier { reason: "gone".into() },
+        Error::Length,
+        Error::NoMemoryNode,
+        Error::OutcomeUnknown { node: NODE, pointer: None, answering: true },
+        Error::TimedOut { node: NODE },
+        Error::TooManyHops { node: NODE },
+        Error::TooManyServers,
+        Error::Unreachable { node: NODE },
+        Error::Violation { node: NODE },
+        Error::WrongNode { node: NODE },
+        Error::WrongSpace,
+    ];
+    errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
+        status,
+        node: NODE,
+        pointer: Some(pointer()),
+    }));
+    errors
+}
+
+#[test]
+fn every_error_has_a_code_and_a_text_of_its_own() {
+    let errors = all();
+    let codes: BTreeSet<_> = errors.iter().map(Error::code).collect();
+    let texts: BTreeSet<_> = errors.iter().map(Error::to_string).collect();
+    assert_eq!(codes.len(), errors.len());
+    assert_eq!(texts.len(), errors.len());
+    assert!(!codes.contains(&0), "0 is success");
+}
+
+#[test]
+fn the_fault_is_named() {
+    let refused = |status| Error::Refused { status, node: NODE, pointer: None }.fault();
+    assert_eq!(refused(Status::StaleTag), Fault::You);
+    assert_eq!(refused(Status::OutOfMemory), Fault::Server);
+    assert_eq!(refused(Status::NoAuthority), Fault::Controller);
+    assert_eq!(refused(Status::WrongNode), Fault::Network);
+    assert_eq!(Error::Unreachable { node: NODE }.fault(), Fault::Network);
+    assert_eq!(Error::TimedOut { node: NODE }.fault(), Fault::Server);
+    assert!(
+        Error::OutcomeUnknown { node: NODE, pointer: None, answering: true }.is_outcome_unknown()
+    );
+}
+
+#[test]
+fn a_refusal_carries_pointer_and_node() {
+    let failure = Failure::Refused { status: Status::StaleTag, node: NODE };
+    let error = Error::of_failure(failure, Some(pointer()), None);
+    let text = error.to_string();
+    assert!(text.contains("fdbb:1:9:3::1010") && text.contains("node 9"), "{text}");
+    let pages = [Status::Ok, Status::Ok, Status::OutOfRange];
+    let Error::Refused { status, pointer: Some(at), .. } = Error::of_pages(&pages, Some(pointer()))
+    else {
+        panic!("a page was refused");
+    };
+    assert_eq!((status, at.location.offset()), (Status::OutOfRange, 0x3000));
+}
