@@ -1,1 +1,3 @@
 //! Tests that need a world: simulation, racks of real packets, conformance.
+
+pub mod sim;

@@ -1,0 +1,183 @@
+//! Mistakes made on purpose: a simulation that does not find them is worth nothing.
+
+use core::ops::Range;
+
+use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
+use bluebridge_wire::{
+    ArenaGeneration, Command, Datagram, Space, Status, Tag,
+    header::{HEADER_BYTES, Header},
+    seal,
+};
+
+/// A mistake in a server, a store or the form of datagrams.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bug {
+    /// The store frees pages, and takes as many for nobody.
+    DeleteLeaks,
+    /// The store gives pages with what they held before.
+    DirtyPages,
+    /// The store grants the same pages to two.
+    DoubleGrant,
+    /// The server executes a repeated request again.
+    ForgetWindow,
+    /// The store accepts every colour.
+    IgnoreTags,
+    /// The store does not do every write that it was asked to do.
+    LoseWrites,
+    /// The receiver accepts whatever the CRC.
+    NoCrc,
+    /// A server that lost its contents keeps the arena generation.
+    SameGeneration,
+    /// The requester joins pieces of different versions of a page.
+    SameVersion,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 9] = [
+        Self::DeleteLeaks,
+        Self::DirtyPages,
+        Self::DoubleGrant,
+        Self::ForgetWindow,
+        Self::IgnoreTags,
+        Self::LoseWrites,
+        Self::NoCrc,
+        Self::SameGeneration,
+        Self::SameVersion,
+    ];
+}
+
+/// A store with one of the bugs, or none.
+pub(super) struct BuggyStore<S> {
+    pub(super) inner: S,
+    bug: Option<Bug>,
+    granted: Option<(Space, u32, Grant)>,
+    writes: u32,
+}
+
+impl<S: PageStore> BuggyStore<S> {
+    pub(super) const fn new(inner: S, bug: Option<Bug>) -> Self {
+        Self { inner, bug, granted: None, writes: 0 }
+    }
+
+    fn mended(&self, access: Access) -> Access {
+        if self.bug != Some(Bug::IgnoreTags) {
+            return access;
+        }
+        (0..=u8::MAX)
+            .map(|tag| Access { tag: Tag(tag), ..access })
+            .find(|access| self.inner.check(*access).is_ok())
+            .unwrap_or(access)
+    }
+}
+
+impl<S: PageStore> PageStore for BuggyStore<S> {
+    fn generation(&self) -> ArenaGeneration {
+        self.inner.generation()
+    }
+
+    fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status> {
+        if self.bug == Some(Bug::DoubleGrant)
+            && let Some((_, _, grant)) =
+                self.granted.take_if(|last| (last.0, last.1) == (space, pages))
+        {
+            return Ok(grant);
+        }
+        let grant = self.inner.create(space, pages)?;
+        self.granted = Some((space, pages, grant));
+        if self.bug == Some(Bug::DirtyPages) {
+            self.inner.write(grant.location.page(), 100, b"left behind");
+        }
+        Ok(grant)
+    }
+
+    fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
+        let access = self.mended(access);
+        let freed = self.inner.delete(access, pages)?;
+        if self.bug == Some(Bug::DeleteLeaks) {
+            self.inner.create(access.space, freed)?;
+        }
+        Ok(freed)
+    }
+
+    fn check(&self, access: Access) -> Result<(), Status> {
+        self.inner.check(self.mended(access))
+    }
+
+    fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
+        self.inner.read(page, range)
+    }
+
+    fn write(&mut self, page: u64, start: usize, data: &[u8]) {
+        self.writes += 1;
+        if self.bug != Some(Bug::LoseWrites) || !self.writes.is_multiple_of(20) {
+            self.inner.write(page, start, data);
+        }
+    }
+
+    fn zero(&mut self, page: u64, range: Range<usize>) {
+        self.inner.zero(page, range);
+    }
+
+    fn version(&self, page: u64) -> u64 {
+        self.inner.version(page)
+    }
+
+    fn usage(&self, space: Space) -> StoreUsage {
+        self.inner.usage(space)
+    }
+}
+
+/// A datagram with another header, sealed anew.
+pub(super) fn rewritten(
+    datagram: &Datagram<'_>,
+    destination: std::net::Ipv6Addr,
+    header: &Header,
+) -> Vec<u8> {
+    let mut head = vec![0; HEADER_BYTES];
+    header.emit(&mut head, 0);
+    seal(datagram.source, destination, &mut head, datagram.data);
+    head.extend(datagram.data);
+    head
+}
+
+/// What [`Bug::ForgetWindow`] makes of a request: a repetition gets a number of its own.
+pub(super) fn forget_window(
+    seen: &mut std::collections::HashSet<(u64, u64)>,
+    datagram: &Datagram<'_>,
+) -> Option<Vec<u8>> {
+    let once = matches!(
+        datagram.command().command(),
+        Some(Command::Create | Command::FetchAdd | Command::CompareSwap | Command::Delete)
+    );
+    let header = datagram.header;
+    if !once || header.session == 0 || seen.insert((header.session, header.sequence)) {
+        return None;
+    }
+    // Far enough ahead for a number that is not in use, and inside of the window.
+    let ahead = 256;
+    let header = Header {
+        sequence: header.sequence + u64::from(ahead),
+        answered_distance: header.answered_distance + ahead,
+        ..header
+    };
+    Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
+}
+
+/// What [`Bug::SameVersion`] makes of a READ's piece.
+pub(super) fn same_version(datagram: &Datagram<'_>) -> Option<Vec<u8>> {
+    let is_piece = datagram.is_reply() && datagram.command().command() == Some(Command::Read);
+    if !is_piece || datagram.data.is_empty() {
+        return None;
+    }
+    let header = Header { page_version: 1, ..datagram.header };
+    Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
+}
+
+/// What [`Bug::NoCrc`] makes of a damaged datagram.
+pub(super) fn sealed_again(heard: &super::network::Heard<'_>) -> Option<Vec<u8>> {
+    let mut payload = heard.payload.to_vec();
+    let (head, data) = payload.split_at_mut_checked(HEADER_BYTES)?;
+    seal(heard.source, heard.destination, head, data);
+    Some(payload)
+}

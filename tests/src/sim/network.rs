@@ -1,0 +1,314 @@
+//! Links and the switch: frames go up a link, through the real pipeline, and down a link.
+
+use std::{net::Ipv6Addr, time::Duration};
+
+use bluebridge_p4::pipeline::{
+    Action, Entry, Forward, Impairment as SwitchImpairment, Key, MacAddr, SwitchPort,
+    WeightedForward,
+};
+use bluebridge_protocol::Instant;
+use bluebridge_switch::{
+    dataplane::{DataPlane, Drops, ImpairmentCounters},
+    soft::{Offload, Pipeline},
+};
+use bluebridge_wire::{NodeId, UDP_PORT, address::NODE_PREFIX_LEN};
+use rand::{Rng, rngs::SmallRng};
+
+use super::{SPACE, plan::LinkPlan};
+
+const ETHERNET: usize = 14;
+const HEADERS: usize = ETHERNET + 40 + 8;
+
+/// Which way a frame goes on a link.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Way {
+    /// From the endpoint to the switch.
+    Up,
+    /// From the switch to the endpoint.
+    Down,
+}
+
+/// What links did to frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LinkCounters {
+    pub(super) sent: u64,
+    pub(super) lost: u64,
+    pub(super) duplicated: u64,
+    pub(super) held_back: u64,
+    pub(super) corrupted: u64,
+    pub(super) cut_up: u64,
+    pub(super) cut_down: u64,
+}
+
+/// An endpoint's link to its switch port.
+#[derive(Clone, Debug)]
+struct Link {
+    plan: LinkPlan,
+    cut: [Instant; 2],
+}
+
+/// A frame on a link, and when it is at the other end.
+pub(super) struct Flight {
+    pub(super) at: Instant,
+    pub(super) frame: Vec<u8>,
+}
+
+/// What an endpoint hears: the addresses, the source port, the UDP payload.
+pub(super) struct Heard<'a> {
+    pub(super) source: Ipv6Addr,
+    pub(super) destination: Ipv6Addr,
+    pub(super) source_port: u16,
+    pub(super) payload: &'a [u8],
+}
+
+/// The switch with a link to every endpoint; endpoint `i` is at port `i + 1`.
+pub(super) struct Network {
+    start: std::time::Instant,
+    pipeline: Pipeline,
+    links: Vec<Link>,
+    pub(super) counters: LinkCounters,
+    /// Drops of pipelines that were replaced or cleared.
+    drops: Drops,
+    impaired: Vec<ImpairmentCounters>,
+    out: Vec<(SwitchPort, Vec<u8>)>,
+}
+
+impl Network {
+    pub(super) fn new(plans: Vec<LinkPlan>) -> Self {
+        let start = std::time::Instant::now();
+        let cut = [Instant::default(); 2];
+        let links: Vec<_> = plans.into_iter().map(|plan| Link { plan, cut }).collect();
+        let mut network = Self {
+            start,
+            pipeline: Pipeline::new(start),
+            impaired: Vec::new(),
+            links,
+            counters: LinkCounters::default(),
+            drops: Drops::default(),
+            out: Vec::new(),
+        };
+        network.add_ports();
+        network
+    }
+
+    /// A switch that forgot everything: no entry, and nothing held.
+    pub(super) fn restart_switch(&mut self) {
+        self.keep_counters();
+        self.pipeline = Pipeline::new(self.start);
+        self.add_ports();
+    }
+
+    /// Empties the tables.
+    pub(super) fn wipe_switch(&mut self) {
+        self.keep_drops();
+        self.pipeline.clear(None).expect("the soft pipeline has no way to fail here");
+    }
+
+    fn add_ports(&mut self) {
+        for (index, link) in self.links.iter().enumerate() {
+            let port = port_of(index);
+            self.pipeline.add_port(port, &format!("e{index}")).expect("the port is new");
+            let LinkPlan { switch_seed: seed, loss, duplicate, reorder, corrupt, delay, .. } =
+                link.plan;
+            if seed != 0 {
+                let impairment =
+                    SwitchImpairment { seed, loss, duplicate, reorder, corrupt, delay };
+                self.pipeline.set_impairment(port, impairment).expect("shares are shares");
+            }
+        }
+    }
+
+    fn keep_drops(&mut self) {
+        let drops = self.pipeline.drops().expect("the soft pipeline has no way to fail here");
+        for (sum, count) in self.drops.0.iter_mut().zip(drops.0) {
+            *sum += count;
+        }
+    }
+
+    fn keep_counters(&mut self) {
+        self.keep_drops();
+        let ports = self.pipeline.ports().expect("the soft pipeline has no way to fail here");
+        self.impaired.extend(ports.into_iter().map(|port| port.impaired));
+    }
+
+    /// Drops by reason, and what the ports' impairments did; ends the pipeline's use.
+    pub(super) fn finish(mut self) -> (LinkCounters, Drops, Vec<ImpairmentCounters>) {
+        self.keep_counters();
+        (self.counters, self.drops, self.impaired)
+    }
+
+    /// Installs what the controller would: guard, directory, anycast.
+    pub(super) fn program(&mut self, nodes: &[NodeId], servers: &[bool]) {
+        let mut entries = Vec::new();
+        let mut members = Vec::new();
+        for (index, (&node, &is_server)) in nodes.iter().zip(servers).enumerate() {
+            let port = port_of(index);
+            let forward = Forward { port, dst_mac: mac_of(index) };
+            let prefix = (u128::from(SPACE.scope()) << 80) | (u128::from(node.0) << 64);
+            let guard = Key::IngressGuard { port, src_scope: SPACE.scope(), src_node: node.0 };
+            entries.push((guard, Action::Allow));
+            let directory = Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN };
+            entries.push((directory, Action::Forward(forward)));
+            if is_server {
+                members.push(WeightedForward { forward, weight: 1 });
+            }
+        }
+        entries.push((Key::Anycast { dst_scope: SPACE.scope() }, Action::Select(members)));
+        for (key, action) in entries {
+            let entry = Entry { key, action, idle_timeout: None, metadata: Vec::new() };
+            if self.pipeline.insert(&entry).is_err() {
+                self.pipeline.modify(&entry).expect("an entry is absent or present");
+            }
+        }
+    }
+
+    /// Nothing passes a link that way until then.
+    pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Instant) {
+        self.links[endpoint].cut[way as usize] = until;
+    }
+
+    /// Ends all partitions and impairments of links and ports.
+    pub(super) fn heal(&mut self) {
+        for (index, link) in self.links.iter_mut().enumerate() {
+            link.cut = [Instant::default(); 2];
+            link.plan = link.plan.clean();
+            self.pipeline
+                .set_impairment(port_of(index), SwitchImpairment::default())
+                .expect("no impairment is a valid one");
+        }
+    }
+
+    /// What becomes of a frame on a link: it arrives never, once, or twice.
+    pub(super) fn travel(
+        &mut self,
+        now: Instant,
+        endpoint: usize,
+        way: Way,
+        mut frame: Vec<u8>,
+        rng: &mut SmallRng,
+    ) -> [Option<Flight>; 2] {
+        let Link { plan, cut } = &self.links[endpoint];
+        let counters = &mut self.counters;
+        counters.sent += 1;
+        if now < cut[way as usize] {
+            let count = if way == Way::Up { &mut counters.cut_up } else { &mut counters.cut_down };
+            *count += 1;
+            return [None, None];
+        }
+        // With impairments at the switch's ports the way down is theirs.
+        let plan = if way == Way::Down && plan.switch_seed != 0 { plan.clean() } else { *plan };
+        if rng.random_bool(plan.loss) {
+            counters.lost += 1;
+            return [None, None];
+        }
+        let mut arrival = || {
+            let mut wait = plan.delay + plan.jitter.mul_f64(rng.random());
+            if rng.random_bool(plan.reorder) {
+                counters.held_back += 1;
+                wait += plan.hold.mul_f64(rng.random());
+            }
+            now + wait
+        };
+        let first = arrival();
+        let second = arrival();
+        let copy = rng.random_bool(plan.duplicate).then(|| {
+            counters.duplicated += 1;
+            Flight { at: second, frame: frame.clone() }
+        });
+        if rng.random_bool(plan.corrupt) {
+            counters.corrupted += 1;
+            for _ in 0..rng.random_range(1..=3) {
+                let bit = rng.random_range(ETHERNET * 8..frame.len() * 8);
+                frame[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+        [Some(Flight { at: first, frame }), copy]
+    }
+
+    /// Runs a frame through the pipeline; gives the frames that leave with their endpoints.
+    pub(super) fn switch(
+        &mut self,
+        now: Instant,
+        endpoint: usize,
+        mut frame: Vec<u8>,
+    ) -> impl Iterator<Item = (usize, Vec<u8>)> {
+        let at = self.at(now);
+        let port = port_of(endpoint);
+        self.pipeline.process(at, port, &mut frame, Offload::default(), &mut self.out);
+        self.out.drain(..).map(|(port, frame)| (usize::from(port.0) - 1, frame))
+    }
+
+    /// What the pipeline held back until now.
+    pub(super) fn switch_timeout(
+        &mut self,
+        now: Instant,
+    ) -> impl Iterator<Item = (usize, Vec<u8>)> {
+        self.pipeline.handle_timeout(self.at(now), &mut self.out);
+        self.out.drain(..).map(|(port, frame)| (usize::from(port.0) - 1, frame))
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let due = self.pipeline.poll_timeout()?.saturating_duration_since(self.start);
+        Some(Instant::default() + due)
+    }
+
+    fn at(&self, now: Instant) -> std::time::Instant {
+        self.start + Duration::from_nanos(now.as_nanos())
+    }
+}
+
+fn port_of(endpoint: usize) -> SwitchPort {
+    SwitchPort(u16::try_from(endpoint + 1).expect("few endpoints"))
+}
+
+fn mac_of(endpoint: usize) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, port_of(endpoint).0.to_be_bytes()[1]])
+}
+
+/// A datagram as the frame that a host would send. The UDP checksum stays 0 and nobody checks it,
+/// so that every damage meets the CRC alone.
+pub(super) fn frame(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    ports: (u16, u16),
+    parts: [&[u8]; 2],
+) -> Vec<u8> {
+    let payload = parts[0].len() + parts[1].len();
+    let udp_bytes = u16::try_from(payload + 8).expect("a datagram fits").to_be_bytes();
+    let mut frame = Vec::with_capacity(HEADERS + payload);
+    frame.extend([0; 12]);
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    frame.extend(udp_bytes);
+    frame.extend([17, 64]);
+    frame.extend(source.octets());
+    frame.extend(destination.octets());
+    frame.extend(ports.0.to_be_bytes());
+    frame.extend(ports.1.to_be_bytes());
+    frame.extend(udp_bytes);
+    frame.extend([0, 0]);
+    frame.extend(parts[0]);
+    frame.extend(parts[1]);
+    frame
+}
+
+/// What a host's stack would hand to its socket; `None` if the frame is none for it.
+pub(super) fn hear(frame: &[u8], port: u16) -> Option<Heard<'_>> {
+    let (headers, payload) = frame.split_first_chunk::<HEADERS>()?;
+    let word = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
+    let address = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&headers[at..at + 16]);
+        Ipv6Addr::from(octets)
+    };
+    let payload = payload.get(..usize::from(word(58)).checked_sub(8)?)?;
+    let is_udp = headers[12..14] == [0x86, 0xdd] && headers[14] >> 4 == 6 && headers[20] == 17;
+    (is_udp && word(56) == port).then(|| Heard {
+        source: address(22),
+        destination: address(38),
+        source_port: word(54),
+        payload,
+    })
+}
+
+/// Both ends use the well-known port.
+pub(super) const PORT: u16 = UDP_PORT;

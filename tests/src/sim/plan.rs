@@ -1,0 +1,264 @@
+//! What a seed stands for: how many ends, how bad the links, which faults when.
+
+use core::time::Duration;
+
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+
+use super::bugs::Bug;
+
+/// A link's impairments: shares of frames, and times.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkPlan {
+    /// Share lost.
+    pub loss: f64,
+    /// Share that arrives twice.
+    pub duplicate: f64,
+    /// Share held back, so that others overtake it.
+    pub reorder: f64,
+    /// Share with one to three flipped bits.
+    pub corrupt: f64,
+    /// Every frame takes so long.
+    pub delay: Duration,
+    /// And up to so much longer.
+    pub jitter: Duration,
+    /// A frame that is held back takes up to so much longer.
+    pub hold: Duration,
+    /// Not 0: the way down is impaired by the switch's port, with this seed.
+    pub switch_seed: u64,
+}
+
+impl LinkPlan {
+    /// The link without its impairments.
+    #[must_use]
+    pub const fn clean(&self) -> Self {
+        Self {
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            corrupt: 0.0,
+            delay: self.delay,
+            jitter: Duration::ZERO,
+            hold: Duration::ZERO,
+            switch_seed: 0,
+        }
+    }
+}
+
+/// Something that goes wrong, or that an operator does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// The server has no authority for a while.
+    Authority {
+        /// Which server.
+        server: usize,
+        /// How long.
+        length: Duration,
+    },
+    /// A client process is killed and starts again.
+    ClientRestart {
+        /// Which client.
+        client: usize,
+    },
+    /// An endpoint stops and goes on; what arrives meanwhile waits, up to a bound.
+    Freeze {
+        /// Which endpoint.
+        endpoint: usize,
+        /// How long.
+        length: Duration,
+    },
+    /// A link passes nothing, one way or both.
+    Partition {
+        /// Whose link.
+        endpoint: usize,
+        /// Nothing to the switch.
+        up: bool,
+        /// Nothing from the switch.
+        down: bool,
+        /// How long.
+        length: Duration,
+    },
+    /// A server process ends and starts again with the next incarnation.
+    ServerRestart {
+        /// Which server.
+        server: usize,
+        /// Whether it finds its memory again; else the arena generation is the next.
+        contents: bool,
+        /// How long it is away.
+        away: Duration,
+    },
+    /// The server announces its end, answers SHUTTING_DOWN, and then restarts without contents.
+    ServerShutdown {
+        /// Which server.
+        server: usize,
+    },
+    /// The switch forgets everything, what it holds as well.
+    SwitchRestart {
+        /// Until the controller programmed it again.
+        away: Duration,
+    },
+    /// The switch's tables are emptied.
+    SwitchWipe {
+        /// Until the controller programmed it again.
+        away: Duration,
+    },
+}
+
+/// Everything that is decided before a run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where all randomness comes from.
+    pub seed: u64,
+    /// Operations that clients start, beside the final checks.
+    pub operation_count: usize,
+    /// Operations that a client has under way at most.
+    pub depth: usize,
+    /// The piece size of each client, from the MTU of its space.
+    pub client_piece_bytes: Vec<u16>,
+    /// The piece size of each server.
+    pub server_piece_bytes: Vec<u16>,
+    /// Pages of each server's arena.
+    pub arena_pages: Vec<u64>,
+    /// Pages that a space may have on each server.
+    pub quota_pages: Option<u64>,
+    /// Servers that a requester keeps in mind; fewer than there are means eviction.
+    pub requester_servers: u16,
+    /// Whether the servers' bounds are as small as they may be.
+    pub tight_limits: bool,
+    /// The idle time of sessions.
+    pub session_idle: Duration,
+    /// The time until unconfirmed pages are freed.
+    pub provisional: Duration,
+    /// A link per endpoint: clients, servers, prober.
+    pub links: Vec<LinkPlan>,
+    /// Parts per million that each endpoint's clock runs fast.
+    pub skew_ppm: Vec<i64>,
+    /// What goes wrong, each as soon as so many operations were started.
+    pub faults: Vec<(usize, Fault)>,
+    /// Deadlines of operations.
+    pub deadlines: (Duration, Duration),
+    /// The mistake that this run must find.
+    pub bug: Option<Bug>,
+}
+
+/// Operations of a run.
+pub const OPERATIONS: usize = 500;
+
+const MTUS: [usize; 6] = [1280, 1400, 1500, 2048, 4228, 9000];
+
+impl Plan {
+    /// The run that a seed stands for.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let clients = rng.random_range(1..=4);
+        let servers = rng.random_range(1..=3);
+        let endpoints = clients + servers + 1;
+        let one_mtu = *MTUS.choose(&mut rng).expect("some");
+        let mixed = rng.random_bool(0.3);
+        let mut pieces = |count: usize| -> Vec<u16> {
+            (0..count)
+                .map(|_| {
+                    let mtu = if mixed { *MTUS.choose(&mut rng).expect("some") } else { one_mtu };
+                    let bytes = bluebridge_wire::piece_bytes(mtu).expect("a real MTU");
+                    u16::try_from(bytes).expect("at most a page")
+                })
+                .collect()
+        };
+        let (client_piece_bytes, server_piece_bytes) = (pieces(clients), pieces(servers));
+        let links = links(&mut rng, endpoints);
+        let short = rng.random_bool(0.2);
+        let forgetful = rng.random_bool(0.1);
+        Self {
+            seed,
+            operation_count: OPERATIONS,
+            depth: *[1, 2, 4, 8, 16].choose(&mut rng).expect("some"),
+            client_piece_bytes,
+            server_piece_bytes,
+            arena_pages: (0..servers).map(|_| rng.random_range(60..=200)).collect(),
+            quota_pages: rng.random_bool(0.1).then(|| rng.random_range(40..=80)),
+            requester_servers: if forgetful { 1 } else { 16 },
+            // A requester that forgets servers leaves sessions behind, which need room.
+            tight_limits: !forgetful && rng.random_bool(0.25),
+            session_idle: if short { Duration::from_millis(40) } else { Duration::from_secs(60) },
+            provisional: Duration::from_millis(if short { 100 } else { 2000 }),
+            skew_ppm: (0..endpoints).map(|_| rng.random_range(-10_000..=10_000)).collect(),
+            faults: faults(&mut rng, clients, servers, OPERATIONS),
+            links,
+            deadlines: if rng.random_bool(0.3) {
+                (Duration::from_millis(2), Duration::from_millis(80))
+            } else {
+                (Duration::from_millis(200), Duration::from_secs(4))
+            },
+            bug: None,
+        }
+    }
+
+    /// Clients.
+    #[must_use]
+    pub const fn clients(&self) -> usize {
+        self.client_piece_bytes.len()
+    }
+
+    /// Servers.
+    #[must_use]
+    pub const fn servers(&self) -> usize {
+        self.server_piece_bytes.len()
+    }
+}
+
+/// A third of the runs has good links, a third those of a bad day, a third worse.
+fn links(rng: &mut SmallRng, endpoints: usize) -> Vec<LinkPlan> {
+    let most: f64 = *[0.0, 0.05, 0.25].choose(rng).expect("some");
+    let at_switch = rng.random_bool(0.3);
+    (0..endpoints)
+        .map(|_| LinkPlan {
+            loss: most * rng.random::<f64>(),
+            duplicate: most * rng.random::<f64>(),
+            reorder: most * rng.random::<f64>(),
+            corrupt: most * rng.random::<f64>() / 2.0,
+            delay: Duration::from_micros(rng.random_range(1..=200)),
+            jitter: Duration::from_micros(rng.random_range(0..=100)),
+            hold: Duration::from_micros(rng.random_range(100..=20_000)),
+            switch_seed: if at_switch { rng.random() } else { 0 },
+        })
+        .collect()
+}
+
+fn faults(
+    rng: &mut SmallRng,
+    clients: usize,
+    servers: usize,
+    operations: usize,
+) -> Vec<(usize, Fault)> {
+    let count = *[0, 0, 1, 3, 6, 10].choose(rng).expect("some");
+    let ends = clients + servers;
+    let mut faults: Vec<_> = (0..count)
+        .map(|_| {
+            let at = rng.random_range(0..operations);
+            let server = rng.random_range(0..servers);
+            let endpoint = rng.random_range(0..ends);
+            let short = Duration::from_micros(rng.random_range(100..=30_000));
+            let long = Duration::from_micros(rng.random_range(100..=400_000));
+            let fault = match rng.random_range(0..10) {
+                0 => Fault::Authority { server, length: short },
+                1 => Fault::ClientRestart { client: rng.random_range(0..clients) },
+                2 => Fault::Freeze { endpoint, length: long },
+                3 | 4 => {
+                    let (up, down) =
+                        *[(true, false), (false, true), (true, true)].choose(rng).expect("some");
+                    Fault::Partition { endpoint, up, down, length: long }
+                }
+                5 | 6 => {
+                    let contents = rng.random_bool(0.5);
+                    Fault::ServerRestart { server, contents, away: short }
+                }
+                7 => Fault::ServerShutdown { server },
+                8 => Fault::SwitchRestart { away: short },
+                _ => Fault::SwitchWipe { away: short },
+            };
+            (at, fault)
+        })
+        .collect();
+    faults.sort_by_key(|(at, _)| *at);
+    faults
+}

@@ -1,0 +1,658 @@
+//! The world: one queue of events in virtual time, and what happens at each.
+
+use core::{cmp::Ordering, time::Duration};
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+
+use bluebridge_protocol::{
+    Instant,
+    requester::{Answer, Failure, StartError},
+    store::PageStore,
+};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::{
+    Report,
+    bugs::{self, Bug},
+    client::Client,
+    clock::Clock,
+    ledger::{Ledger, ServerFacts},
+    network::{self, Flight, Network, Way},
+    plan::{Fault, Plan},
+    server::Server,
+    task::{Slot, Task},
+    workload::{self, Workload},
+};
+
+/// Frames that wait for an endpoint that stands still.
+const WAITING_MAX: usize = 512;
+
+/// A run that needs more events than this is in a loop.
+const EVENTS_MAX: u64 = 20_000_000;
+
+/// How long a server answers SHUTTING_DOWN.
+const SHUTDOWN: Duration = Duration::from_millis(5);
+
+/// By how much an operation may outlive its deadline: timers are checked once an event.
+const LATE: Duration = Duration::from_micros(10);
+
+enum Event {
+    AtSwitch { endpoint: usize, frame: Vec<u8> },
+    AtEnd { endpoint: usize, frame: Vec<u8> },
+    SwitchTimer,
+    Timer { endpoint: usize },
+    Think { client: usize },
+    Thaw { endpoint: usize },
+    Program,
+    Return { server: usize, contents: bool },
+    Authority { server: usize },
+    Finale,
+}
+
+struct Queued {
+    at: Instant,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Queued {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Queued {}
+
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Queued {
+    /// Reversed: the earliest is the greatest.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// What every endpoint has, whatever it runs.
+struct End {
+    clock: Clock,
+    /// When its timer fires, by the world's time.
+    timer: Option<Instant>,
+    frozen_until: Option<Instant>,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    Working,
+    /// All operations ended; what is provisional runs out.
+    Quiet,
+    /// Everything is read once more.
+    Reading,
+}
+
+pub(super) struct World {
+    plan: Plan,
+    rng: SmallRng,
+    now: Instant,
+    queue: BinaryHeap<Queued>,
+    order: u64,
+    event_count: u64,
+    network: Network,
+    switch_timer: Option<Instant>,
+    ends: Vec<End>,
+    clients: Vec<Client>,
+    servers: Vec<Server>,
+    ledger: Ledger,
+    workload: Workload,
+    started: usize,
+    next_fault: usize,
+    phase: Phase,
+    final_tasks: VecDeque<(usize, Task)>,
+    frames: Vec<Vec<u8>>,
+    seen: HashSet<(u64, u64)>,
+    report: Report,
+    digest: u64,
+    trace: bool,
+}
+
+macro_rules! trace {
+    ($world:expr, $($arg:tt)*) => {
+        if $world.trace {
+            let nanos = $world.now.as_nanos();
+            eprintln!("{:>6}.{:06} ms  {}", nanos / 1_000_000, nanos % 1_000_000, format!($($arg)*));
+        }
+    };
+}
+
+impl World {
+    pub(super) fn new(plan: Plan, trace: bool) -> Self {
+        let clients: Vec<_> =
+            (0..plan.clients()).map(|index| Client::new(&plan, index, 1)).collect();
+        let servers: Vec<_> = (0..plan.servers()).map(|index| Server::new(&plan, index)).collect();
+        let ends = plan.skew_ppm.iter().map(|&skew| End {
+            clock: Clock::new(skew),
+            timer: None,
+            frozen_until: None,
+            waiting: VecDeque::new(),
+        });
+        let facts = |index: usize| ServerFacts {
+            node: super::server_node(index),
+            generation: ArenaGeneration::default(),
+            arena_pages: plan.arena_pages[index],
+            orphans: Vec::new(),
+            troubled_until: Instant::default(),
+        };
+        let ledger = Ledger::new(
+            (0..plan.servers()).map(facts).collect(),
+            usize::from(plan.requester_servers) < plan.servers(),
+            plan.session_idle,
+        );
+        Self {
+            rng: SmallRng::seed_from_u64(plan.seed ^ 0x5eed),
+            now: Instant::default() + Duration::from_millis(1),
+            queue: BinaryHeap::new(),
+            order: 0,
+            event_count: 0,
+            network: Network::new(plan.links.clone()),
+            switch_timer: None,
+            ends: ends.collect(),
+            clients,
+            servers,
+            ledger,
+            workload: Workload::new(),
+            started: 0,
+            next_fault: 0,
+            phase: Phase::Working,
+            final_tasks: VecDeque::new(),
+            frames: Vec::new(),
+            seen: HashSet::new(),
+            report: Report::default(),
+            digest: 0,
+            trace,
+            plan,
+        }
+    }
+
+    /// Runs to the end.
+    ///
+    /// # Errors
+    /// The first thing that cannot be, if all promises are kept.
+    pub(super) fn run(mut self) -> Result<Report, String> {
+        self.program();
+        for client in 0..self.clients.len() {
+            self.push(self.now, Event::Think { client });
+        }
+        while let Some(Queued { at, event, .. }) = self.queue.pop() {
+            self.now = self.now.max(at);
+            self.event_count += 1;
+            if self.event_count > EVENTS_MAX {
+                return Err("the run does not end".to_owned());
+            }
+            let at = self.now.as_nanos();
+            self.digest = (self.digest ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+            self.happen(event).map_err(|error| {
+                let nanos = self.now.as_nanos();
+                format!("at {}.{:06} ms: {error}", nanos / 1_000_000, nanos % 1_000_000)
+            })?;
+        }
+        self.finish()
+    }
+
+    fn push(&mut self, at: Instant, event: Event) {
+        self.order += 1;
+        self.queue.push(Queued { at, order: self.order, event });
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::AtSwitch { endpoint, frame } => {
+                let frames: Vec<_> = self.network.switch(self.now, endpoint, frame).collect();
+                self.send_down(frames);
+            }
+            Event::SwitchTimer => {
+                self.switch_timer = None;
+                let frames: Vec<_> = self.network.switch_timeout(self.now).collect();
+                self.send_down(frames);
+            }
+            Event::AtEnd { endpoint, frame } => return self.arrive(endpoint, frame),
+            Event::Timer { endpoint } => {
+                if self.ends[endpoint].timer == Some(self.now) {
+                    self.ends[endpoint].timer = None;
+                    return self.timeout(endpoint);
+                }
+            }
+            Event::Think { client } => return self.pump(client),
+            Event::Thaw { endpoint } => return self.thaw(endpoint),
+            Event::Program => self.program(),
+            Event::Return { server, contents } => self.return_server(server, contents),
+            Event::Authority { server } => {
+                trace!(self, "server {server} has authority again");
+                self.servers[server].set_authority(true);
+            }
+            Event::Finale => return self.finale(),
+        }
+        Ok(())
+    }
+
+    fn program(&mut self) {
+        let (clients, servers) = (self.clients.len(), self.servers.len());
+        let nodes: Vec<NodeId> = (0..clients)
+            .map(super::client_node)
+            .chain((0..servers).map(super::server_node))
+            .collect();
+        let is_server: Vec<_> = (0..clients + servers).map(|end| end >= clients).collect();
+        self.network.program(&nodes, &is_server);
+    }
+
+    fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {
+        let flights = self.network.travel(self.now, endpoint, Way::Up, frame, &mut self.rng);
+        for Flight { at, frame } in flights.into_iter().flatten() {
+            self.push(at, Event::AtSwitch { endpoint, frame });
+        }
+    }
+
+    fn send_down(&mut self, frames: Vec<(usize, Vec<u8>)>) {
+        for (endpoint, frame) in frames {
+            let flights = self.network.travel(self.now, endpoint, Way::Down, frame, &mut self.rng);
+            for Flight { at, frame } in flights.into_iter().flatten() {
+                self.push(at, Event::AtEnd { endpoint, frame });
+            }
+        }
+        if let Some(due) = self.network.poll_timeout()
+            && self.switch_timer.is_none_or(|timer| due < timer)
+        {
+            self.switch_timer = Some(due);
+            self.push(due.max(self.now), Event::SwitchTimer);
+        }
+    }
+
+    fn is_frozen(&self, endpoint: usize) -> bool {
+        self.ends[endpoint].frozen_until.is_some()
+    }
+
+    fn arrive(&mut self, endpoint: usize, frame: Vec<u8>) -> Result<(), String> {
+        if self.is_frozen(endpoint) {
+            let waiting = &mut self.ends[endpoint].waiting;
+            if waiting.len() < WAITING_MAX {
+                waiting.push_back(frame);
+            }
+            return Ok(());
+        }
+        self.hear(endpoint, &frame);
+        self.after(endpoint)
+    }
+
+    fn local(&self, endpoint: usize) -> Instant {
+        self.ends[endpoint].clock.local(self.now)
+    }
+
+    fn hear(&mut self, endpoint: usize, frame: &[u8]) {
+        let Some(heard) = network::hear(frame, network::PORT) else { return };
+        let now = self.local(endpoint);
+        let rewritten = self.apply_bug(endpoint, &heard);
+        let payload = rewritten.as_deref().unwrap_or(heard.payload);
+        if self.trace
+            && let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload)
+        {
+            let header = datagram.header;
+            trace!(
+                self,
+                "end {endpoint} hears {}{} {} -> {} target {} session {:x} sequence {} low water {} \
+                 attempt {} offset {} length {} detail {:x} version {}",
+                datagram.command().command().map_or_else(String::new, |c| c.to_string()),
+                if datagram.is_reply() {
+                    format!(" reply {}", datagram.from.tag)
+                } else {
+                    String::new()
+                },
+                heard.source,
+                heard.destination,
+                header.target,
+                header.session,
+                header.sequence,
+                header.low_water(),
+                header.flags.attempt(),
+                header.offset,
+                header.length,
+                header.detail,
+                header.page_version,
+            );
+        }
+        match endpoint.checked_sub(self.clients.len()) {
+            None => {
+                self.clients[endpoint].hear(now, heard.source, heard.destination, payload);
+            }
+            Some(server) if server < self.servers.len() => {
+                if !self.servers[server].is_away {
+                    let frames = &mut self.frames;
+                    self.servers[server].hear(now, &heard, payload, frames);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn apply_bug(&mut self, endpoint: usize, heard: &network::Heard<'_>) -> Option<Vec<u8>> {
+        let bug = self.plan.bug?;
+        if bug == Bug::NoCrc {
+            return bugs::sealed_again(heard);
+        }
+        let datagram = Datagram::parse(heard.source, heard.destination, heard.payload).ok()?;
+        match bug {
+            Bug::ForgetWindow if endpoint >= self.clients.len() => {
+                bugs::forget_window(&mut self.seen, &datagram)
+            }
+            Bug::SameVersion if endpoint < self.clients.len() => bugs::same_version(&datagram),
+            _ => None,
+        }
+    }
+
+    /// Sends what an endpoint has to send and sets its timer.
+    fn after(&mut self, endpoint: usize) -> Result<(), String> {
+        match endpoint.checked_sub(self.clients.len()) {
+            None => self.pump(endpoint),
+            Some(server) if self.servers.get(server).is_some_and(|server| server.is_away) => Ok(()),
+            Some(server) if server < self.servers.len() => {
+                self.servers[server].drain(&mut self.frames);
+                for frame in core::mem::take(&mut self.frames) {
+                    self.send_up(endpoint, frame);
+                }
+                let due = self.servers[server].responder.poll_timeout();
+                self.set_timer(endpoint, due);
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn set_timer(&mut self, endpoint: usize, due: Option<Instant>) {
+        let Some(due) = due else { return };
+        let at = self.ends[endpoint].clock.world(due).max(self.now);
+        if self.ends[endpoint].timer.is_none_or(|timer| at < timer) {
+            self.ends[endpoint].timer = Some(at);
+            self.push(at, Event::Timer { endpoint });
+        }
+    }
+
+    fn timeout(&mut self, endpoint: usize) -> Result<(), String> {
+        if self.is_frozen(endpoint) {
+            return Ok(());
+        }
+        let now = self.local(endpoint);
+        match endpoint.checked_sub(self.clients.len()) {
+            None => self.clients[endpoint].requester.handle_timeout(now),
+            Some(server) if server < self.servers.len() && !self.servers[server].is_away => {
+                self.servers[server].handle_timeout(now, &mut self.frames);
+            }
+            Some(_) => {}
+        }
+        self.after(endpoint)
+    }
+
+    /// Lets a client send, end and begin operations until it waits for something.
+    fn pump(&mut self, client: usize) -> Result<(), String> {
+        if self.is_frozen(client) {
+            return Ok(());
+        }
+        loop {
+            let now = self.local(client);
+            while let Some(frame) = self.clients[client].poll_frame(now) {
+                self.send_up(client, frame);
+            }
+            let mut ended = false;
+            while let Some((slot, completion)) = self.clients[client].poll_end() {
+                ended = true;
+                self.end(client, &slot, completion.result)?;
+            }
+            let began = self.begin(client)?;
+            if !ended && !began {
+                break;
+            }
+        }
+        let due = self.clients[client].requester.poll_timeout();
+        self.set_timer(client, due);
+        self.move_on();
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        client: usize,
+        slot: &Slot,
+        result: Result<Answer, Failure>,
+    ) -> Result<(), String> {
+        trace!(self, "client {client} ends {:?}: {result:?}", slot.task);
+        let late = self.local(client).saturating_since(slot.deadline);
+        if late > LATE && !self.report.frozen.contains(&client) {
+            return Err(format!("{:?} ended {late:?} after its deadline", slot.task));
+        }
+        self.report.operations += 1;
+        if self.phase == Phase::Reading && result.is_err() {
+            return Err(format!("{:?} ended with {result:?} though all is well again", slot.task));
+        }
+        let told = self.ledger.complete(self.now, client, slot, result);
+        told.map_err(|error| format!("client {client}, {:?}: {error}", slot.task))
+    }
+
+    /// Begins an operation if the client may; says whether it did.
+    fn begin(&mut self, client: usize) -> Result<bool, String> {
+        let task = match self.phase {
+            Phase::Working => {
+                let busy = self.clients[client].slots.count() >= self.plan.depth;
+                if busy || self.started >= self.plan.operation_count {
+                    return Ok(false);
+                }
+                self.started += 1;
+                self.faults()?;
+                // A fault may have been this client's own.
+                if self.is_frozen(client) {
+                    return Ok(false);
+                }
+                self.workload.choose(&self.ledger, client, &mut self.rng)
+            }
+            Phase::Quiet => return Ok(false),
+            Phase::Reading => {
+                let mine = self.final_tasks.iter().position(|(owner, _)| *owner == client);
+                let busy = self.clients[client].slots.count() >= 4;
+                let Some(mine) = mine.filter(|_| !busy) else { return Ok(false) };
+                self.final_tasks.remove(mine).expect("found a moment ago").1
+            }
+        };
+        self.start(client, task)
+    }
+
+    fn start(&mut self, client: usize, task: Task) -> Result<bool, String> {
+        let nodes: Vec<_> = self.ledger.servers.iter().map(|facts| facts.node).collect();
+        let operation = task.operation(&|region| self.ledger.pointer(region), &nodes);
+        let now = self.local(client);
+        let (least, most) = self.plan.deadlines;
+        let patience = match self.phase {
+            Phase::Working => least + (most - least).mul_f64(self.rng.random()),
+            _ => Duration::from_secs(10),
+        };
+        let deadline = now + patience;
+        trace!(self, "client {client} starts {task:?}: {operation:?}");
+        self.ledger.begin(self.now, &task);
+        let outgoing = workload::outgoing(&task, &mut self.rng);
+        let incoming = workload::incoming(&task);
+        let slot = Slot { task, start: self.now, deadline, outgoing, incoming };
+        let Client { requester, slots, .. } = &mut self.clients[client];
+        let token = slots.insert(slot);
+        match requester.start_until(now, operation, token, deadline) {
+            Ok(_) => Ok(true),
+            Err(StartError::Servers) if self.phase == Phase::Working => {
+                let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
+                self.end(client, &slot, Err(Failure::TooManyServers { node: NodeId(0) }))?;
+                Ok(true)
+            }
+            // Another server's reads have to end first.
+            Err(StartError::Servers) if slots.count() > 1 => {
+                let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
+                self.final_tasks.push_back((client, slot.task));
+                Ok(false)
+            }
+            Err(error) => Err(format!("{operation:?} was not begun: {error}")),
+        }
+    }
+
+    fn faults(&mut self) -> Result<(), String> {
+        while let Some(&(after, fault)) = self.plan.faults.get(self.next_fault)
+            && after < self.started
+        {
+            self.next_fault += 1;
+            trace!(self, "{fault:?}");
+            self.strike(fault)?;
+        }
+        Ok(())
+    }
+
+    fn strike(&mut self, fault: Fault) -> Result<(), String> {
+        self.report.count_fault(fault);
+        let (now, clients) = (self.now, self.clients.len());
+        match fault {
+            Fault::Authority { server, length } => {
+                self.trouble(server, now + length);
+                self.servers[server].set_authority(false);
+                self.push(now + length, Event::Authority { server });
+            }
+            Fault::ClientRestart { client } => {
+                for slot in self.clients[client].restart(&self.plan, client) {
+                    self.ledger.forget(now, client, &slot)?;
+                }
+                self.push(now, Event::Think { client });
+            }
+            Fault::Freeze { endpoint, length } => {
+                self.ends[endpoint].frozen_until = Some(now + length);
+                self.report.frozen.insert(endpoint);
+                self.push(now + length, Event::Thaw { endpoint });
+            }
+            Fault::Partition { endpoint, up, down, length } => {
+                for (way, cut) in [(Way::Up, up), (Way::Down, down)] {
+                    if cut {
+                        self.network.cut(endpoint, way, now + length);
+                    }
+                }
+            }
+            Fault::ServerRestart { server, contents, away } => {
+                self.stop_server(server, contents, away);
+            }
+            Fault::ServerShutdown { server } => {
+                self.trouble(server, now + SHUTDOWN);
+                self.servers[server].responder.begin_shutdown();
+                self.push(now + SHUTDOWN, Event::Return { server, contents: false });
+            }
+            Fault::SwitchRestart { away } => {
+                self.network.restart_switch();
+                self.push(now + away, Event::Program);
+            }
+            Fault::SwitchWipe { away } => {
+                self.network.wipe_switch();
+                self.push(now + away, Event::Program);
+            }
+        }
+        debug_assert!(clients > 0, "a run has clients");
+        Ok(())
+    }
+
+    fn trouble(&mut self, server: usize, until: Instant) {
+        let facts = &mut self.ledger.servers[server];
+        facts.troubled_until = facts.troubled_until.max(until);
+    }
+
+    fn stop_server(&mut self, server: usize, contents: bool, away: Duration) {
+        self.servers[server].is_away = true;
+        self.trouble(server, self.now + away);
+        self.push(self.now + away, Event::Return { server, contents });
+    }
+
+    fn return_server(&mut self, server: usize, contents: bool) {
+        trace!(self, "server {server} is back");
+        self.report.add_responder(&self.servers[server].responder);
+        let provisional = self.servers[server].responder.provisional_pages();
+        self.servers[server].restart(&self.plan, server, contents);
+        self.servers[server].is_away = false;
+        self.trouble(server, self.now);
+        let facts = &mut self.ledger.servers[server];
+        facts.generation = self.servers[server].store.generation();
+        if contents {
+            // What was not confirmed, or is asked for again in a new session, stays.
+            let pages = (0..provisional).map(|_| 1);
+            self.ledger.servers[server].orphans.extend(pages);
+            self.ledger.orphan_creates(server, self.clients.iter().flat_map(|c| c.slots.iter()));
+        } else {
+            self.ledger.lose(self.now, server);
+        }
+        self.ends[self.clients.len() + server].timer = None;
+    }
+
+    fn thaw(&mut self, endpoint: usize) -> Result<(), String> {
+        let end = &mut self.ends[endpoint];
+        if end.frozen_until.is_some_and(|until| until > self.now) {
+            return Ok(());
+        }
+        trace!(self, "end {endpoint} goes on");
+        let end = &mut self.ends[endpoint];
+        end.frozen_until = None;
+        for frame in core::mem::take(&mut end.waiting) {
+            self.hear(endpoint, &frame);
+        }
+        self.after(endpoint)?;
+        self.timeout(endpoint)
+    }
+
+    /// Goes to the next phase when this one is over.
+    fn move_on(&mut self) {
+        let idle = self.clients.iter().all(|client| client.slots.count() == 0);
+        match self.phase {
+            Phase::Working if idle && self.started >= self.plan.operation_count => {
+                self.phase = Phase::Quiet;
+                // Faults end by themselves within this time, and so does what is provisional.
+                let quiet = Duration::from_secs(1) + self.plan.provisional.mul_f64(1.1);
+                self.push(self.now + quiet, Event::Finale);
+            }
+            _ => {}
+        }
+    }
+
+    fn finale(&mut self) -> Result<(), String> {
+        trace!(self, "all is quiet");
+        self.network.heal();
+        self.program();
+        self.phase = Phase::Reading;
+        for (index, server) in self.servers.iter().enumerate() {
+            let usage = server.store.usage(super::SPACE);
+            self.ledger.check_usage(index, usage.used_pages)?;
+            if server.responder.provisional_pages() != 0 {
+                return Err(format!("server {index} has provisional pages for ever"));
+            }
+        }
+        self.final_tasks = workload::final_tasks(&self.ledger).into();
+        (0..self.clients.len()).try_for_each(|client| self.pump(client))
+    }
+
+    fn finish(mut self) -> Result<Report, String> {
+        let left: usize = self.clients.iter().map(|client| client.slots.count()).sum();
+        if self.phase != Phase::Reading || left > 0 || !self.final_tasks.is_empty() {
+            return Err(format!("nothing happens any more, with {left} operations under way"));
+        }
+        self.ledger.check_histories()?;
+        for client in &self.clients {
+            self.report.add_requester(&client.requester);
+            self.report.malformed += client.malformed;
+        }
+        for server in &self.servers {
+            self.report.add_responder(&server.responder);
+        }
+        self.report.outcomes = core::mem::take(&mut self.ledger.outcomes);
+        self.report.add_network(self.network.finish());
+        self.report.events = self.event_count;
+        self.report.virtual_time = Duration::from_nanos(self.now.as_nanos());
+        self.report.digest = self.digest;
+        Ok(self.report)
+    }
+}

@@ -1,0 +1,103 @@
+//! Seeds over seeds; see `bluebridge_tests::sim`.
+
+use std::{
+    env,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use bluebridge_tests::sim::{Bug, Plan, Report, run};
+
+/// Seeds of a test run; more by `BLUEBRIDGE_SIM_SEEDS`.
+const SEEDS: u64 = 1000;
+
+/// Seeds in which a bug must be found.
+const BUG_SEEDS: u64 = 60;
+
+/// Failures after which a run stops looking for more.
+const FAILURES_MAX: usize = 10;
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// Runs the plans that `plan` gives for the seeds, on all cores; the first failures by seed.
+fn run_all(seeds: u64, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec<(u64, String)>) {
+    let next = AtomicU64::new(0);
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        let mut sum = Report::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let failed = failures.lock().expect("no panic while it is held").len();
+            if seed >= seeds || failed >= FAILURES_MAX {
+                return sum;
+            }
+            match run(plan(seed), false) {
+                Ok(report) => sum.add(&report),
+                Err(error) => failures.lock().expect("as above").push((seed, error)),
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut all = Report::default();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(sum) => all.add(&sum),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    (all, failures.into_inner().expect("all workers ended"))
+}
+
+#[test]
+fn racks_keep_their_promises() {
+    if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
+        let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
+        match run(Plan::new(seed), trace) {
+            Ok(report) => println!("{report}"),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        return;
+    }
+    let (report, failures) = run_all(number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS), Plan::new);
+    println!("{report}");
+    for (seed, error) in &failures {
+        println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
+    }
+    assert!(
+        failures.is_empty(),
+        "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
+    );
+}
+
+/// A simulation that does not find a mistake is worth nothing: each bug must be found soon.
+#[test]
+fn every_bug_is_found() {
+    for bug in Bug::ALL {
+        let found = (0..BUG_SEEDS).find_map(|seed| {
+            let plan = Plan { bug: Some(bug), ..Plan::new(seed) };
+            run(plan, false).err().map(|error| (seed, error))
+        });
+        match found {
+            Some((seed, error)) => println!("{bug:?}: seed {seed}: {error}"),
+            None => panic!("{bug:?} was not found by {BUG_SEEDS} seeds"),
+        }
+    }
+}
+
+/// A seed decides everything: otherwise a failure could not be replayed.
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..20 {
+        let [first, second] = [0, 1].map(|_| run(Plan::new(seed), false).expect("a good run"));
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_eq!(first.counts, second.counts, "seed {seed}");
+    }
+}
