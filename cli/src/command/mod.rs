@@ -1,8 +1,11 @@
 //! The subcommands, one file each, and what they share.
 
+mod controller;
 mod host;
 mod interrupt;
 mod rack;
+mod shutdown;
+mod switch;
 
 use std::process::ExitCode;
 
@@ -38,12 +41,16 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the controller in the foreground
+    Controller(controller::Controller),
     /// Let this machine send to pointers and receive them through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
     /// Build, look at and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
+    /// Run the embedded switch and its P4Runtime agent in the foreground
+    Switch(switch::Switch),
 }
 
 /// Runs the command line of this process.
@@ -52,8 +59,10 @@ pub fn run() -> ExitCode {
     let line = CommandLine::parse();
     log_to_standard_error(line.global.verbose);
     let done = match line.command {
+        Command::Controller(command) => controller::run(command),
         Command::Host(command) => host::run(command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
+        Command::Switch(command) => switch::run(command),
     };
     match done {
         Ok(exit) => exit.into(),

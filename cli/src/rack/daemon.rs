@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::access::rack_environment;
 use super::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use super::spec::Node;
-use super::state::{DaemonRecord, RackDirectory, RackState};
+use super::state::{DaemonRecord, RackState};
 use super::{DaemonFailure, Rack, RackError, failed};
 use crate::process::ProcessRecord;
 use crate::readiness::{self, Readiness, ReadySocket};
@@ -44,7 +44,6 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         let log = directory.join("logs").join(format!("{name}.log"));
         DaemonRecord { name, node, arguments, log, process: None, ready: false }
     };
-    let topology = directory.join("topology.json").display().to_string();
     let store = directory.join("controller.redb").display().to_string();
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     vec![
@@ -60,26 +59,27 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                 &P4RUNTIME.to_string(),
                 "--device-id",
                 &DEVICE_ID.to_string(),
-                "--topology",
-                &topology,
                 "--store",
                 &store,
             ]),
         )],
         servers
-            .map(|node| {
+            .filter_map(|node| {
+                let port = layout.port_of(node)?;
                 let arguments = words(&[
                     MEMORY_SERVER,
                     "--name",
                     &node.to_string(),
                     "--interface",
                     ENDPOINT_INTERFACE,
+                    "--switch-port",
+                    &port.number.to_string(),
                     "--controller",
                     &layout.controller().to_string(),
                     "--memory",
                     &state.spec.memory.to_string(),
                 ]);
-                record(format!("{MEMORY_SERVER}-{node}"), node, arguments)
+                Some(record(format!("{MEMORY_SERVER}-{node}"), node, arguments))
             })
             .collect(),
     ]
@@ -116,7 +116,6 @@ impl Rack {
     pub fn start_daemons(&mut self, program: &Path, deadline: Duration) -> Result<(), RackError> {
         let logs = self.directory.path().join("logs");
         fs::create_dir(&logs).map_err(failed("make a directory for logs"))?;
-        write_topology(&self.directory, &self.layout)?;
         for stage in stages(&self.state, &self.layout, self.directory.path()) {
             let mut starting = Vec::with_capacity(stage.len());
             for daemon in stage {
@@ -185,13 +184,6 @@ impl Rack {
         let log_tail = tail(&record.log).unwrap_or_else(|error| format!("(unreadable: {error})"));
         Err(RackError::Daemon { name: record.name.clone(), reason, log_tail })
     }
-}
-
-/// Tells the controller what the switch's ports lead to.
-fn write_topology(directory: &RackDirectory, layout: &Layout) -> Result<(), RackError> {
-    let text = serde_json::to_vec_pretty(layout.ports())
-        .map_err(|error| failed("describe the ports")(io::Error::other(error)))?;
-    fs::write(directory.path().join("topology.json"), text).map_err(failed("describe the ports"))
 }
 
 fn tail(log: &Path) -> io::Result<String> {

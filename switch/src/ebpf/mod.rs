@@ -14,7 +14,7 @@ mod store;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -114,6 +114,17 @@ impl core::fmt::Debug for EbpfSwitch {
     }
 }
 
+/// Whether this build and this user can have an eBPF switch at all.
+fn check_build() -> Result<(), PlaneError> {
+    if OBJECT.is_none() {
+        return Err(PlaneError::NoEbpf);
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(PlaneError::NeedsRoot("the eBPF data plane"));
+    }
+    Ok(())
+}
+
 /// What a program did with one frame in [`EbpfSwitch::test_run`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TestRun {
@@ -135,11 +146,22 @@ impl EbpfSwitch {
     /// [`PlaneError::NoEbpf`] if this build has none, [`PlaneError::NeedsRoot`], and
     /// [`PlaneError::Ebpf`] if the kernel refuses the programs or another version pinned the maps.
     pub fn open(name: &str) -> Result<Self, PlaneError> {
+        check_build()?;
+        Self::pinned_in(bpffs::open(name)?)
+    }
+
+    /// As [`Self::open`], for a directory that is on a BPF file system already and that the caller
+    /// removes in the end.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn open_in(directory: &Path) -> Result<Self, PlaneError> {
+        check_build()?;
+        Self::pinned_in(directory.to_owned())
+    }
+
+    fn pinned_in(directory: PathBuf) -> Result<Self, PlaneError> {
         let object = OBJECT.ok_or(PlaneError::NoEbpf)?;
-        if !rustix::process::geteuid().is_root() {
-            return Err(PlaneError::NeedsRoot("the eBPF data plane"));
-        }
-        let directory = bpffs::open(name)?;
         let mut programs = EbpfLoader::new()
             .default_map_pin_directory(&directory)
             .load(object)

@@ -1,0 +1,58 @@
+//! `bluebridge controller`: the controller, in the foreground.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use bluebridge_controller::{Config, Controller as Running, TlsPaths};
+use clap::Args;
+
+use super::shutdown;
+use crate::exit::Exit;
+use crate::readiness;
+
+#[derive(Debug, Args)]
+pub(super) struct Controller {
+    /// Where endpoints join
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
+    listen: SocketAddr,
+    /// The P4Runtime server of the switch
+    #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
+    switch: SocketAddr,
+    /// P4Runtime's number for the switch
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    device_id: u64,
+    /// The file that keeps node ids, incarnations and epochs; without it a restart begins anew
+    #[arg(long, value_name = "FILE")]
+    store: Option<PathBuf>,
+    /// The controller's certificate chain (PEM): endpoints then join by TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+    /// The root (PEM) that endpoints' own certificates must lead to
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_client_root: Option<PathBuf>,
+}
+
+pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
+    let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
+    config.device_id = controller.device_id;
+    config.store = controller.store;
+    config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
+        TlsPaths { certificate, key, client_root: controller.tls_client_root }
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("cannot start the controller's runtime")?;
+    runtime.block_on(async {
+        let shutdown = shutdown::signals()?;
+        let running = Running::bind(config).await?;
+        readiness::notify_ready().context("cannot report that the controller is ready")?;
+        running.run(shutdown).await?;
+        Ok(Exit::Ok)
+    })
+}
