@@ -10,7 +10,8 @@
 //!   destination MAC address; only copies made by `multicast` pass `port_mac`.
 //! * `notify` copies the frame as it came in (before rewriting), as an ingress-to-egress clone of
 //!   v1model does, and only while a clone session is set.
-//! * A segmented train (one frame, several datagrams) is one packet to counters and impairments.
+//! * A segmented train (one frame, several datagrams) is one packet to counters. An impaired port of
+//!   the soft plane cuts it first, one of the eBPF plane loses, doubles or corrupts it as a whole.
 
 use core::time::Duration;
 use std::os::fd::BorrowedFd;

@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
-use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, MacAddr, SwitchPort};
+use bluebridge_p4::pipeline::{Action, Entry, Forward, Impairment, Key, MacAddr, SwitchPort};
 
 use super::{
     root_tier,
     targets::Pinned,
+    tier,
     world::{enter_namespace, in_namespace, ip},
 };
 use crate::{
@@ -269,6 +270,29 @@ fn datagrams_and_streams_pass_the_soft_switch() {
     }
 }
 
+#[test]
+fn the_soft_switch_needs_no_root() {
+    const INSIDE: &str = "BLUEBRIDGE_TEST_INSIDE_USER_NAMESPACE";
+    const TEST: &str = "conformance::traffic::the_soft_switch_needs_no_root";
+    if std::env::var_os(INSIDE).is_some() {
+        return in_namespace(soft_carries_traffic);
+    }
+    if !tier("rootless") {
+        return;
+    }
+    let this = std::env::current_exe().expect("a test knows its file");
+    let out = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net"])
+        .arg(this)
+        .args(["--exact", TEST, "--nocapture"])
+        .env(INSIDE, "1")
+        .output()
+        .expect("unshare (util-linux) is there");
+    let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+    let ran = out.status.success() && said.contains("1 passed");
+    assert!(ran, "in a user namespace (leave it out with BLUEBRIDGE_TEST_TIERS=unit): {said}");
+}
+
 fn soft_carries_traffic() {
     let (one, two) = (Host::new(1), Host::new(2));
     let mut switch = Switch::start(Duration::from_micros(20)).expect("the switch starts");
@@ -277,6 +301,14 @@ fn soft_carries_traffic() {
     program(&mut switch);
     exchange_datagrams(&one, &two);
     stream(&one, &two);
+    // An impaired port cuts trains; `tx off` has the kernel fill in the checksums of the pieces,
+    // and the receiver check them.
+    let rare = Impairment { corrupt: 1e-9, ..Impairment::default() };
+    for number in 1..=2 {
+        switch.set_impairment(SwitchPort(number), rare).expect("the port is there");
+        run_ethtool(&format!("-K s{number} tx off"));
+    }
+    exchange_datagrams(&one, &two);
     let ports = switch.ports().expect("the thread answers");
     assert!(ports.iter().all(|port| port.rx.packets > 0 && port.tx.packets > 0), "{ports:?}");
 }

@@ -50,6 +50,11 @@ impl Impairer {
         }
     }
 
+    /// Whether it changes anything.
+    pub(super) const fn is_on(&self) -> bool {
+        self.loss | self.duplicate | self.reorder | self.corrupt != 0 || !self.delay.is_zero()
+    }
+
     /// Draws what happens to a frame whose part behind the Ethernet header has `bits` bits.
     ///
     /// The order of the draws (loss, duplicate, corrupt, reorder) is that of the eBPF plane.

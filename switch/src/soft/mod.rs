@@ -10,6 +10,7 @@ mod impair;
 mod pipeline;
 mod switch;
 mod tables;
+mod train;
 
 pub use pipeline::Pipeline;
 pub use switch::Switch;
@@ -55,3 +56,6 @@ pub struct Link {
     /// The interface's MTU in bytes; a longer frame that is no train is dropped.
     pub mtu: u32,
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use super::{
     frame::{self, Address, ETHERNET_BYTES, Frame},
     impair::{Held, Impairer},
     tables::Tables,
+    train::Train,
 };
 use crate::{
     dataplane::{CloneSession, Drops, EVENTS_MAX, PacketIn},
@@ -299,8 +300,28 @@ impl Pipeline {
         }
     }
 
-    /// Sends a frame by a port, through its impairments.
+    /// Sends a frame by a port; an impaired one impairs every datagram of a train by itself.
     fn send(
+        &mut self,
+        port: SwitchPort,
+        frame: &mut [u8],
+        offload: Offload,
+        out: &mut impl Egress,
+    ) {
+        let impairer = self.ports.get(&port).and_then(|to| to.impairer.as_ref());
+        if !impairer.is_some_and(Impairer::is_on) {
+            return self.transmit(port, frame, offload, out);
+        }
+        let Some(train) = Train::parse(frame, offload) else {
+            return self.impair(port, frame, offload, out);
+        };
+        for mut piece in train.pieces() {
+            self.impair(port, &mut piece, train.piece_offload(), out);
+        }
+    }
+
+    /// Sends a frame by a port, through its impairments.
+    fn impair(
         &mut self,
         port: SwitchPort,
         frame: &mut [u8],

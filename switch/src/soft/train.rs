@@ -1,0 +1,82 @@
+//! Trains: one frame that carries several datagrams (UDP segmentation offload).
+//!
+//! A train passes the switch whole, but an impaired port cuts it first: a wire loses datagrams.
+
+use super::{Offload, frame::HEADERS_BYTES};
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM` of linux/virtio_net.h: the checksum is yet to be filled in.
+const NEEDS_CHECKSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_GSO_UDP_L4`.
+const UDP_TRAIN: u8 = 5;
+const UDP_HEADER_BYTES: usize = 8;
+/// Where IPv6 and UDP keep their lengths, and UDP its checksum, in a frame.
+const IPV6_LENGTH: usize = 18;
+const UDP_LENGTH: usize = HEADERS_BYTES + 4;
+const UDP_CHECKSUM: usize = HEADERS_BYTES + 6;
+
+/// A frame of several UDP datagrams behind plain Ethernet and IPv6 headers.
+#[derive(Debug)]
+pub(super) struct Train<'a> {
+    headers: &'a [u8],
+    payload: &'a [u8],
+    piece_bytes: usize,
+    offload: Offload,
+}
+
+impl<'a> Train<'a> {
+    /// The train that a frame is; `None` if it is none, or none that can be cut here.
+    pub(super) fn parse(frame: &'a [u8], offload: Offload) -> Option<Self> {
+        let [flags, kind, _, _, size0, size1, start0, start1, _, _] = offload.0;
+        let piece_bytes = usize::from(u16::from_ne_bytes([size0, size1]));
+        let checksum_start = usize::from(u16::from_ne_bytes([start0, start1]));
+        let is_plain = checksum_start == HEADERS_BYTES && flags & NEEDS_CHECKSUM != 0;
+        if kind != UDP_TRAIN || piece_bytes == 0 || !is_plain {
+            return None;
+        }
+        let (headers, payload) = frame.split_at_checked(HEADERS_BYTES + UDP_HEADER_BYTES)?;
+        let mut single = offload;
+        single.0[1] = 0;
+        single.0[4..6].copy_from_slice(&[0; 2]);
+        Some(Self { headers, payload, piece_bytes, offload: single })
+    }
+
+    /// The offload state of every piece: its checksum is still to be filled in.
+    pub(super) const fn piece_offload(&self) -> Offload {
+        self.offload
+    }
+
+    /// The datagrams as frames of their own.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.payload.chunks(self.piece_bytes).map(|data| self.piece(data))
+    }
+
+    fn piece(&self, data: &[u8]) -> Vec<u8> {
+        let mut frame = Vec::with_capacity(self.headers.len() + data.len());
+        frame.extend_from_slice(self.headers);
+        frame.extend_from_slice(data);
+        let length = u16::try_from(UDP_HEADER_BYTES + data.len()).unwrap_or(u16::MAX);
+        let whole = read(&frame, UDP_LENGTH);
+        // A partial checksum is the sum of the pseudo header, of which only the length changes.
+        let sum = add(add(read(&frame, UDP_CHECKSUM), !whole), length);
+        write(&mut frame, UDP_CHECKSUM, sum);
+        write(&mut frame, UDP_LENGTH, length);
+        write(&mut frame, IPV6_LENGTH, length);
+        frame
+    }
+}
+
+/// The sum in ones' complement (RFC 1071).
+const fn add(a: u16, b: u16) -> u16 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + carry as u16
+}
+
+fn read(frame: &[u8], at: usize) -> u16 {
+    frame.get(at..).and_then(|f| f.first_chunk()).map_or(0, |bytes| u16::from_be_bytes(*bytes))
+}
+
+fn write(frame: &mut [u8], at: usize, value: u16) {
+    if let Some(bytes) = frame.get_mut(at..).and_then(|frame| frame.first_chunk_mut()) {
+        *bytes = value.to_be_bytes();
+    }
+}
