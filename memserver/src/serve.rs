@@ -1,5 +1,8 @@
 //! The serving loop of one shard: receive a batch, handle it, send a batch; then spin, then sleep.
 
+#[cfg(test)]
+mod tests;
+
 use core::{
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,

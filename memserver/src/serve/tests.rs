@@ -1,0 +1,297 @@
+//! The loop against a carrier that is slow, busy or broken, and a store that refuses.
+
+use core::ops::Range;
+use std::{collections::VecDeque, io, sync::mpsc::sync_channel};
+
+use bluebridge_protocol::{
+    responder::{Config, Event},
+    store::{Access, Grant, StoreUsage},
+};
+use bluebridge_transport::{Capabilities, Counters, Incoming, ManualClock};
+use bluebridge_wire::{
+    ArenaGeneration, Command, EndpointAddress, Flags, Header, HeaderView, Pointer, Space, Status,
+    UDP_PORT, address::Fields, header::HEADER_BYTES, seal,
+};
+
+use super::*;
+use crate::{ArenaConfig, statistics::Snapshot};
+
+const SPACE: Space = Space(7);
+const SERVER: NodeId = NodeId(9);
+
+/// Source, destination and payload of a datagram.
+type Bytes = (Ipv6Addr, Ipv6Addr, Vec<u8>);
+
+/// How a carrier takes what it is given.
+#[derive(Clone, Copy)]
+enum Mood {
+    /// Nothing, ever.
+    Busy,
+    /// Broken for good.
+    Broken,
+    /// Refuses every datagram.
+    Refusing,
+    /// At most so many at a time, and every second time none.
+    Slow(usize),
+}
+
+/// A carrier with everything to be received in it; it stops the loop when all was.
+struct Scripted {
+    inbox: VecDeque<Bytes>,
+    batch: Vec<Bytes>,
+    sent: Vec<Vec<u8>>,
+    sources: Vec<Ipv6Addr>,
+    mood: Mood,
+    turn: usize,
+    clock: ManualClock,
+    stop: Arc<AtomicBool>,
+    capabilities: Capabilities,
+}
+
+impl Transport for Scripted {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { sent_count: self.sent.len() as u64, ..Counters::default() }
+    }
+
+    fn local_port(&self) -> u16 {
+        UDP_PORT
+    }
+
+    fn now(&self) -> Timestamp {
+        let now = self.clock.now();
+        self.clock.advance_to(now + Duration::from_micros(10));
+        now
+    }
+
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        let Outgoing { source, destination, .. } = batch[0];
+        self.turn += 1;
+        let count = match self.mood {
+            Mood::Busy => 0,
+            Mood::Broken => return Err(TransmitError::Socket(io::Error::other("unplugged"))),
+            Mood::Refusing => {
+                let error = io::Error::other("filtered");
+                let source_address = source;
+                return Err(TransmitError::Refused { source_address, destination, error });
+            }
+            Mood::Slow(most) => (self.turn % 2) * most.min(batch.len()),
+        };
+        self.sources.extend(batch[..count].iter().map(|out| out.source));
+        let payload = |out: &Outgoing<'_>| [out.header, out.data].concat();
+        self.sent.extend(batch[..count].iter().map(payload));
+        Ok(count)
+    }
+
+    fn receive(&mut self, _wait: Wait) -> Result<usize, ReceiveError> {
+        let count = self.inbox.len().min(16);
+        self.batch = self.inbox.drain(..count).collect();
+        self.stop.store(count == 0, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        let (source, destination, payload) = &self.batch[index];
+        Incoming { source: *source, source_port: 5, destination: *destination, payload }
+    }
+}
+
+/// A store that gives nothing.
+struct Refusing(Arena);
+
+impl PageStore for Refusing {
+    fn generation(&self) -> ArenaGeneration {
+        self.0.generation()
+    }
+    fn create(&mut self, _space: Space, _pages: u32) -> Result<Grant, Status> {
+        Err(Status::Internal)
+    }
+    fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
+        self.0.delete(access, pages)
+    }
+    fn check(&self, access: Access) -> Result<(), Status> {
+        self.0.check(access)
+    }
+    fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
+        self.0.read(page, range)
+    }
+    fn write(&mut self, page: u64, start: usize, data: &[u8]) {
+        self.0.write(page, start, data);
+    }
+    fn zero(&mut self, page: u64, range: Range<usize>) {
+        self.0.zero(page, range);
+    }
+    fn version(&self, page: u64) -> u64 {
+        self.0.version(page)
+    }
+    fn usage(&self, space: Space) -> StoreUsage {
+        self.0.usage(space)
+    }
+}
+
+impl Store for Refusing {
+    fn arena_usage(&self) -> ArenaUsage {
+        self.0.arena_usage()
+    }
+    fn tidy(&mut self, budget: u32) -> u32 {
+        self.0.tidy(budget)
+    }
+}
+
+fn request(command: Command, target: Ipv6Addr, header: Header) -> Bytes {
+    let mut to = Fields::unpack(target).unwrap();
+    to.command = command.code();
+    let (from, to) = (EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6(), to.to_ipv6());
+    let mut bytes = vec![0; HEADER_BYTES];
+    Header { target, incarnation: 1, ..header }.emit(&mut bytes, 0);
+    seal(from, to, &mut bytes, &[]);
+    (from, to, bytes)
+}
+
+fn server() -> Ipv6Addr {
+    EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6()
+}
+
+fn scripted(mood: Mood) -> Scripted {
+    Scripted {
+        inbox: VecDeque::new(),
+        batch: Vec::new(),
+        sent: Vec::new(),
+        sources: Vec::new(),
+        mood,
+        turn: 0,
+        clock: ManualClock::default(),
+        stop: Arc::default(),
+        capabilities: Capabilities {
+            name: "scripted",
+            largest_payload_bytes: 9000,
+            batch_count: 16,
+            train_segment_count: 1,
+            train_bytes: 9000,
+            receive_buffer_bytes: 0,
+        },
+    }
+}
+
+/// A shard with an open session and a region of 8 pages, and those two.
+fn shard(mood: Mood) -> (Shard<Scripted, Arena>, u64, Pointer) {
+    let mut responder = Responder::new(&Config::new(SPACE, SERVER, 1, 1)).unwrap();
+    let mut store = Arena::on_heap(&ArenaConfig::default(), 64);
+    let header = Header { length: 4096, credit: 8, sequence: 1, ..Header::default() };
+    let (from, to, bytes) = request(Command::Open, server(), header);
+    let datagram = Datagram::parse(from, to, &bytes).unwrap();
+    responder.handle_datagram(Instant::default(), 5, &datagram, &mut store).unwrap();
+    let head = responder.poll_transmit(&store).unwrap().head.to_vec();
+    let session = HeaderView::new(&head).unwrap().header().session;
+    let Grant { location, tag } = store.create(SPACE, 8).unwrap();
+    let at = Pointer { space: SPACE, node: SERVER, tag, location };
+    let transport = scripted(mood);
+    (Shard { transport, responder, store, idle: Idle::default() }, session, at)
+}
+
+/// Runs the loop over an inbox.
+fn serve<S: Store>(
+    shard: &mut Shard<Scripted, S>,
+    inbox: Vec<Bytes>,
+) -> (Result<(), ServeError>, Snapshot) {
+    shard.transport.inbox = inbox.into();
+    let (_sender, orders) = sync_channel(1);
+    let statistics = Arc::<ShardStatistics>::default();
+    let stop = Arc::clone(&shard.transport.stop);
+    let strings = Strings { stop, orders, statistics: Arc::clone(&statistics) };
+    let ended = shard.serve(&strings);
+    (ended, statistics.snapshot())
+}
+
+/// Reads of a whole line, each followed by a change of the line.
+fn reads_and_changes(session: u64, at: Pointer, rounds: u64) -> Vec<Bytes> {
+    let numbered = |sequence| Header { session, sequence, length: 32768, ..Header::default() };
+    (0..rounds)
+        .flat_map(|round| {
+            let zero = Header { flags: Flags::ZERO, ..numbered(2 * round + 2) };
+            [
+                request(Command::Read, at.to_ipv6(), numbered(2 * round + 1)),
+                request(Command::Delete, at.to_ipv6(), zero),
+            ]
+        })
+        .collect()
+}
+
+#[test]
+fn a_slow_carrier_gets_everything_and_nothing_is_torn() {
+    for most in [1, 3, 64] {
+        let (mut shard, session, at) = shard(Mood::Slow(most));
+        let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 40));
+        ended.unwrap();
+        assert_eq!((shard.transport.sent.len(), snapshot.unsent_count), (40 * 9, 0));
+        // Every sent piece is sealed with the bytes that it carries.
+        let to = EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6();
+        for (source, payload) in shard.transport.sources.iter().zip(&shard.transport.sent) {
+            Datagram::parse(*source, to, payload).expect("a whole reply");
+        }
+        assert!(snapshot.event(Event::DrainFirst) >= 39, "{:?}", snapshot.events);
+        assert_eq!(snapshot.transport.sent_count, 360);
+    }
+}
+
+#[test]
+fn a_busy_carrier_loses_replies_and_no_time() {
+    let (mut shard, session, at) = shard(Mood::Busy);
+    let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 10));
+    ended.unwrap();
+    assert_eq!((shard.transport.sent.len(), snapshot.unsent_count), (0, 90));
+    assert_eq!(snapshot.answers(Status::Ok), 91);
+}
+
+#[test]
+fn a_refused_datagram_does_not_stop_the_others() {
+    let (mut shard, session, at) = shard(Mood::Refusing);
+    let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 10));
+    ended.unwrap();
+    assert_eq!(snapshot.unsent_count, 90);
+}
+
+#[test]
+fn a_broken_carrier_ends_the_loop_with_its_reason() {
+    let (mut shard, session, at) = shard(Mood::Broken);
+    let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 1));
+    let error = ended.unwrap_err();
+    assert!(error.to_string().contains("unplugged"), "{error}");
+    assert_eq!(snapshot.event(Event::Received), 2, "the last statistics are shown");
+}
+
+#[test]
+fn a_store_that_refuses_is_answered_for() {
+    let (Shard { transport, responder, store, idle }, session, at) = shard(Mood::Slow(9));
+    let mut shard = Shard { transport, responder, store: Refusing(store), idle };
+    let create = Header { session, sequence: 1, length: 1, ..Header::default() };
+    let read = Header { session, sequence: 2, length: 8, ..Header::default() };
+    let inbox = vec![
+        request(Command::Create, server(), create),
+        request(Command::Read, at.to_ipv6(), read),
+        (server(), server(), b"no datagram of ours".to_vec()),
+    ];
+    let (ended, snapshot) = serve(&mut shard, inbox);
+    ended.unwrap();
+    assert_eq!((snapshot.answers(Status::Internal), snapshot.answers(Status::Ok)), (1, 2));
+    assert_eq!((snapshot.event(Event::DropHeader), shard.transport.sent.len()), (1, 2));
+}
+
+#[test]
+fn idle_moments_zero_what_rests() {
+    let (mut shard, _, at) = shard(Mood::Slow(9));
+    shard.store.write(at.location.page(), 0, b"left over");
+    let access = Access { location: at.location, length_bytes: 1, tag: at.tag, space: SPACE };
+    for _ in 0..4 {
+        let Grant { location, tag } = shard.store.create(SPACE, 1).unwrap();
+        shard.store.write(location.page(), 0, b"left over");
+        shard.store.delete(Access { location, tag, ..access }, 1).unwrap();
+    }
+    let (ended, snapshot) = serve(&mut shard, Vec::new());
+    ended.unwrap();
+    assert_eq!(snapshot.arena.resting_pages, 4);
+    assert_eq!(shard.store.tidy(100), 0, "all was zeroed");
+}

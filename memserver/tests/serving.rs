@@ -1,0 +1,165 @@
+//! A whole memory server behind real carriers.
+
+mod support;
+
+use core::time::Duration;
+use std::{
+    thread,
+    time::{Duration as Time, Instant},
+};
+
+use bluebridge_memserver::{
+    Claim, Server, ServerConfig, StartError, run,
+    serve::{Idle, Order},
+    server::OrderError,
+};
+use bluebridge_protocol::responder::{Authority, Event};
+use bluebridge_transport::{
+    Transport,
+    memory::{Hub, MemoryTransport},
+    udp::{UdpConfig, UdpTransport},
+};
+use bluebridge_wire::{NodeId, Status, UDP_PORT};
+use rustix::time::{ClockId, clock_gettime};
+use support::{Peer, SERVER, SPACE, exercise, in_namespace};
+
+fn config() -> ServerConfig {
+    let config = ServerConfig::new(SPACE, SERVER, 3, 8 << 20, 0x5eed);
+    ServerConfig { claim: Claim::OnDemand, ..config }
+}
+
+fn on_hub(config: &ServerConfig) -> (Server, MemoryTransport) {
+    let hub = Hub::new(4096);
+    let served = hub.attach(UDP_PORT, &["fdbb:7:9::/48".parse().unwrap()]).unwrap();
+    let client = hub.attach(1000, &["fdbb:7:14::/48".parse().unwrap()]).unwrap();
+    (run(config, vec![served]).unwrap(), client)
+}
+
+/// Waits for a thing that another thread does.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Time::from_secs(5);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        thread::sleep(Time::from_millis(1));
+    }
+}
+
+#[test]
+fn serves_over_the_memory_carrier() {
+    for piece_bytes in [4096, 1368] {
+        let (server, client) = on_hub(&config());
+        let mut peer = Peer::open(client, piece_bytes);
+        exercise(&mut peer, 200);
+        let at = peer.create(5).unwrap();
+        eventually("the statistics", || server.statistics()[0].arena.used_pages == 5);
+        assert_eq!(peer.delete(at), Status::Ok);
+        let totals = server.stop().unwrap().remove(0);
+        assert_eq!((totals.arena.used_pages, totals.arena.capacity_pages), (0, 2048));
+        assert_eq!((totals.session_count, totals.unsent_count), (1, 0));
+        assert_eq!(totals.answers(Status::NotAllocated), 200);
+        assert_eq!(totals.event(Event::Received), totals.transport.received_count);
+        assert!(totals.event(Event::PageWrittenStraight) > 0);
+    }
+}
+
+#[test]
+fn a_stopping_server_says_so_for_a_moment() {
+    let idle = Idle { grace: Duration::from_millis(300), ..Idle::default() };
+    let (server, client) = on_hub(&ServerConfig { idle, ..config() });
+    let mut peer = Peer::open(client, 4096);
+    assert_eq!(peer.ping(), Status::Ok);
+    let stopping = thread::spawn(move || server.stop());
+    eventually("the shutdown", || peer.ping() == Status::ShuttingDown);
+    let totals = stopping.join().unwrap().unwrap().remove(0);
+    assert!(totals.answers(Status::ShuttingDown) > 0);
+}
+
+#[test]
+fn orders_reach_the_shard() {
+    let (server, client) = on_hub(&config());
+    let mut peer = Peer::open(client, 4096);
+    let at = peer.create(8).unwrap();
+    server.order(0, Order::Move(0..8, NodeId(11))).unwrap();
+    eventually("the move", || peer.write(at, b"x") == Status::Moved);
+    server.order(0, Order::Move(0..8, NodeId(12))).unwrap();
+    eventually("the refusal", || server.statistics()[0].orders == (1, 1));
+    server.order(0, Order::Return(0..8)).unwrap();
+    eventually("the return", || peer.write(at, b"x") == Status::Ok);
+    server.set_authority(None).unwrap();
+    eventually("the end of authority", || peer.write(at, b"x") == Status::NoAuthority);
+    server.set_authority(Some(Authority { range_epoch: 2, expires_at: None })).unwrap();
+    eventually("the new authority", || peer.write(at, b"x") == Status::Ok);
+    assert_eq!(server.order(1, Order::Return(0..8)), Err(OrderError::Gone(1)));
+}
+
+#[test]
+fn what_cannot_run_is_refused_at_the_start() {
+    let none: Vec<MemoryTransport> = Vec::new();
+    assert!(matches!(run(&config(), none), Err(StartError::Carriers(0))));
+    let attach = || {
+        let hub = Hub::new(16);
+        vec![hub.attach(UDP_PORT, &["fdbb:7:9::/48".parse().unwrap()]).unwrap()]
+    };
+    let greedy = ServerConfig { memory_bytes: 1 << 40, ..config() };
+    let error = run(&greedy, attach()).err().expect("a tebibyte is too much here");
+    assert!(matches!(error, StartError::Memory(_)), "{error}");
+    let wrong = ServerConfig { node: NodeId::ANY, ..config() };
+    assert!(matches!(run(&wrong, attach()), Err(StartError::Config(_))));
+}
+
+#[test]
+fn the_ceiling_and_the_quota_hold() {
+    let quota = ServerConfig { quotas: vec![(SPACE, 1000)], ..config() };
+    for (config, expected, limit) in
+        [(config(), Status::OutOfMemory, 2048), (quota, Status::QuotaExceeded, 1000)]
+    {
+        let (_server, client) = on_hub(&config);
+        let mut peer = Peer::open(client, 4096);
+        let mut created = 0;
+        let refused = loop {
+            match peer.create(8) {
+                Ok(_) => created += 8,
+                Err(status) => break status,
+            }
+        };
+        assert_eq!((refused, created), (expected, limit));
+        assert_eq!(peer.stat().used_pages, limit);
+    }
+}
+
+fn udp(port: u16) -> UdpTransport {
+    UdpTransport::open(&UdpConfig { port, ..UdpConfig::default() }).unwrap()
+}
+
+#[test]
+fn serves_over_udp() {
+    in_namespace("serves_over_udp", || {
+        let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
+        for piece_bytes in [4096, 1368, 1144] {
+            exercise(&mut Peer::open(udp(0), piece_bytes), 100);
+        }
+        let totals = server.stop().unwrap().remove(0);
+        assert_eq!((totals.arena.used_pages, totals.unsent_count), (0, 0));
+        assert!(totals.transport.sent_train_count > 0, "READ replies leave as trains");
+    });
+}
+
+#[test]
+fn an_idle_server_sleeps() {
+    in_namespace("an_idle_server_sleeps", || {
+        let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
+        let mut peer = Peer::open(udp(0), 4096);
+        assert_eq!(peer.ping(), Status::Ok);
+        let used = || {
+            let time = clock_gettime(ClockId::ProcessCPUTime);
+            Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+        };
+        let before = used();
+        thread::sleep(Time::from_secs(1));
+        let spent = used() - before;
+        assert!(spent < Duration::from_millis(50), "{spent:?} of a second were burnt");
+        assert_eq!(peer.ping(), Status::Ok);
+        drop(server);
+        assert_eq!(peer.transport.counters().network_error_count, 0);
+    });
+}
