@@ -111,7 +111,7 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
     }
     std::thread::sleep(4 * HEARTBEAT);
     let seen = watching.end();
-    assert!(seen.readings > 20, "{}", seen.readings);
+    assert!(seen.readings >= 5, "{}", seen.readings);
     assert_eq!(seen.differing, 0, "the tables never changed");
     let switch = controller.status().switch.unwrap();
     assert_eq!((switch.pipeline_push_count, switch.update_count), (0, 0));

@@ -460,7 +460,11 @@ impl Model {
             self.given.get(&name).filter(|_| proof).and_then(|record| shown(record, kept));
         let request = Join { space: Space(space), nonce: self.nonce.max(1), previous, ..request };
         let Ok(Assigned(record)) = self.core.join(self.now, &request, [name; 16]) else { return };
-        let repeated = self.given.get(&name) == Some(&record);
+        let before = self.given.get(&name);
+        let repeated = before.is_some_and(|before| {
+            (before.node, before.incarnation, before.nonce)
+                == (record.node, record.incarnation, request.nonce)
+        });
         let before = self.incarnations.insert(record.node, record.incarnation);
         if !repeated {
             assert!(before.is_none_or(|before| before < record.incarnation), "incarnation");

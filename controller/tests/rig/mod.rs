@@ -145,7 +145,12 @@ impl Agent {
 
     /// Every table entry, read by a client that is nobody's rival.
     pub(crate) fn entries(&self) -> BTreeMap<Key, Action> {
-        self.runtime.block_on(entries(&self.uri())).unwrap_or_default()
+        self.runtime.block_on(async {
+            match P4RuntimeClient::connect(self.uri()).await {
+                Ok(mut client) => entries(&mut client).await.unwrap_or_default(),
+                Err(_) => BTreeMap::new(),
+            }
+        })
     }
 
     /// Every multicast group.
@@ -153,7 +158,12 @@ impl Agent {
         let group = Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default());
         let entry = v1::PacketReplicationEngineEntry { r#type: Some(group) };
         let wanted = vec![Kind::PacketReplicationEngineEntry(entry)];
-        let found = self.runtime.block_on(read(&self.uri(), wanted)).unwrap_or_default();
+        let found = self.runtime.block_on(async {
+            match P4RuntimeClient::connect(self.uri()).await {
+                Ok(mut client) => read(&mut client, wanted).await.unwrap_or_default(),
+                Err(_) => Vec::new(),
+            }
+        });
         let groups = found.into_iter().filter_map(|kind| match kind {
             Kind::PacketReplicationEngineEntry(entry) => match entry.r#type {
                 Some(Replication::MulticastGroupEntry(group)) => Some(group),
@@ -177,9 +187,10 @@ impl Agent {
         let end = Arc::clone(&ending);
         let thread = std::thread::spawn(move || {
             let runtime = runtime();
+            let mut client = runtime.block_on(P4RuntimeClient::connect(uri)).unwrap();
             let mut seen = Seen::default();
             while !end.load(Ordering::Relaxed) {
-                let now = runtime.block_on(entries(&uri)).unwrap();
+                let now = runtime.block_on(entries(&mut client)).unwrap();
                 seen.readings += 1;
                 seen.differing += u64::from(now != expected);
             }
@@ -207,14 +218,16 @@ impl Watching {
     }
 }
 
-async fn entries(uri: &str) -> Result<BTreeMap<Key, Action>, String> {
+type Client = P4RuntimeClient<tonic::transport::Channel>;
+
+async fn entries(client: &mut Client) -> Result<BTreeMap<Key, Action>, String> {
     let wanted = TABLES
         .iter()
         .map(|table| {
             Kind::TableEntry(v1::TableEntry { table_id: table.id, ..v1::TableEntry::default() })
         })
         .collect();
-    let found = read(uri, wanted).await?;
+    let found = read(client, wanted).await?;
     Ok(found
         .into_iter()
         .map(|kind| match kind {
@@ -225,10 +238,8 @@ async fn entries(uri: &str) -> Result<BTreeMap<Key, Action>, String> {
         .collect())
 }
 
-async fn read(uri: &str, wanted: Vec<Kind>) -> Result<Vec<Kind>, String> {
+async fn read(client: &mut Client, wanted: Vec<Kind>) -> Result<Vec<Kind>, String> {
     let reading = async {
-        let mut client =
-            P4RuntimeClient::connect(uri.to_owned()).await.map_err(|error| error.to_string())?;
         let entities = wanted.into_iter().map(|kind| v1::Entity { entity: Some(kind) }).collect();
         let request = v1::ReadRequest { device_id: 1, entities, ..v1::ReadRequest::default() };
         let text = |status: tonic::Status| status.to_string();
