@@ -139,7 +139,7 @@ impl Ledger {
                 self.read(slot, (region, offset, length), result)
             }
             Task::Write { region, offset, length } | Task::Zero { region, offset, length } => {
-                self.written(slot, (region, offset, length), result)
+                self.written(now, slot, (region, offset, length), result)
             }
             Task::SharedRead { region, offset, length } => {
                 self.shared_read(now, slot, (region, offset, length), result)
@@ -372,10 +372,13 @@ impl Ledger {
         }
     }
 
-    /// An answer of the server in the same session: what was given up before cannot be done now.
-    fn settle(&mut self, region: usize) {
-        if !self.sessions_linger {
-            self.regions[region].settle();
+    /// An answer in the same session, asked for with a low-water mark above all that was given up
+    /// before: that cannot be done any more. The mark stays below what is still under way.
+    fn settle(&mut self, slot: &Slot, region: usize) {
+        let region = &mut self.regions[region];
+        let is_passed = region.unknown_at.is_none_or(|unknown_at| slot.oldest >= unknown_at);
+        if is_passed && !self.sessions_linger {
+            region.settle();
         }
     }
 
@@ -386,7 +389,7 @@ impl Ledger {
         result: Result<Answer, Failure>,
     ) -> Result<(), String> {
         let Outcome::Done = self.outcome(slot, index, &result)? else { return Ok(()) };
-        self.settle(index);
+        self.settle(slot, index);
         let pointer = self.regions[index].pointer;
         let Contents::Private(pages) = &mut self.regions[index].contents else {
             return Err("not a private region".to_owned());
@@ -405,6 +408,7 @@ impl Ledger {
 
     fn written(
         &mut self,
+        now: Instant,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
         result: Result<Answer, Failure>,
@@ -415,7 +419,7 @@ impl Ledger {
         };
         let outcome = self.outcome(slot, index, &result)?;
         if matches!(outcome, Outcome::Done) || partial.is_some() {
-            self.settle(index);
+            self.settle(slot, index);
         }
         let Contents::Private(pages) = &mut self.regions[index].contents else {
             return Err("not a private region".to_owned());
@@ -430,6 +434,9 @@ impl Ledger {
             }
         }
         let doubtful = pages.iter().any(super::model::PrivatePage::is_doubtful);
+        if matches!(outcome, Outcome::Unknown) {
+            self.regions[index].unknown_at = Some(now);
+        }
         self.regions[index].retired |= doubtful;
         Ok(())
     }

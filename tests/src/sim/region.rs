@@ -52,6 +52,8 @@ pub(super) struct Region {
     pub(super) busy: bool,
     /// Too much about it is unknown to go on checking.
     pub(super) retired: bool,
+    /// When the last operation ended whose outcome is not known.
+    pub(super) unknown_at: Option<Instant>,
     /// When the first DELETE began.
     pub(super) deleting_from: Option<Instant>,
     /// When the DELETE was acknowledged.
@@ -86,6 +88,7 @@ impl Region {
             state: State::Live,
             busy: false,
             retired: false,
+            unknown_at: None,
             deleting_from: None,
             deleted_at: None,
             lost_at: None,

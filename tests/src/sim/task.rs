@@ -181,6 +181,8 @@ const fn cell_offset(cell: usize) -> u64 {
 pub(super) struct Slot {
     pub(super) task: Task,
     pub(super) start: Instant,
+    /// When the oldest operation began that the client had under way at the start of this one.
+    pub(super) oldest: Instant,
     /// By the client's clock.
     pub(super) deadline: Instant,
     pub(super) outgoing: Vec<u8>,

@@ -480,7 +480,9 @@ impl World {
         self.ledger.begin(self.now, &task);
         let outgoing = workload::outgoing(&task, &mut self.rng);
         let incoming = workload::incoming(&task);
-        let slot = Slot { task, start: self.now, deadline, outgoing, incoming };
+        let under_way = self.clients[client].slots.iter().map(|slot| slot.start);
+        let oldest = under_way.min().unwrap_or(self.now);
+        let slot = Slot { task, start: self.now, oldest, deadline, outgoing, incoming };
         let Client { requester, slots, .. } = &mut self.clients[client];
         let token = slots.insert(slot);
         match requester.start_until(now, operation, token, deadline) {
