@@ -453,8 +453,10 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn drops(&mut self) -> Result<Drops, PlaneError>;
 
-    /// Adds a port on an interface of the network namespace that the data plane was started in; a
-    /// port that is there with the same interface stays as it is.
+    /// Adds a port on an interface of the network namespace that the data plane was started in.
+    ///
+    /// A port that is there with the same interface stays as it is; one whose interface vanished
+    /// gets the new one.
     ///
     /// # Errors
     /// [`PortError::Invalid`] and `NoInterface`: nothing changed.

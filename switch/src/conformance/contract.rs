@@ -347,6 +347,37 @@ fn packet_outs_leave_over_links_and_lost_packet_ins_are_counted() {
     }
 }
 
+#[test]
+fn a_port_whose_interface_was_made_anew_takes_the_new_one() {
+    if root_tier() {
+        world::in_namespace(|| takes_the_new_interface(&mut SoftLinks::new()));
+        world::in_namespace(|| takes_the_new_interface(&mut EbpfLinks::new("anew", None)));
+    }
+}
+
+fn takes_the_new_interface(target: &mut dyn Target) {
+    world::ip("link del s4");
+    world::ip("link add s4 type veth peer name new4");
+    world::ip("link set s4 up");
+    world::ip("link set new4 up");
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    plane.add_port(SwitchPort(4), "s4").unwrap();
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let prefix = (u128::from(SCOPE) << 80) | (2 << 64);
+    plane.insert(&entry(Key::Directory { prefix, prefix_len: 48 }, forward(4))).unwrap();
+    target.inject(SwitchPort(1), &read_of(1));
+    let start = Instant::now();
+    while target.plane().ports().unwrap()[3].tx.packets == 0 {
+        assert!(start.elapsed() < Duration::from_secs(5), "nothing leaves by the new interface");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(target.plane().drops().unwrap().0.iter().sum::<u64>(), 0);
+    target.plane().remove_port(SwitchPort(4)).unwrap();
+    let gone = target.plane().remove_port(SwitchPort(4)).unwrap_err();
+    assert!(matches!(gone, PortError::Unknown(SwitchPort(4))));
+}
+
 fn packet_outs_and_losses(target: &mut dyn Target) {
     let plane = target.plane();
     plane.clear(None).unwrap();

@@ -63,8 +63,10 @@ pub(super) struct Attached {
 }
 
 impl EbpfSwitch {
-    /// Adds a port that sends in a mode; a port that is there with the same interface takes the
-    /// mode and stays as it is otherwise.
+    /// Adds a port that sends in a mode, by default [`PortMode::Peer`] where that is possible.
+    ///
+    /// A port that is there with the same interface takes the mode and stays as it is otherwise;
+    /// one whose interface vanished gets the new one.
     ///
     /// # Errors
     /// [`PortError::Invalid`] and `NoInterface`: nothing changed.
@@ -79,8 +81,14 @@ impl EbpfSwitch {
         let interface = Interface::by_name(name).map_err(ask)?;
         let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
         let invalid = |rule| Err(PortError::Invalid { port, rule });
-        if self.ports.get(&port).is_some_and(|is| is.interface.index != interface.index) {
-            return invalid("it is in use");
+        if let Some(was) = self.ports.get(&port).map(|is| is.interface.index)
+            && was != interface.index
+        {
+            let found = Interface::by_index(was).map_err(ask)?;
+            if found.is_some() {
+                return invalid("it is in use");
+            }
+            self.detach(port)?;
         }
         let is_taken = |(&p, is): (&SwitchPort, &Attached)| {
             p != port && is.interface.index & 0xffff == interface.index & 0xffff

@@ -115,12 +115,19 @@ struct Worker {
 
 /// The ports' sockets.
 #[derive(Default)]
-struct Wires(Vec<(SwitchPort, PacketSocket)>);
+struct Wires(Vec<Wire>);
+
+/// A port's socket and the index of its interface.
+struct Wire {
+    port: SwitchPort,
+    ifindex: u32,
+    socket: PacketSocket,
+}
 
 impl Egress for &Wires {
     fn transmit(&mut self, port: SwitchPort, frame: &[u8], offload: Offload) -> bool {
-        let wire = self.0.iter().find(|(number, _)| *number == port);
-        wire.is_some_and(|(_, socket)| socket.send(offload.0, frame).is_ok())
+        let wire = self.0.iter().find(|wire| wire.port == port);
+        wire.is_some_and(|wire| wire.socket.send(offload.0, frame).is_ok())
     }
 }
 
@@ -163,7 +170,7 @@ impl Worker {
     /// Switches one batch of each port; false if there was nothing.
     fn switch_frames(&mut self, now: Instant) -> bool {
         let mut seen = false;
-        for (port, socket) in &self.wires.0 {
+        for Wire { port, socket, .. } in &self.wires.0 {
             // A socket's error (its interface went down) is told once and leaves nothing to do.
             let count = self.batch.receive(socket).unwrap_or(0);
             seen |= count > 0;
@@ -193,7 +200,7 @@ impl Worker {
             tv_sec: i64::try_from(until.as_secs()).unwrap_or(0),
             tv_nsec: i64::from(until.subsec_nanos()),
         };
-        let sockets = self.wires.0.iter().map(|(_, socket)| socket.as_fd());
+        let sockets = self.wires.0.iter().map(|wire| wire.socket.as_fd());
         let mut fds: Vec<_> = sockets
             .chain([self.wake.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -210,14 +217,26 @@ impl Worker {
         let interface = Interface::by_name(name).map_err(|e| failed("ask for interface", e))?;
         let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
         let link = Link { name: interface.name, mac: interface.mac, mtu: interface.mtu };
-        if self.pipeline.ports.get(&port).is_some_and(|is| is.link == link) {
-            return Ok(());
+        if let Some(was) = self.wires.0.iter().find(|wire| wire.port == port) {
+            if was.ifindex == interface.index {
+                return Ok(());
+            }
+            let found = Interface::by_index(was.ifindex);
+            if found.map_err(|e| failed("ask for the interface before", e))?.is_some() {
+                return Err(PortError::Invalid { port, rule: "it is in use" });
+            }
+            self.remove_port(port)?;
         }
         let socket = PacketSocket::open(interface.index, true)
             .map_err(|e| failed("open a packet socket on", e))?;
         self.pipeline.add_link(port, link)?;
-        self.wires.0.push((port, socket));
+        self.wires.0.push(Wire { port, ifindex: interface.index, socket });
         Ok(())
+    }
+
+    fn remove_port(&mut self, port: SwitchPort) -> Result<(), PortError> {
+        self.wires.0.retain(|wire| wire.port != port);
+        self.pipeline.remove_port(port)
     }
 
     fn poll(&mut self, limit: usize) -> Result<Vec<PacketIn>, PlaneError> {
@@ -323,10 +342,7 @@ impl DataPlane for Switch {
     }
 
     fn remove_port(&mut self, port: SwitchPort) -> Result<(), PortError> {
-        self.call(move |worker| {
-            worker.wires.0.retain(|(number, _)| *number != port);
-            worker.pipeline.remove_port(port)
-        })?
+        self.call(move |worker| worker.remove_port(port))?
     }
 
     fn ports(&mut self) -> Result<Vec<PortStatus>, PlaneError> {

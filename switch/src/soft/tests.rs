@@ -152,7 +152,7 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
     train.extend([0xfd, 0xbb, 0xfd, 0xbb]);
     train.extend((8u16 + 250).to_be_bytes());
     train.extend([0x12, 0x34]);
-    train.extend((0..250).map(|i| i as u8));
+    train.extend(0..250u8);
     let mut out = Vec::new();
     pipeline.process(now, ONE, &mut train.clone(), train_offload(), &mut out);
     assert_eq!(out, [(TWO, train.clone())]);
