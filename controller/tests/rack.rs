@@ -5,12 +5,13 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use bluebridge_controller::ControllerError;
+use bluebridge_controller::core::NotifyRule;
 use bluebridge_controller::driver::DriverError;
 use bluebridge_northbound::proto::{NodeState, SwitchState};
 use bluebridge_northbound::{
     Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
 };
-use bluebridge_p4::pipeline::{Action, Key};
+use bluebridge_p4::pipeline::{Action, Key, Ternary};
 use bluebridge_wire::{NodeId, Space};
 use rig::{Agent, Folder, HEARTBEAT, Running, client, memory, until};
 
@@ -258,4 +259,42 @@ fn watchers_see_a_snapshot_and_every_change() {
     home.leave().unwrap();
     let Some(Event::Node(node)) = watch.next() else { panic!("no change") };
     assert_eq!((node.name.as_str(), node.state()), ("m1", NodeState::Gone));
+}
+
+#[test]
+fn tables_that_others_wiped_or_added_to_are_mended_within_a_second() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let _home = join(&controller, memory("m1", 1));
+    let _user = join(&controller, client("c1", 2));
+    let installed = agent.entries();
+    let groups = agent.groups();
+    let whole = || agent.entries() == installed && agent.groups() == groups;
+    agent.meddle(controller.election_id());
+    let began = Instant::now();
+    until("the tables are mended", whole);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    agent.push(controller.election_id());
+    let began = Instant::now();
+    until("the pipeline is ours again", || {
+        whole() && controller.status().switch.unwrap().pipeline_push_count == 2
+    });
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[test]
+fn copies_are_asked_for_only_by_rule() {
+    let agent = Agent::start(2);
+    let rule = NotifyRule { src_status: Ternary { value: 2, mask: 0xff }, ..NotifyRule::default() };
+    let mut config = Running::config(&agent);
+    config.core.notify = vec![rule];
+    let controller = Running::start_with(config);
+    until("the rule is there", || agent.entries().values().any(|action| *action == Action::Notify));
+    until("the switch is in sync", || {
+        controller.status().switch.unwrap().state() == SwitchState::InSync
+    });
+    assert!(!agent.clone_sessions().is_empty());
+    drop(controller);
+    let _without = Running::start(&agent, None);
+    until("the rule is gone", || agent.entries().is_empty() && agent.clone_sessions().is_empty());
 }

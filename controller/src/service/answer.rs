@@ -1,6 +1,6 @@
 //! What the core and the switch look like to those who ask.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use bluebridge_northbound::proto;
@@ -77,14 +77,22 @@ const fn state(node: &Node) -> proto::NodeState {
 }
 
 pub(super) fn nodes(core: &Core) -> Vec<proto::Node> {
-    core.nodes().map(|node| describe(core, node)).collect()
+    let spaces: BTreeSet<u16> = core.nodes().map(|node| node.record.space).collect();
+    let weights: BTreeMap<NodeId, u16> =
+        spaces.into_iter().flat_map(|space| core.anycast_members(Space(space))).collect();
+    let describe =
+        |node: &Node| describe(node, weights.get(&node.record.id()).copied().unwrap_or_default());
+    core.nodes().map(describe).collect()
 }
 
 pub(super) fn node(core: &Core, id: NodeId) -> Option<proto::Node> {
-    core.node(id).map(|node| describe(core, node))
+    let node = core.node(id)?;
+    let members = core.anycast_members(node.record.space());
+    let weight = members.into_iter().find_map(|(member, weight)| (member == id).then_some(weight));
+    Some(describe(node, weight.unwrap_or_default()))
 }
 
-fn describe(core: &Core, node: &Node) -> proto::Node {
+fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
     let record = &node.record;
     let role = match record.role {
         Role::Client => proto::Role::Client,
@@ -95,8 +103,6 @@ fn describe(core: &Core, node: &Node) -> proto::Node {
         Carrier::Socket => proto::Carrier::Socket,
         Carrier::Xdp => proto::Carrier::Xdp,
     };
-    let members = core.anycast_members(record.space());
-    let weight = members.iter().find(|(id, _)| *id == record.id()).map_or(0, |(_, weight)| *weight);
     let silent = Instant::now().saturating_duration_since(node.last_heard);
     proto::Node {
         node: record.node.into(),
@@ -114,7 +120,7 @@ fn describe(core: &Core, node: &Node) -> proto::Node {
         shard_count: record.shard_count.into(),
         capacity_pages: record.capacity_pages,
         free_pages: node.free_pages.unwrap_or(0),
-        anycast_weight: weight.into(),
+        anycast_weight: anycast_weight.into(),
         silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
     }
 }

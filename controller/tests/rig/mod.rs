@@ -13,8 +13,8 @@ use bluebridge_northbound::proto::controller_client::ControllerClient;
 use bluebridge_northbound::proto::{self, watch_response::Event};
 use bluebridge_northbound::{Attachment, Carrier, Registration, Role};
 use bluebridge_p4::declaration::TABLES;
-use bluebridge_p4::entry::decode;
-use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort};
+use bluebridge_p4::entry::{decode, encode, encode_key};
+use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, MacAddr, SwitchPort};
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::agent::{Agent as SwitchAgent, AgentConfig};
 use bluebridge_switch::dataplane::DataPlane;
@@ -27,7 +27,7 @@ use v1::p4_runtime_client::P4RuntimeClient;
 use v1::packet_replication_engine_entry::Type as Replication;
 
 /// How often endpoints beat in these tests.
-pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(200);
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,6 +74,10 @@ impl Folder {
         let path = std::env::temp_dir().join(format!("bb-rack-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 }
 
@@ -155,8 +159,32 @@ impl Agent {
 
     /// Every multicast group.
     pub(crate) fn groups(&self) -> BTreeMap<u32, BTreeSet<Vec<u8>>> {
-        let group = Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default());
-        let entry = v1::PacketReplicationEngineEntry { r#type: Some(group) };
+        let wildcard = Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default());
+        let port = |replica: v1::Replica| match replica.port_kind {
+            Some(v1::replica::PortKind::Port(bytes)) => bytes,
+            other => panic!("{other:?}"),
+        };
+        let group = |entry| match entry {
+            Replication::MulticastGroupEntry(group) => {
+                (group.multicast_group_id, group.replicas.into_iter().map(port).collect())
+            }
+            other => panic!("{other:?}"),
+        };
+        self.replication(wildcard).into_iter().map(group).collect()
+    }
+
+    /// The clone sessions' ids.
+    pub(crate) fn clone_sessions(&self) -> Vec<u32> {
+        let wildcard = Replication::CloneSessionEntry(v1::CloneSessionEntry::default());
+        let id = |entry| match entry {
+            Replication::CloneSessionEntry(session) => session.session_id,
+            other => panic!("{other:?}"),
+        };
+        self.replication(wildcard).into_iter().map(id).collect()
+    }
+
+    fn replication(&self, wildcard: Replication) -> Vec<Replication> {
+        let entry = v1::PacketReplicationEngineEntry { r#type: Some(wildcard) };
         let wanted = vec![Kind::PacketReplicationEngineEntry(entry)];
         let found = self.runtime.block_on(async {
             match P4RuntimeClient::connect(self.uri()).await {
@@ -164,20 +192,62 @@ impl Agent {
                 Err(_) => Vec::new(),
             }
         });
-        let groups = found.into_iter().filter_map(|kind| match kind {
-            Kind::PacketReplicationEngineEntry(entry) => match entry.r#type {
-                Some(Replication::MulticastGroupEntry(group)) => Some(group),
-                _ => None,
-            },
-            _ => None,
-        });
-        let port = |replica: v1::Replica| match replica.port_kind {
-            Some(v1::replica::PortKind::Port(bytes)) => bytes,
+        let entry = |kind| match kind {
+            Kind::PacketReplicationEngineEntry(entry) => entry.r#type,
             other => panic!("{other:?}"),
         };
-        groups
-            .map(|group| (group.multicast_group_id, group.replicas.into_iter().map(port).collect()))
-            .collect()
+        found.into_iter().filter_map(entry).collect()
+    }
+
+    /// Takes away every table entry, and adds one of nobody's, in the primary's name.
+    pub(crate) fn meddle(&self, election_id: v1::Uint128) {
+        let foreign = Entry {
+            key: Key::Redirect { dst_scope: 0xfdbb_0001, dst_node: 1, page: 7 },
+            action: Action::Forward(Forward { port: SwitchPort(1), dst_mac: MacAddr([2; 6]) }),
+            idle_timeout: None,
+            metadata: b"foreign".to_vec(),
+        };
+        let update = |kind: v1::update::Type, message| v1::Update {
+            r#type: kind.into(),
+            entity: Some(v1::Entity { entity: Some(Kind::TableEntry(message)) }),
+        };
+        let mut updates: Vec<v1::Update> = self
+            .entries()
+            .keys()
+            .map(|key| update(v1::update::Type::Delete, encode_key(key).unwrap()))
+            .collect();
+        updates.push(update(v1::update::Type::Insert, encode(&foreign).unwrap()));
+        let request = v1::WriteRequest {
+            device_id: 1,
+            election_id: Some(election_id),
+            updates,
+            ..v1::WriteRequest::default()
+        };
+        self.runtime.block_on(async {
+            let mut client = P4RuntimeClient::connect(self.uri()).await.unwrap();
+            client.write(request).await.unwrap();
+        });
+    }
+
+    /// Pushes the pipeline under another mark, which empties the tables.
+    pub(crate) fn push(&self, election_id: v1::Uint128) {
+        use v1::set_forwarding_pipeline_config_request::Action;
+        let config = v1::ForwardingPipelineConfig {
+            p4info: Some(bluebridge_p4::p4info::p4info()),
+            cookie: Some(v1::forwarding_pipeline_config::Cookie { cookie: 7 }),
+            ..v1::ForwardingPipelineConfig::default()
+        };
+        let request = v1::SetForwardingPipelineConfigRequest {
+            device_id: 1,
+            election_id: Some(election_id),
+            action: Action::VerifyAndCommit.into(),
+            config: Some(config),
+            ..v1::SetForwardingPipelineConfigRequest::default()
+        };
+        self.runtime.block_on(async {
+            let mut client = P4RuntimeClient::connect(self.uri()).await.unwrap();
+            client.set_forwarding_pipeline_config(request).await.unwrap();
+        });
     }
 
     /// Reads all entries over and over, and compares them with those of now.
@@ -266,10 +336,16 @@ impl Running {
     }
 
     pub(crate) fn start_at(agent: &Agent, folder: Option<&Folder>, listen: SocketAddr) -> Self {
-        let mut config = Config::new(listen, &agent.uri());
-        config.store = folder.map(|folder| folder.0.join("controller.redb"));
-        config.core.heartbeat_interval = HEARTBEAT;
+        let mut config = Self::config(agent);
+        config.listen = listen;
+        config.store = folder.map(|folder| folder.file("controller.redb"));
         Self::start_with(config)
+    }
+
+    pub(crate) fn config(agent: &Agent) -> Config {
+        let mut config = Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &agent.uri());
+        config.core.heartbeat_interval = HEARTBEAT;
+        config
     }
 
     pub(crate) fn start_with(config: Config) -> Self {
@@ -308,6 +384,12 @@ impl Running {
             let mut client = ControllerClient::connect(self.uri()).await.unwrap();
             client.status(proto::StatusRequest { entries: true }).await.unwrap().into_inner()
         })
+    }
+
+    /// The election id under which it writes.
+    pub(crate) fn election_id(&self) -> v1::Uint128 {
+        let switch = self.status().switch.unwrap();
+        v1::Uint128 { high: switch.election_id_high, low: switch.election_id_low }
     }
 
     pub(crate) fn watch(&self) -> Watch<'_> {
