@@ -1,6 +1,6 @@
 //! Joining a rack: the controller tells who the client is, and which memory nodes there are.
 
-use std::{fs, io, path::PathBuf};
+use std::io;
 
 use bluebridge_northbound::{
     Attachment, Carrier, Connection, Membership, MembershipError, Options, Registration, Role,
@@ -8,6 +8,7 @@ use bluebridge_northbound::{
 };
 use bluebridge_transport::{
     OpenError,
+    interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
 use bluebridge_wire::{NodeId, Space, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN};
@@ -60,13 +61,11 @@ pub enum JoinError {
     /// The socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The interface does not exist, or tells no address or MTU.
-    #[error("cannot read {what} of interface {interface}: {error}; is its name right?")]
+    /// The interface does not exist in this network namespace.
+    #[error("cannot use interface {interface}: {error}; is its name right?")]
     Interface {
         /// Its name, as configured.
         interface: String,
-        /// What was to be read.
-        what: &'static str,
         /// What the system said.
         #[source]
         error: io::Error,
@@ -90,14 +89,15 @@ impl Client<UdpTransport> {
     pub fn join(controller: &str, options: JoinOptions) -> Result<Self, JoinError> {
         let JoinOptions { name, space, interface, attachment, membership, carrier, behaviour } =
             options;
+        let link = self::interface(&interface)?;
         let registration = Registration {
             name,
             role: Role::Client,
             space,
-            mac: interface_mac(&interface)?,
+            mac: link.mac,
             attachment,
             carrier: Carrier::Socket,
-            mtu: interface_mtu(&interface)?,
+            mtu: link.mtu,
             previous: None,
         };
         let filter = ipnet_of_fabric();
@@ -158,27 +158,9 @@ fn ipnet_of_fabric() -> Option<ipnet::Ipv6Net> {
     ipnet::Ipv6Net::new(address, FABRIC_PREFIX_LEN).ok()
 }
 
-fn attribute(interface: &str, what: &'static str) -> Result<String, JoinError> {
-    let path: PathBuf = ["/sys/class/net", interface, what].iter().collect();
-    fs::read_to_string(path)
-        .map(|text| text.trim().to_owned())
-        .map_err(|error| JoinError::Interface { interface: interface.to_owned(), what, error })
-}
-
-fn unreadable(interface: &str, what: &'static str) -> JoinError {
-    let error = io::Error::from(io::ErrorKind::InvalidData);
-    JoinError::Interface { interface: interface.to_owned(), what, error }
-}
-
-fn interface_mac(interface: &str) -> Result<[u8; 6], JoinError> {
-    let text = attribute(interface, "address")?;
-    let bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16));
-    let bytes = bytes.collect::<Result<Vec<u8>, _>>().unwrap_or_default();
-    bytes.try_into().map_err(|_| unreadable(interface, "address"))
-}
-
-fn interface_mtu(interface: &str) -> Result<u32, JoinError> {
-    attribute(interface, "mtu")?.parse().map_err(|_| unreadable(interface, "mtu"))
+fn interface(name: &str) -> Result<Interface, JoinError> {
+    Interface::by_name(name)
+        .map_err(|error| JoinError::Interface { interface: name.to_owned(), error })
 }
 
 #[cfg(test)]
@@ -186,10 +168,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_tells_its_address_and_mtu() {
-        assert_eq!(interface_mac("lo").expect("every host has it"), [0; 6]);
-        assert!(interface_mtu("lo").expect("every host has it") >= 1280);
-        let error = interface_mtu("no-such-if").expect_err("it does not exist");
+    fn an_interface_that_is_not_there_is_named() {
+        let error = interface("no-such-if").expect_err("it does not exist");
         assert!(error.to_string().contains("no-such-if"));
     }
 

@@ -13,6 +13,7 @@ pub mod capture;
 mod clock;
 mod error;
 pub mod impaired;
+pub mod interface;
 pub mod memory;
 mod transport;
 pub mod udp;

@@ -9,7 +9,7 @@
 
 mod joining;
 mod open;
-mod sys;
+pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 mod train;

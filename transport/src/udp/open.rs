@@ -23,6 +23,37 @@ impl UdpTransport {
     ///
     /// [`OpenError`]: the port is taken, the interface does not exist, or the system lacks what is needed.
     pub fn open(config: &UdpConfig) -> Result<Self, OpenError> {
+        Self::open_shared(config, false)
+    }
+
+    /// Opens `count` carriers, 1 to 256, that share a port: carrier `b % count` receives what has
+    /// the byte `b` at place `destination_byte`, 0 to 15, of its destination address.
+    ///
+    /// The kernel chooses, so a datagram reaches its thread without passing another.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::open`].
+    pub fn open_steered(
+        config: &UdpConfig,
+        count: u16,
+        destination_byte: u8,
+    ) -> Result<Vec<Self>, OpenError> {
+        let first = Self::open_shared(config, true)?;
+        // A port that the system chose is known now; the others take the same.
+        let config = UdpConfig { port: first.local_port, ..config.clone() };
+        let mut carriers = vec![first];
+        for _ in 1..count {
+            carriers.push(Self::open_shared(&config, true)?);
+        }
+        if let Some(first) = carriers.first() {
+            sys::steer_by_destination(&first.socket, destination_byte.into(), count.max(1).into())
+                .map_err(|error| option("SO_ATTACH_REUSEPORT_CBPF", error))?;
+        }
+        Ok(carriers)
+    }
+
+    fn open_shared(config: &UdpConfig, is_shared: bool) -> Result<Self, OpenError> {
         let socket = Socket::new(Domain::IPV6, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
             .map_err(OpenError::Socket)?;
         set_options(&socket)?;
@@ -40,6 +71,9 @@ impl UdpTransport {
                 .map_err(|error| interface(device, error))?;
         }
         let largest_payload_bytes = largest_payload_bytes(&socket, config)?;
+        if is_shared {
+            socket.set_reuse_port(true).map_err(|error| option("SO_REUSEPORT", error))?;
+        }
         let local_port = bind(&socket, config.port)?;
         let receive_buffer_bytes =
             socket.recv_buffer_size().map_err(|error| option("SO_RCVBUF", error))?;

@@ -342,7 +342,26 @@ pub(super) fn path_mtu(socket: impl AsFd) -> io::Result<usize> {
 }
 
 /// The MTU of the interface called `name`.
-pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
+pub(crate) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
+    let request = ask_interface(socket, name, libc::SIOCGIFMTU as _)?;
+    // SAFETY: SIOCGIFMTU has set this member of the union, and any bytes are a valid integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(usize::try_from(mtu).unwrap_or(0))
+}
+
+/// The MAC address of the interface called `name`.
+pub(crate) fn interface_mac(socket: impl AsFd, name: &str) -> io::Result<[u8; 6]> {
+    let request = ask_interface(socket, name, libc::SIOCGIFHWADDR as _)?;
+    // SAFETY: SIOCGIFHWADDR has set this member of the union, and any bytes are a valid sockaddr.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    let mut mac = [0; 6];
+    for (byte, character) in mac.iter_mut().zip(address.sa_data) {
+        *byte = character.cast_unsigned();
+    }
+    Ok(mac)
+}
+
+fn ask_interface(socket: impl AsFd, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
     // SAFETY: an all-zero ifreq is valid: an empty name and zero values.
     let mut request: libc::ifreq = unsafe { zeroed() };
     if name.len() >= request.ifr_name.len() {
@@ -352,12 +371,39 @@ pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
         *target = byte.cast_signed() as libc::c_char;
     }
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the request is a live ifreq with a terminated name, which SIOCGIFMTU reads and writes.
-    let result = unsafe { libc::ioctl(descriptor, libc::SIOCGIFMTU as _, &raw mut request) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: SIOCGIFMTU has set this member of the union, and any bytes are a valid integer.
-    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    Ok(usize::try_from(mtu).unwrap_or(0))
+    // SAFETY: the request is a live ifreq with a terminated name, which both requests read and write.
+    let result = unsafe { libc::ioctl(descriptor, what, &raw mut request) };
+    if result == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Spreads the datagrams of a port over the `count` sockets that share it, in the order of their
+/// binding: socket `b % count` gets those whose destination address has the byte `b` at `byte`.
+pub(super) fn steer_by_destination(socket: impl AsFd, byte: u32, count: u32) -> io::Result<()> {
+    /// Where the destination address begins in an IPv6 header (RFC 8200, section 3).
+    const DESTINATION: u32 = 24;
+    let network = libc::SKF_NET_OFF.cast_unsigned();
+    let load = network.wrapping_add(DESTINATION + byte);
+    let instruction = |code: u32, k| libc::sock_filter {
+        code: u16::try_from(code).unwrap_or_default(),
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let mut program = [
+        instruction(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, load),
+        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, count),
+        instruction(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let filter = libc::sock_fprog { len: 3, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel reads the three live instructions that `filter` points to, and copies them.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const filter).cast(),
+            socklen_t::try_from(size_of::<libc::sock_fprog>()).unwrap_or_default(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
