@@ -98,7 +98,8 @@ impl Bench {
             let requests: Vec<_> = (first..first + batch as u64)
                 .map(|number| {
                     self.sequence += 1;
-                    let page = self.pages[(number * 7919) as usize % self.pages.len()];
+                    let place = usize::try_from(number).unwrap_or(0) * 7919 % self.pages.len();
+                    let page = self.pages[place];
                     let (session, sequence) = (self.session, self.sequence);
                     let header = Header { session, sequence, length, ..Header::default() };
                     prepare(command, page.to_ipv6(), header, data)
@@ -136,7 +137,7 @@ fn sealing(data_bytes: usize) -> Duration {
     let mut head = [1; HEADER_BYTES];
     let address = EndpointAddress::new(SPACE, SERVER, 0).to_ipv6();
     let count = 200_000;
-    let round = || {
+    let mut round = || {
         let begun = Moment::now();
         for _ in 0..count {
             seal(address, address, black_box(&mut head), black_box(&data));
