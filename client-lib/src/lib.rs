@@ -64,3 +64,8 @@ pub use error::{Error, Fault};
 pub use join::{JoinError, JoinOptions};
 pub use many::{ReadRequest, WriteRequest};
 pub use placement::Placement;
+
+/// Compiles the examples of the README.
+#[cfg(all(doctest, feature = "join"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
