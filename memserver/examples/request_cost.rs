@@ -25,8 +25,8 @@ use bluebridge_wire::{
 
 const SPACE: Space = Space(7);
 const SERVER: NodeId = NodeId(9);
-const REQUESTS: u64 = 200_000;
-const ROUNDS: usize = 7;
+const BATCH: u32 = 64;
+const BATCHES: usize = 10_000;
 
 /// A request that was prepared before the clock runs.
 struct Prepared {
@@ -86,42 +86,37 @@ impl Bench {
         Self { responder, arena, session, sequence: 0, pages }
     }
 
-    /// The mean time of a request whose length and data are given, the best of some rounds.
+    /// The time of a request whose length and data are given: the median over batches, which a
+    /// busy machine seldom interrupts.
     fn measure(&mut self, command: Command, length: u32, data: &[u8]) -> Duration {
-        (0..ROUNDS).map(|_| self.round(command, length, data)).min().unwrap_or_default()
+        median(|| self.batch(command, length, data)) / BATCH
     }
 
-    fn round(&mut self, command: Command, length: u32, data: &[u8]) -> Duration {
-        let mut spent = Duration::ZERO;
-        let batch = 64;
-        for first in (0..REQUESTS).step_by(batch) {
-            let requests: Vec<_> = (first..first + batch as u64)
-                .map(|number| {
-                    self.sequence += 1;
-                    let place = usize::try_from(number).unwrap_or(0) * 7919 % self.pages.len();
-                    let page = self.pages[place];
-                    let (session, sequence) = (self.session, self.sequence);
-                    let header = Header { session, sequence, length, ..Header::default() };
-                    prepare(command, page.to_ipv6(), header, data)
-                })
-                .collect();
-            let begun = Moment::now();
-            for request in &requests {
-                let datagram = Datagram::parse(request.from, request.to, &request.bytes);
-                let datagram = datagram.expect("well formed");
-                let now = Instant::default();
-                let taken = self.responder.handle_datagram(now, 1, &datagram, &mut self.arena);
-                if taken.is_err() {
-                    self.drain();
-                    self.responder
-                        .handle_datagram(now, 1, &datagram, &mut self.arena)
-                        .expect("an empty queue");
-                }
+    fn batch(&mut self, command: Command, length: u32, data: &[u8]) -> Duration {
+        let requests: Vec<_> = (0..BATCH)
+            .map(|_| {
+                self.sequence += 1;
+                let place = usize::try_from(self.sequence).unwrap_or(0) * 7919 % self.pages.len();
+                let (session, sequence) = (self.session, self.sequence);
+                let header = Header { session, sequence, length, ..Header::default() };
+                prepare(command, self.pages[place].to_ipv6(), header, data)
+            })
+            .collect();
+        let begun = Moment::now();
+        for request in &requests {
+            let datagram = Datagram::parse(request.from, request.to, &request.bytes);
+            let datagram = datagram.expect("well formed");
+            let now = Instant::default();
+            let taken = self.responder.handle_datagram(now, 1, &datagram, &mut self.arena);
+            if taken.is_err() {
+                self.drain();
+                self.responder
+                    .handle_datagram(now, 1, &datagram, &mut self.arena)
+                    .expect("an empty queue");
             }
-            self.drain();
-            spent += begun.elapsed();
         }
-        spent / u32::try_from(REQUESTS).unwrap_or(u32::MAX)
+        self.drain();
+        begun.elapsed()
     }
 
     fn drain(&mut self) {
@@ -136,15 +131,19 @@ fn sealing(data_bytes: usize) -> Duration {
     let data = vec![7; data_bytes];
     let mut head = [1; HEADER_BYTES];
     let address = EndpointAddress::new(SPACE, SERVER, 0).to_ipv6();
-    let count = 200_000;
-    let mut round = || {
+    median(|| {
         let begun = Moment::now();
-        for _ in 0..count {
+        for _ in 0..BATCH {
             seal(address, address, black_box(&mut head), black_box(&data));
         }
-        begun.elapsed() / count
-    };
-    (0..ROUNDS).map(|_| round()).min().unwrap_or_default()
+        begun.elapsed()
+    }) / BATCH
+}
+
+fn median(mut measure: impl FnMut() -> Duration) -> Duration {
+    let mut times: Vec<_> = (0..BATCHES).map(|_| measure()).collect();
+    times.sort_unstable();
+    times[BATCHES / 2]
 }
 
 fn main() {

@@ -19,7 +19,7 @@ use bluebridge_transport::{
     memory::{Hub, MemoryTransport},
     udp::{UdpConfig, UdpTransport},
 };
-use bluebridge_wire::{NodeId, Status, UDP_PORT};
+use bluebridge_wire::{NodeId, Status, UDP_PORT, address::SHARD_ADDRESS_BYTE};
 use rustix::time::{ClockId, clock_gettime};
 use support::{Peer, SERVER, SPACE, exercise, in_namespace};
 
@@ -141,6 +141,28 @@ fn serves_over_udp() {
         let totals = server.stop().unwrap().remove(0);
         assert_eq!((totals.arena.used_pages, totals.unsent_count), (0, 0));
         assert!(totals.transport.sent_train_count > 0, "READ replies leave as trains");
+    });
+}
+
+#[test]
+fn shards_serve_their_own_pointers() {
+    in_namespace("shards_serve_their_own_pointers", || {
+        let config = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
+        let carriers = UdpTransport::open_steered(&config, 3, SHARD_ADDRESS_BYTE).unwrap();
+        let server = run(&self::config(), carriers).unwrap();
+        for shard in [0, 1, 2] {
+            let mut peer = Peer::open_shard(udp(0), 4096, shard);
+            exercise(&mut peer, 30);
+            assert_eq!(peer.create(1).unwrap().location.shard(), shard);
+            assert_eq!(peer.stat().shard_count, 3);
+        }
+        // An endpoint address of a shard that is not there goes to the one of its remainder.
+        let mut peer = Peer::open_shard(udp(0), 4096, 5);
+        assert_eq!(peer.create(1).unwrap().location.shard(), 2);
+        let totals = server.stop().unwrap();
+        let used: Vec<_> = totals.iter().map(|total| total.arena.used_pages).collect();
+        assert_eq!(used, [1, 1, 2]);
+        assert!(totals.iter().all(|total| total.event(Event::DropWrongShard) == 0));
     });
 }
 

@@ -36,12 +36,17 @@ pub(crate) struct Peer<T> {
     pub(crate) session: u64,
     pub(crate) piece_bytes: usize,
     sequence: u64,
+    shard: u8,
 }
 
 impl<T: Transport> Peer<T> {
     pub(crate) fn open(transport: T, piece_bytes: u32) -> Self {
+        Self::open_shard(transport, piece_bytes, 0)
+    }
+
+    pub(crate) fn open_shard(transport: T, piece_bytes: u32, shard: u8) -> Self {
         let nonce = NONCES.fetch_add(1, Ordering::Relaxed);
-        let mut peer = Self { transport, session: 0, piece_bytes: 0, sequence: nonce };
+        let mut peer = Self { transport, session: 0, piece_bytes: 0, sequence: nonce, shard };
         let open = Header { length: piece_bytes, credit: 64, ..peer.header(peer.server_address()) };
         let reply = peer.ask(Command::Open, &[(open, &[])], 1).remove(0);
         assert_eq!(reply.status, Status::Ok);
@@ -52,7 +57,7 @@ impl<T: Transport> Peer<T> {
     }
 
     fn server_address(&self) -> Ipv6Addr {
-        EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6()
+        EndpointAddress::of_shard(SPACE, SERVER, self.shard, 0).to_ipv6()
     }
 
     fn header(&self, target: Ipv6Addr) -> Header {
