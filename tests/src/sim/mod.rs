@@ -13,6 +13,7 @@ mod ledger;
 pub mod model;
 mod network;
 pub mod plan;
+mod prober;
 mod region;
 mod report;
 mod server;

@@ -8,10 +8,10 @@ use bluebridge_p4::pipeline::{
 };
 use bluebridge_protocol::Instant;
 use bluebridge_switch::{
-    dataplane::{DataPlane, Drops, ImpairmentCounters},
+    dataplane::{DataPlane, Drops, ImpairmentCounters, TableError},
     soft::{Offload, Pipeline},
 };
-use bluebridge_wire::{NodeId, UDP_PORT, address::NODE_PREFIX_LEN};
+use bluebridge_wire::{NodeId, Space, UDP_PORT, address::NODE_PREFIX_LEN};
 use rand::{Rng, rngs::SmallRng};
 
 use super::{SPACE, plan::LinkPlan};
@@ -159,6 +159,17 @@ impl Network {
             if self.pipeline.insert(&entry).is_err() {
                 self.pipeline.modify(&entry).expect("an entry is absent or present");
             }
+        }
+    }
+
+    /// Lets an endpoint send from another space as well: then it is the server's to refuse.
+    pub(super) fn allow(&mut self, endpoint: usize, space: Space, node: NodeId) {
+        let (port, src_scope) = (port_of(endpoint), space.scope());
+        let key = Key::IngressGuard { port, src_scope, src_node: node.0 };
+        let entry = Entry { key, action: Action::Allow, idle_timeout: None, metadata: Vec::new() };
+        match self.pipeline.insert(&entry) {
+            Ok(()) | Err(TableError::Exists(_)) => {}
+            Err(error) => panic!("the guard takes an entry: {error}"),
         }
     }
 

@@ -113,10 +113,11 @@ fn responder(plan: &Plan, index: usize, incarnation: u32, range_epoch: u32) -> R
     config.limits.reply_count = 64;
     if plan.tight_limits {
         config.limits.buffer_pages = 8;
-        // Sessions with recorded answers do not give way, so fewer than clients only if they end.
+        // Sessions with recorded answers do not give way, so fewer than askers (clients and the
+        // prober) only if they end.
         let clients = u16::try_from(plan.clients()).expect("few clients");
         let short = plan.session_idle < core::time::Duration::from_secs(1);
-        config.limits.session_count = if short { clients.max(2) - 1 } else { clients };
+        config.limits.session_count = if short { clients } else { clients + 1 };
         config.limits.node_session_count = 1;
         config.limits.provisional_count = 2;
         config.limits.provisional_pages = 16;

@@ -19,6 +19,7 @@ use super::{
     ledger::{Ledger, ServerFacts},
     network::{self, Flight, Network, Way},
     plan::{Fault, Plan},
+    prober::{self, Probe, Prober},
     server::Server,
     task::{Slot, Task},
     workload::{self, Workload},
@@ -46,6 +47,7 @@ enum Event {
     Program,
     Return { server: usize, contents: bool },
     Authority { server: usize },
+    Probe,
     Finale,
 }
 
@@ -109,6 +111,7 @@ pub(super) struct World {
     servers: Vec<Server>,
     ledger: Ledger,
     workload: Workload,
+    prober: Prober,
     started: usize,
     next_fault: usize,
     phase: Phase,
@@ -165,6 +168,7 @@ impl World {
             servers,
             ledger,
             workload: Workload::new(),
+            prober: Prober::new(plan.servers()),
             started: 0,
             next_fault: 0,
             phase: Phase::Working,
@@ -187,6 +191,7 @@ impl World {
         for client in 0..self.clients.len() {
             self.push(self.now, Event::Think { client });
         }
+        self.push(self.now, Event::Probe);
         while let Some(Queued { at, event, .. }) = self.queue.pop() {
             self.now = self.now.max(at);
             self.event_count += 1;
@@ -234,6 +239,7 @@ impl World {
                 trace!(self, "server {server} has authority again");
                 self.servers[server].set_authority(true);
             }
+            Event::Probe => self.probe(),
             Event::Finale => return self.finale(),
         }
         Ok(())
@@ -244,9 +250,13 @@ impl World {
         let nodes: Vec<NodeId> = (0..clients)
             .map(super::client_node)
             .chain((0..servers).map(super::server_node))
+            .chain([prober::NODE])
             .collect();
-        let is_server: Vec<_> = (0..clients + servers).map(|end| end >= clients).collect();
+        let is_server: Vec<_> = (0..=clients + servers)
+            .map(|end| (clients..clients + servers).contains(&end))
+            .collect();
         self.network.program(&nodes, &is_server);
+        self.network.allow(clients + servers, prober::FOREIGN, prober::NODE);
     }
 
     fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {
@@ -283,16 +293,38 @@ impl World {
             }
             return Ok(());
         }
-        self.hear(endpoint, &frame);
+        self.hear(endpoint, &frame)?;
         self.after(endpoint)
+    }
+
+    /// Lets the prober send something that must be refused.
+    fn probe(&mut self) {
+        if self.phase != Phase::Working {
+            return;
+        }
+        let (clients, servers) = (self.clients.len(), self.servers.len());
+        let server = self.rng.random_range(0..servers);
+        let about = self.ledger.regions.iter().rev().find(|region| region.server == server);
+        if let Some(pointer) = about.map(|region| region.pointer) {
+            let node = super::server_node(server);
+            let Probe { frame, past_switch } =
+                self.prober.probe(server, node, pointer, &mut self.rng);
+            if past_switch {
+                self.push(self.now, Event::AtEnd { endpoint: clients + server, frame });
+            } else {
+                self.send_up(clients + servers, frame);
+            }
+        }
+        let pause = Duration::from_micros(self.rng.random_range(100..3000));
+        self.push(self.now + pause, Event::Probe);
     }
 
     fn local(&self, endpoint: usize) -> Instant {
         self.ends[endpoint].clock.local(self.now)
     }
 
-    fn hear(&mut self, endpoint: usize, frame: &[u8]) {
-        let Some(heard) = network::hear(frame, network::PORT) else { return };
+    fn hear(&mut self, endpoint: usize, frame: &[u8]) -> Result<(), String> {
+        let Some(heard) = network::hear(frame, network::PORT) else { return Ok(()) };
         let now = self.local(endpoint);
         let rewritten = self.apply_bug(endpoint, &heard);
         let payload = rewritten.as_deref().unwrap_or(heard.payload);
@@ -333,8 +365,16 @@ impl World {
                     self.servers[server].hear(now, &heard, payload, frames);
                 }
             }
-            Some(_) => {}
+            Some(_) => {
+                if let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload) {
+                    let node = datagram.from.node;
+                    let server = self.ledger.servers.iter().position(|facts| facts.node == node);
+                    let server = server.ok_or("the prober hears from no server")?;
+                    return self.prober.hear(&datagram, server);
+                }
+            }
         }
+        Ok(())
     }
 
     fn apply_bug(&mut self, endpoint: usize, heard: &network::Heard<'_>) -> Option<Vec<u8>> {
@@ -601,7 +641,7 @@ impl World {
         let end = &mut self.ends[endpoint];
         end.frozen_until = None;
         for frame in core::mem::take(&mut end.waiting) {
-            self.hear(endpoint, &frame);
+            self.hear(endpoint, &frame)?;
         }
         self.after(endpoint)?;
         self.timeout(endpoint)
@@ -651,6 +691,7 @@ impl World {
             self.report.add_responder(&server.responder);
         }
         self.report.outcomes = core::mem::take(&mut self.ledger.outcomes);
+        self.report.outcomes.append(&mut self.prober.outcomes);
         self.report.add_network(self.network.finish());
         self.report.events = self.event_count;
         self.report.virtual_time = Duration::from_nanos(self.now.as_nanos());

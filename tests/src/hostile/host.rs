@@ -1,0 +1,81 @@
+//! What a host's kernel makes of a frame before a socket gets to see it.
+
+use std::net::Ipv6Addr;
+
+use bluebridge_wire::{UDP_PORT, address::Fields};
+
+use super::forge::{ETHERNET_BYTES, udp_checksum};
+
+/// A datagram that reaches the socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The source address.
+    pub source: Ipv6Addr,
+    /// The UDP source port.
+    pub source_port: u16,
+    /// The destination address.
+    pub destination: Ipv6Addr,
+    /// The UDP payload.
+    pub payload: &'a [u8],
+}
+
+/// Why a frame does not reach the socket.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum HostDrop {
+    /// The UDP checksum is wrong or missing.
+    Checksum,
+    /// A fragment that nothing completes.
+    Fragment,
+    /// Not IPv6, or not whole.
+    Form,
+    /// Not to an address of the fabric, or not to the well-known port.
+    Foreign,
+    /// Neither UDP nor a header that is skipped.
+    Protocol,
+}
+
+/// Receives a frame as Linux does: extension headers are skipped, sums are checked.
+///
+/// # Errors
+/// [`HostDrop`].
+pub fn receive(frame: &[u8]) -> Result<Received<'_>, HostDrop> {
+    let ip = frame.get(ETHERNET_BYTES..).ok_or(HostDrop::Form)?;
+    let head: &[u8; 40] = ip.first_chunk().ok_or(HostDrop::Form)?;
+    if frame[12..14] != [0x86, 0xdd] || head[0] >> 4 != 6 {
+        return Err(HostDrop::Form);
+    }
+    let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    let mut next = head[6];
+    let mut rest = ip[40..].get(..length).ok_or(HostDrop::Form)?;
+    while let 0 | 43 | 60 = next {
+        let &[after, words, kind, left, ..] = rest else { return Err(HostDrop::Form) };
+        if next == 43 && (left > 0 || kind == 0) {
+            return Err(HostDrop::Protocol);
+        }
+        rest = rest.get(8 + 8 * usize::from(words)..).ok_or(HostDrop::Form)?;
+        next = after;
+    }
+    match next {
+        17 => {}
+        44 => return Err(HostDrop::Fragment),
+        _ => return Err(HostDrop::Protocol),
+    }
+    let &[s0, s1, d0, d1, l0, l1, c0, c1, ..] = rest else { return Err(HostDrop::Form) };
+    let length = usize::from(u16::from_be_bytes([l0, l1]));
+    let udp = rest.get(..length).filter(|udp| udp.len() >= 8).ok_or(HostDrop::Form)?;
+    let zeroed = [&udp[..6], &[0, 0], &udp[8..]].concat();
+    if [c0, c1] == [0, 0] || udp_checksum(&head[8..40], &zeroed) != u16::from_be_bytes([c0, c1]) {
+        return Err(HostDrop::Checksum);
+    }
+    let destination = address(head, 24);
+    if u16::from_be_bytes([d0, d1]) != UDP_PORT || Fields::unpack(destination).is_none() {
+        return Err(HostDrop::Foreign);
+    }
+    let source_port = u16::from_be_bytes([s0, s1]);
+    Ok(Received { source: address(head, 8), source_port, destination, payload: &udp[8..] })
+}
+
+fn address(head: &[u8; 40], at: usize) -> Ipv6Addr {
+    let bytes: Option<&[u8; 16]> = head[at..].first_chunk();
+    bytes.map_or(Ipv6Addr::UNSPECIFIED, |bytes| Ipv6Addr::from(*bytes))
+}

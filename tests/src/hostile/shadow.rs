@@ -1,0 +1,518 @@
+//! What a server's memory must be, kept apart from it; the judge of every packet's effect.
+
+use core::ops::Range;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use bluebridge_protocol::{responder::Adopted, store::Access};
+use bluebridge_wire::{
+    Command, Datagram, Flags, Header, Location, NodeId, Space, Status,
+    address::{Fields, PAGE_BYTES},
+};
+
+use super::watched::{Change, Watched};
+
+/// Pieces of a session's trains that are kept to know a joined page by.
+const PIECES_MAX: usize = 4096;
+
+/// An endpoint that asks.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Asker {
+    /// Its space.
+    pub space: Space,
+    /// Its node.
+    pub node: NodeId,
+    /// Its incarnation.
+    pub incarnation: u32,
+}
+
+impl Asker {
+    fn of(request: &Datagram<'_>) -> Self {
+        let Fields { space, node, .. } = request.from;
+        Self { space, node, incarnation: request.header.incarnation }
+    }
+}
+
+/// How firmly an allocation is held.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hold {
+    /// Nobody knows of it for sure: the server may free it.
+    Anywhere(Asker, u64),
+    /// It was answered for.
+    Kept,
+    /// Its ALLOC_WRITE is unfinished.
+    Session(u64, u64),
+}
+
+/// An allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocation {
+    /// Pages.
+    pub pages: u32,
+    /// Whose.
+    pub space: Space,
+    /// Its colour.
+    pub tag: u8,
+    /// How firmly.
+    pub hold: Hold,
+}
+
+/// A session as the packets so far make it.
+#[derive(Debug)]
+pub struct Session {
+    /// Who opened it.
+    pub asker: Asker,
+    /// The lowest number that is not expired.
+    pub low: u64,
+    /// The piece size.
+    pub piece_bytes: usize,
+    answered: HashSet<u64>,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    sequence: u64,
+    location: u64,
+    tag: u8,
+    length: u32,
+    offset: usize,
+    data: Vec<u8>,
+}
+
+/// A reply that the server queued.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its status.
+    pub status: Status,
+    /// Its header.
+    pub header: Header,
+    /// Its data.
+    pub data: Vec<u8>,
+}
+
+/// A server's memory as it must be.
+#[derive(Debug)]
+pub struct Shadow {
+    node: NodeId,
+    bytes: Vec<u8>,
+    adopted: Option<Adopted>,
+    /// By first page.
+    pub allocations: BTreeMap<u64, Allocation>,
+    /// By id.
+    pub sessions: HashMap<u64, Session>,
+}
+
+type Verdict = Result<(), String>;
+
+macro_rules! demand {
+    ($so:expr, $($why:tt)*) => { if !$so { return Err(format!($($why)*)); } };
+}
+
+impl Shadow {
+    /// The shadow of a server without allocations.
+    #[must_use]
+    pub fn new(node: NodeId, pages: u32, adopted: Option<Adopted>) -> Self {
+        Self {
+            node,
+            bytes: vec![0; pages as usize * PAGE_BYTES],
+            adopted,
+            allocations: BTreeMap::new(),
+            sessions: HashMap::new(),
+        }
+    }
+
+    /// The allocation that holds a page, with its first page.
+    #[must_use]
+    pub fn holding(&self, page: u64) -> Option<(u64, Allocation)> {
+        let (&first, allocation) = self.allocations.range(..=page).next_back()?;
+        (page - first < u64::from(allocation.pages)).then_some((first, *allocation))
+    }
+
+    /// Whether a datagram comes in an open session with a number of its window.
+    #[must_use]
+    pub fn is_in_session(&self, request: &Datagram<'_>) -> bool {
+        self.sessions.get(&request.header.session).is_some_and(|session| {
+            session.asker == Asker::of(request)
+                && request.header.sequence >= session.low
+                && request.header.sequence - session.low < bluebridge_wire::SESSION_WINDOW
+        })
+    }
+
+    /// Checks what a request changed and answered, and changes the same here.
+    ///
+    /// # Errors
+    /// Says what should not have happened.
+    pub fn judge(
+        &mut self,
+        request: &Datagram<'_>,
+        replies: &[Seen],
+        journal: &[Change],
+    ) -> Verdict {
+        self.note_request(request);
+        let command = request.command().command();
+        let is_refused = replies
+            .iter()
+            .any(|reply| !matches!(reply.status, Status::Ok | Status::Partial | Status::Incomplete));
+        for change in journal {
+            if self.is_abandoned(change, request) {
+                self.apply(change);
+                continue;
+            }
+            demand!(!is_refused, "refused, and yet {change:?}");
+            demand!(!request.is_reply(), "a reply, and yet {change:?}");
+            match (change, command) {
+                (Change::Create { space, pages, grant }, Some(command)) => {
+                    self.judge_create(request, command, (*space, *pages))?;
+                    let hold = hold_of(request);
+                    let (tag, pages) = (grant.tag.0, *pages);
+                    let first = grant.location.page();
+                    let taken = (first..first + u64::from(pages)).any(|p| self.holding(p).is_some());
+                    demand!(!taken, "pages of another allocation were given");
+                    let allocation = Allocation { pages, space: *space, tag, hold };
+                    self.allocations.insert(first, allocation);
+                    let bytes = page_bytes(first, 0..pages as usize * PAGE_BYTES);
+                    self.bytes[bytes].fill(0);
+                }
+                (Change::Delete { access, .. }, Some(Command::Delete)) => {
+                    self.judge_delete(request, access)?;
+                    self.apply(change);
+                }
+                (Change::Write { page, start, data }, Some(command)) => {
+                    self.judge_write(request, command, (*page, *start, data), replies)?;
+                    self.apply(change);
+                }
+                (Change::Zero { page, range }, Some(Command::Delete)) => {
+                    demand!(request.header.flags.contains(Flags::ZERO), "zeroed unasked");
+                    demand!(!replies.is_empty(), "zeroed without an answer");
+                    self.judge_range(request, *page, range.clone())?;
+                    self.apply(change);
+                }
+                _ => return Err(format!("{command:?} may not do {change:?}")),
+            }
+        }
+        self.judge_replies(request, replies, journal)
+    }
+
+    /// Checks what the passing of time changed.
+    ///
+    /// # Errors
+    /// Says what should not have happened.
+    pub fn judge_timeout(&mut self, journal: &[Change]) -> Verdict {
+        for change in journal {
+            let Change::Delete { access, .. } = change else {
+                return Err(format!("time may not do {change:?}"));
+            };
+            let held = self.allocations.get(&access.location.page()).map(|held| held.hold);
+            demand!(held.is_some_and(|hold| hold != Hold::Kept), "time freed {access:?}");
+            self.apply(change);
+        }
+        Ok(())
+    }
+
+    /// Compares all of it with the server's.
+    ///
+    /// # Errors
+    /// Says where they differ.
+    pub fn audit(&self, store: &Watched) -> Verdict {
+        use bluebridge_protocol::store::PageStore as _;
+        for (page, bytes) in (0..).zip(self.bytes.chunks_exact(PAGE_BYTES)) {
+            demand!(store.read(page, 0..PAGE_BYTES) == bytes, "page {page} differs");
+        }
+        let held: u64 = self.allocations.values().map(|held| u64::from(held.pages)).sum();
+        let used = store.arena.arena_usage().used_pages;
+        demand!(held == used, "{used} pages are allocated, {held} should be");
+        Ok(())
+    }
+
+    fn note_request(&mut self, request: &Datagram<'_>) {
+        let Header { session, sequence, length, offset, .. } = request.header;
+        let Some(open) = self.sessions.get_mut(&session) else { return };
+        if open.asker != Asker::of(request) {
+            return;
+        }
+        let low = request.header.low_water();
+        if low > open.low {
+            open.low = low;
+            open.answered.retain(|answered| *answered >= low);
+            open.pieces.retain(|piece| piece.sequence >= low);
+        }
+        let is_write = request.command().command() == Some(Command::Write);
+        if is_write && open.pieces.len() < PIECES_MAX {
+            let Fields { location, tag, .. } = request.target;
+            let (offset, data) = (usize::from(offset), request.data.to_vec());
+            open.pieces.push(Piece { sequence, location, tag, length, offset, data });
+        }
+    }
+
+    /// Whether a change is the end of an allocation that nobody was told of.
+    fn is_abandoned(&self, change: &Change, request: &Datagram<'_>) -> bool {
+        let Change::Delete { access, .. } = change else { return false };
+        let named = self.local(request.target) == Some(access.location.offset());
+        let is_delete = request.command().command() == Some(Command::Delete);
+        let held = self.allocations.get(&access.location.page());
+        !(is_delete && named) && held.is_some_and(|held| held.hold != Hold::Kept)
+    }
+
+    fn judge_create(
+        &self,
+        request: &Datagram<'_>,
+        command: Command,
+        (space, pages): (Space, u32),
+    ) -> Verdict {
+        let length = request.header.length;
+        let asked = match command {
+            Command::Create => length,
+            Command::AllocWrite => length.div_ceil(4096),
+            _ => return Err(format!("{command} allocated")),
+        };
+        demand!(asked == pages, "{pages} pages were given, {asked} asked for");
+        demand!(space == request.from.space, "pages of another space were given");
+        Ok(())
+    }
+
+    fn judge_delete(&self, request: &Datagram<'_>, access: &Access) -> Verdict {
+        let held = self.allocations.get(&access.location.page());
+        let Some(held) = held else { return Err(format!("freed what was free: {access:?}")) };
+        demand!(!request.header.flags.contains(Flags::ZERO), "freed instead of zeroed");
+        demand!(
+            self.local(request.target) == Some(access.location.offset()),
+            "freed another place: {access:?}"
+        );
+        demand!(
+            (held.tag, held.space) == (request.target.tag, request.from.space),
+            "freed another's: {held:?}"
+        );
+        Ok(())
+    }
+
+    fn judge_write(
+        &self,
+        request: &Datagram<'_>,
+        command: Command,
+        (page, start, data): (u64, usize, &[u8]),
+        replies: &[Seen],
+    ) -> Verdict {
+        match command {
+            Command::AllocWrite => {
+                let found = self.holding(page);
+                let Some((first, held)) = found else { return Err("filled a free page".into()) };
+                demand!(held.hold == hold_of(request), "filled another's page: {held:?}");
+                let at = index(page - first) * PAGE_BYTES + start;
+                demand!(at == usize::from(request.header.offset), "filled another place");
+                demand!(data == request.data, "filled with something else");
+                Ok(())
+            }
+            Command::CompareSwap | Command::FetchAdd => {
+                demand!(!replies.is_empty(), "an atomic without an answer");
+                self.judge_range(request, page, start..start + data.len())?;
+                let at = page_bytes(page, start..start + 8);
+                let before = word(&self.bytes[at], u64::from_le_bytes);
+                let first = word(request.data, u64::from_be_bytes);
+                let expected = match command {
+                    Command::FetchAdd => before.wrapping_add(first),
+                    _ => {
+                        demand!(first == before, "swapped though it was {before}");
+                        word(&request.data[8..], u64::from_be_bytes)
+                    }
+                };
+                demand!(word(data, u64::from_le_bytes) == expected, "the wrong word");
+                Ok(())
+            }
+            Command::Write => {
+                self.judge_range(request, page, start..start + data.len())?;
+                let Some(base) = self.local(request.target) else { return Err("where?".into()) };
+                let at = index(page) * PAGE_BYTES + start - index(base);
+                demand!(self.was_sent(request, at, data), "written what nobody sent");
+                Ok(())
+            }
+            _ => Err(format!("{command} wrote")),
+        }
+    }
+
+    /// Whether a range of a page is exactly what a request names of it, and its asker's.
+    fn judge_range(&self, request: &Datagram<'_>, page: u64, range: Range<usize>) -> Verdict {
+        let Some(base) = self.local(request.target) else { return Err("of another node".into()) };
+        let (base, end) = (index(base), index(base) + request.header.length as usize);
+        let page_start = index(page) * PAGE_BYTES;
+        let named = base.max(page_start)..end.min(page_start + PAGE_BYTES);
+        let is = page_start + range.start..page_start + range.end;
+        demand!(named == is, "{named:?} was named, {is:?} changed");
+        self.judge_access(request, page)
+    }
+
+    fn judge_access(&self, request: &Datagram<'_>, page: u64) -> Verdict {
+        let Some((_, held)) = self.holding(page) else { return Err("of a free page".into()) };
+        let (is, asked) = ((held.tag, held.space), (request.target.tag, request.from.space));
+        demand!(is == asked, "{is:?} was accessed as {asked:?}");
+        Ok(())
+    }
+
+    /// Whether the session's pieces make up this part of an operation.
+    fn was_sent(&self, request: &Datagram<'_>, start: usize, data: &[u8]) -> bool {
+        let Some(session) = self.sessions.get(&request.header.session) else { return false };
+        let Fields { location, tag, .. } = request.target;
+        let named = (request.header.sequence, location, tag, request.header.length);
+        let mut at = 0;
+        while at < data.len() {
+            let fits = |piece: &&Piece| {
+                (piece.sequence, piece.location, piece.tag, piece.length) == named
+                    && piece.offset == start + at
+                    && !piece.data.is_empty()
+                    && data[at..].starts_with(&piece.data)
+            };
+            let Some(piece) = session.pieces.iter().find(fits) else { return false };
+            at += piece.data.len();
+        }
+        true
+    }
+
+    fn judge_replies(
+        &mut self,
+        request: &Datagram<'_>,
+        replies: &[Seen],
+        journal: &[Change],
+    ) -> Verdict {
+        let header = &request.header;
+        for reply in replies {
+            match (request.command().command(), reply.status) {
+                (Some(Command::Read), Status::Ok) => self.judge_read(request, reply)?,
+                (Some(Command::Open), Status::Ok) => self.note_session(request, reply),
+                (Some(Command::Close), Status::Ok) | (_, Status::NoSession) => {
+                    let asker = self.sessions.get(&header.session).map(|session| session.asker);
+                    if asker == Some(Asker::of(request)) {
+                        self.sessions.remove(&header.session);
+                    }
+                }
+                (Some(command), Status::Ok) if command.is_mutating() => {
+                    self.judge_done(request, command, reply, journal)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_read(&self, request: &Datagram<'_>, reply: &Seen) -> Verdict {
+        let Some(base) = self.local(request.target) else { return Err("read elsewhere".into()) };
+        let start = index(base) + usize::from(reply.header.offset);
+        let end = start + reply.data.len();
+        demand!(end <= index(base) + request.header.length as usize, "read more than asked");
+        demand!(self.bytes[start..end] == reply.data, "read something else");
+        self.judge_access(request, (start / PAGE_BYTES) as u64)
+    }
+
+    fn note_session(&mut self, request: &Datagram<'_>, reply: &Seen) {
+        let piece_bytes = reply.header.length as usize;
+        self.sessions.entry(reply.header.session).or_insert_with(|| Session {
+            asker: Asker::of(request),
+            low: 1,
+            piece_bytes,
+            answered: HashSet::new(),
+            pieces: Vec::new(),
+        });
+    }
+
+    /// What is answered OK for the first time was done with this packet.
+    fn judge_done(
+        &mut self,
+        request: &Datagram<'_>,
+        command: Command,
+        reply: &Seen,
+        journal: &[Change],
+    ) -> Verdict {
+        let header = &request.header;
+        let location = Fields::unpack(reply.header.target).and_then(|t| Location::from_bits(t.location));
+        let granted = location.map_or(u64::MAX, Location::page);
+        if header.session == 0 {
+            return Ok(());
+        }
+        if command == Command::Confirm {
+            let page = self.local(request.target).map(|at| at / PAGE_BYTES as u64);
+            self.keep(page.unwrap_or(u64::MAX));
+        }
+        let Some(session) = self.sessions.get_mut(&header.session) else {
+            return Err("done in an unknown session".into());
+        };
+        demand!(session.asker == Asker::of(request), "done in another's session");
+        if !session.answered.insert(header.sequence) {
+            return Ok(());
+        }
+        let is_whole = request.data.len() == header.length as usize;
+        let changed = |what: fn(&Change) -> bool| journal.iter().any(what);
+        let done = match command {
+            Command::Create => changed(|change| matches!(change, Change::Create { .. })),
+            Command::Write if is_whole => changed(|change| matches!(change, Change::Write { .. })),
+            Command::FetchAdd => changed(|change| matches!(change, Change::Write { .. })),
+            Command::Delete if header.flags.contains(Flags::ZERO) => {
+                let zeroed = journal.iter().map(|change| match change {
+                    Change::Zero { range, .. } => range.len(),
+                    _ => 0,
+                });
+                zeroed.sum::<usize>() == header.length as usize
+            }
+            Command::Delete => changed(|change| matches!(change, Change::Delete { .. })),
+            _ => true,
+        };
+        demand!(done, "{command} was answered OK and not done");
+        if matches!(command, Command::Create | Command::AllocWrite) {
+            self.keep(granted);
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, first: u64) {
+        if let Some(allocation) = self.allocations.get_mut(&first) {
+            allocation.hold = Hold::Kept;
+        }
+    }
+
+    /// Where a target is in this server's memory, in bytes.
+    fn local(&self, target: Fields) -> Option<u64> {
+        let location = Location::from_bits(target.location)?;
+        if target.node == self.node {
+            return Some(location.offset());
+        }
+        let adopted = self.adopted.filter(|adopted| adopted.node == target.node)?;
+        let within = location.page().checked_sub(adopted.first_page)?;
+        let page = adopted.local_page + within;
+        (within < adopted.page_count)
+            .then(|| page * PAGE_BYTES as u64 + location.in_page() as u64)
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Create { .. } => {}
+            Change::Delete { access, .. } => {
+                self.allocations.remove(&access.location.page());
+            }
+            Change::Write { page, start, data } => {
+                self.bytes[page_bytes(*page, *start..start + data.len())].copy_from_slice(data);
+            }
+            Change::Zero { page, range } => {
+                self.bytes[page_bytes(*page, range.clone())].fill(0);
+            }
+        }
+    }
+}
+
+fn hold_of(request: &Datagram<'_>) -> Hold {
+    let Header { session, sequence, .. } = request.header;
+    if session == 0 {
+        Hold::Anywhere(Asker::of(request), sequence)
+    } else {
+        Hold::Session(session, sequence)
+    }
+}
+
+fn page_bytes(page: u64, range: Range<usize>) -> Range<usize> {
+    let start = index(page) * PAGE_BYTES;
+    start + range.start..start + range.end
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn word(bytes: &[u8], decode: fn([u8; 8]) -> u64) -> u64 {
+    bytes.first_chunk().map_or(0, |chunk| decode(*chunk))
+}

@@ -1,0 +1,97 @@
+//! A store that notes every change that is made through it.
+
+use core::ops::Range;
+
+use bluebridge_memserver::Arena;
+use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
+use bluebridge_wire::{ArenaGeneration, Space, Status};
+
+/// A change of a store.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Pages were allocated.
+    Create {
+        /// For whom.
+        space: Space,
+        /// How many.
+        pages: u32,
+        /// Where.
+        grant: Grant,
+    },
+    /// An allocation was freed.
+    Delete {
+        /// By which access.
+        access: Access,
+        /// How many pages.
+        pages: u32,
+    },
+    /// Bytes were overwritten.
+    Write {
+        /// The page's number.
+        page: u64,
+        /// Where in the page.
+        start: usize,
+        /// What is there now.
+        data: Vec<u8>,
+    },
+    /// Bytes were zeroed.
+    Zero {
+        /// The page's number.
+        page: u64,
+        /// Where in the page.
+        range: Range<usize>,
+    },
+}
+
+/// A real arena under watch.
+#[derive(Debug)]
+pub struct Watched {
+    /// The arena.
+    pub arena: Arena,
+    /// What changed since this was emptied last.
+    pub journal: Vec<Change>,
+}
+
+impl PageStore for Watched {
+    fn generation(&self) -> ArenaGeneration {
+        self.arena.generation()
+    }
+
+    fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status> {
+        let grant = self.arena.create(space, pages)?;
+        self.journal.push(Change::Create { space, pages, grant });
+        Ok(grant)
+    }
+
+    fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
+        let pages = self.arena.delete(access, pages)?;
+        self.journal.push(Change::Delete { access, pages });
+        Ok(pages)
+    }
+
+    fn check(&self, access: Access) -> Result<(), Status> {
+        self.arena.check(access)
+    }
+
+    fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
+        self.arena.read(page, range)
+    }
+
+    fn write(&mut self, page: u64, start: usize, data: &[u8]) {
+        self.arena.write(page, start, data);
+        self.journal.push(Change::Write { page, start, data: data.to_vec() });
+    }
+
+    fn zero(&mut self, page: u64, range: Range<usize>) {
+        self.arena.zero(page, range.clone());
+        self.journal.push(Change::Zero { page, range });
+    }
+
+    fn version(&self, page: u64) -> u64 {
+        self.arena.version(page)
+    }
+
+    fn usage(&self, space: Space) -> StoreUsage {
+        self.arena.usage(space)
+    }
+}
