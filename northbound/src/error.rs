@@ -49,6 +49,10 @@ impl MembershipError {
     /// Sorts a refused call by who can do something about it.
     pub(crate) fn of(uri: &str, status: &Status) -> Self {
         let text = status.message().to_owned();
+        // A status with a cause was not sent by the controller but made of a broken connection.
+        if std::error::Error::source(status).is_some() {
+            return Self::Unreachable { uri: uri.to_owned(), reason: text };
+        }
         match status.code() {
             Code::InvalidArgument
             | Code::OutOfRange

@@ -20,7 +20,7 @@ pub use registration::{
 };
 
 /// The TCP port on which a controller listens unless told otherwise.
-pub const CONTROLLER_PORT: u16 = 9560;
+pub const CONTROLLER_PORT: u16 = 7700;
 
 /// The longest name of an endpoint, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -32,3 +32,6 @@ pub fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! The northbound API over TLS: who may speak to whom.
+#![cfg(feature = "tls")]
+
+#[expect(dead_code, reason = "this test needs a part of the rig")]
+mod rig;
+
+use std::time::Duration;
+
+use bluebridge_controller::TlsPaths;
+use bluebridge_northbound::{Membership, MembershipError, Options};
+use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
+use rig::{Agent, Folder, Running, client};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+/// A root, and what it vouches for.
+struct Root(CertifiedIssuer<'static, KeyPair>);
+
+impl Root {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate for a name and its key, as PEM.
+    fn issue(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+fn trust(root: &Root) -> ClientTlsConfig {
+    ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(root.0.pem()))
+        .domain_name("controller.test")
+}
+
+fn join(
+    controller: &Running,
+    name: &str,
+    tls: Option<ClientTlsConfig>,
+) -> Result<Membership, MembershipError> {
+    let options =
+        Options { join_deadline: Duration::from_secs(2), tls: tls.clone(), ..Options::default() };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let uri = controller.uri().replace("http", scheme);
+    Membership::join_with(&uri, client(name, 1), options)
+}
+
+#[test]
+fn both_sides_prove_themselves() {
+    let (folder, root, stranger) = (Folder::new("tls"), Root::new(), Root::new());
+    let (certificate, key) = root.issue("controller.test");
+    let file = |name: &str, text: &str| {
+        std::fs::write(folder.file(name), text).unwrap();
+        folder.file(name)
+    };
+    let agent = Agent::start(2);
+    let mut config = Running::config(&agent);
+    config.tls = Some(TlsPaths {
+        certificate: file("controller.pem", &certificate),
+        key: file("controller.key", &key),
+        client_root: Some(file("root.pem", &root.0.pem())),
+    });
+    let controller = Running::start_with(config);
+
+    let mine = root.issue("endpoint.test");
+    let proven = trust(&root).identity(Identity::from_pem(mine.0, mine.1));
+    let membership = join(&controller, "c1", Some(proven)).unwrap();
+    assert!(membership.beat_count() == 0 || membership.assignment().installed);
+    membership.leave().unwrap();
+
+    let forged = stranger.issue("endpoint.test");
+    let forged = trust(&root).identity(Identity::from_pem(forged.0, forged.1));
+    for (case, tls) in [
+        ("no TLS", None),
+        ("no certificate", Some(trust(&root))),
+        ("a stranger's certificate", Some(forged)),
+        ("a stranger's root", Some(trust(&stranger))),
+    ] {
+        let refused = join(&controller, "c1", tls);
+        assert!(matches!(refused, Err(MembershipError::Unreachable { .. })), "{case}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn missing_and_wrong_files_are_named() {
+    let folder = Folder::new("tls-files");
+    std::fs::write(folder.file("empty.pem"), "").unwrap();
+    for certificate in ["missing.pem", "empty.pem"] {
+        let mut config = bluebridge_controller::Config::new(
+            std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
+            "http://127.0.0.1:9",
+        );
+        config.tls = Some(TlsPaths {
+            certificate: folder.file(certificate),
+            key: folder.file("empty.pem"),
+            client_root: None,
+        });
+        let error = bluebridge_controller::run(config, std::future::pending()).await.unwrap_err();
+        assert!(error.to_string().starts_with("TLS: "), "{error}");
+    }
+}
