@@ -40,8 +40,11 @@ pub const OFFSET_BITS: u32 = 48;
 /// Base-2 logarithm of the bytes of one shard of an arena: what one serving core owns.
 pub const SHARD_SHIFT: u32 = 40;
 
-/// The byte of the location that holds the shard, so byte 10 of the address.
-const SHARD_BYTE: usize = 2;
+/// The byte of the location that holds the shard.
+const SHARD_BYTE: u8 = 2;
+
+/// The byte of the whole address that holds the shard, for steering in the kernel.
+pub const SHARD_ADDRESS_BYTE: u8 = 8 + SHARD_BYTE;
 
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 const ENDPOINT_BIT: u64 = 1 << 63;
@@ -173,7 +176,7 @@ impl Location {
     /// core per shard, each with its own 1 TiB of the offset range.
     #[must_use]
     pub const fn shard(self) -> u8 {
-        self.0.to_be_bytes()[SHARD_BYTE]
+        self.0.to_be_bytes()[SHARD_BYTE as usize]
     }
 
     /// Whether the location is the first byte of a page.
@@ -526,7 +529,7 @@ impl Fields {
     /// The shard of the location, of memory and of an endpoint's own address alike.
     #[must_use]
     pub const fn shard(self) -> u8 {
-        self.location.to_be_bytes()[SHARD_BYTE]
+        self.location.to_be_bytes()[SHARD_BYTE as usize]
     }
 
     /// Whether the location is memory (bit 63 clear) rather than an endpoint's own address.

@@ -1,8 +1,10 @@
 //! The subcommands, one file each, and what they share.
 
 mod controller;
+mod endpoint;
 mod host;
 mod interrupt;
+mod memserver;
 mod rack;
 mod shutdown;
 mod switch;
@@ -46,6 +48,8 @@ enum Command {
     /// Let this machine send to pointers and receive them through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
+    /// Run a memory server in the foreground
+    Memserver(memserver::MemoryServer),
     /// Build, look at and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
@@ -61,6 +65,7 @@ pub fn run() -> ExitCode {
     let done = match line.command {
         Command::Controller(command) => controller::run(command),
         Command::Host(command) => host::run(command, line.global),
+        Command::Memserver(command) => memserver::run(command),
         Command::Rack(command) => rack::run(command, line.global),
         Command::Switch(command) => switch::run(command),
     };

@@ -168,7 +168,7 @@ fn exec(exec: Exec) -> anyhow::Result<Exit> {
     let program = words.next().context("no command")?;
     let failure = process::Command::new(&program)
         .args(words)
-        .envs(access::rack_environment(&root, &state))
+        .envs(access::rack_environment(&root, &state, exec.node))
         .exec();
     Err(anyhow::Error::new(failure).context(format!("cannot run {}", program.display())))
 }

@@ -15,6 +15,12 @@ pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
 /// The fabric's interface for commands run inside a rack.
 pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
 
+/// The endpoint's name for commands run inside a rack.
+pub const NAME_VARIABLE: &str = "BLUEBRIDGE_NAME";
+
+/// The switch's port of the endpoint, for commands run inside a rack.
+pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
+
 /// Moves the calling process into the rack's user and mount namespaces, if it has any of its own.
 ///
 /// Without root the process may have one thread only.
@@ -36,13 +42,22 @@ pub fn namespace(state: &RackState, node: Node) -> Result<NetworkNamespace, Rack
     Ok(NetworkNamespace::open(path)?)
 }
 
-/// What a process inside the rack finds in its environment.
-pub fn rack_environment(root: &StateRoot, state: &RackState) -> [(&'static str, OsString); 4] {
-    let controller = Layout::of(&state.spec).controller().to_string();
-    [
+/// What a process in a node of the rack finds in its environment.
+pub fn rack_environment(
+    root: &StateRoot,
+    state: &RackState,
+    node: Node,
+) -> Vec<(&'static str, OsString)> {
+    let layout = Layout::of(&state.spec);
+    let mut environment = vec![
         (RACK_VARIABLE, (&state.id).into()),
         (STATE_VARIABLE, root.path().into()),
-        (CONTROLLER_VARIABLE, controller.into()),
+        (CONTROLLER_VARIABLE, layout.controller().to_string().into()),
         (INTERFACE_VARIABLE, ENDPOINT_INTERFACE.into()),
-    ]
+    ];
+    if let Some(port) = layout.port_of(node) {
+        environment.push((NAME_VARIABLE, node.to_string().into()));
+        environment.push((SWITCH_PORT_VARIABLE, port.number.to_string().into()));
+    }
+    environment
 }

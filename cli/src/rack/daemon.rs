@@ -141,7 +141,11 @@ impl Rack {
         let log = File::create(&daemon.log).map_err(failed(format!("make the log of {name}")))?;
         let log_too = log.try_clone().map_err(failed(format!("make the log of {name}")))?;
         let mut command = Command::new(program);
-        command.args(&daemon.arguments).envs(rack_environment(&self.state_root, &self.state));
+        command.args(&daemon.arguments).envs(rack_environment(
+            &self.state_root,
+            &self.state,
+            daemon.node,
+        ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = self

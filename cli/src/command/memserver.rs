@@ -1,0 +1,177 @@
+//! `bluebridge memserver`: a memory server, in the foreground.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bluebridge_memserver::{Claim, Server, ServerConfig, run as start};
+use bluebridge_northbound::{
+    Attachment, Carrier, Connection, Membership, Registration, Role, Snapshot,
+};
+use bluebridge_protocol::responder::Authority;
+use bluebridge_transport::{
+    interface::Interface,
+    udp::{UdpConfig, UdpTransport},
+};
+use bluebridge_wire::{Space, UDP_PORT, address::PAGE_BYTES, address::SHARD_ADDRESS_BYTE};
+use clap::Args;
+use rand::{TryRngCore, rngs::OsRng};
+
+use super::endpoint::{Endpoint, fabric};
+use super::interrupt;
+use crate::exit::Exit;
+use crate::rack::Cancel;
+use crate::rack::spec::ByteSize;
+use crate::readiness;
+
+/// How often the server looks at its membership, its shards and the wish to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Args)]
+pub(super) struct MemoryServer {
+    #[command(flatten)]
+    endpoint: Endpoint,
+    /// Memory to serve, for example 256M or 8G; never more is used for pages
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    memory: ByteSize,
+    /// Serving cores, each with a share of the memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    shards: u16,
+    /// The most pages that a space may have; none without it
+    #[arg(long, value_name = "PAGES")]
+    quota: Option<u64>,
+    /// When the memory is taken from the system: at the start, at the start and never swapped,
+    /// or page by page
+    #[arg(long, value_enum, default_value_t = MemoryClaim::Prefault)]
+    claim: MemoryClaim,
+    /// Microseconds to poll for the next request before sleeping
+    #[arg(long, value_name = "US", default_value_t = 50)]
+    spin: u64,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum MemoryClaim {
+    Prefault,
+    Lock,
+    OnDemand,
+}
+
+impl From<MemoryClaim> for Claim {
+    fn from(claim: MemoryClaim) -> Self {
+        match claim {
+            MemoryClaim::Prefault => Self::Prefault,
+            MemoryClaim::Lock => Self::Lock,
+            MemoryClaim::OnDemand => Self::OnDemand,
+        }
+    }
+}
+
+pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let carriers = open_carriers(&options)?;
+    let membership = join(&options)?;
+    let server = start_server(&options, &membership, carriers)?;
+    readiness::notify_ready().context("cannot report that the server is ready")?;
+    let tended = tend(&server, &membership, &cancel);
+    // First no new requests are sent here, then those on their way are answered.
+    if let Err(error) = membership.leave() {
+        tracing::warn!(%error, "leaving the rack was not confirmed");
+    }
+    let totals = server.stop()?;
+    for (shard, total) in totals.iter().enumerate() {
+        let answered: u64 = total.answers.iter().map(|(_, count)| count).sum();
+        tracing::info!(shard, answered, "shard stopped");
+    }
+    tended.map(|()| Exit::Ok)
+}
+
+fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
+    let config = UdpConfig {
+        port: UDP_PORT,
+        device: Some(options.endpoint.interface.clone()),
+        filter: Some(fabric()),
+        ..UdpConfig::default()
+    };
+    Ok(if options.shards == 1 {
+        vec![UdpTransport::open(&config)?]
+    } else {
+        UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)?
+    })
+}
+
+fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
+    let endpoint = &options.endpoint;
+    let interface = Interface::by_name(&endpoint.interface)
+        .with_context(|| format!("cannot use interface {}", endpoint.interface))?;
+    let registration = Registration {
+        name: endpoint.name.clone(),
+        role: Role::Memory {
+            capacity_pages: options.memory.0 / PAGE_BYTES as u64,
+            shard_count: options.shards,
+        },
+        space: Space(endpoint.space),
+        mac: interface.mac,
+        attachment: Attachment::Port(endpoint.switch_port),
+        carrier: Carrier::Socket,
+        mtu: interface.mtu,
+        previous: None,
+    };
+    Ok(Membership::join(&endpoint.controller_uri(), registration)?)
+}
+
+fn start_server(
+    options: &MemoryServer,
+    membership: &Membership,
+    carriers: Vec<UdpTransport>,
+) -> anyhow::Result<Server> {
+    let assignment = membership.assignment();
+    let mut config = ServerConfig::new(
+        assignment.space,
+        assignment.node,
+        assignment.incarnation,
+        options.memory.0,
+        seed()?,
+    );
+    config.generation = assignment.generation;
+    config.authority = authority(assignment.range_epoch);
+    config.piece_bytes = u16::try_from(assignment.piece_bytes).context("impossible piece size")?;
+    config.claim = options.claim.into();
+    config.default_quota_pages = options.quota.unwrap_or(u64::MAX);
+    config.idle.spin = Duration::from_micros(options.spin);
+    Ok(start(&config, carriers)?)
+}
+
+/// Session ids drawn from it cannot be guessed.
+fn seed() -> anyhow::Result<u64> {
+    OsRng.try_next_u64().context("the system gives no random numbers")
+}
+
+/// Range epoch 0 grants nothing.
+fn authority(range_epoch: u32) -> Option<Authority> {
+    (range_epoch != 0).then_some(Authority { range_epoch, expires_at: None })
+}
+
+/// Reports what is free and obeys the controller, until told to stop.
+fn tend(server: &Server, membership: &Membership, cancel: &Cancel) -> anyhow::Result<()> {
+    let mut known = membership.snapshot();
+    while !cancel.is_cancelled() {
+        if server.is_failed() {
+            bail!("a serving core ended; see its log line");
+        }
+        let free = server.statistics().iter().map(|shard| shard.arena.free_pages).sum();
+        membership.report_free_pages(free);
+        let snapshot = membership.wait_newer(known.version, LOOK);
+        obey(server, &known, &snapshot)?;
+        known = snapshot;
+    }
+    Ok(())
+}
+
+fn obey(server: &Server, before: &Snapshot, now: &Snapshot) -> anyhow::Result<()> {
+    if now.connection == Connection::Expelled {
+        bail!("the controller gave this server's place to another; start it again to join anew");
+    }
+    if now.range_epoch != before.range_epoch {
+        server.set_authority(authority(now.range_epoch))?;
+    }
+    Ok(())
+}
