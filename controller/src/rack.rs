@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bluebridge_wire::NodeId;
 use tokio::sync::{Mutex, broadcast, watch};
 
-use crate::core::{Core, CoreConfig};
+use crate::core::{Change, Core, CoreConfig};
 use crate::reconcile::{Desired, SwitchState, SwitchView};
 use crate::store::{Store, StoreError};
 
@@ -83,13 +83,15 @@ impl Rack {
         let this = Arc::clone(self);
         let task = tokio::spawn(async move {
             let mut core = this.core.lock().await;
+            if let Some(error) = this.failure.borrow().clone() {
+                return Err(error);
+            }
             let answer = change(&mut core, Instant::now());
-            let changes = core.take_changes();
-            if !changes.is_empty() {
-                let store = this.store.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let store = store.ok_or_else(|| StoreError::Io("it is closed".to_owned()))?;
-                let committing = tokio::task::spawn_blocking(move || store.commit(&changes));
-                committing.await.map_err(|error| StoreError::Io(error.to_string())).flatten()?;
+            if let Err(error) = this.commit(core.take_changes()).await {
+                // The core is ahead of the store from here on, so this controller must end.
+                let error = Arc::new(error);
+                this.failure.send_replace(Some(Arc::clone(&error)));
+                return Err(error);
             }
             for id in core.take_altered() {
                 // Nobody may be watching.
@@ -98,13 +100,17 @@ impl Rack {
             publish(&mut core, &this.desired);
             Ok(answer)
         });
-        let outcome = task.await.map_err(|error| StoreError::Io(error.to_string())).flatten();
-        outcome.map_err(|error| {
-            // The core is ahead of the store from here on, so this controller must end.
-            let error = Arc::new(error);
-            self.failure.send_replace(Some(Arc::clone(&error)));
-            error
-        })
+        task.await.unwrap_or_else(|error| Err(Arc::new(StoreError::Io(error.to_string()))))
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let store = store.ok_or_else(|| StoreError::Io("it is closed".to_owned()))?;
+        let committing = tokio::task::spawn_blocking(move || store.commit(&changes));
+        committing.await.map_err(|error| StoreError::Io(error.to_string())).flatten()
     }
 
     /// Waits for the store to fail.
@@ -192,3 +198,6 @@ fn publish(core: &mut Core, desired: &watch::Sender<Desired>) {
         changed
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -202,4 +202,6 @@ impl Store {
 }
 
 #[cfg(test)]
+mod failing;
+#[cfg(test)]
 mod tests;
