@@ -11,9 +11,6 @@ use bluebridge_wire::{
 
 use super::watched::{Change, Watched};
 
-/// Pieces of a session's trains that are kept to know a joined page by.
-const PIECES_MAX: usize = 4096;
-
 /// An endpoint that asks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Asker {
@@ -236,8 +233,9 @@ impl Shadow {
             open.answered.retain(|answered| *answered >= low);
             open.pieces.retain(|piece| piece.sequence >= low);
         }
-        let is_write = request.command().command() == Some(Command::Write);
-        if is_write && open.pieces.len() < PIECES_MAX {
+        // What is whole in one datagram needs no earlier ones to be known by.
+        let is_piece = request.data.len() != length as usize && request.data.len() <= 4096;
+        if request.command().command() == Some(Command::Write) && is_piece {
             let Fields { location, tag, .. } = request.target;
             let (offset, data) = (usize::from(offset), request.data.to_vec());
             open.pieces.push(Piece { sequence, location, tag, length, offset, data });
@@ -352,6 +350,9 @@ impl Shadow {
         let Some(session) = self.sessions.get(&request.header.session) else { return false };
         let Fields { location, tag, .. } = request.target;
         let named = (request.header.sequence, location, tag, request.header.length);
+        if usize::from(request.header.offset) == start && request.data == data {
+            return true;
+        }
         let mut at = 0;
         while at < data.len() {
             let fits = |piece: &&Piece| {

@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::{
     Instant,
-    requester::{Buffers, Completion, Config, Requester},
+    requester::{Buffers, Completion, Config, Requester, Transmit},
 };
 use bluebridge_wire::Datagram;
 
@@ -12,8 +12,6 @@ use super::{network, plan::Plan, task::Slot};
 #[derive(Default)]
 pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
-    /// Tokens of an earlier life are not taken for ours.
-    pub(super) base: u64,
 }
 
 impl Slots {
@@ -24,7 +22,7 @@ impl Slots {
             self.slots.len() - 1
         });
         self.slots[index] = Some(slot);
-        self.base + index as u64
+        index as u64
     }
 
     pub(super) fn remove(&mut self, token: u64) -> Option<Slot> {
@@ -40,14 +38,8 @@ impl Slots {
         self.slots.iter().flatten()
     }
 
-    /// Ends a life: everything under way.
-    pub(super) fn take_all(&mut self) -> Vec<Slot> {
-        self.base += 1 << 32;
-        self.slots.drain(..).flatten().collect()
-    }
-
     fn index(&self, token: u64) -> Option<usize> {
-        let index = usize::try_from(token.checked_sub(self.base)?).ok()?;
+        let index = usize::try_from(token).ok()?;
         (index < self.slots.len()).then_some(index)
     }
 }
@@ -65,8 +57,15 @@ impl Buffers for Slots {
     }
 }
 
+/// A process that was taken for dead: it ends what it had under way, and begins nothing.
+struct Zombie {
+    requester: Requester,
+    slots: Slots,
+}
+
 /// A client process.
 pub(super) struct Client {
+    zombie: Option<Zombie>,
     pub(super) requester: Requester,
     pub(super) slots: Slots,
     pub(super) incarnation: u32,
@@ -77,14 +76,16 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(plan: &Plan, index: usize, incarnation: u32) -> Self {
         let requester = Requester::new(config(plan, index, incarnation));
-        Self { requester, slots: Slots::default(), incarnation, malformed: 0 }
+        Self { zombie: None, requester, slots: Slots::default(), incarnation, malformed: 0 }
     }
 
-    /// Starts a new life; gives what the old one had under way.
-    pub(super) fn restart(&mut self, plan: &Plan, index: usize) -> Vec<Slot> {
+    /// Starts a new life; the old one is left in `slots` until the next call.
+    pub(super) fn restart(&mut self, plan: &Plan, index: usize, zombie: bool) {
         self.incarnation += 1;
-        self.requester = Requester::new(config(plan, index, self.incarnation));
-        self.slots.take_all()
+        let requester = Requester::new(config(plan, index, self.incarnation));
+        let requester = core::mem::replace(&mut self.requester, requester);
+        let slots = core::mem::take(&mut self.slots);
+        self.zombie = zombie.then_some(Zombie { requester, slots });
     }
 
     pub(super) fn hear(
@@ -95,17 +96,51 @@ impl Client {
         payload: &[u8],
     ) {
         match Datagram::parse(source, destination, payload) {
-            Ok(datagram) => self.requester.handle_datagram(now, &datagram, &mut self.slots),
+            Ok(datagram) => {
+                if let Some(Zombie { requester, slots }) = &mut self.zombie {
+                    requester.handle_datagram(now, &datagram, slots);
+                }
+                self.requester.handle_datagram(now, &datagram, &mut self.slots);
+            }
             Err(_) => self.malformed += 1,
         }
     }
 
-    /// The next frame to be sent.
-    pub(super) fn poll_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let transmit = self.requester.poll_transmit(now, &self.slots)?;
-        let ports = (network::PORT, network::PORT);
-        let parts = [transmit.head(), transmit.data];
-        Some(network::frame(transmit.source, transmit.destination, ports, parts))
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if let Some(Zombie { requester, .. }) = &mut self.zombie {
+            requester.handle_timeout(now);
+            while requester.poll_completion().is_some() {}
+            if requester.operation_count() == 0 {
+                self.zombie = None;
+            }
+        }
+        self.requester.handle_timeout(now);
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let zombie = self.zombie.as_ref().and_then(|zombie| zombie.requester.poll_timeout());
+        [self.requester.poll_timeout(), zombie].into_iter().flatten().min()
+    }
+
+    /// The next frame to be sent; `refuse` says whether the carrier refuses a datagram.
+    pub(super) fn poll_frame(
+        &mut self,
+        now: Instant,
+        mut refuse: impl FnMut() -> bool,
+    ) -> Option<Vec<u8>> {
+        if let Some(Zombie { requester, slots }) = &mut self.zombie
+            && let Some(transmit) = requester.poll_transmit(now, slots)
+        {
+            return Some(frame_of(&transmit));
+        }
+        loop {
+            let transmit = self.requester.poll_transmit(now, &self.slots)?;
+            if !refuse() {
+                return Some(frame_of(&transmit));
+            }
+            let origin = transmit.origin;
+            self.requester.transmit_refused(now, origin, 1);
+        }
     }
 
     /// The next operation that ended, with its slot.
@@ -117,6 +152,12 @@ impl Client {
             }
         }
     }
+}
+
+fn frame_of(transmit: &Transmit<'_>) -> Vec<u8> {
+    let ports = (network::PORT, network::PORT);
+    let parts = [transmit.head(), transmit.data];
+    network::frame(transmit.source, transmit.destination, ports, parts)
 }
 
 fn config(plan: &Plan, index: usize, incarnation: u32) -> Config {

@@ -24,6 +24,8 @@ pub(super) struct ServerFacts {
     /// Allocations that may be there though no client knows them, in pages: a CREATE with an
     /// unknown outcome, or one that a lost session made anew.
     pub(super) orphans: Vec<u64>,
+    /// The same of processes that live on: also after the server lost its contents.
+    pub(super) zombies: Vec<u64>,
     /// When the server last restarted, lost its authority, or was about to end.
     pub(super) troubled_until: Instant,
 }
@@ -186,7 +188,7 @@ impl Ledger {
                 Err(format!("node {node} refused: {status:?}"))
             }
             Err(Failure::Violation { node }) => Err(format!("node {node} broke the protocol")),
-            Err(Failure::Buffer | Failure::NotSent { .. } | Failure::Busy { .. }) => {
+            Err(Failure::Buffer | Failure::Busy { .. }) => {
                 Err(format!("{result:?} cannot happen here"))
             }
             _ => Ok(()),
@@ -578,14 +580,16 @@ impl Ledger {
         &mut self,
         now: Instant,
         client: usize,
-        slot: &Slot,
+        (slot, lives_on): (&Slot, bool),
     ) -> Result<(), String> {
         let result = match slot.task {
             // It may have been confirmed, on any server.
             Task::Create { server, pages, .. } => {
                 for (index, facts) in self.servers.iter_mut().enumerate() {
                     if server.is_none_or(|server| server == index) {
-                        facts.orphans.push(pages.into());
+                        let orphans =
+                            if lives_on { &mut facts.zombies } else { &mut facts.orphans };
+                        orphans.push(pages.into());
                     }
                 }
                 if let Some(region) = slot.task.holds() {
@@ -633,7 +637,7 @@ impl Ledger {
         };
         let live = pages_of(State::Live).sum();
         let mut doubtful: Vec<_> = pages_of(State::Doubtful).collect();
-        doubtful.extend(&facts.orphans);
+        doubtful.extend(facts.orphans.iter().chain(&facts.zombies));
         if subset_sums(live, &doubtful).contains(&used_pages) {
             return Ok(());
         }

@@ -10,6 +10,7 @@ pub mod bugs;
 mod client;
 mod clock;
 mod ledger;
+mod migration;
 pub mod model;
 mod network;
 pub mod plan;

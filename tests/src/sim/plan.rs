@@ -58,6 +58,8 @@ pub enum Fault {
     ClientRestart {
         /// Which client.
         client: usize,
+        /// Whether the old process in truth lives on for a while.
+        zombie: bool,
     },
     /// An endpoint stops and goes on; what arrives meanwhile waits, up to a bound.
     Freeze {
@@ -66,6 +68,10 @@ pub enum Fault {
         /// How long.
         length: Duration,
     },
+    /// A line of pages moves to another server; both have what they need to know at once.
+    Migrate,
+    /// A line that moved moves back.
+    MoveBack,
     /// A link passes nothing, one way or both.
     Partition {
         /// Whose link.
@@ -134,6 +140,10 @@ pub struct Plan {
     pub skew_ppm: Vec<i64>,
     /// What goes wrong, each as soon as so many operations were started.
     pub faults: Vec<(usize, Fault)>,
+    /// Share of operations that are cancelled soon after their start.
+    pub cancel: f64,
+    /// Share of datagrams that the client's carrier refuses to send.
+    pub refuse: f64,
     /// Deadlines of operations.
     pub deadlines: (Duration, Duration),
     /// The mistake that this run must find.
@@ -168,6 +178,8 @@ impl Plan {
         let links = links(&mut rng, endpoints);
         let short = rng.random_bool(0.2);
         let forgetful = rng.random_bool(0.1);
+        // To follow a line, a requester must be able to talk to two servers.
+        let moves = servers > 1 && !forgetful && rng.random_bool(0.4);
         Self {
             seed,
             operation_count: OPERATIONS,
@@ -182,8 +194,10 @@ impl Plan {
             session_idle: if short { Duration::from_millis(40) } else { Duration::from_secs(60) },
             provisional: Duration::from_millis(if short { 100 } else { 2000 }),
             skew_ppm: (0..endpoints).map(|_| rng.random_range(-10_000..=10_000)).collect(),
-            faults: faults(&mut rng, clients, servers, OPERATIONS),
+            faults: faults(&mut rng, clients, servers, moves),
             links,
+            cancel: if rng.random_bool(0.3) { 0.02 } else { 0.0 },
+            refuse: if rng.random_bool(0.2) { 0.002 } else { 0.0 },
             deadlines: if rng.random_bool(0.3) {
                 (Duration::from_millis(2), Duration::from_millis(80))
             } else {
@@ -224,24 +238,22 @@ fn links(rng: &mut SmallRng, endpoints: usize) -> Vec<LinkPlan> {
         .collect()
 }
 
-fn faults(
-    rng: &mut SmallRng,
-    clients: usize,
-    servers: usize,
-    operations: usize,
-) -> Vec<(usize, Fault)> {
+fn faults(rng: &mut SmallRng, clients: usize, servers: usize, moves: bool) -> Vec<(usize, Fault)> {
     let count = *[0, 0, 1, 3, 6, 10].choose(rng).expect("some");
     let ends = clients + servers;
     let mut faults: Vec<_> = (0..count)
         .map(|_| {
-            let at = rng.random_range(0..operations);
+            let at = rng.random_range(0..OPERATIONS);
             let server = rng.random_range(0..servers);
             let endpoint = rng.random_range(0..ends);
             let short = Duration::from_micros(rng.random_range(100..=30_000));
             let long = Duration::from_micros(rng.random_range(100..=400_000));
             let fault = match rng.random_range(0..10) {
                 0 => Fault::Authority { server, length: short },
-                1 => Fault::ClientRestart { client: rng.random_range(0..clients) },
+                1 => {
+                    let client = rng.random_range(0..clients);
+                    Fault::ClientRestart { client, zombie: rng.random_bool(0.5) }
+                }
                 2 => Fault::Freeze { endpoint, length: long },
                 3 | 4 => {
                     let (up, down) =
@@ -259,6 +271,16 @@ fn faults(
             (at, fault)
         })
         .collect();
+    if moves {
+        // What a server knows of moved lines ends with it here, so it may not restart.
+        faults.retain(|(_, fault)| {
+            !matches!(fault, Fault::ServerRestart { .. } | Fault::ServerShutdown { .. })
+        });
+        for _ in 0..rng.random_range(2..12) {
+            let fault = if rng.random_bool(0.7) { Fault::Migrate } else { Fault::MoveBack };
+            faults.push((rng.random_range(50..OPERATIONS), fault));
+        }
+    }
     faults.sort_by_key(|(at, _)| *at);
     faults
 }

@@ -50,6 +50,8 @@ pub(super) struct Region {
     pub(super) state: State,
     /// An operation of the owner is under way (private regions, deletion).
     pub(super) busy: bool,
+    /// A line of it was moved to another server once.
+    pub(super) was_moved: bool,
     /// Too much about it is unknown to go on checking.
     pub(super) retired: bool,
     /// When the last operation ended whose outcome is not known.
@@ -87,6 +89,7 @@ impl Region {
             contents,
             state: State::Live,
             busy: false,
+            was_moved: false,
             retired: false,
             unknown_at: None,
             deleting_from: None,
@@ -121,6 +124,13 @@ impl Region {
     pub(super) fn page_range(&self) -> core::ops::Range<u64> {
         let first = self.pointer.location.page();
         first..first + u64::from(self.pages)
+    }
+
+    /// The first whole line of pages in it.
+    pub(super) fn line(&self) -> Option<core::ops::Range<u64>> {
+        let pages = self.page_range();
+        let first = pages.start.next_multiple_of(8);
+        (first + 8 <= pages.end).then_some(first..first + 8)
     }
 
     pub(super) fn settle(&mut self) {

@@ -63,14 +63,17 @@ impl Report {
         }
     }
 
-    fn count(&mut self, group: &'static str, name: &str, count: u64) {
+    pub(super) fn count(&mut self, group: &'static str, name: &str, count: u64) {
         *self.counts.entry((group, name.to_owned())).or_default() += count;
     }
 
     pub(super) fn count_fault(&mut self, fault: Fault) {
         let name = match fault {
             Fault::Authority { .. } => "authority taken",
+            Fault::ClientRestart { zombie: true, .. } => "client restarted, the old one lives",
             Fault::ClientRestart { .. } => "client restarted",
+            Fault::Migrate => "line moved",
+            Fault::MoveBack => "line moved back",
             Fault::Freeze { .. } => "end frozen",
             Fault::Partition { up: true, down: false, .. } => "partition up",
             Fault::Partition { up: false, down: true, .. } => "partition down",

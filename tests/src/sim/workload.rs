@@ -50,7 +50,7 @@ impl Workload {
     fn shared(&mut self, ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
         let Some(index) = pick(ledger, rng, |r| r.purpose() == Purpose::Shared && r.is_usable())
         else {
-            return Some(make(ledger, rng, Purpose::Shared, 10));
+            return Some(make(ledger, rng, Purpose::Shared, 14));
         };
         let region = &ledger.regions[index];
         if rng.random_bool(0.5) {
@@ -182,7 +182,8 @@ fn delete(ledger: &Ledger, client: usize, rng: &mut SmallRng) -> Option<Task> {
     let shared_too = rng.random_bool(0.15);
     let region = pick(ledger, rng, |region| {
         let mine = region.owner == client && (shared_too || region.purpose() == Purpose::Private);
-        mine && !region.busy && region.state != State::Deleted && region.lost_at.is_none()
+        let here = region.lost_at.is_none() && !region.was_moved;
+        mine && here && !region.busy && region.state != State::Deleted
     })?;
     let pages = if rng.random_bool(0.5) { 0 } else { ledger.regions[region].pages };
     Some(Task::Delete { region, pages })
@@ -258,7 +259,9 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
         location: Location::new(facts.generation, offset).expect("48 bits"),
     };
     let wrong = |operation, refusals, name| Some(Task::Wrong { operation, server, refusals, name });
-    let live = pick(ledger, rng, |region| region.is_usable() && region.server == server);
+    let live = pick(ledger, rng, |region| {
+        region.is_usable() && region.server == server && !region.was_moved
+    });
     let page = PAGE_BYTES as u64;
     let end = facts.arena_pages * page;
     match (rng.random_range(0..24), live) {
@@ -298,7 +301,7 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
             let operation = Operation::Delete { pointer: region.pointer, pages: region.pages + 1 };
             wrong(
                 operation,
-                &[Status::BadLength, Status::StaleTag, Status::NotAllocated],
+                &[Status::BadLength, Status::NotAllocated, Status::StaleTag, Status::Unaligned],
                 "delete of another length",
             )
         }

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use bluebridge_protocol::{
     Instant,
-    requester::{Answer, Failure, StartError},
+    requester::{Answer, Failure, OperationId, StartError},
     store::PageStore,
 };
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId};
@@ -17,6 +17,7 @@ use super::{
     client::Client,
     clock::Clock,
     ledger::{Ledger, ServerFacts},
+    migration::Move,
     network::{self, Flight, Network, Way},
     plan::{Fault, Plan},
     prober::{self, Probe, Prober},
@@ -34,6 +35,9 @@ const EVENTS_MAX: u64 = 20_000_000;
 /// How long a server answers SHUTTING_DOWN.
 const SHUTDOWN: Duration = Duration::from_millis(5);
 
+/// After how long an operation is cancelled, if it is still under way.
+const CANCEL: Duration = Duration::from_micros(700);
+
 /// By how much an operation may outlive its deadline: timers are checked once an event.
 const LATE: Duration = Duration::from_micros(10);
 
@@ -47,6 +51,7 @@ enum Event {
     Program,
     Return { server: usize, contents: bool },
     Authority { server: usize },
+    Cancel { client: usize, id: OperationId, token: u64 },
     Probe,
     Finale,
 }
@@ -100,6 +105,8 @@ enum Phase {
 pub(super) struct World {
     plan: Plan,
     rng: SmallRng,
+    /// Draws apart, because they come in the middle of a client's sending.
+    refusals: SmallRng,
     now: Instant,
     queue: BinaryHeap<Queued>,
     order: u64,
@@ -112,6 +119,7 @@ pub(super) struct World {
     ledger: Ledger,
     workload: Workload,
     prober: Prober,
+    moves: Vec<Move>,
     started: usize,
     next_fault: usize,
     phase: Phase,
@@ -148,6 +156,7 @@ impl World {
             generation: ArenaGeneration::default(),
             arena_pages: plan.arena_pages[index],
             orphans: Vec::new(),
+            zombies: Vec::new(),
             troubled_until: Instant::default(),
         };
         let ledger = Ledger::new(
@@ -157,6 +166,7 @@ impl World {
         );
         Self {
             rng: SmallRng::seed_from_u64(plan.seed ^ 0x5eed),
+            refusals: SmallRng::seed_from_u64(plan.seed ^ 0x0dd),
             now: Instant::default() + Duration::from_millis(1),
             queue: BinaryHeap::new(),
             order: 0,
@@ -169,6 +179,7 @@ impl World {
             ledger,
             workload: Workload::new(),
             prober: Prober::new(plan.servers()),
+            moves: Vec::new(),
             started: 0,
             next_fault: 0,
             phase: Phase::Working,
@@ -239,6 +250,7 @@ impl World {
                 trace!(self, "server {server} has authority again");
                 self.servers[server].set_authority(true);
             }
+            Event::Cancel { client, id, token } => return self.cancel(client, id, token),
             Event::Probe => self.probe(),
             Event::Finale => return self.finale(),
         }
@@ -425,7 +437,7 @@ impl World {
         }
         let now = self.local(endpoint);
         match endpoint.checked_sub(self.clients.len()) {
-            None => self.clients[endpoint].requester.handle_timeout(now),
+            None => self.clients[endpoint].handle_timeout(now),
             Some(server) if server < self.servers.len() && !self.servers[server].is_away => {
                 self.servers[server].handle_timeout(now, &mut self.frames);
             }
@@ -441,7 +453,11 @@ impl World {
         }
         loop {
             let now = self.local(client);
-            while let Some(frame) = self.clients[client].poll_frame(now) {
+            let (share, working) = (self.plan.refuse, self.phase == Phase::Working);
+            loop {
+                let rng = &mut self.refusals;
+                let refuse = || working && share > 0.0 && rng.random_bool(share);
+                let Some(frame) = self.clients[client].poll_frame(now, refuse) else { break };
                 self.send_up(client, frame);
             }
             let mut ended = false;
@@ -454,7 +470,7 @@ impl World {
                 break;
             }
         }
-        let due = self.clients[client].requester.poll_timeout();
+        let due = self.clients[client].poll_timeout();
         self.set_timer(client, due);
         self.move_on();
         Ok(())
@@ -523,10 +539,16 @@ impl World {
         let under_way = self.clients[client].slots.iter().map(|slot| slot.start);
         let oldest = under_way.min().unwrap_or(self.now);
         let slot = Slot { task, start: self.now, oldest, deadline, outgoing, incoming };
+        let index = client;
         let Client { requester, slots, .. } = &mut self.clients[client];
         let token = slots.insert(slot);
         match requester.start_until(now, operation, token, deadline) {
-            Ok(_) => Ok(true),
+            Ok(id) => {
+                if self.phase == Phase::Working && self.rng.random_bool(self.plan.cancel) {
+                    self.push(self.now + CANCEL, Event::Cancel { client: index, id, token });
+                }
+                Ok(true)
+            }
             Err(StartError::Servers) if self.phase == Phase::Working => {
                 let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
                 self.end(client, &slot, Err(Failure::TooManyServers { node: NodeId(0) }))?;
@@ -562,10 +584,13 @@ impl World {
                 self.servers[server].set_authority(false);
                 self.push(now + length, Event::Authority { server });
             }
-            Fault::ClientRestart { client } => {
-                for slot in self.clients[client].restart(&self.plan, client) {
-                    self.ledger.forget(now, client, &slot)?;
+            Fault::ClientRestart { client, zombie } => {
+                // A session that ended by idleness lets a zombie create again and again.
+                let zombie = zombie && self.plan.session_idle > Duration::from_secs(1);
+                for slot in self.clients[client].slots.iter() {
+                    self.ledger.forget(now, client, (slot, zombie))?;
                 }
+                self.clients[client].restart(&self.plan, client, zombie);
                 self.push(now, Event::Think { client });
             }
             Fault::Freeze { endpoint, length } => {
@@ -573,6 +598,8 @@ impl World {
                 self.report.frozen.insert(endpoint);
                 self.push(now + length, Event::Thaw { endpoint });
             }
+            Fault::Migrate => self.migrate(),
+            Fault::MoveBack => self.move_back(),
             Fault::Partition { endpoint, up, down, length } => {
                 for (way, cut) in [(Way::Up, up), (Way::Down, down)] {
                     if cut {
@@ -599,6 +626,48 @@ impl World {
         }
         debug_assert!(clients > 0, "a run has clients");
         Ok(())
+    }
+
+    /// Cancels an operation that was started in this life and is still under way.
+    fn cancel(&mut self, client: usize, id: OperationId, token: u64) -> Result<(), String> {
+        let now = self.local(client);
+        if self.is_frozen(client) || !self.clients[client].requester.cancel(now, id) {
+            return Ok(());
+        }
+        let slot = self.clients[client].slots.remove(token).ok_or("a cancelled operation")?;
+        trace!(self, "client {client} cancels {:?}", slot.task);
+        self.report.operations += 1;
+        self.ledger.forget(self.now, client, (&slot, false))?;
+        self.pump(client)
+    }
+
+    /// Moves a line to another server, if any can be: contents, and what both must know.
+    fn migrate(&mut self) {
+        let regions = self.ledger.regions.iter_mut();
+        let movable = regions
+            .filter(|region| region.is_usable() && !region.busy && region.deleting_from.is_none());
+        let Some((region, line)) = movable
+            .filter_map(|region| region.line().map(|line| (region, line)))
+            .find(|(region, _)| !region.was_moved)
+        else {
+            return;
+        };
+        let (from, to) = (region.server, (region.server + 1) % self.servers.len());
+        let Some(moved) = Move::begin(&mut self.servers, (from, to), region.pointer, line) else {
+            return;
+        };
+        region.was_moved = true;
+        self.ledger.servers[to].orphans.push(moved.granted_pages);
+        trace!(self, "line {:?} of server {from} moved to {to}", moved.pages);
+        self.moves.push(moved);
+        self.report.count("move", "line moved", 1);
+    }
+
+    fn move_back(&mut self) {
+        let Some(moved) = self.moves.pop() else { return };
+        trace!(self, "line {:?} of server {} moved back", moved.pages, moved.from);
+        moved.end(&mut self.servers);
+        self.report.count("move", "line moved back", 1);
     }
 
     fn trouble(&mut self, server: usize, until: Instant) {

@@ -1,0 +1,456 @@
+//! A switch and three memory servers in one process, under fire.
+
+use core::{mem, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::Ipv6Addr,
+    time::Instant as Clock,
+};
+
+use bluebridge_memserver::{Arena, ArenaConfig};
+use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_protocol::{
+    Instant,
+    responder::{Adopted, Authority, Config, Event, Limits, Responder, Timers},
+};
+use bluebridge_switch::soft::{Offload, Pipeline};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, Status, address::Fields};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::{
+    attack::{self, Class, Route, Shot},
+    draw::Draw,
+    host::{self, HostDrop},
+    shadow::{Seen, Shadow},
+    vectors::{Vector, golden_vectors},
+    watched::Watched,
+};
+
+mod honest;
+mod tables;
+
+pub(super) use tables::SERVER_PORTS;
+
+/// The client that nobody may harm.
+pub const VICTIM: (Space, NodeId) = (Space(3), NodeId(1000));
+
+/// A node without memory of its own left, whose pages the second server serves.
+pub(super) const ADOPTED: Adopted = Adopted {
+    node: NodeId(4),
+    generation: GENERATION,
+    first_page: 64,
+    page_count: 128,
+    local_page: 128,
+};
+
+const GENERATION: ArenaGeneration = match ArenaGeneration::new(3) {
+    Some(generation) => generation,
+    None => panic!("a small number"),
+};
+
+/// Pages of the second server that moved to the first.
+const MOVED: core::ops::Range<u64> = 256..320;
+
+const PAGES: u32 = 2048;
+
+/// Packets between comparisons of all memory.
+const AUDIT_INTERVAL: u64 = 16_384;
+
+/// A memory server under watch.
+pub struct Server {
+    pub(super) node: NodeId,
+    pub(super) generation: u16,
+    pub(super) pages: u64,
+    pub(super) adopts: bool,
+    pub(super) shadow: Shadow,
+    port: SwitchPort,
+    responder: Responder,
+    store: Watched,
+}
+
+/// A client that the guard admits, with the sessions that it opened.
+#[derive(Clone, Debug)]
+pub struct Attacker {
+    pub(super) space: Space,
+    pub(super) node: NodeId,
+    pub(super) port: SwitchPort,
+    pub(super) incarnation: u32,
+    /// By server; 0 without one.
+    pub(super) sessions: [u64; 3],
+    opened: u64,
+}
+
+/// What was fired and what came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Hostile packets by class.
+    pub fired: BTreeMap<Class, u64>,
+    /// Packets that were left whole, so that trains could be finished.
+    pub plain: u64,
+    /// Hostile packets with right sums, an open session, the right incarnation, a number in the
+    /// window, past the guard.
+    pub valid: u64,
+    /// Hostile packets that a server refused.
+    pub refused: u64,
+    /// Hostile packets that a server did.
+    pub done: u64,
+    /// Frames that a host's kernel did not let through.
+    pub host_drops: BTreeMap<HostDrop, u64>,
+    /// Datagrams that the parser refused, by reason.
+    pub malformed: BTreeMap<String, u64>,
+    /// Replies of all servers by status.
+    pub answers: BTreeMap<Status, u64>,
+    /// Events of all servers.
+    pub events: BTreeMap<Event, u64>,
+    /// The most sessions that a server had.
+    pub sessions_max: usize,
+    /// The most pages that waited for a CONFIRM.
+    pub provisional_max: u64,
+}
+
+impl Tally {
+    /// All hostile packets.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.fired.values().sum()
+    }
+
+    fn add(&mut self, responder: &Responder) {
+        for (event, count) in responder.counters().events() {
+            *self.events.entry(event).or_default() += count;
+        }
+        for (status, count) in responder.counters().statuses() {
+            *self.answers.entry(status).or_default() += count;
+        }
+    }
+}
+
+/// The world.
+pub struct World {
+    pub(super) rng: SmallRng,
+    pub(super) servers: Vec<Server>,
+    pub(super) attackers: Vec<Attacker>,
+    pub(super) vectors: Vec<Vector>,
+    /// Good frames that were sent lately.
+    pub(super) recorded: Vec<Vec<u8>>,
+    seed: u64,
+    started: Clock,
+    now: Instant,
+    pipeline: Pipeline,
+    victim: Attacker,
+    treasures: Vec<(Fields, Vec<u8>)>,
+    tally: Tally,
+    lives: u32,
+}
+
+impl World {
+    /// A world before the first attack.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let started = Clock::now();
+        let client = |space, node, port| Attacker {
+            space: Space(space),
+            node: NodeId(node),
+            port: SwitchPort(port),
+            incarnation: 5,
+            sessions: [0; 3],
+            opened: 1_000_000,
+        };
+        let mut world = Self {
+            rng: SmallRng::seed_from_u64(seed),
+            servers: (0..3).map(|index| server(index, 1)).collect(),
+            attackers: vec![client(1, 1001, 2), client(1, 1004, 3), client(2, 1002, 4)],
+            vectors: golden_vectors(),
+            recorded: Vec::new(),
+            seed,
+            started,
+            now: Instant::from_nanos(1),
+            pipeline: tables::pipeline(started),
+            victim: Attacker { port: SwitchPort(1), ..client(VICTIM.0.0, VICTIM.1.0, 1) },
+            treasures: Vec::new(),
+            tally: Tally::default(),
+            lives: 1,
+        };
+        world.hide_treasures();
+        world
+    }
+
+    /// Fires until `count` hostile packets were fired.
+    ///
+    /// # Panics
+    /// If anything happened that must not; the message names the seed.
+    pub fn fire(&mut self, count: u64) {
+        while self.tally.total() < count {
+            let before = self.tally.total();
+            self.open_sessions();
+            let mut rng = mem::replace(&mut self.rng, SmallRng::seed_from_u64(0));
+            let shots = attack::shots(self, &mut rng);
+            self.rng = rng;
+            for shot in shots {
+                self.shoot(&shot);
+            }
+            let after = self.tally.total();
+            if before / AUDIT_INTERVAL != after / AUDIT_INTERVAL {
+                self.audit();
+                self.check_treasures();
+            }
+            self.pass_time(before, after);
+        }
+        self.audit();
+    }
+
+    /// What happened, with the counters of all servers.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let mut tally = self.tally.clone();
+        self.servers.iter().for_each(|server| tally.add(&server.responder));
+        tally
+    }
+
+    /// The switch's counts of dropped frames.
+    pub fn drops(&mut self) -> bluebridge_switch::dataplane::Drops {
+        use bluebridge_switch::dataplane::DataPlane as _;
+        self.pipeline.drops().expect("a pipeline without I/O does not fail")
+    }
+
+    fn open_sessions(&mut self) {
+        for attacker in 0..self.attackers.len() {
+            for server in 0..self.servers.len() {
+                let id = self.attackers[attacker].sessions[server];
+                let known = self.servers[server].shadow.sessions.get(&id);
+                if known.is_some_and(|open| open.low < u64::MAX / 2) {
+                    continue;
+                }
+                self.attackers[attacker].opened += 1;
+                let asker = self.attackers[attacker].clone();
+                let id = self.open(&asker, server);
+                self.attackers[attacker].sessions[server] = id.unwrap_or(0);
+            }
+        }
+    }
+
+    /// Opens a session as an honest client would; `None` if the server has no room or ends.
+    fn open(&mut self, asker: &Attacker, server: usize) -> Option<u64> {
+        let target = &self.servers[server];
+        let mut draw = Draw { rng: &mut self.rng, attacker: asker, server: target, session: 0 };
+        let mut open = draw.open();
+        open.header.sequence = asker.opened;
+        let replies = self.send(asker.port, &mut open.frame(), None);
+        let reply = replies.into_iter().next()?;
+        reply.status.is_ok().then_some(reply.header.session)
+    }
+
+    fn shoot(&mut self, shot: &Shot) {
+        let replies = match shot.route {
+            Route::Switch(port) => self.send(port, &mut shot.frame.clone(), shot.class),
+            Route::Direct(server) => {
+                // The host's kernel would refuse some of these; the parser must do so as well.
+                let (source, destination, payload) = shot.parts();
+                self.deliver(server, (source, 4000, destination, payload), shot.class)
+            }
+        };
+        match shot.class {
+            Some(class) => *self.tally.fired.entry(class).or_default() += 1,
+            None => self.tally.plain += 1,
+        }
+        if shot.class.is_some() && !replies.is_empty() {
+            let is_done = replies.iter().all(|reply| reply.status.is_ok());
+            *(if is_done { &mut self.tally.done } else { &mut self.tally.refused }) += 1;
+        }
+        if shot.class == Some(Class::Spoofed) {
+            let done = replies.iter().find(|reply| reply.status.is_ok());
+            assert!(done.is_none(), "seed {}: a spoofed packet was served: {done:?}", self.seed);
+        }
+    }
+
+    /// Sends a frame through the switch; the replies of whom it reaches.
+    fn send(
+        &mut self,
+        port: SwitchPort,
+        frame: &mut [u8],
+        class: Option<Class>,
+    ) -> Vec<Seen> {
+        let clock = self.started + Duration::from_nanos(self.now.as_nanos());
+        let mut out: Vec<(SwitchPort, Vec<u8>)> = Vec::new();
+        self.pipeline.process(clock, port, frame, Offload::default(), &mut out);
+        let mut replies = Vec::new();
+        for (port, frame) in out {
+            let Some(server) = self.servers.iter().position(|server| server.port == port) else {
+                continue;
+            };
+            match host::receive(&frame) {
+                Ok(received) => {
+                    let spoofed = class == Some(Class::Spoofed);
+                    assert!(!spoofed, "seed {}: the switch let {received:?} pass", self.seed);
+                    let host::Received { source, source_port, destination, payload } = received;
+                    let parts = (source, source_port, destination, payload);
+                    replies.extend(self.deliver(server, parts, class));
+                }
+                Err(reason) => *self.tally.host_drops.entry(reason).or_default() += 1,
+            }
+        }
+        replies
+    }
+
+    fn deliver(
+        &mut self,
+        server: usize,
+        (source, port, destination, payload): (Ipv6Addr, u16, Ipv6Addr, &[u8]),
+        class: Option<Class>,
+    ) -> Vec<Seen> {
+        self.now = self.now + Duration::from_nanos(self.rng.random_range(0..160_000));
+        let flush = self.rng.random_bool(0.06);
+        let Server { responder, store, shadow, node, .. } = &mut self.servers[server];
+        let datagram = match Datagram::parse(source, destination, payload) {
+            Ok(datagram) => datagram,
+            Err(error) => {
+                responder.count_malformed(error);
+                let reason = format!("{error:?}");
+                let reason = reason.split('(').take(2).collect::<Vec<_>>().join(" ");
+                *self.tally.malformed.entry(reason).or_default() += 1;
+                return Vec::new();
+            }
+        };
+        self.tally.valid += u64::from(class.is_some() && shadow.is_in_session(&datagram));
+        let mut before = responder.reply_count();
+        while responder.handle_datagram(self.now, port, &datagram, store).is_err() {
+            assert!(before > 0, "nothing waits to be sent");
+            send_all(responder, store);
+            before = 0;
+        }
+        let replies: Vec<Seen> = responder
+            .transmits(store)
+            .skip(before)
+            .map(|reply| {
+                assert_eq!((reply.destination, reply.destination_port), (source, port));
+                seen(&reply, *node)
+            })
+            .collect();
+        let journal = mem::take(&mut store.journal);
+        if let Err(wrong) = shadow.judge(&datagram, &replies, &journal) {
+            panic!(
+                "seed {}, packet {}, server {node}: {wrong}\n{datagram:?}\n{replies:?}",
+                self.seed,
+                self.tally.total()
+            );
+        }
+        if flush {
+            send_all(responder, store);
+        }
+        replies
+    }
+
+    /// Timers, and what changes in a rack over time.
+    fn pass_time(&mut self, before: u64, after: u64) {
+        let passed = |interval: u64, at: u64| (before + interval - at) / interval != (after + interval - at) / interval;
+        for server in &mut self.servers {
+            self.tally.sessions_max = self.tally.sessions_max.max(server.responder.session_count());
+            let provisional = server.responder.provisional_pages();
+            self.tally.provisional_max = self.tally.provisional_max.max(provisional);
+            if server.responder.poll_timeout().is_none_or(|due| due > self.now) {
+                continue;
+            }
+            send_all(&mut server.responder, &server.store);
+            let timed = server.responder.handle_timeout(self.now, &mut server.store);
+            timed.expect("nothing waits");
+            let journal = mem::take(&mut server.store.journal);
+            let judged = server.shadow.judge_timeout(&journal);
+            judged.unwrap_or_else(|wrong| panic!("seed {}: {wrong}", self.seed));
+        }
+        let authority = Authority { range_epoch: 7, expires_at: None };
+        if passed(20_000, 18_000) {
+            self.servers[1].responder.set_authority(None);
+        }
+        if passed(20_000, 0) {
+            self.servers[1].responder.set_authority(Some(authority));
+        }
+        if passed(60_000, 54_000) {
+            self.servers[2].responder.begin_shutdown();
+        }
+        if passed(60_000, 0) {
+            self.lives += 1;
+            let old = mem::replace(&mut self.servers[2], server(2, self.lives));
+            self.tally.add(&old.responder);
+        }
+        if passed(30_000, 15_000) {
+            self.attackers.iter_mut().for_each(|attacker| attacker.incarnation += 1);
+        }
+    }
+
+    fn audit(&self) {
+        for Server { node, shadow, store, responder, .. } in &self.servers {
+            let seed = self.seed;
+            shadow.audit(store).unwrap_or_else(|wrong| panic!("seed {seed}, {node}: {wrong}"));
+            let limits = limits(node.0);
+            assert!(responder.session_count() <= usize::from(limits.session_count));
+            assert!(responder.provisional_pages() <= limits.provisional_pages);
+        }
+    }
+}
+
+/// Sends what waits; every datagram must still be whole.
+fn send_all(responder: &mut Responder, store: &Watched) {
+    for reply in responder.transmits(store) {
+        let payload = [reply.head, reply.data].concat();
+        let parsed = Datagram::parse(reply.source, reply.destination, &payload);
+        assert!(parsed.is_ok(), "a reply was torn while it waited: {parsed:?}");
+    }
+    responder.release(responder.reply_count());
+}
+
+fn seen(reply: &bluebridge_protocol::responder::Transmit<'_>, node: NodeId) -> Seen {
+    let payload = [reply.head, reply.data].concat();
+    let parsed = Datagram::parse(reply.source, reply.destination, &payload);
+    let datagram = parsed.expect("a server's replies are well formed");
+    assert!(datagram.is_reply() && datagram.from.node == node, "{datagram:?}");
+    let status = Status::from_code(datagram.from.tag).expect("a known status");
+    Seen { status, header: datagram.header, data: datagram.data.to_vec() }
+}
+
+fn limits(node: u16) -> Limits {
+    Limits {
+        session_count: if node == 3 { 6 } else { 64 },
+        node_session_count: 16,
+        buffer_pages: if node == 3 { 512 } else { 24 },
+        provisional_count: 24,
+        provisional_pages: 48,
+        range_count: 8,
+        reply_count: 96,
+        credit_pages: 512,
+    }
+}
+
+fn server(index: u16, life: u32) -> Server {
+    let node = NodeId(index + 1);
+    let is_odd = index == 1;
+    let generation = GENERATION.number() + u16::try_from(life).unwrap_or(0) - 1;
+    let mut config = Config::new(Space(1), node, life, 0x5eed + u64::from(index));
+    config.spaces = vec![Space(1), Space(2), VICTIM.0];
+    config.shard_count = if is_odd { 2 } else { 1 };
+    config.piece_bytes = if is_odd { 1352 } else { 4096 };
+    config.limits = limits(node.0);
+    config.timers = Timers {
+        session_idle: Duration::from_secs(3),
+        provisional: Duration::from_millis(200),
+        train: Duration::from_millis(300),
+        train_pressed: Duration::from_millis(5),
+    };
+    let mut responder = Responder::new(&config).expect("a good configuration");
+    if is_odd {
+        responder.set_authority(Some(Authority { range_epoch: 7, expires_at: None }));
+        responder.add_moved(MOVED, NodeId(1)).expect("whole lines");
+        responder.add_adopted(ADOPTED).expect("whole lines");
+    }
+    let quotas = if index == 0 { vec![(Space(1), 900), (Space(2), 64)] } else { Vec::new() };
+    let arena = ArenaConfig {
+        generation: ArenaGeneration::new(generation).expect("few restarts"),
+        quotas,
+        ..ArenaConfig::default()
+    };
+    let pages = if index == 2 { 512 } else { PAGES };
+    let store = Watched { arena: Arena::on_heap(&arena, pages), journal: Vec::new() };
+    let shadow = Shadow::new(node, pages, is_odd.then_some(ADOPTED));
+    let port = SERVER_PORTS[usize::from(index)];
+    let adopts = is_odd;
+    Server { node, generation, pages: pages.into(), adopts, shadow, port, responder, store }
+}

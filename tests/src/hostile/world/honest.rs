@@ -1,0 +1,160 @@
+//! The client that must not be harmed, and that must be served whatever went before.
+
+use core::time::Duration;
+
+use bluebridge_wire::{
+    Command, EndpointAddress, Header, Status, WireCommand,
+    address::{Fields, PAGE_BYTES},
+};
+
+use super::{Attacker, World, send_all};
+use crate::hostile::{draw::pieces, forge::Forged, shadow::Seen};
+
+/// Tries of a request whose pieces found no buffer; a silent train gives its up in between.
+const TRIES: usize = 5;
+
+impl World {
+    /// Allocations of the victim between those of the attackers.
+    pub(super) fn hide_treasures(&mut self) {
+        let victim = self.renewed_victim();
+        for number in 0..8_u8 {
+            let bytes: Vec<_> =
+                (0..5 * PAGE_BYTES).map(|at| at.to_be_bytes()[7].wrapping_mul(number | 1)).collect();
+            let pointer = self.create(&victim, 5);
+            self.write(&victim, pointer, &bytes);
+            self.treasures.push((pointer, bytes));
+        }
+    }
+
+    pub(super) fn check_treasures(&mut self) {
+        let victim = self.renewed_victim();
+        for (pointer, bytes) in self.treasures.clone() {
+            assert!(self.read(&victim, pointer, bytes.len()) == bytes, "a treasure was touched");
+        }
+    }
+
+    /// Opens a new session and uses every kind of request, with leftovers of attacks all around.
+    ///
+    /// # Panics
+    /// If the victim is not served.
+    pub fn serve_the_victim(&mut self) {
+        self.check_treasures();
+        let victim = self.renewed_victim();
+        let bytes: Vec<u8> = (0..20_000_usize).map(|at| at.to_be_bytes()[7]).collect();
+        let pointer = self.create(&victim, 8);
+        assert_eq!(pointer.location % 4096, 0);
+        self.write(&victim, pointer, &bytes);
+        assert!(self.read(&victim, pointer, bytes.len()) == bytes, "what was written is there");
+        let deleted = self.ask(&victim, Command::Delete, pointer, 8, &[]);
+        assert_eq!(deleted[0].status, Status::Ok);
+        let again = self.ask(&victim, Command::Delete, pointer, 8, &[]);
+        assert!(matches!(again[0].status, Status::NotAllocated | Status::StaleTag));
+    }
+
+    fn renewed_victim(&mut self) -> Attacker {
+        self.victim.opened += 1;
+        let victim = self.victim.clone();
+        let session = self.open(&victim, 0).expect("the limit per node keeps room for the victim");
+        Attacker { sessions: [session, 0, 0], ..victim }
+    }
+
+    fn create(&mut self, victim: &Attacker, pages: u32) -> Fields {
+        let address = EndpointAddress::of_shard(victim.space, self.servers[0].node, 0, 0);
+        let target = Fields::unpack(address.to_ipv6()).expect("a fabric address");
+        let replies = self.ask(victim, Command::Create, target, pages, &[]);
+        assert_eq!(replies[0].status, Status::Ok);
+        Fields::unpack(replies[0].header.target).expect("a pointer")
+    }
+
+    fn write(&mut self, victim: &Attacker, pointer: Fields, data: &[u8]) {
+        for line in lines(pointer, data.len()) {
+            let target = Fields { location: pointer.location + line.start as u64, ..pointer };
+            let length = u32::try_from(line.len()).expect("a line");
+            let replies = self.ask(victim, Command::Write, target, length, &data[line]);
+            assert_eq!(replies.last().expect("an answer").status, Status::Ok);
+        }
+    }
+
+    fn read(&mut self, victim: &Attacker, pointer: Fields, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        for line in lines(pointer, length) {
+            let target = Fields { location: pointer.location + line.start as u64, ..pointer };
+            let length = u32::try_from(line.len()).expect("a line");
+            for reply in self.ask(victim, Command::Read, target, length, &[]) {
+                assert_eq!(reply.status, Status::Ok);
+                let start = line.start + usize::from(reply.header.offset);
+                bytes[start..start + reply.data.len()].copy_from_slice(&reply.data);
+            }
+        }
+        bytes
+    }
+
+    /// Asks the first server through the switch, again while it says that it lacks pieces.
+    fn ask(
+        &mut self,
+        victim: &Attacker,
+        command: Command,
+        target: Fields,
+        length: u32,
+        data: &[u8],
+    ) -> Vec<Seen> {
+        let session = victim.sessions[0];
+        let open = self.servers[0].shadow.sessions.get(&session).expect("it was opened");
+        let (low, piece_bytes) = (open.low, open.piece_bytes);
+        let bits = WireCommand::request(command, true).bits();
+        let source = EndpointAddress::new(victim.space, victim.node, 1).to_ipv6();
+        let datagram = Forged {
+            source,
+            destination: Fields { command: bits, ..target }.to_ipv6(),
+            source_port: 4001,
+            header: Header {
+                target: target.to_ipv6(),
+                session,
+                incarnation: victim.incarnation,
+                sequence: low + 1,
+                length,
+                ..Header::default()
+            },
+            options: Vec::new(),
+            data: Vec::new(),
+            trailer: Vec::new(),
+            patches: Vec::new(),
+        };
+        let in_page = (target.location % 4096) as usize;
+        let mut ranges = pieces(in_page, data.len(), piece_bytes);
+        if ranges.is_empty() {
+            ranges.push(0..0);
+        }
+        for attempt in 0..TRIES {
+            let mut replies = Vec::new();
+            for range in &ranges {
+                let mut piece = datagram.clone();
+                piece.header.offset = u16::try_from(range.start).expect("inside of a line");
+                let attempt = u8::try_from(attempt).unwrap_or(u8::MAX);
+                piece.header.flags = piece.header.flags.with_attempt(attempt);
+                piece.data = data[range.clone()].to_vec();
+                replies.extend(self.send(victim.port, &mut piece.frame(), None));
+            }
+            let server = &mut self.servers[0];
+            send_all(&mut server.responder, &server.store);
+            if replies.iter().any(|reply| reply.status != Status::Incomplete) {
+                replies.retain(|reply| reply.status != Status::Incomplete);
+                return replies;
+            }
+            self.now = self.now + Duration::from_millis(20);
+        }
+        panic!("{command} was not answered in {TRIES} tries")
+    }
+}
+
+fn lines(pointer: Fields, length: usize) -> Vec<core::ops::Range<usize>> {
+    let mut lines = Vec::new();
+    let mut start = 0;
+    while start < length {
+        let at = (pointer.location % 32_768) as usize + start;
+        let end = (start + 32_768 - at % 32_768).min(length);
+        lines.push(start..end);
+        start = end;
+    }
+    lines
+}
