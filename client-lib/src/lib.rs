@@ -19,6 +19,7 @@
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/rack.rs"));
 //! use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Space};
 //!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // What a controller tells when one joins a rack; `Client::join` asks it.
 //! let mut config = EndpointConfig::new(Space(1), NodeId(1000), 1);
 //! config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
@@ -33,7 +34,8 @@
 //! assert_eq!(&bytes, b"far away");
 //! println!("it is at {}", region.base());
 //! client.delete(region)?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok(())
+//! # }
 //! ```
 
 #![forbid(unsafe_code)]
