@@ -15,6 +15,14 @@ pub trait Contestant {
     /// What it is called in the report.
     fn name(&self) -> &str;
 
+    /// What an operation needs and what is not measured; before each one.
+    ///
+    /// # Errors
+    /// In words; it ends the contest.
+    fn prepare(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Does the operation once and waits for its end.
     ///
     /// # Errors
@@ -114,10 +122,12 @@ pub fn run(
 fn turn(contestant: &mut dyn Contestant, length: Length) -> Result<Samples, String> {
     let failed = |contestant: &dyn Contestant, error| format!("{}: {error}", contestant.name());
     for _ in 0..length.warm_up_count {
+        contestant.prepare().map_err(|error| failed(contestant, error))?;
         contestant.operate().map_err(|error| failed(contestant, error))?;
     }
     let mut samples = Samples::default();
     for _ in 0..length.operation_count {
+        contestant.prepare().map_err(|error| failed(contestant, error))?;
         let start = now();
         let done = contestant.operate();
         samples.add(now() - start);

@@ -7,12 +7,14 @@
 //! * [`turns`]: who is served now; one thread serves every contestant, so no contestant's idle
 //!   server takes a core from another.
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
+//! * [`ours`]: the client library's operations.
 //! * [`echo`] and [`flood`]: the plain UDP floors, one outstanding and many.
 //! * [`placement`]: how far apart the host has put the two cores, which moves all results.
 
 pub mod contest;
 pub mod echo;
 pub mod flood;
+pub mod ours;
 pub mod placement;
 pub mod summary;
 pub mod turns;

@@ -1,6 +1,9 @@
 //! Whose turn it is, told by the measuring thread to the serving thread.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{
+    Condvar, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 /// No contestant is served; the serving thread may end.
 const OVER: usize = usize::MAX;
@@ -11,20 +14,38 @@ pub struct Turns {
     current: AtomicUsize,
     /// Set for as long as the turn does not change, for loops that watch a flag.
     stop: AtomicBool,
+    /// For who sleeps through the turn of a contestant that is served elsewhere.
+    sleeper: Mutex<()>,
+    changed: Condvar,
 }
 
 impl Turns {
     /// The first turn is contestant 0's.
     #[must_use]
     pub const fn new() -> Self {
-        Self { current: AtomicUsize::new(0), stop: AtomicBool::new(false) }
+        Self {
+            current: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sleeper: Mutex::new(()),
+            changed: Condvar::new(),
+        }
     }
 
     /// Gives the turn to a contestant. The one before is still served until its loop looks.
     pub fn give(&self, contestant: usize) {
         if self.current.swap(contestant, Ordering::AcqRel) != contestant {
             self.stop.store(true, Ordering::Release);
+            // With the lock held no sleeper is between its look and its sleep.
+            drop(self.sleeper.lock().unwrap_or_else(PoisonError::into_inner));
+            self.changed.notify_all();
         }
+    }
+
+    /// Sleeps until `stop` is set: the turn's contestant has a server of its own.
+    pub fn sleep(&self, stop: &AtomicBool) {
+        let guard = self.sleeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_while(guard, |()| !stop.load(Ordering::Acquire));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Ends the serving thread.

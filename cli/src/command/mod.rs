@@ -1,5 +1,6 @@
 //! The subcommands, one file each, and what they share.
 
+mod bench;
 mod controller;
 mod endpoint;
 mod host;
@@ -43,6 +44,8 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure our operations against plain UDP, side by side, in a rack made for it
+    Bench(bench::Bench),
     /// Run the controller in the foreground
     Controller(controller::Controller),
     /// Let this machine send to pointers and receive them through one interface
@@ -63,6 +66,7 @@ pub fn run() -> ExitCode {
     let line = CommandLine::parse();
     log_to_standard_error(line.global.verbose);
     let done = match line.command {
+        Command::Bench(command) => bench::run(command, line.global),
         Command::Controller(command) => controller::run(command),
         Command::Host(command) => host::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),

@@ -1,0 +1,192 @@
+//! The client library's operations, one at a time and many at once.
+
+use std::time::Duration;
+
+use bluebridge::{Client, NodeId, Placement, Pointer, ReadRequest, Region, WriteRequest};
+use bluebridge_transport::Transport;
+use bluebridge_wire::{address::PAGE_BYTES, header::HEADER_BYTES};
+use serde::Serialize;
+
+use crate::{contest::Contestant, echo::Sizes, placement::now};
+
+/// Requests in one call of the pipelined measurements; far more than are outstanding.
+const CALL_COUNT: usize = 512;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// CREATE of as many pages as the size needs.
+    Create,
+    /// DELETE of an allocation of that size.
+    Delete,
+    /// READ of that many bytes.
+    Read,
+    /// WRITE of that many bytes.
+    Write,
+}
+
+impl Operation {
+    /// The operation's name on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Delete => "DELETE",
+            Self::Read => "READ",
+            Self::Write => "WRITE",
+        }
+    }
+
+    /// The UDP payloads of one operation on `bytes` bytes that fit one datagram: what an echo
+    /// must carry to be as long.
+    #[must_use]
+    pub const fn sizes(self, bytes: usize) -> Sizes {
+        let (asked, answered) = match self {
+            Self::Create | Self::Delete => (0, 0),
+            Self::Read => (0, bytes),
+            Self::Write => (bytes, 0),
+        };
+        Sizes { request_bytes: HEADER_BYTES + asked, answer_bytes: HEADER_BYTES + answered }
+    }
+}
+
+/// One operation at a time on one server.
+pub struct Ours<T> {
+    client: Client<T>,
+    operation: Operation,
+    server: NodeId,
+    bytes: u64,
+    region: Option<Region>,
+    data: Vec<u8>,
+}
+
+impl<T: Transport> Ours<T> {
+    /// An operation on `bytes` bytes, at least 1, of memory on `server`.
+    ///
+    /// # Errors
+    /// In words, if there is no memory.
+    pub fn new(
+        mut client: Client<T>,
+        operation: Operation,
+        server: NodeId,
+        bytes: usize,
+    ) -> Result<Self, String> {
+        let data = vec![0x5a; bytes];
+        let bytes = bytes as u64;
+        let region = match operation {
+            Operation::Read | Operation::Write => {
+                Some(client.create_at(bytes, Placement::Node(server)).map_err(|e| e.to_string())?)
+            }
+            Operation::Create | Operation::Delete => None,
+        };
+        Ok(Self { client, operation, server, bytes, region, data })
+    }
+
+    /// Gives the memory back and the client with it.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn finish(mut self) -> Result<Client<T>, String> {
+        self.delete()?;
+        Ok(self.client)
+    }
+
+    fn create(&mut self) -> Result<(), String> {
+        let placement = Placement::Node(self.server);
+        self.region =
+            Some(self.client.create_at(self.bytes, placement).map_err(|e| e.to_string())?);
+        Ok(())
+    }
+
+    fn delete(&mut self) -> Result<(), String> {
+        match self.region.take() {
+            Some(region) => self.client.delete(region).map_err(|e| e.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    fn base(&self) -> Result<Pointer, String> {
+        self.region.map(|region| region.base()).ok_or_else(|| "there is no memory".to_owned())
+    }
+}
+
+impl<T: Transport> Contestant for Ours<T> {
+    fn name(&self) -> &str {
+        self.operation.name()
+    }
+
+    fn prepare(&mut self) -> Result<(), String> {
+        match self.operation {
+            Operation::Create => self.delete(),
+            Operation::Delete => self.create(),
+            Operation::Read | Operation::Write => Ok(()),
+        }
+    }
+
+    fn operate(&mut self) -> Result<(), String> {
+        match self.operation {
+            Operation::Create => self.create(),
+            Operation::Delete => self.delete(),
+            Operation::Read => {
+                let base = self.base()?;
+                self.client.read(base, &mut self.data).map_err(|error| error.to_string())
+            }
+            Operation::Write => {
+                let base = self.base()?;
+                self.client.write(base, &self.data).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Does `operation_count` READs or WRITEs of `bytes` bytes, each on a page of its own of `region`,
+/// with as many outstanding as the client allows; answers how long that took.
+///
+/// # Errors
+/// In words, the first operation that failed, or an operation that cannot be pipelined.
+pub fn pipeline<T: Transport>(
+    client: &mut Client<T>,
+    operation: Operation,
+    region: Region,
+    bytes: usize,
+    operation_count: usize,
+) -> Result<Duration, String> {
+    let pages = usize::try_from(region.length_bytes()).unwrap_or(0) / PAGE_BYTES;
+    let pointers = (0..CALL_COUNT.min(operation_count))
+        .map(|index| region.at((index % pages.max(1) * PAGE_BYTES) as u64))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| error.to_string())?;
+    let mut memory = vec![0x5a; bytes * pointers.len()];
+    let mut left = operation_count;
+    let start = now();
+    while left > 0 {
+        let count = left.min(pointers.len());
+        let memory = memory.chunks_exact_mut(bytes).zip(&pointers).take(count);
+        match operation {
+            Operation::Read => {
+                let mut requests: Vec<_> =
+                    memory.map(|(buffer, pointer)| ReadRequest::new(*pointer, buffer)).collect();
+                client.read_many(&mut requests).map_err(|error| error.to_string())?;
+                first_error(requests.into_iter().map(|request| request.result))?;
+            }
+            Operation::Write => {
+                let mut requests: Vec<_> =
+                    memory.map(|(data, pointer)| WriteRequest::new(*pointer, data)).collect();
+                client.write_many(&mut requests).map_err(|error| error.to_string())?;
+                first_error(requests.into_iter().map(|request| request.result))?;
+            }
+            Operation::Create | Operation::Delete => {
+                return Err(format!("{} is not pipelined", operation.name()));
+            }
+        }
+        left -= count;
+    }
+    Ok(now() - start)
+}
+
+fn first_error(
+    mut results: impl Iterator<Item = Result<(), bluebridge::Error>>,
+) -> Result<(), String> {
+    results.find_map(Result::err).map_or(Ok(()), |error| Err(error.to_string()))
+}

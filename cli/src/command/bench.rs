@@ -1,0 +1,145 @@
+//! `bluebridge bench`: our operations against plain UDP, side by side, in a rack made for it.
+
+mod machine;
+mod measure;
+mod report;
+
+use std::process;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, anyhow};
+use bluebridge_bench::contest::Length;
+use bluebridge_bench::ours::Operation;
+use clap::{Args, ValueEnum};
+
+use self::measure::{Endpoints, Plan};
+use super::{Global, interrupt};
+use crate::exit::Exit;
+use crate::rack::daemon::READY_DEADLINE;
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
+use crate::rack::{Rack, Site};
+
+/// The core of the client, and of everything that asks.
+const CLIENT_CORE: usize = 0;
+
+/// The core of the server, and of everything that answers.
+const SERVER_CORE: usize = 1;
+
+const SERVER: Node = Node::Server(1);
+const CLIENT: Node = Node::Client(1);
+
+/// What to measure, and for how long.
+#[derive(Debug, Args)]
+#[command(after_help = "The switch runs on the sender's core. Both ends spin, so nothing else \
+    should run on the machine. The ratio is the median over the rounds of our p50 over the \
+    echo's p50 in the same round.")]
+pub(super) struct Bench {
+    /// The operation; `all` is READ and WRITE of 64 and 4096 bytes, CREATE and DELETE
+    #[arg(value_enum, default_value_t = Subject::All)]
+    operation: Subject,
+    /// Bytes of the operation, at most a page
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    size: u32,
+    /// Largest IP packet of the links
+    #[arg(long, default_value = "9000")]
+    mtu: LinkMtus,
+    /// The switch's data plane; ebpf with root and soft without, unless told
+    #[arg(long)]
+    switch: Option<DataPlane>,
+    /// Rounds: in each, every contestant has one turn
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Timed operations of each turn
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    operations: u32,
+    /// Leave out the pipelined measurements
+    #[arg(long)]
+    latency_only: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Subject {
+    All,
+    Create,
+    Delete,
+    Read,
+    Write,
+}
+
+impl Bench {
+    fn plans(&self) -> Vec<Plan> {
+        let plan = |operation, bytes| Plan {
+            operation,
+            bytes,
+            length: Length {
+                round_count: self.rounds.into(),
+                warm_up_count: 200,
+                operation_count: self.operations as usize,
+            },
+            pipelined: !self.latency_only,
+        };
+        let size = self.size as usize;
+        match self.operation {
+            Subject::All => vec![
+                plan(Operation::Read, 64),
+                plan(Operation::Read, 4096),
+                plan(Operation::Write, 64),
+                plan(Operation::Write, 4096),
+                plan(Operation::Create, 4096),
+                plan(Operation::Delete, 4096),
+            ],
+            Subject::Create => vec![plan(Operation::Create, size)],
+            Subject::Delete => vec![plan(Operation::Delete, size)],
+            Subject::Read => vec![plan(Operation::Read, size)],
+            Subject::Write => vec![plan(Operation::Write, size)],
+        }
+    }
+}
+
+pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
+    let plans = bench.plans();
+    let site = Site::prepare()?;
+    let cores = thread::available_parallelism().context("cannot count the cores")?.get();
+    if cores < 2 {
+        return Err(anyhow!("a client and a server that spin need two cores, and there is one"));
+    }
+    let default = if site.is_rootless() { DataPlane::Soft } else { DataPlane::Ebpf };
+    let spec = RackSpec {
+        name: format!("bench{}", process::id()).parse::<RackName>()?,
+        servers: 1,
+        clients: 1,
+        mtu: bench.mtu,
+        switch: bench.switch.unwrap_or(default),
+        memory: ByteSize(1 << 30),
+    };
+    let switch = spec.switch;
+    let program = std::env::current_exe().context("cannot find the own program")?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let mut rack = Rack::build(&site, spec, cancel.clone())?;
+    rack.start_daemons(&program, READY_DEADLINE)?;
+    pin_servers(&rack)?;
+    let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
+    let controller = format!("http://{}", rack.layout().controller());
+    let endpoints = rack.enter(CLIENT, || Endpoints::join(&controller, port))??;
+    let endpoints = Arc::new(endpoints);
+    let mut reports = Vec::with_capacity(plans.len());
+    for plan in plans {
+        if cancel.is_cancelled() {
+            return Err(anyhow!("interrupted"));
+        }
+        reports.push(measure::run(&rack, &endpoints, plan)?);
+    }
+    report::print(&reports, switch, global.json)?;
+    Ok(Exit::Ok)
+}
+
+/// The memory server's process keeps to its core, so that it never meets the client.
+fn pin_servers(rack: &Rack) -> anyhow::Result<()> {
+    let daemons = rack.state().daemons.iter().filter(|daemon| daemon.node == SERVER);
+    for process in daemons.filter_map(|daemon| daemon.process.as_ref()) {
+        machine::pin_process(process.pid, SERVER_CORE)
+            .with_context(|| format!("cannot pin process {}", process.pid))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! One measurement: the contestants, their servers, and the turns between them.
+
+use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use bluebridge::{Client, EndpointConfig, NodeId, Placement};
+use bluebridge_bench::contest::{self, Contestant, Length, Outcome, PROBE_TURN};
+use bluebridge_bench::echo::{self, Echo, Sizes};
+use bluebridge_bench::ours::{Operation, Ours, pipeline};
+use bluebridge_bench::placement::Probe;
+use bluebridge_bench::summary::median;
+use bluebridge_bench::turns::Turns;
+use bluebridge_bench::{flood, pin};
+use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
+use bluebridge_transport::interface::Interface;
+use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
+use serde::Serialize;
+
+use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE};
+use crate::rack::Rack;
+use crate::rack::layout::ENDPOINT_INTERFACE;
+
+/// Where the echo servers listen, beside the memory server.
+const ECHO_PORT: u16 = 7777;
+
+/// How long our client polls: longer than any answer takes, as the echoes' clients do.
+const SPIN: Duration = Duration::from_secs(1);
+
+/// Requests outstanding in the pipelined measurements.
+const DEPTHS: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
+
+/// Rounds of each pipelined measurement.
+const PIPELINED_ROUNDS: usize = 5;
+
+/// Pages that the pipelined operations go to: as much as a core's cache holds.
+const PIPELINED_PAGES: usize = 64;
+
+/// Turns of the serving thread; [`PROBE_TURN`] beside them.
+const OURS: usize = 0;
+const UNCONNECTED: usize = 1;
+const CONNECTED: usize = 2;
+const FLOOD: usize = 3;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) operation: Operation,
+    pub(super) bytes: usize,
+    pub(super) length: Length,
+    pub(super) pipelined: bool,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) operation: Operation,
+    pub(super) bytes: usize,
+    /// Our p50 over that of an unconnected echo of the same sizes.
+    pub(super) ratio: f64,
+    /// Our p50 over that of a connected one.
+    pub(super) ratio_connected: f64,
+    pub(super) latency: Outcome,
+    pub(super) pipelined: Vec<Pipelined>,
+}
+
+/// Operations a second with some requests outstanding.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Pipelined {
+    pub(super) outstanding: u16,
+    pub(super) ours_per_second: f64,
+    pub(super) bare_per_second: f64,
+    pub(super) ratio: f64,
+}
+
+/// Who the two ends are in the fabric.
+pub(super) struct Endpoints {
+    membership: Membership,
+    server: NodeId,
+}
+
+impl Endpoints {
+    /// Joins as the client, in its namespace.
+    pub(super) fn join(controller: &str, switch_port: u16) -> anyhow::Result<Self> {
+        let interface = Interface::by_name(ENDPOINT_INTERFACE).context("cannot use the link")?;
+        let registration = Registration {
+            name: CLIENT.to_string(),
+            role: Role::Client,
+            space: Space(1),
+            mac: interface.mac,
+            attachment: Attachment::Port(switch_port),
+            carrier: Carrier::Socket,
+            mtu: interface.mtu,
+            previous: None,
+        };
+        let membership = Membership::join(controller, registration)?;
+        let nodes = membership.snapshot().memory_nodes;
+        let server = nodes.first().context("the rack has no memory server")?.node;
+        Ok(Self { membership, server })
+    }
+
+    /// A client that keeps `outstanding` operations on their way at most.
+    fn client(&self, outstanding: u16) -> anyhow::Result<Client<UdpTransport>> {
+        let assignment = self.membership.assignment();
+        let mut config =
+            EndpointConfig::new(assignment.space, assignment.node, assignment.incarnation);
+        config.piece_bytes = u16::try_from(assignment.piece_bytes).ok();
+        config.spin = SPIN;
+        config.operation_count = outstanding;
+        let carrier = UdpConfig {
+            device: Some(ENDPOINT_INTERFACE.to_owned()),
+            filter: Some(super::super::endpoint::fabric()),
+            ..UdpConfig::default()
+        };
+        Ok(Client::open(config, UdpTransport::open(&carrier)?))
+    }
+
+    fn address(&self, node: NodeId) -> Ipv6Addr {
+        EndpointAddress::new(self.membership.assignment().space, node, 0).to_ipv6()
+    }
+
+    /// A socket with the client's address for an echo.
+    fn echo_socket(&self) -> anyhow::Result<UdpSocket> {
+        Ok(echo::bind(self.address(self.membership.assignment().node), 0)?)
+    }
+
+    fn echo_server(&self) -> SocketAddrV6 {
+        SocketAddrV6::new(self.address(self.server), ECHO_PORT, 0, 0)
+    }
+}
+
+/// Measures in the rack, with a serving thread at the server's end.
+pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow::Result<Report> {
+    let turns = Turns::new();
+    let probe = Probe::default();
+    let sizes = plan.operation.sizes(plan.bytes);
+    let socket = rack
+        .enter(SERVER, || echo::bind(endpoints.address(endpoints.server), ECHO_PORT))?
+        .context("cannot open the echo's socket")?;
+    thread::scope(|scope| {
+        let (turns, probe) = (&turns, &probe);
+        let serving = scope.spawn(move || -> std::io::Result<()> {
+            pin(SERVER_CORE)?;
+            let mut outcome = Ok(());
+            turns.serve(|turn, stop| {
+                let served = serve(turn, stop, turns, probe, &socket, sizes);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(served);
+            });
+            outcome
+        });
+        let measured = rack.enter(CLIENT, || measure(endpoints, plan, turns, probe));
+        turns.end();
+        let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
+        let report = measured??;
+        served.context("the echo's server failed")?;
+        Ok(report)
+    })
+}
+
+fn serve(
+    turn: usize,
+    stop: &AtomicBool,
+    turns: &Turns,
+    probe: &Probe,
+    socket: &UdpSocket,
+    sizes: Sizes,
+) -> std::io::Result<()> {
+    match turn {
+        UNCONNECTED | CONNECTED => echo::serve(socket, sizes, stop),
+        FLOOD => flood::serve(socket, sizes, stop),
+        PROBE_TURN => {
+            probe.answer(stop);
+            Ok(())
+        }
+        // The memory server is a process of its own.
+        _ => {
+            turns.sleep(stop);
+            Ok(())
+        }
+    }
+}
+
+fn measure(
+    endpoints: &Endpoints,
+    plan: Plan,
+    turns: &Turns,
+    probe: &Probe,
+) -> anyhow::Result<Report> {
+    pin(CLIENT_CORE).context("cannot pin the client")?;
+    let sizes = plan.operation.sizes(plan.bytes);
+    let to = endpoints.echo_server();
+    let mut ours = Ours::new(endpoints.client(64)?, plan.operation, endpoints.server, plan.bytes)
+        .map_err(|error| anyhow!(error))?;
+    let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes);
+    let mut connected = Echo::connected(endpoints.echo_socket()?, to, sizes)?;
+    let mut contestants: [&mut dyn Contestant; 3] = [&mut ours, &mut unconnected, &mut connected];
+    let latency = contest::run(&mut contestants, plan.length, turns, probe)
+        .map_err(|error| anyhow!(error))?;
+    turns.give(OURS);
+    let closed = ours.finish().map_err(|error| anyhow!(error))?.close();
+    closed.context("cannot close the sessions")?;
+    let pipelines = matches!(plan.operation, Operation::Read | Operation::Write);
+    let pipelined =
+        if plan.pipelined && pipelines { depths(endpoints, plan, turns)? } else { Vec::new() };
+    Ok(Report {
+        operation: plan.operation,
+        bytes: plan.bytes,
+        ratio: latency.ratio(OURS, UNCONNECTED),
+        ratio_connected: latency.ratio(OURS, CONNECTED),
+        latency,
+        pipelined,
+    })
+}
+
+fn depths(endpoints: &Endpoints, plan: Plan, turns: &Turns) -> anyhow::Result<Vec<Pipelined>> {
+    DEPTHS.iter().map(|outstanding| depth(endpoints, plan, turns, *outstanding)).collect()
+}
+
+/// One depth: ours and the bare calls in turn.
+fn depth(
+    endpoints: &Endpoints,
+    plan: Plan,
+    turns: &Turns,
+    outstanding: u16,
+) -> anyhow::Result<Pipelined> {
+    let told = |error: String| anyhow!(error);
+    let count = plan.length.operation_count * 4;
+    let sizes = plan.operation.sizes(plan.bytes);
+    let bare_socket = endpoints.echo_socket()?;
+    turns.give(OURS);
+    let mut client = endpoints.client(outstanding)?;
+    let bytes = (PIPELINED_PAGES * PAGE_BYTES) as u64;
+    let region = client.create_at(bytes, Placement::Node(endpoints.server))?;
+    let (mut ours, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..PIPELINED_ROUNDS {
+        turns.give(OURS);
+        pipeline(&mut client, plan.operation, region, plan.bytes, count / 10).map_err(told)?;
+        let time =
+            pipeline(&mut client, plan.operation, region, plan.bytes, count).map_err(told)?;
+        let ours_rate = per_second(count, time);
+        turns.give(FLOOD);
+        let to = endpoints.echo_server();
+        flood::run(&bare_socket, to, sizes, outstanding.into(), count / 10)?;
+        let time = flood::run(&bare_socket, to, sizes, outstanding.into(), count)?;
+        let bare_rate = per_second(count, time);
+        ours.push(ours_rate);
+        bare.push(bare_rate);
+        ratios.push(ours_rate / bare_rate);
+    }
+    turns.give(OURS);
+    client.delete(region)?;
+    client.close()?;
+    Ok(Pipelined {
+        outstanding,
+        ours_per_second: median(&ours),
+        bare_per_second: median(&bare),
+        ratio: median(&ratios),
+    })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "operation counts are far below 2^53")]
+fn per_second(count: usize, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64()
+}

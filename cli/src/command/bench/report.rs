@@ -1,0 +1,74 @@
+//! What was measured, as tables or as JSON.
+
+use serde::Serialize;
+
+use super::machine::Machine;
+use super::measure::Report;
+use crate::output;
+use crate::rack::spec::DataPlane;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    machine: Machine,
+    switch: DataPlane,
+    reports: &'a [Report],
+}
+
+/// Prints all reports. One report alone is one flat JSON object, so that a program finds `ratio`
+/// at the top.
+pub(super) fn print(reports: &[Report], switch: DataPlane, json: bool) -> anyhow::Result<()> {
+    let machine = Machine::look();
+    if json {
+        return match reports {
+            [report] => output::json(&Flat { machine, switch, report }),
+            _ => output::json(&Document { machine, switch, reports }),
+        };
+    }
+    output::text(&format!("{machine}; switch: {}; both ends spin\n", switch.as_str()))?;
+    for report in reports {
+        latency(report)?;
+        if !report.pipelined.is_empty() {
+            pipelined(report)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Flat<'a> {
+    machine: Machine,
+    switch: DataPlane,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+fn latency(report: &Report) -> anyhow::Result<()> {
+    let rows = report.latency.scores.iter().map(|score| {
+        let summary = &score.summary;
+        let times = [summary.p50_us, summary.p95_us, summary.p99_us, summary.p999_us];
+        let times = times.iter().map(|time| format!("{time:.2}"));
+        std::iter::once(score.name.clone()).chain(times).collect()
+    });
+    let title = format!("{} {} B", report.operation.name(), report.bytes);
+    output::table(&[&title, "p50 us", "p95 us", "p99 us", "p99.9 us"], rows.collect())?;
+    let placement = &report.latency.placement_us;
+    let nearest = placement.iter().copied().fold(f64::INFINITY, f64::min);
+    let farthest = placement.iter().copied().fold(0.0, f64::max);
+    output::text(&format!(
+        "ratio {:.3} to the echo, {:.3} to a connected one; cores {nearest:.2} to {farthest:.2} us apart\n",
+        report.ratio, report.ratio_connected
+    ))
+}
+
+fn pipelined(report: &Report) -> anyhow::Result<()> {
+    let rows = report.pipelined.iter().map(|row| {
+        vec![
+            row.outstanding.to_string(),
+            format!("{:.0}", row.ours_per_second),
+            format!("{:.0}", row.bare_per_second),
+            format!("{:.2}", row.ratio),
+        ]
+    });
+    output::table(&["outstanding", "ours/s", "bare mmsg/s", "ratio"], rows.collect())?;
+    output::text("")
+}
