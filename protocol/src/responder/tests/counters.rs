@@ -153,6 +153,7 @@ fn everything_that_is_counted_happens_in_some_test() {
         trains::any_order_with_duplicates_writes_once,
         trains::interleaved_trains_of_two_sessions_stay_apart,
         trains::a_page_is_written_only_when_all_its_pieces_are_there,
+        trains::a_late_copy_of_a_piece_does_not_undo_a_newer_write,
         trains::incomplete_names_what_arrived,
         trains::a_page_refused_in_the_middle_makes_it_partial,
         trains::one_status_for_all_pages_is_the_answer_itself,

@@ -74,6 +74,29 @@ pub(super) fn a_page_is_written_only_when_all_its_pieces_are_there() {
 }
 
 #[test]
+pub(super) fn a_late_copy_of_a_piece_does_not_undo_a_newer_write() {
+    for piece_bytes in [4096, 2048] {
+        let mut world = World::with(&config(), 8, piece_bytes);
+        let at = world.create(2);
+        let old = world.write_train(at, &[1; 8192]);
+        let per_page = 4096 / usize::from(piece_bytes);
+        for ask in &old[..per_page] {
+            assert_eq!(world.send(ask), []);
+        }
+        // The first page of the old train is written; a newer request overwrites it.
+        let newer = world.train(Command::Write, at, &[2; 8], world.sequence + 1);
+        assert_eq!(world.status(&newer[0]), Status::Ok);
+        for ask in &old[..per_page] {
+            assert_eq!(world.send(ask), []);
+        }
+        assert_eq!(world.store.byte(0, 0), 2);
+        let rest: Vec<_> = old[per_page..].iter().flat_map(|ask| world.send(ask)).collect();
+        assert_eq!((rest.len(), rest[0].status), (1, Status::Ok));
+        assert_eq!((world.store.byte(0, 0), world.store.byte(0, 8)), (2, 1));
+    }
+}
+
+#[test]
 pub(super) fn incomplete_names_what_arrived() {
     let mut world = World::with(&config(), 8, 1024);
     let at = world.create(3);
@@ -86,6 +109,7 @@ pub(super) fn incomplete_names_what_arrived() {
     let reply = world.one(&train[5].clone().attempt(2));
     assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0b10_0010_1111));
     assert_eq!(reply.header.flags.attempt(), 2);
+    assert_eq!(world.event(Event::PieceDuplicate), 1);
     // Buffers may go at any time; the finished page stays known.
     world.pass(Duration::from_secs(2));
     assert_eq!(world.event(Event::TrainTimedOut), 1);
@@ -111,7 +135,10 @@ pub(super) fn a_page_refused_in_the_middle_makes_it_partial() {
     let delete = Ask::new(Command::Delete, middle.to_ipv6());
     let delete = world.numbered(delete, world.sequence + 1);
     assert_eq!(world.status(&delete), Status::Ok);
-    train.remove(2);
+    assert_eq!(world.responder.trains.free_buffer_count(), 1023);
+    assert_eq!(world.send(&train[3]), []);
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024, "its buffer is free at once");
+    train.drain(2..4);
     let replies: Vec<_> = train.iter().flat_map(|ask| world.send(ask)).collect();
     assert_eq!(replies.len(), 1);
     assert_eq!(replies[0].status, Status::Partial);
