@@ -54,6 +54,8 @@ impl Requester {
         if let Some(entry) = op.statuses.get_mut(whole) {
             *entry = status;
         }
+        // Whatever becomes of the other pages, this one was changed.
+        op.leaky |= status.is_ok() && op.operation.command().is_mutating();
         if !(op.may_ask_again() && is_passing(status, via)) {
             op.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
         }

@@ -128,3 +128,22 @@ pub(super) fn a_range_that_moves_for_ever_is_given_up() -> Counters {
     assert_eq!(bench.count(Event::MovedFollow), 5);
     bench.end()
 }
+
+pub(super) fn a_page_that_was_changed_is_not_forgotten() -> Counters {
+    let mut bench = bench();
+    bench.start(Operation::Zero { pointer: pointer(0), length: 8192 }, 1);
+    let zero = bench.sent_one();
+    let mut partial = Reply::to(&zero, Status::Partial).with(|header| header.node = OTHER.0);
+    partial.options = vec![0; tlv::emitted_bytes(2)];
+    tlv::emit_page_statuses(&mut partial.options, &[Status::Moved, Status::Ok]);
+    bench.reply(&partial);
+    for hop in 1..5 {
+        let request = bench.sent_one();
+        let there = if hop % 2 == 0 { OTHER } else { HOME };
+        bench.reply(&moved(&request, there));
+    }
+    // The first page was not zeroed, but the second was.
+    let failure = bench.failure();
+    assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure:?}");
+    bench.end()
+}
