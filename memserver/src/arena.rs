@@ -112,6 +112,8 @@ pub struct Arena {
     resting: VecDeque<Resting>,
     /// How many of `resting`, from its front, were zeroed.
     cleared_count: usize,
+    /// How many pages of the one behind those were.
+    cleared_of_next: u32,
     resting_pages: u32,
     rest_limit_pages: u32,
     retired_pages: u64,
@@ -145,6 +147,7 @@ impl Arena {
             // An extent has a page at least, and one more than the limit is there for a moment.
             resting: VecDeque::with_capacity(rest_limit_pages as usize + 1),
             cleared_count: 0,
+            cleared_of_next: 0,
             resting_pages: 0,
             rest_limit_pages,
             retired_pages: 0,
@@ -173,16 +176,20 @@ impl Arena {
     /// Zeroes up to `budget` resting pages, so that a later CREATE need not; says how many. For
     /// the serving loop when it is idle.
     pub fn tidy(&mut self, budget: u32) -> u32 {
-        let mut cleared_pages = 0;
-        while cleared_pages < budget {
+        let mut left = budget;
+        while left > 0 {
             let Some(&Resting { start, pages }) = self.resting.get(self.cleared_count) else {
                 break;
             };
-            self.clear_extent(start, pages);
-            self.cleared_count += 1;
-            cleared_pages += pages;
+            let now = left.min(pages - self.cleared_of_next);
+            self.clear_extent(start + self.cleared_of_next, now);
+            self.cleared_of_next += now;
+            left -= now;
+            if self.cleared_of_next == pages {
+                (self.cleared_count, self.cleared_of_next) = (self.cleared_count + 1, 0);
+            }
         }
-        cleared_pages
+        budget - left
     }
 
     /// The page's number here; `None` if the location leads elsewhere.
@@ -226,7 +233,10 @@ impl Arena {
     /// Ends the rest of the extent that rests longest.
     fn end_rest(&mut self) -> Option<()> {
         let Resting { start, pages } = self.resting.pop_front()?;
-        self.cleared_count = self.cleared_count.saturating_sub(1);
+        match self.cleared_count {
+            0 => self.cleared_of_next = 0,
+            count => self.cleared_count = count - 1,
+        }
         self.resting_pages -= pages;
         self.free.release(start, pages);
         Some(())
