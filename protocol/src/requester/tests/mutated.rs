@@ -1,0 +1,162 @@
+//! A server that answers anything at all: nothing panics, and every operation ends once, in time.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use bluebridge_wire::{Command, Status, tlv};
+use proptest::prelude::*;
+
+use super::super::{Operation, Server};
+use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, Sent, pattern, pointer};
+
+/// What a reply says, beside what belongs to the request.
+#[derive(Clone, Debug)]
+struct Whim {
+    status: Status,
+    from_other: bool,
+    offset: u16,
+    data_bytes: usize,
+    version: u64,
+    detail: u32,
+    node: u16,
+    credit: u16,
+    wrong_number: bool,
+    new_incarnation: bool,
+    pages: usize,
+    pass_us: u64,
+}
+
+fn whims() -> impl Strategy<Value = Whim> {
+    let status = prop_oneof![
+        3 => Just(Status::Ok),
+        4 => prop::sample::select(Status::ALL),
+    ];
+    let offset = prop_oneof![Just(0), Just(PIECE), Just(4096), Just(4096 + PIECE), any::<u16>()];
+    let data_bytes =
+        prop_oneof![Just(0), Just(8), Just(usize::from(PIECE)), Just(64), 0_usize..5000];
+    let node = prop_oneof![Just(0), Just(HOME.0), Just(OTHER.0), any::<u16>()];
+    let place = (status, any::<bool>(), offset, data_bytes, 0_u64..4, any::<u32>(), node);
+    let rest =
+        (0_u16..80, prop::bool::weighted(0.1), prop::bool::weighted(0.1), 0_usize..9, 0_u64..9000);
+    (place, rest).prop_map(|(place, rest)| {
+        let (status, from_other, offset, data_bytes, version, detail, node) = place;
+        let (credit, wrong_number, new_incarnation, pages, pass_us) = rest;
+        Whim {
+            status,
+            from_other,
+            offset,
+            data_bytes,
+            version,
+            detail,
+            node,
+            credit,
+            wrong_number,
+            new_incarnation,
+            pages,
+            pass_us,
+        }
+    })
+}
+
+fn answer(sent: &Sent, whim: &Whim, session: u64) -> Reply {
+    let mut reply = Reply::to(sent, whim.status).with_data(&vec![1; whim.data_bytes]);
+    if whim.status == Status::Partial {
+        reply.options = vec![0; tlv::emitted_bytes(whim.pages)];
+        let statuses = [Status::Ok, Status::Moved, Status::Busy, Status::StaleTag, Status::Ok];
+        let statuses: Vec<_> = (0..whim.pages).map(|at| statuses[(at + 3) % 5]).collect();
+        tlv::emit_page_statuses(&mut reply.options, &statuses);
+    }
+    let opens = sent.command == Command::Open;
+    let creates = matches!(sent.command, Command::Create | Command::AllocWrite);
+    let reply = reply.with(|header| {
+        header.offset = whim.offset;
+        header.page_version = whim.version;
+        header.detail = if opens { 2 } else { whim.detail };
+        header.node = whim.node;
+        header.credit = whim.credit;
+        header.sequence = header.sequence.wrapping_add(u64::from(whim.wrong_number));
+        header.incarnation += u32::from(whim.new_incarnation);
+        if opens {
+            header.session = session;
+            header.length = u32::from(PIECE);
+        }
+        if creates {
+            header.target = pointer(u64::from(whim.offset)).to_ipv6();
+        }
+    });
+    let node = if whim.from_other { OTHER } else { sent.node };
+    reply.by_node(if node.is_unicast() { node } else { HOME })
+}
+
+fn operation(kind: u8, offset: u64, length: u32) -> Operation {
+    let pointer = pointer(offset);
+    let anywhere = (kind & 0x10 == 0).then_some(SERVER);
+    match kind % 11 {
+        0 => Operation::AllocWrite { server: anywhere, length },
+        1 => Operation::Close { server: SERVER },
+        2 => Operation::CompareSwap { pointer, expected: 1, new: 2 },
+        3 => Operation::Create { server: anywhere, pages: length },
+        4 => Operation::Delete { pointer, pages: 0 },
+        5 => Operation::FetchAdd { pointer, addend: 1 },
+        6 => Operation::Ping { server: Server { node: OTHER, shard: 3 }, length: length % 65 },
+        7 => Operation::Stat { server: SERVER },
+        8 => Operation::Write { pointer, length },
+        9 => Operation::Zero { pointer, length },
+        _ => Operation::Read { pointer, length },
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_operation_ends_once_whatever_is_answered(
+        operations in prop::collection::vec((any::<u8>(), 0_u64..20_000, 1_u32..12_000), 1..20),
+        whims in prop::collection::vec(whims(), 1..200),
+    ) {
+        let mut bench = Bench::with(|config| config.server_count = 3);
+        let deadline = bench.now + Duration::from_secs(5);
+        let mut started = BTreeMap::new();
+        let mut ended = Vec::new();
+        let mut session = 1;
+        let mut recent: Vec<Sent> = Vec::new();
+        let mut operations = operations.into_iter();
+        for (at, whim) in whims.iter().enumerate() {
+            if let Some((kind, offset, length)) = operations.next() {
+                let token = at as u64;
+                bench.memory.0.insert(token, pattern(length as usize));
+                if bench.try_start(operation(kind, offset, length), token).is_ok() {
+                    started.insert(token, length as usize);
+                }
+            }
+            recent.extend(bench.sent());
+            let keep = recent.len().saturating_sub(40);
+            recent.drain(..keep);
+            let pick = usize::try_from(whim.detail).expect("fits");
+            if let Some(sent) = recent.get(pick % recent.len().max(1)) {
+                session += 1;
+                let reply = answer(sent, whim, session);
+                bench.reply(&reply);
+            }
+            bench.pass(Duration::from_micros(whim.pass_us));
+            while let Some(completion) = bench.requester.poll_completion() {
+                ended.push(completion.token);
+            }
+        }
+        for _ in 0..100_000 {
+            bench.sent();
+            while let Some(completion) = bench.requester.poll_completion() {
+                ended.push(completion.token);
+            }
+            if bench.requester.operation_count() == 0 {
+                break;
+            }
+            bench.pass_to_timer();
+        }
+        ended.sort_unstable();
+        prop_assert_eq!(&ended, &started.keys().copied().collect::<Vec<_>>());
+        prop_assert!(bench.now <= deadline + Duration::from_secs(5), "{:?}", bench.now);
+        for (token, length) in started {
+            prop_assert_eq!(bench.memory.0[&token].len(), length, "no buffer changes its length");
+        }
+        bench.end();
+    }
+}
