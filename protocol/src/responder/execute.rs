@@ -198,13 +198,13 @@ impl Responder {
                 continue;
             }
             let page = access.location.page();
-            let target = request.datagram.target.location;
+            let place = access.location.bits();
             let header = Header { page_version: store.version(page), ..header };
             for piece in numbers(wanted & part.bits).filter_map(|number| cut.piece(number)) {
                 let header = Header { offset: small(piece.offset), ..header };
                 let range = small(piece.start)..small(piece.start + piece.bytes);
                 self.counters.count_answer(Status::Ok);
-                self.replies.push_page(way, &header, (target, page, range), store);
+                self.replies.push_page(way, &header, (place, page, range), store);
             }
         }
     }

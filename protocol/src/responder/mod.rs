@@ -27,7 +27,9 @@ mod write;
 
 use core::ops::Range;
 
-use bluebridge_wire::{Command, Datagram, DatagramError, NodeId, Space, Status};
+use bluebridge_wire::{
+    Command, Datagram, DatagramError, Location, NodeId, Space, Status, address::Fields,
+};
 
 use crate::{
     Instant,
@@ -120,7 +122,7 @@ impl Responder {
         datagram: &Datagram<'_>,
         store: &mut S,
     ) -> Result<(), DrainFirst> {
-        if self.replies.room() < Limits::REPLIES_PER_REQUEST || self.may_tear(datagram) {
+        if self.replies.room() < Limits::REPLIES_PER_REQUEST || self.may_tear(datagram, store) {
             self.counters.count(Event::DrainFirst);
             return Err(DrainFirst);
         }
@@ -270,21 +272,33 @@ impl Responder {
     }
 
     /// Whether taking the request now could change a page that a waiting reply refers to.
-    fn may_tear(&self, datagram: &Datagram<'_>) -> bool {
+    fn may_tear<S: PageStore + ?Sized>(&self, datagram: &Datagram<'_>, store: &S) -> bool {
         if !self.replies.has_page_replies() {
             return false;
         }
         let zeroes = datagram.header.flags.contains(bluebridge_wire::Flags::ZERO);
+        let may_hold = || self.replies.may_hold_line(self.place(&datagram.target, store));
         match datagram.command().command() {
-            Some(Command::Write | Command::CompareSwap | Command::FetchAdd) => {
-                self.replies.may_hold_line(datagram.target.location)
-            }
-            Some(Command::Delete) if zeroes => self.replies.may_hold_line(datagram.target.location),
-            // These may free pages.
-            Some(Command::Delete | Command::Open | Command::Close) => true,
-            // What they write was free, and no reply refers to free pages.
+            Some(Command::Write | Command::CompareSwap | Command::FetchAdd) => may_hold(),
+            Some(Command::Delete) if zeroes => may_hold(),
+            // These may free pages, or fill pages that were guessed and read before their answer.
+            Some(
+                Command::AllocWrite
+                | Command::Close
+                | Command::Create
+                | Command::Delete
+                | Command::Open,
+            ) => true,
             _ => false,
         }
+    }
+
+    /// The location in the store: one page may have two names, an own and an adopted one.
+    fn place<S: PageStore + ?Sized>(&self, target: &Fields, store: &S) -> u64 {
+        let adopted = Location::from_bits(target.location)
+            .filter(|_| !self.is_own_node(target.node))
+            .and_then(|location| self.ranges.local(target.node, location, store.generation()));
+        adopted.map_or(target.location, Location::bits)
     }
 
     fn wake_by(&mut self, moment: Instant) {
@@ -331,7 +345,7 @@ impl Responder {
     fn free<S: PageStore + ?Sized>(
         &mut self,
         space: Space,
-        location: bluebridge_wire::Location,
+        location: Location,
         tag: bluebridge_wire::Tag,
         store: &mut S,
     ) {

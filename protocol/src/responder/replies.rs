@@ -128,17 +128,17 @@ impl ReplyQueue {
         reply.head_bytes = head_bytes;
     }
 
-    /// Queues a piece whose data stays in the store until it is sent; `target` is the pointer's
-    /// location, by which later requests name the page.
+    /// Queues a piece whose data stays in the store until it is sent; `place` is its location
+    /// there.
     pub(super) fn push_page<S: PageStore + ?Sized>(
         &mut self,
         way: Way,
         header: &Header,
-        (target, page, range): (u64, u64, Range<u16>),
+        (place, page, range): (u64, u64, Range<u16>),
         store: &S,
     ) {
         self.page_replies += 1;
-        self.lines |= line_bit(target);
+        self.lines |= line_bit(place);
         let bytes = range.end - range.start;
         let reply = self.append(way, Body::Page { page, start: range.start, bytes });
         header.emit(&mut reply.bytes, 0);

@@ -94,6 +94,8 @@ const fn slot_of(sequence: u64) -> usize {
 pub(super) struct SessionTable {
     sessions: Vec<Session>,
     vacant: Vec<u16>,
+    /// The nodes of all sessions, put together where they must be counted.
+    nodes: Vec<(Space, NodeId)>,
     node_limit: usize,
     random: u64,
 }
@@ -114,7 +116,8 @@ impl SessionTable {
     pub(super) fn new(limit: u16, node_limit: u16, seed: u64) -> Self {
         let sessions = (0..limit).map(|_| Session::default()).collect();
         let node_limit = usize::from(node_limit);
-        Self { sessions, vacant: (0..limit).rev().collect(), node_limit, random: seed }
+        let nodes = Vec::with_capacity(usize::from(limit));
+        Self { sessions, vacant: (0..limit).rev().collect(), nodes, node_limit, random: seed }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -156,14 +159,20 @@ impl SessionTable {
     /// Where a session of `asker` may go. A session with recorded answers is never given up: its
     /// requester may still ask for them. Of the others, the node with most sessions loses the one
     /// that was silent longest, but never one that has no more sessions than the asker.
-    pub(super) fn place(&self, asker: &Asker) -> Result<Place, Full> {
-        let count_of = |node: &Asker| {
-            self.open().filter(|(_, session)| session.asker.is_node_of(node)).count()
-        };
-        let own_count = count_of(asker);
+    pub(super) fn place(&mut self, asker: &Asker) -> Result<Place, Full> {
+        let own_count = self.open().filter(|(_, s)| s.asker.is_node_of(asker)).count();
         if own_count < self.node_limit && !self.vacant.is_empty() {
             return Ok(Place::Vacant);
         }
+        let mut nodes = core::mem::take(&mut self.nodes);
+        nodes.clear();
+        nodes.extend(self.open().map(|(_, session)| (session.asker.space, session.asker.node)));
+        nodes.sort_unstable();
+        let count_of = |node: &Asker| {
+            let key = (node.space, node.node);
+            let first = nodes.partition_point(|&other| other < key);
+            nodes[first..].partition_point(|&other| other == key)
+        };
         let own_only = own_count >= self.node_limit;
         let idle = |session: &Session| session.record_count == 0;
         let heaviest = self
@@ -172,6 +181,7 @@ impl SessionTable {
             .filter(|(_, session)| !own_only || session.asker.is_node_of(asker))
             .map(|(slot, session)| (count_of(&session.asker), session.heard_at, slot))
             .max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        self.nodes = nodes;
         match heaviest {
             Some((count, _, slot)) if own_only || count > own_count => Ok(Place::Instead(slot)),
             _ => Err(Full),
