@@ -107,11 +107,14 @@ impl Requester {
                 self.sleep(now, index);
             }
             Status::Moved if usize::from(op.moved_page) == first => self.follow(now, index),
+            Status::NoAuthority => {
+                // Its grant is on its way, or the range moved on: no hop, but a pause.
+                self.forget_move(index);
+                self.ops[index].hops = 0;
+                self.wait_for_home(now, index);
+            }
             _ => {
-                self.counters.count(Event::MovedForget);
-                if let Some(pointer) = self.ops[index].pointer() {
-                    self.moved.forget(pointer);
-                }
+                self.forget_move(index);
                 self.hop(now, index, None);
             }
         }
@@ -151,17 +154,40 @@ impl Requester {
         self.go_to(now, index, home.unwrap_or(NodeId::ANY));
     }
 
+    /// Asks the home again after a pause.
+    fn wait_for_home(&mut self, now: Instant, index: u16) {
+        let home = self.ops[index].pointer().map(|pointer| pointer.node);
+        if self.turn_to(index, home.unwrap_or(NodeId::ANY)) {
+            self.sleep(now, index);
+        }
+    }
+
     fn go_to(&mut self, now: Instant, index: u16, node: NodeId) {
+        if self.turn_to(index, node) {
+            self.enqueue(now, index);
+        }
+    }
+
+    /// Makes a node the one that is asked next; false if there is no place for it and the
+    /// operation ended.
+    fn turn_to(&mut self, index: u16, node: NodeId) -> bool {
         let shard = self.ops[index].pointer().map_or(0, |pointer| pointer.location.shard());
         self.leave_peer(index);
         let Some(peer) = self.peer(Server { node, shard }) else {
             self.fail(index, Failure::TooManyServers { node });
-            return;
+            return false;
         };
         self.peers[peer].op_count += 1;
         self.ops[index].peer = peer;
         self.set_run(index);
-        self.enqueue(now, index);
+        true
+    }
+
+    fn forget_move(&mut self, index: u16) {
+        self.counters.count(Event::MovedForget);
+        if let Some(pointer) = self.ops[index].pointer() {
+            self.moved.forget(pointer);
+        }
     }
 
     /// Lets an operation wait for a while before its next try.

@@ -121,6 +121,11 @@ impl Requester {
                 epoch: op.lease.epoch,
                 remaining_ms: op.lease.remaining_ms,
             }
+        } else if op.sequence == 0
+            && op.statuses.get(op.pending.trailing_zeros() as usize) == Some(&Status::NoAuthority)
+        {
+            let node = bluebridge_wire::NodeId(op.moved_node);
+            Failure::Refused { status: Status::NoAuthority, node }
         } else if op.overloaded || self.is_opening_refused(op.peer) {
             Failure::Refused { status: Status::Overloaded, node }
         } else if let Some(node) = misrouted {

@@ -67,6 +67,49 @@ pub(super) fn a_wrong_memory_leads_home() -> Counters {
     bench.end()
 }
 
+pub(super) fn a_grant_that_is_late_is_waited_for() -> Counters {
+    let mut bench = bench();
+    bench.write(0, 10, 1);
+    let mut pauses = 0;
+    for _ in 0..20 {
+        let home = bench.pass_to_sent().remove(0);
+        assert_eq!(home.node, HOME);
+        bench.reply(&moved(&home, OTHER));
+        let there = bench.sent_one();
+        assert_eq!(there.node, OTHER);
+        bench.reply(&Reply::to(&there, Status::NoAuthority));
+        bench.sent_nothing();
+        bench.completed_nothing();
+        pauses += 1;
+    }
+    assert_eq!(bench.count(Event::MovedForget), pauses);
+    let home = bench.pass_to_sent().remove(0);
+    bench.reply(&moved(&home, OTHER));
+    let there = bench.sent_one();
+    bench.reply(&Reply::to(&there, Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+
+    // The grant never comes.
+    bench.write(0x8000, 10, 2);
+    let result = loop {
+        for request in bench.sent() {
+            let answer = match request.node {
+                HOME => moved(&request, OTHER),
+                _ => Reply::to(&request, Status::NoAuthority),
+            };
+            bench.reply(&answer);
+        }
+        match bench.requester.poll_completion() {
+            Some(completion) => break completion.result,
+            None if bench.requester.poll_timeout() > Some(bench.now) => bench.pass_to_timer(),
+            None => {}
+        }
+    };
+    let refused = Failure::Refused { status: Status::NoAuthority, node: OTHER };
+    assert_eq!(result, Err(refused), "and nothing was written");
+    bench.end()
+}
+
 pub(super) fn pages_that_moved_apart_are_asked_one_by_one() -> Counters {
     let mut bench = bench();
     bench.read(0, 3 * 4096, 1);
