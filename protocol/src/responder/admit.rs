@@ -235,7 +235,9 @@ impl Responder {
         {
             return self.refuse(request, Status::ShuttingDown.into());
         }
-        self.keep_provisional(request, command);
+        if command != Command::Confirm {
+            self.keep_if_asked_for(request, store);
+        }
         self.execute(request, command, slot, &record, store);
     }
 

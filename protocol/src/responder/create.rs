@@ -209,18 +209,23 @@ impl Responder {
         self.push(request, Status::Ok, &header, &[], &[]);
     }
 
-    /// Keeps provisional pages for good, because their requester asked for something on them.
-    pub(super) fn keep_provisional(&mut self, request: &Request<'_>, command: Command) {
-        if self.provisional.is_empty() {
-            return;
+    /// Keeps provisional pages for good if their requester asks for something on them. What will
+    /// be refused changes nothing: its requester may take the pages as not given.
+    pub(super) fn keep_if_asked_for<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        store: &S,
+    ) {
+        let is_plain = request.header().page_shift == super::execute::HEADER_PAGE_SHIFT;
+        if !self.provisional.is_empty() && is_plain && self.resolve(request, store).is_ok() {
+            self.keep_provisional(request, Event::ProvisionalKept);
         }
+    }
+
+    fn keep_provisional(&mut self, request: &Request<'_>, event: Event) {
         let target = request.datagram.target;
         let Some(location) = Location::from_bits(target.location) else { return };
         if !self.is_own_node(target.node) {
-            return;
-        }
-        // What will be refused changes nothing: its requester takes the pages as not given.
-        if self.check_epoch(request).is_err() || self.check_authority(request).is_err() {
             return;
         }
         let Some(index) = self.provisional.holding(location.page()) else { return };
@@ -230,16 +235,13 @@ impl Responder {
             && asker == request.asker();
         if is_same {
             self.provisional.remove(index);
-            self.counters.count(match command {
-                Command::Confirm => Event::ProvisionalConfirmed,
-                _ => Event::ProvisionalKept,
-            });
+            self.counters.count(event);
         }
     }
 
-    /// CONFIRM: the entry went when the request came, so the pages only have to be there.
+    /// CONFIRM: the pages have to be there, and are kept if they were not before.
     pub(super) fn confirm<S: PageStore + ?Sized>(
-        &self,
+        &mut self,
         request: &Request<'_>,
         store: &S,
     ) -> Result<Record, Refusal> {
@@ -251,6 +253,7 @@ impl Responder {
         }
         let local = self.resolve(request, store)?;
         store.check(access(request, local, u64::from(pages) << PAGE_SHIFT))?;
+        self.keep_provisional(request, Event::ProvisionalConfirmed);
         Ok(Record::answer(Command::Confirm, Status::Ok, pages))
     }
 

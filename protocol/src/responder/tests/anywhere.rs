@@ -62,6 +62,37 @@ pub(super) fn confirm_keeps_the_pages() {
 }
 
 #[test]
+pub(super) fn a_refused_confirm_keeps_nothing() {
+    let mut world = World::new();
+    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
+    let mut refused = |ask: Ask, status| {
+        let ask = world.next(ask);
+        assert_eq!(world.status(&ask), status);
+        assert_eq!(world.responder.provisional_pages(), 3, "{status:?}");
+    };
+    refused(confirm(at, 0), Status::BadLength);
+    refused(confirm(moved_by(at, 8), 3), Status::Unaligned);
+    refused(confirm(at, 4), Status::NotAllocated);
+    refused(confirm(at, 3).with(|header| header.page_shift = 9), Status::Malformed);
+    refused(confirm(at, 3).with(|header| header.range_epoch = 9), Status::StaleRangeEpoch);
+    let mut refused_with = |authority, moved: bool, status| {
+        world.responder.set_authority(authority);
+        if moved {
+            world.responder.add_moved(0..8, NodeId(2)).unwrap();
+        }
+        for ask in [confirm(at, 3), Ask::new(Command::Delete, at.to_ipv6())] {
+            let ask = world.next(ask);
+            assert_eq!(world.status(&ask), status);
+            assert_eq!(world.responder.provisional_pages(), 3, "{status:?}");
+        }
+    };
+    refused_with(None, false, Status::NoAuthority);
+    refused_with(config().authority, true, Status::Moved);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.store.used_pages(), 0);
+}
+
+#[test]
 pub(super) fn any_request_of_the_same_endpoint_on_the_pointer_keeps_them() {
     let mut world = World::new();
     let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));

@@ -109,6 +109,7 @@ fn everything_that_is_counted_happens_in_some_test() {
         anywhere::repetitions_get_the_same_pages_and_time_runs_on,
         anywhere::unconfirmed_pages_are_freed_by_the_servers_clock,
         anywhere::confirm_keeps_the_pages,
+        anywhere::a_refused_confirm_keeps_nothing,
         anywhere::any_request_of_the_same_endpoint_on_the_pointer_keeps_them,
         anywhere::another_endpoint_or_colour_does_not_keep_them,
         anywhere::deleting_provisional_pages_ends_them_once,
