@@ -1,6 +1,7 @@
 //! Seeds over seeds; see `bluebridge_tests::sim`.
 
 use std::{
+    collections::BTreeSet,
     env,
     sync::{
         Mutex,
@@ -66,7 +67,8 @@ fn racks_keep_their_promises() {
         }
         return;
     }
-    let (report, failures) = run_all(number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS), Plan::new);
+    let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
+    let (report, failures) = run_all(seeds, Plan::new);
     println!("{report}");
     for (seed, error) in &failures {
         println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
@@ -75,6 +77,85 @@ fn racks_keep_their_promises() {
         failures.is_empty(),
         "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
     );
+    if seeds >= SEEDS {
+        check_coverage(&report);
+    }
+}
+
+/// What counts no event in any run, each with the reason.
+const OUT_OF_REACH: [(&str, &str, &str); 24] = [
+    ("answered", "Busy", "leases are not served yet"),
+    ("answered", "Forbidden", "there are no permissions yet"),
+    ("answered", "Internal", "the store does not fail"),
+    ("answered", "LeaseLost", "leases are not served yet"),
+    ("answered", "NotOwner", "leases are not served yet"),
+    ("answered", "UnsupportedVersion", "other versions are dropped by the parser"),
+    ("heard", "BeyondWindow", "a requester stays in its window"),
+    ("heard", "Busy", "leases are not served yet"),
+    ("heard", "Expired", "a requester has forgotten what is below its low water"),
+    ("heard", "Forbidden", "there are no permissions yet"),
+    ("heard", "Internal", "the store does not fail"),
+    ("heard", "LeaseLost", "leases are not served yet"),
+    ("heard", "Malformed", "a requester sends nothing malformed"),
+    ("heard", "NotOwner", "leases are not served yet"),
+    ("heard", "StaleRangeEpoch", "a requester names no range epoch"),
+    ("heard", "Unauthenticated", "a requester has no key"),
+    ("heard", "UnknownCommand", "a requester sends known commands"),
+    ("heard", "UnsupportedFeature", "a requester requires none"),
+    ("heard", "UnsupportedVersion", "other versions are dropped by the parser"),
+    ("heard", "WrongSpace", "a requester refuses pointers of other spaces itself"),
+    ("requester", "busy_retried", "leases are not served yet"),
+    ("requester", "redirect_returned", "leases are not served yet"),
+    ("requester", "reply_violation", "no server here breaks the protocol"),
+    ("responder", "drop_wrong_shard", "the servers here have one shard"),
+];
+
+/// The same, of what only a server or a switch that is set up otherwise would count.
+const OUT_OF_SETTING: [(&str, &str, &str); 4] = [
+    ("responder", "free_refused", "the store frees what it granted"),
+    ("responder", "provisional_kept", "a requester confirms before it asks anything else"),
+    ("switch drop", "egress", "no frame here is longer than its link's MTU"),
+    ("switch drop", "entry", "the controller here installs no entry that drops"),
+];
+
+/// What must end well at times.
+const TASKS: [&str; 16] = [
+    "alloc_write",
+    "alloc_write anywhere",
+    "cas",
+    "cell read",
+    "close",
+    "create",
+    "create anywhere",
+    "delete",
+    "fetch_add",
+    "ping",
+    "read",
+    "shared read",
+    "shared write",
+    "stat",
+    "write",
+    "zero",
+];
+
+/// A run over all seeds that leaves something out does not test it.
+fn check_coverage(report: &Report) {
+    let excused: BTreeSet<_> = OUT_OF_REACH
+        .iter()
+        .chain(&OUT_OF_SETTING)
+        .map(|(group, name, _)| (*group, *name))
+        .collect();
+    let counted = report.counts.iter().map(|((group, name), count)| ((*group, &**name), *count));
+    let missing: BTreeSet<_> =
+        counted.filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
+    assert_eq!(missing, excused, "counted nothing, and what is known to count nothing");
+    let kinds = |group: &str| report.counts.keys().filter(|(of, _)| *of == group).count();
+    assert_eq!(kinds("fault"), 14, "every kind of fault struck");
+    assert_eq!(kinds("move"), 2, "lines moved, and back");
+    for task in TASKS {
+        let done = report.outcomes.get(&(task, "ok".to_owned())).copied().unwrap_or(0);
+        assert!(done > 0, "no {task} ended well");
+    }
 }
 
 /// A simulation that does not find a mistake is worth nothing: each bug must be found soon.

@@ -66,6 +66,8 @@ struct Zombie {
 /// A client process.
 pub(super) struct Client {
     zombie: Option<Zombie>,
+    /// Requesters of earlier lives, for their counts.
+    ended: Vec<Requester>,
     pub(super) requester: Requester,
     pub(super) slots: Slots,
     pub(super) incarnation: u32,
@@ -76,7 +78,14 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(plan: &Plan, index: usize, incarnation: u32) -> Self {
         let requester = Requester::new(config(plan, index, incarnation));
-        Self { zombie: None, requester, slots: Slots::default(), incarnation, malformed: 0 }
+        Self {
+            zombie: None,
+            ended: Vec::new(),
+            requester,
+            slots: Slots::default(),
+            incarnation,
+            malformed: 0,
+        }
     }
 
     /// Starts a new life; the old one is left in `slots` until the next call.
@@ -85,7 +94,12 @@ impl Client {
         let requester = Requester::new(config(plan, index, self.incarnation));
         let requester = core::mem::replace(&mut self.requester, requester);
         let slots = core::mem::take(&mut self.slots);
-        self.zombie = zombie.then_some(Zombie { requester, slots });
+        self.ended.extend(self.zombie.take().map(|zombie| zombie.requester));
+        if zombie {
+            self.zombie = Some(Zombie { requester, slots });
+        } else {
+            self.ended.push(requester);
+        }
     }
 
     pub(super) fn hear(
@@ -106,12 +120,18 @@ impl Client {
         }
     }
 
+    /// The requesters of all lives.
+    pub(super) fn requesters(&self) -> impl Iterator<Item = &Requester> {
+        let zombie = self.zombie.iter().map(|zombie| &zombie.requester);
+        self.ended.iter().chain(zombie).chain([&self.requester])
+    }
+
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if let Some(Zombie { requester, .. }) = &mut self.zombie {
             requester.handle_timeout(now);
             while requester.poll_completion().is_some() {}
             if requester.operation_count() == 0 {
-                self.zombie = None;
+                self.ended.extend(self.zombie.take().map(|zombie| zombie.requester));
             }
         }
         self.requester.handle_timeout(now);

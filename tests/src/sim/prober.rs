@@ -300,7 +300,7 @@ fn formless(node: NodeId, pointer: Pointer, rng: &mut SmallRng) -> Probe {
         data: b"not this".to_vec(),
     };
     let Draft { source, destination, header, .. } = &mut draft;
-    match rng.random_range(0..12) {
+    match rng.random_range(0..13) {
         0 => source.command = 6,
         1 => source.tag = 1,
         2 => source.location = 0x5000,
@@ -320,6 +320,12 @@ fn formless(node: NodeId, pointer: Pointer, rng: &mut SmallRng) -> Probe {
         }
         9 => destination.node = NodeId::ALL,
         10 => source.node = NodeId::ALL,
+        11 => {
+            // With a priority tag, which the switch must not let pass.
+            let Probe { mut frame, .. } = draft.probe(false);
+            frame.splice(12..12, [0x81, 0, 0xe0, 0]);
+            return Probe { frame, past_switch: false };
+        }
         _ => source.node = NodeId::ANY,
     }
     draft.probe(rng.random_bool(0.5))

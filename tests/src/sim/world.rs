@@ -753,7 +753,7 @@ impl World {
         }
         self.ledger.check_histories()?;
         for client in &self.clients {
-            self.report.add_requester(&client.requester);
+            client.requesters().for_each(|requester| self.report.add_requester(requester));
             self.report.malformed += client.malformed;
         }
         for server in &self.servers {
