@@ -3,11 +3,7 @@
 use core::{cmp::Ordering, time::Duration};
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
-use bluebridge_protocol::{
-    Instant,
-    requester::{Answer, Failure, OperationId, StartError},
-    store::PageStore,
-};
+use bluebridge_protocol::{Instant, requester::OperationId, store::PageStore};
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -19,10 +15,10 @@ use super::{
     ledger::{Ledger, ServerFacts},
     migration::Move,
     network::{self, Flight, Network, Way},
-    plan::{Fault, Plan},
+    plan::Plan,
     prober::{self, Probe, Prober},
     server::Server,
-    task::{Slot, Task},
+    task::Task,
     workload::{self, Workload},
 };
 
@@ -31,15 +27,6 @@ const WAITING_MAX: usize = 512;
 
 /// A run that needs more events than this is in a loop.
 const EVENTS_MAX: u64 = 20_000_000;
-
-/// How long a server answers SHUTTING_DOWN.
-const SHUTDOWN: Duration = Duration::from_millis(5);
-
-/// After how long an operation is cancelled, if it is still under way.
-const CANCEL: Duration = Duration::from_micros(700);
-
-/// By how much an operation may outlive its deadline: timers are checked once an event.
-const LATE: Duration = Duration::from_micros(10);
 
 enum Event {
     AtSwitch { endpoint: usize, frame: Vec<u8> },
@@ -139,6 +126,9 @@ macro_rules! trace {
         }
     };
 }
+
+mod clients;
+mod faults;
 
 impl World {
     pub(super) fn new(plan: Plan, trace: bool) -> Self {
@@ -444,276 +434,6 @@ impl World {
             Some(_) => {}
         }
         self.after(endpoint)
-    }
-
-    /// Lets a client send, end and begin operations until it waits for something.
-    fn pump(&mut self, client: usize) -> Result<(), String> {
-        if self.is_frozen(client) {
-            return Ok(());
-        }
-        loop {
-            let now = self.local(client);
-            let (share, working) = (self.plan.refuse, self.phase == Phase::Working);
-            loop {
-                let rng = &mut self.refusals;
-                let refuse = || working && share > 0.0 && rng.random_bool(share);
-                let Some(frame) = self.clients[client].poll_frame(now, refuse) else { break };
-                self.send_up(client, frame);
-            }
-            let mut ended = false;
-            while let Some((slot, completion)) = self.clients[client].poll_end() {
-                ended = true;
-                self.end(client, &slot, completion.result)?;
-            }
-            let began = self.begin(client)?;
-            if !ended && !began {
-                break;
-            }
-        }
-        let due = self.clients[client].poll_timeout();
-        self.set_timer(client, due);
-        self.move_on();
-        Ok(())
-    }
-
-    fn end(
-        &mut self,
-        client: usize,
-        slot: &Slot,
-        result: Result<Answer, Failure>,
-    ) -> Result<(), String> {
-        trace!(self, "client {client} ends {:?}: {result:?}", slot.task);
-        let late = self.local(client).saturating_since(slot.deadline);
-        if late > LATE && !self.report.frozen.contains(&client) {
-            return Err(format!("{:?} ended {late:?} after its deadline", slot.task));
-        }
-        self.report.operations += 1;
-        if self.phase == Phase::Reading && result.is_err() {
-            return Err(format!("{:?} ended with {result:?} though all is well again", slot.task));
-        }
-        let told = self.ledger.complete(self.now, client, slot, result);
-        told.map_err(|error| format!("client {client}, {:?}: {error}", slot.task))
-    }
-
-    /// Begins an operation if the client may; says whether it did.
-    fn begin(&mut self, client: usize) -> Result<bool, String> {
-        let task = match self.phase {
-            Phase::Working => {
-                let busy = self.clients[client].slots.count() >= self.plan.depth;
-                if busy || self.started >= self.plan.operation_count {
-                    return Ok(false);
-                }
-                self.started += 1;
-                self.faults()?;
-                // A fault may have been this client's own.
-                if self.is_frozen(client) {
-                    return Ok(false);
-                }
-                self.workload.choose(&self.ledger, client, &mut self.rng)
-            }
-            Phase::Quiet => return Ok(false),
-            Phase::Reading => {
-                let mine = self.final_tasks.iter().position(|(owner, _)| *owner == client);
-                let busy = self.clients[client].slots.count() >= 4;
-                let Some(mine) = mine.filter(|_| !busy) else { return Ok(false) };
-                self.final_tasks.remove(mine).expect("found a moment ago").1
-            }
-        };
-        self.start(client, task)
-    }
-
-    fn start(&mut self, client: usize, task: Task) -> Result<bool, String> {
-        let nodes: Vec<_> = self.ledger.servers.iter().map(|facts| facts.node).collect();
-        let operation = task.operation(&|region| self.ledger.pointer(region), &nodes);
-        let now = self.local(client);
-        let (least, most) = self.plan.deadlines;
-        let patience = match self.phase {
-            Phase::Working => least + (most - least).mul_f64(self.rng.random()),
-            _ => Duration::from_secs(10),
-        };
-        let deadline = now + patience;
-        trace!(self, "client {client} starts {task:?}: {operation:?}");
-        self.ledger.begin(self.now, &task);
-        let outgoing = workload::outgoing(&task, &mut self.rng);
-        let incoming = workload::incoming(&task);
-        let under_way = self.clients[client].slots.iter().map(|slot| slot.start);
-        let oldest = under_way.min().unwrap_or(self.now);
-        let slot = Slot { task, start: self.now, oldest, deadline, outgoing, incoming };
-        let index = client;
-        let Client { requester, slots, .. } = &mut self.clients[client];
-        let token = slots.insert(slot);
-        match requester.start_until(now, operation, token, deadline) {
-            Ok(id) => {
-                if self.phase == Phase::Working && self.rng.random_bool(self.plan.cancel) {
-                    self.push(self.now + CANCEL, Event::Cancel { client: index, id, token });
-                }
-                Ok(true)
-            }
-            Err(StartError::Servers) if self.phase == Phase::Working => {
-                let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
-                self.end(client, &slot, Err(Failure::TooManyServers { node: NodeId(0) }))?;
-                Ok(true)
-            }
-            // Another server's reads have to end first.
-            Err(StartError::Servers) if slots.count() > 1 => {
-                let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
-                self.final_tasks.push_back((client, slot.task));
-                Ok(false)
-            }
-            Err(error) => Err(format!("{operation:?} was not begun: {error}")),
-        }
-    }
-
-    fn faults(&mut self) -> Result<(), String> {
-        while let Some(&(after, fault)) = self.plan.faults.get(self.next_fault)
-            && after < self.started
-        {
-            self.next_fault += 1;
-            trace!(self, "{fault:?}");
-            self.strike(fault)?;
-        }
-        Ok(())
-    }
-
-    fn strike(&mut self, fault: Fault) -> Result<(), String> {
-        self.report.count_fault(fault);
-        let (now, clients) = (self.now, self.clients.len());
-        match fault {
-            Fault::Authority { server, length } => {
-                self.trouble(server, now + length);
-                self.servers[server].set_authority(false);
-                self.push(now + length, Event::Authority { server });
-            }
-            Fault::ClientRestart { client, zombie } => {
-                // A session that ended by idleness lets a zombie create again and again.
-                let zombie = zombie && self.plan.session_idle > Duration::from_secs(1);
-                for slot in self.clients[client].slots.iter() {
-                    self.ledger.forget(now, client, (slot, zombie))?;
-                }
-                self.clients[client].restart(&self.plan, client, zombie);
-                self.push(now, Event::Think { client });
-            }
-            Fault::Freeze { endpoint, length } => {
-                self.ends[endpoint].frozen_until = Some(now + length);
-                self.report.frozen.insert(endpoint);
-                self.push(now + length, Event::Thaw { endpoint });
-            }
-            Fault::Migrate => self.migrate(),
-            Fault::MoveBack => self.move_back(),
-            Fault::Partition { endpoint, up, down, length } => {
-                for (way, cut) in [(Way::Up, up), (Way::Down, down)] {
-                    if cut {
-                        self.network.cut(endpoint, way, now + length);
-                    }
-                }
-            }
-            Fault::ServerRestart { server, contents, away } => {
-                self.stop_server(server, contents, away);
-            }
-            Fault::ServerShutdown { server } => {
-                self.trouble(server, now + SHUTDOWN);
-                self.servers[server].responder.begin_shutdown();
-                self.push(now + SHUTDOWN, Event::Return { server, contents: false });
-            }
-            Fault::SwitchRestart { away } => {
-                self.network.restart_switch();
-                self.push(now + away, Event::Program);
-            }
-            Fault::SwitchWipe { away } => {
-                self.network.wipe_switch();
-                self.push(now + away, Event::Program);
-            }
-        }
-        debug_assert!(clients > 0, "a run has clients");
-        Ok(())
-    }
-
-    /// Cancels an operation that was started in this life and is still under way.
-    fn cancel(&mut self, client: usize, id: OperationId, token: u64) -> Result<(), String> {
-        let now = self.local(client);
-        if self.is_frozen(client) || !self.clients[client].requester.cancel(now, id) {
-            return Ok(());
-        }
-        let slot = self.clients[client].slots.remove(token).ok_or("a cancelled operation")?;
-        trace!(self, "client {client} cancels {:?}", slot.task);
-        self.report.operations += 1;
-        self.ledger.forget(self.now, client, (&slot, false))?;
-        self.pump(client)
-    }
-
-    /// Moves a line to another server, if any can be: contents, and what both must know.
-    fn migrate(&mut self) {
-        let regions = self.ledger.regions.iter_mut();
-        let movable = regions
-            .filter(|region| region.is_usable() && !region.busy && region.deleting_from.is_none());
-        let Some((region, line)) = movable
-            .filter_map(|region| region.line().map(|line| (region, line)))
-            .find(|(region, _)| !region.was_moved)
-        else {
-            return;
-        };
-        let (from, to) = (region.server, (region.server + 1) % self.servers.len());
-        let Some(moved) = Move::begin(&mut self.servers, (from, to), region.pointer, line) else {
-            return;
-        };
-        region.was_moved = true;
-        self.ledger.servers[to].orphans.push(moved.granted_pages);
-        trace!(self, "line {:?} of server {from} moved to {to}", moved.pages);
-        self.moves.push(moved);
-        self.report.count("move", "line moved", 1);
-    }
-
-    fn move_back(&mut self) {
-        let Some(moved) = self.moves.pop() else { return };
-        trace!(self, "line {:?} of server {} moved back", moved.pages, moved.from);
-        moved.end(&mut self.servers);
-        self.report.count("move", "line moved back", 1);
-    }
-
-    fn trouble(&mut self, server: usize, until: Instant) {
-        let facts = &mut self.ledger.servers[server];
-        facts.troubled_until = facts.troubled_until.max(until);
-    }
-
-    fn stop_server(&mut self, server: usize, contents: bool, away: Duration) {
-        self.servers[server].is_away = true;
-        self.trouble(server, self.now + away);
-        self.push(self.now + away, Event::Return { server, contents });
-    }
-
-    fn return_server(&mut self, server: usize, contents: bool) {
-        trace!(self, "server {server} is back");
-        self.report.add_responder(&self.servers[server].responder);
-        let provisional = self.servers[server].responder.provisional_pages();
-        self.servers[server].restart(&self.plan, server, contents);
-        self.servers[server].is_away = false;
-        self.trouble(server, self.now);
-        let facts = &mut self.ledger.servers[server];
-        facts.generation = self.servers[server].store.generation();
-        if contents {
-            // What was not confirmed, or is asked for again in a new session, stays.
-            let pages = (0..provisional).map(|_| 1);
-            self.ledger.servers[server].orphans.extend(pages);
-            self.ledger.orphan_creates(server, self.clients.iter().flat_map(|c| c.slots.iter()));
-        } else {
-            self.ledger.lose(self.now, server);
-        }
-        self.ends[self.clients.len() + server].timer = None;
-    }
-
-    fn thaw(&mut self, endpoint: usize) -> Result<(), String> {
-        let end = &mut self.ends[endpoint];
-        if end.frozen_until.is_some_and(|until| until > self.now) {
-            return Ok(());
-        }
-        trace!(self, "end {endpoint} goes on");
-        let end = &mut self.ends[endpoint];
-        end.frozen_until = None;
-        for frame in core::mem::take(&mut end.waiting) {
-            self.hear(endpoint, &frame)?;
-        }
-        self.after(endpoint)?;
-        self.timeout(endpoint)
     }
 
     /// Goes to the next phase when this one is over.

@@ -1,0 +1,170 @@
+//! What goes wrong, and how the world goes on after it.
+
+use core::time::Duration;
+
+use bluebridge_protocol::{Instant, requester::OperationId, store::PageStore};
+
+use super::{Event, World};
+use crate::sim::{migration::Move, network::Way, plan::Fault};
+
+/// How long a server answers SHUTTING_DOWN.
+const SHUTDOWN: Duration = Duration::from_millis(5);
+
+impl World {
+    pub(super) fn faults(&mut self) -> Result<(), String> {
+        while let Some(&(after, fault)) = self.plan.faults.get(self.next_fault)
+            && after < self.started
+        {
+            self.next_fault += 1;
+            trace!(self, "{fault:?}");
+            self.strike(fault)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn strike(&mut self, fault: Fault) -> Result<(), String> {
+        self.report.count_fault(fault);
+        let (now, clients) = (self.now, self.clients.len());
+        match fault {
+            Fault::Authority { server, length } => {
+                self.trouble(server, now + length);
+                self.servers[server].set_authority(false);
+                self.push(now + length, Event::Authority { server });
+            }
+            Fault::ClientRestart { client, zombie } => {
+                // A session that ended by idleness lets a zombie create again and again.
+                let zombie = zombie && self.plan.session_idle > Duration::from_secs(1);
+                for slot in self.clients[client].slots.iter() {
+                    self.ledger.forget(now, client, (slot, zombie))?;
+                }
+                self.clients[client].restart(&self.plan, client, zombie);
+                self.push(now, Event::Think { client });
+            }
+            Fault::Freeze { endpoint, length } => {
+                self.ends[endpoint].frozen_until = Some(now + length);
+                self.report.frozen.insert(endpoint);
+                self.push(now + length, Event::Thaw { endpoint });
+            }
+            Fault::Migrate => self.migrate(),
+            Fault::MoveBack => self.move_back(),
+            Fault::Partition { endpoint, up, down, length } => {
+                for (way, cut) in [(Way::Up, up), (Way::Down, down)] {
+                    if cut {
+                        self.network.cut(endpoint, way, now + length);
+                    }
+                }
+            }
+            Fault::ServerRestart { server, contents, away } => {
+                self.stop_server(server, contents, away);
+            }
+            Fault::ServerShutdown { server } => {
+                self.trouble(server, now + SHUTDOWN);
+                self.servers[server].responder.begin_shutdown();
+                self.push(now + SHUTDOWN, Event::Return { server, contents: false });
+            }
+            Fault::SwitchRestart { away } => {
+                self.network.restart_switch();
+                self.push(now + away, Event::Program);
+            }
+            Fault::SwitchWipe { away } => {
+                self.network.wipe_switch();
+                self.push(now + away, Event::Program);
+            }
+        }
+        debug_assert!(clients > 0, "a run has clients");
+        Ok(())
+    }
+
+    /// Cancels an operation that was started in this life and is still under way.
+    pub(super) fn cancel(
+        &mut self,
+        client: usize,
+        id: OperationId,
+        token: u64,
+    ) -> Result<(), String> {
+        let now = self.local(client);
+        if self.is_frozen(client) || !self.clients[client].requester.cancel(now, id) {
+            return Ok(());
+        }
+        let slot = self.clients[client].slots.remove(token).ok_or("a cancelled operation")?;
+        trace!(self, "client {client} cancels {:?}", slot.task);
+        self.report.operations += 1;
+        self.ledger.forget(self.now, client, (&slot, false))?;
+        self.pump(client)
+    }
+
+    /// Moves a line to another server, if any can be: contents, and what both must know.
+    pub(super) fn migrate(&mut self) {
+        let regions = self.ledger.regions.iter_mut();
+        let movable = regions
+            .filter(|region| region.is_usable() && !region.busy && region.deleting_from.is_none());
+        let Some((region, line)) = movable
+            .filter_map(|region| region.line().map(|line| (region, line)))
+            .find(|(region, _)| !region.was_moved)
+        else {
+            return;
+        };
+        let (from, to) = (region.server, (region.server + 1) % self.servers.len());
+        let Some(moved) = Move::begin(&mut self.servers, (from, to), region.pointer, line) else {
+            return;
+        };
+        region.was_moved = true;
+        self.ledger.servers[to].orphans.push(moved.granted_pages);
+        trace!(self, "line {:?} of server {from} moved to {to}", moved.pages);
+        self.moves.push(moved);
+        self.report.count("move", "line moved", 1);
+    }
+
+    pub(super) fn move_back(&mut self) {
+        let Some(moved) = self.moves.pop() else { return };
+        trace!(self, "line {:?} of server {} moved back", moved.pages, moved.from);
+        moved.end(&mut self.servers);
+        self.report.count("move", "line moved back", 1);
+    }
+
+    pub(super) fn trouble(&mut self, server: usize, until: Instant) {
+        let facts = &mut self.ledger.servers[server];
+        facts.troubled_until = facts.troubled_until.max(until);
+    }
+
+    pub(super) fn stop_server(&mut self, server: usize, contents: bool, away: Duration) {
+        self.servers[server].is_away = true;
+        self.trouble(server, self.now + away);
+        self.push(self.now + away, Event::Return { server, contents });
+    }
+
+    pub(super) fn return_server(&mut self, server: usize, contents: bool) {
+        trace!(self, "server {server} is back");
+        self.report.add_responder(&self.servers[server].responder);
+        let provisional = self.servers[server].responder.provisional_pages();
+        self.servers[server].restart(&self.plan, server, contents);
+        self.servers[server].is_away = false;
+        self.trouble(server, self.now);
+        let facts = &mut self.ledger.servers[server];
+        facts.generation = self.servers[server].store.generation();
+        if contents {
+            // What was not confirmed, or is asked for again in a new session, stays.
+            let pages = (0..provisional).map(|_| 1);
+            self.ledger.servers[server].orphans.extend(pages);
+            self.ledger.orphan_creates(server, self.clients.iter().flat_map(|c| c.slots.iter()));
+        } else {
+            self.ledger.lose(self.now, server);
+        }
+        self.ends[self.clients.len() + server].timer = None;
+    }
+
+    pub(super) fn thaw(&mut self, endpoint: usize) -> Result<(), String> {
+        let end = &mut self.ends[endpoint];
+        if end.frozen_until.is_some_and(|until| until > self.now) {
+            return Ok(());
+        }
+        trace!(self, "end {endpoint} goes on");
+        let end = &mut self.ends[endpoint];
+        end.frozen_until = None;
+        for frame in core::mem::take(&mut end.waiting) {
+            self.hear(endpoint, &frame)?;
+        }
+        self.after(endpoint)?;
+        self.timeout(endpoint)
+    }
+}
