@@ -15,6 +15,7 @@ pub mod reconcile;
 mod service;
 pub mod store;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use bluebridge_northbound::proto::controller_server::ControllerServer;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
@@ -41,6 +42,9 @@ const CALLS_PER_CONNECTION: usize = 64;
 
 /// How long open calls may take to end when the controller ends.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long the switch is waited for before whoever wants to know of it is told.
+const SWITCH_WAIT: Duration = Duration::from_secs(2);
 
 /// Why the controller ended or did not start.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +96,7 @@ pub struct Controller {
     store: Store,
     listener: TcpListener,
     server: Server,
+    installed: Option<oneshot::Sender<()>>,
 }
 
 impl Controller {
@@ -109,7 +114,7 @@ impl Controller {
         let listener = TcpListener::bind(address)
             .await
             .map_err(|source| ControllerError::Listen { address, source })?;
-        Ok(Self { config, store, listener, server })
+        Ok(Self { config, store, listener, server, installed: None })
     }
 
     /// Where the northbound API listens.
@@ -119,6 +124,14 @@ impl Controller {
     pub fn local_addr(&self) -> Result<SocketAddr, ControllerError> {
         let address = self.config.listen;
         self.listener.local_addr().map_err(|source| ControllerError::Listen { address, source })
+    }
+
+    /// Resolves once the switch has its first tables, so that endpoints can reach the controller
+    /// through it; or after two seconds without a switch.
+    pub fn installed(&mut self) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        self.installed = Some(tell);
+        told
     }
 
     /// Works until `shutdown`.
@@ -151,7 +164,7 @@ impl Controller {
             Reconciler::new(connector, self.store.election_id(), self.config.timing, desired);
         let rack = Arc::new(Rack::new(self.config.core, self.store, desires, view)?);
         let _closing = Closing(Arc::clone(&rack));
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
         let mut server = self.server;
         let serving = server.add_service(service).serve_with_incoming_shutdown(
@@ -167,6 +180,7 @@ impl Controller {
             error = reconciler.run() => Err(ControllerError::Switch(error)),
             error = Arc::clone(&rack).tend() => Err(ControllerError::Store(error)),
             error = rack.failed() => Err(ControllerError::Store(error)),
+            never = tell_installed(&rack, self.installed) => match never {},
             served = &mut serving => {
                 return served.map_err(|error| ControllerError::Serve(error.to_string()));
             }
@@ -176,6 +190,15 @@ impl Controller {
         drop(tokio::time::timeout(FAREWELL, serving).await);
         outcome
     }
+}
+
+async fn tell_installed(rack: &Rack, tell: Option<oneshot::Sender<()>>) -> Infallible {
+    if let Some(tell) = tell {
+        rack.installed(SWITCH_WAIT).await;
+        // Nobody may want to know any more.
+        let _ = tell.send(());
+    }
+    std::future::pending().await
 }
 
 /// Closes the store when the controller ends, also if it is dropped on its way.

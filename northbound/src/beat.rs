@@ -18,8 +18,9 @@ use crate::registration::{Assignment, MemoryNode, Registration, Role};
 /// How long one attempt at a call may take.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// How long a connection may take.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// How long the first and the last attempt to connect may take. A controller that has just started
+/// may not be reachable through the switch yet, and TCP asks again only after a second.
+const CONNECT_DEADLINE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
 /// The shortest and longest wait before a failed call is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -65,11 +66,15 @@ pub(crate) fn run(
     }
 }
 
-fn endpoint(uri: &str, options: &Options) -> Result<Endpoint, MembershipError> {
+fn endpoint(
+    uri: &str,
+    options: &Options,
+    connect_deadline: Duration,
+) -> Result<Endpoint, MembershipError> {
     let invalid = |reason: String| MembershipError::InvalidUri { uri: uri.to_owned(), reason };
     let endpoint = Endpoint::from_shared(uri.to_owned())
         .map_err(|error| invalid(error.to_string()))?
-        .connect_timeout(CONNECT_DEADLINE)
+        .connect_timeout(connect_deadline)
         .tcp_nodelay(true);
     if endpoint.uri().authority().is_none() {
         return Err(invalid("it names no host".to_owned()));
@@ -94,8 +99,9 @@ async fn join(
     registration: &Registration,
     options: &Options,
 ) -> Result<(Client, Assignment, Arc<Shared>, u64), MembershipError> {
-    let channel = endpoint(uri, options)?.connect_lazy();
-    let mut client = ControllerClient::new(channel);
+    let mut connect_deadline = CONNECT_DEADLINE.0;
+    let mut client =
+        ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
     let deadline = Instant::now() + options.join_deadline;
     let request = registration.request(nonce());
     let mut wait = RETRY.0;
@@ -131,6 +137,11 @@ async fn join(
         };
         if !error.is_passing() || Instant::now() + wait >= deadline {
             return Err(error);
+        }
+        if matches!(error, MembershipError::Unreachable { .. }) {
+            connect_deadline = (connect_deadline * 2).min(CONNECT_DEADLINE.1);
+            client =
+                ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
         }
         sleep(wait).await;
         wait = (wait * 2).min(RETRY.1);

@@ -50,9 +50,17 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
         .context("cannot start the controller's runtime")?;
     runtime.block_on(async {
         let shutdown = shutdown::signals()?;
-        let running = Running::bind(config).await?;
-        readiness::notify_ready().context("cannot report that the controller is ready")?;
-        running.run(shutdown).await?;
+        let mut running = Running::bind(config).await?;
+        let installed = running.installed();
+        let serving = running.run(shutdown);
+        tokio::pin!(serving);
+        tokio::select! {
+            ended = &mut serving => return Ok(ended.map(|()| Exit::Ok)?),
+            // Before the switch has its tables no endpoint could reach the controller through it.
+            _ = installed => readiness::notify_ready()
+                .context("cannot report that the controller is ready")?,
+        };
+        serving.await?;
         Ok(Exit::Ok)
     })
 }
