@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+use bluebridge::{Error, JoinError};
+use bluebridge_northbound::MembershipError;
+use bluebridge_transport::OpenError;
+
+use crate::control::ControlError;
 use crate::namespace::UserNamespaceError;
 use crate::network::NetworkError;
 use crate::rack::RackError;
@@ -24,6 +29,11 @@ pub enum Exit {
     NotPermitted = 5,
 }
 
+/// The command line asks for something that cannot be, which only the command itself could see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
@@ -36,11 +46,67 @@ impl Exit {
         let mut causes = error.chain().filter_map(|cause| {
             if let Some(error) = cause.downcast_ref::<RackError>() {
                 Some(of_rack(error))
+            } else if let Some(error) = cause.downcast_ref::<Error>() {
+                Some(of_operation(error))
+            } else if let Some(error) = cause.downcast_ref::<JoinError>() {
+                Some(of_join(error))
+            } else if let Some(error) = cause.downcast_ref::<MembershipError>() {
+                Some(of_membership(error))
+            } else if let Some(error) = cause.downcast_ref::<ControlError>() {
+                Some(of_control(error))
+            } else if cause.is::<UsageError>() {
+                Some(Self::Usage)
             } else {
                 cause.downcast_ref::<NetworkError>().map(of_network)
             }
         });
         causes.next().unwrap_or(Self::Failure)
+    }
+}
+
+fn of_operation(error: &Error) -> Exit {
+    match error {
+        Error::Busy { .. } | Error::Refused { .. } => Exit::Refused,
+        Error::NoMemoryNode
+        | Error::OutcomeUnknown { .. }
+        | Error::TimedOut { .. }
+        | Error::TooManyHops { .. }
+        | Error::Unreachable { .. } => Exit::Unreachable,
+        Error::Length | Error::WrongNode { .. } | Error::WrongSpace => Exit::Usage,
+        _ => Exit::Failure,
+    }
+}
+
+fn of_join(error: &JoinError) -> Exit {
+    match error {
+        JoinError::Membership(error) => of_membership(error),
+        JoinError::Interface { .. } | JoinError::Open(OpenError::Interface { .. }) => Exit::Usage,
+        JoinError::Open(OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. })
+            if error.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            Exit::NotPermitted
+        }
+        _ => Exit::Failure,
+    }
+}
+
+fn of_membership(error: &MembershipError) -> Exit {
+    match error {
+        MembershipError::InvalidUri { .. } => Exit::Usage,
+        MembershipError::Unreachable { .. } => Exit::Unreachable,
+        MembershipError::Taken(_)
+        | MembershipError::Invalid(_)
+        | MembershipError::Exhausted(_)
+        | MembershipError::Expelled(_) => Exit::Refused,
+        _ => Exit::Failure,
+    }
+}
+
+fn of_control(error: &ControlError) -> Exit {
+    match error {
+        ControlError::Refused { .. } => Exit::Refused,
+        ControlError::Unreachable { .. } => Exit::Unreachable,
+        ControlError::BadAnswer { .. } | ControlError::Runtime(_) => Exit::Failure,
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`rack::Rack::build`].
 
 mod command;
+pub mod control;
 mod exit;
 pub mod namespace;
 pub mod network;

@@ -5,10 +5,13 @@ mod controller;
 mod endpoint;
 mod host;
 mod interrupt;
+mod member;
+mod memory;
 mod memserver;
 mod rack;
 mod shutdown;
 mod switch;
+mod switch_control;
 
 use std::process::ExitCode;
 
@@ -44,20 +47,28 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    AllocWrite(memory::alloc_write::AllocWrite),
     /// Measure our operations against plain UDP, side by side, in a rack made for it
     Bench(bench::Bench),
     /// Run the controller in the foreground
     Controller(controller::Controller),
+    Create(memory::create::Create),
+    Delete(memory::delete::Delete),
     /// Let this machine send to pointers and receive them through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
     /// Run a memory server in the foreground
     Memserver(memserver::MemoryServer),
+    Ping(memory::ping::Ping),
     /// Build, look at and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
-    /// Run the embedded switch and its P4Runtime agent in the foreground
+    Read(memory::read::Read),
+    Stat(memory::stat::Stat),
+    /// Run the embedded switch and its P4Runtime agent in the foreground, or ask a running one
     Switch(switch::Switch),
+    Write(memory::write::Write),
+    Zero(memory::zero::Zero),
 }
 
 /// Runs the command line of this process.
@@ -66,12 +77,20 @@ pub fn run() -> ExitCode {
     let line = CommandLine::parse();
     log_to_standard_error(line.global.verbose);
     let done = match line.command {
+        Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
         Command::Controller(command) => controller::run(command),
+        Command::Create(command) => memory::create::run(command, line.global),
+        Command::Delete(command) => memory::delete::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
+        Command::Ping(command) => memory::ping::run(command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
-        Command::Switch(command) => switch::run(command),
+        Command::Read(command) => memory::read::run(command, line.global),
+        Command::Stat(command) => memory::stat::run(command, line.global),
+        Command::Switch(command) => switch::run(command, line.global),
+        Command::Write(command) => memory::write::run(command, line.global),
+        Command::Zero(command) => memory::zero::run(command, line.global),
     };
     match done {
         Ok(exit) => exit.into(),

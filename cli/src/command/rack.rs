@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 
-use super::{Global, interrupt};
+use super::{Global, interrupt, switch_control};
 use crate::exit::Exit;
 use crate::output;
+use crate::rack::controller_report::ControllerReport;
 use crate::rack::daemon::READY_DEADLINE;
 use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
 use crate::rack::state::{StateError, StateRoot};
@@ -30,6 +31,8 @@ pub(super) enum RackCommand {
     Exec(Exec),
     /// List the racks of this user
     List,
+    /// Show the flow tables of a rack's switch with their counters
+    Tables(Named),
     /// Keep the namespaces of a rack without root (started by `rack up`)
     #[command(hide = true)]
     Hold,
@@ -58,8 +61,8 @@ pub(super) struct Up {
     /// The switch's data plane; ebpf with root and soft without, unless told
     #[arg(long)]
     switch: Option<DataPlane>,
-    /// What each server offers, such as 256M
-    #[arg(long, default_value = "256M")]
+    /// What each server offers, such as 256M; taken from this machine at once
+    #[arg(long, default_value = "64M")]
     memory: ByteSize,
     /// Seconds that each daemon may take to start
     #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
@@ -87,6 +90,7 @@ pub(super) fn run(command: RackCommand, global: Global) -> anyhow::Result<Exit> 
         RackCommand::Down(Named { name }) => down(&name, global),
         RackCommand::Exec(exec) => self::exec(exec),
         RackCommand::List => list(global),
+        RackCommand::Tables(Named { name }) => switch_control::tables_of_rack(&name, global),
         RackCommand::Hold => loop {
             std::thread::park();
         },
@@ -241,5 +245,50 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
             daemon.log.display().to_string(),
         ]
     });
-    output::table(&["daemon", "pid", "state", "log"], daemons.collect())
+    output::table(&["daemon", "pid", "state", "log"], daemons.collect())?;
+    status.controller.as_ref().map_or(Ok(()), report_controller)
+}
+
+fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
+    let nodes = controller.nodes.iter().map(|node| {
+        let pages =
+            |pages: u64| if node.role == "memory" { pages.to_string() } else { String::new() };
+        vec![
+            node.name.clone(),
+            node.id.to_string(),
+            node.prefix.clone(),
+            node.role.to_owned(),
+            node.state.to_owned(),
+            node.space.to_string(),
+            format!("p{}", node.switch_port),
+            node.incarnation.to_string(),
+            node.arena_generation.to_string(),
+            pages(node.free_pages),
+            pages(node.capacity_pages),
+            pages(node.anycast_weight.into()),
+        ]
+    });
+    let columns = [
+        "member",
+        "id",
+        "prefix",
+        "role",
+        "state",
+        "space",
+        "port",
+        "incarnation",
+        "generation",
+        "free pages",
+        "of",
+        "weight",
+    ];
+    output::table(&columns, nodes.collect())?;
+    let problem = controller.problem.as_ref().map_or_else(String::new, |it| format!("; {it}"));
+    output::text(&format!(
+        "switch {}: {} entries desired, {} installed, {} repaired{problem}",
+        controller.switch_state,
+        controller.desired_entry_count,
+        controller.installed_entry_count,
+        controller.repaired_count,
+    ))
 }

@@ -12,7 +12,8 @@ use bluebridge_switch::dataplane::DataPlane;
 use bluebridge_switch::{ebpf::EbpfSwitch, soft};
 use clap::Args;
 
-use super::shutdown;
+use super::switch_control::SwitchCommand;
+use super::{Global, shutdown, switch_control};
 use crate::exit::Exit;
 use crate::rack::spec::DataPlane as Kind;
 use crate::readiness;
@@ -21,7 +22,10 @@ use crate::readiness;
 const SPIN: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Switch {
+    #[command(subcommand)]
+    command: Option<SwitchCommand>,
     /// Which data plane: in the kernel (root), or in this process
     #[arg(long, value_name = "ebpf|soft", default_value = "ebpf")]
     data_plane: Kind,
@@ -58,7 +62,14 @@ impl FromStr for PortArgument {
     }
 }
 
-pub(super) fn run(switch: Switch) -> anyhow::Result<Exit> {
+pub(super) fn run(switch: Switch, global: Global) -> anyhow::Result<Exit> {
+    match switch.command {
+        Some(command) => switch_control::run(command, global),
+        None => serve(switch),
+    }
+}
+
+fn serve(switch: Switch) -> anyhow::Result<Exit> {
     let mut plane: Box<dyn DataPlane> = match switch.data_plane {
         Kind::Ebpf => Box::new(EbpfSwitch::open_in(&switch.bpf_directory)?),
         Kind::Soft => Box::new(soft::Switch::start(SPIN)?),

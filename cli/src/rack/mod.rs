@@ -4,6 +4,7 @@
 //! other commands, which find it by its record ([`state`]).
 
 pub mod access;
+pub mod controller_report;
 pub mod daemon;
 pub mod layout;
 mod links;

@@ -7,9 +7,11 @@ use serde::Serialize;
 
 use super::RackError;
 use super::access;
+use super::controller_report::ControllerReport;
 use super::layout::{Layout, SwitchPort};
 use super::spec::{Node, RackName};
 use super::state::{Phase, RackState};
+use crate::control;
 use crate::network::{MacAddress, Netlink, NetworkError};
 
 /// A rack and all its parts.
@@ -27,6 +29,8 @@ pub struct RackStatus {
     pub links: Vec<LinkReport>,
     /// The daemons.
     pub daemons: Vec<DaemonReport>,
+    /// What the controller knows; `None` when there is none or it does not answer.
+    pub controller: Option<ControllerReport>,
 }
 
 /// One link, seen from the node.
@@ -83,15 +87,36 @@ pub fn look(state: &RackState) -> RackStatus {
             log: daemon.log.clone(),
         })
         .collect();
+    let controller = (!daemons.is_empty()).then(|| controller(state, &layout));
     RackStatus {
         name: state.spec.name.clone(),
         phase: state.phase,
         rootless: state.user_namespace.is_some(),
         healthy: state.phase == Phase::Up
             && links.iter().all(|link| link.running)
-            && daemons.iter().all(|daemon| daemon.running && daemon.ready),
+            && daemons.iter().all(|daemon| daemon.running && daemon.ready)
+            && controller.as_ref().is_none_or(|it| it.as_ref().is_some_and(|it| it.in_sync)),
         links,
         daemons,
+        controller: controller.flatten(),
+    }
+}
+
+/// Asks the controller inside of its namespace.
+fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
+    let address = layout.controller().into();
+    let asked = access::namespace(state, Node::Switch)
+        .and_then(|namespace| Ok(namespace.enter(|| control::controller_status(address))?));
+    match asked {
+        Ok(Ok(status)) => Some(ControllerReport::of(&status)),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the controller's view is not shown");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the controller's view is not shown");
+            None
+        }
     }
 }
 

@@ -1,0 +1,249 @@
+//! How a one-shot command becomes an endpoint: it joins, works, and leaves.
+
+use std::io;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, Space};
+use bluebridge_northbound::{Attachment, MemoryNode};
+use bluebridge_transport::OpenError;
+use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+use bluebridge_wire::UDP_PORT;
+use clap::Args;
+
+use crate::exit::UsageError;
+use crate::rack::RackError;
+use crate::rack::access::{
+    self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+};
+use crate::rack::layout::{ENDPOINT_INTERFACE, Layout};
+use crate::rack::spec::{Node, RackName};
+use crate::rack::state::{Phase, RackState, StateRoot};
+
+/// How often a command looks whether the endpoint is free.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Which endpoint the command is: the node of a rack on this machine, or the one that the options
+/// (or the environment, inside of a rack) describe.
+///
+/// An endpoint is one process at a time: a second command waits for the first, up to its deadline.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Endpoint")]
+pub(super) struct Member {
+    /// Be a client of this rack; without any of these options, of the only one that is up
+    #[arg(long, value_name = "NAME")]
+    rack: Option<RackName>,
+    /// Which client of the rack to be
+    #[arg(long = "as", value_name = "NODE")]
+    client: Option<Node>,
+    /// The endpoint's name; the same name is the same node again
+    #[arg(long, env = NAME_VARIABLE, conflicts_with_all = ["rack", "client"])]
+    name: Option<String>,
+    /// The interface that leads to the switch; see `bluebridge host up`
+    #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
+    interface: Option<String>,
+    /// The switch's port that this interface is connected to
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N")]
+    switch_port: Option<u16>,
+    /// Where the controller listens
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    controller: Option<SocketAddr>,
+    /// The space (tenant) to be in
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    space: u16,
+    /// How long joining and each operation may take, such as 500ms or 5s
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    deadline: Deadline,
+}
+
+/// A time on the command line.
+#[derive(Clone, Copy, Debug)]
+struct Deadline(Duration);
+
+impl FromStr for Deadline {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (digits, unit) = match text.strip_suffix("ms") {
+            Some(digits) => (digits, 1),
+            None => (text.strip_suffix('s').unwrap_or(text), 1000),
+        };
+        let milliseconds = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+        milliseconds
+            .filter(|count| (1..=3_600_000).contains(count))
+            .map(|count| Self(Duration::from_millis(count)))
+            .ok_or_else(|| format!("{text:?} is not a time from 1ms to 3600s, such as 500ms or 5s"))
+    }
+}
+
+/// What is needed to join.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) name: String,
+    pub(super) interface: String,
+    pub(super) switch_port: u16,
+    pub(super) controller: SocketAddr,
+    pub(super) space: Space,
+}
+
+/// A joined command.
+pub(super) struct Session {
+    /// The client; it leaves when dropped.
+    pub(super) client: Client<UdpTransport>,
+    /// The memory nodes of the space, as of the join.
+    pub(super) nodes: Vec<MemoryNode>,
+}
+
+impl Member {
+    /// Joins, in the rack's namespace if the command is for one; the process moves there.
+    pub(super) fn join(&self) -> anyhow::Result<Session> {
+        let identity = self.identity()?;
+        join(&identity, self.deadline.0).with_context(|| match &self.client {
+            Some(_) => format!("cannot join as {}", identity.name),
+            None => format!("cannot join as {} (--as chooses another)", identity.name),
+        })
+    }
+
+    fn identity(&self) -> anyhow::Result<Identity> {
+        let described = [
+            ("--name", self.name.is_some()),
+            ("--interface", self.interface.is_some()),
+            ("--switch-port", self.switch_port.is_some()),
+            ("--controller", self.controller.is_some()),
+        ];
+        let wants_rack = self.rack.is_some() || self.client.is_some();
+        if wants_rack || described.iter().all(|(_, given)| !given) {
+            return self.enter_rack();
+        }
+        let (Some(name), Some(interface), Some(switch_port), Some(controller)) =
+            (self.name.clone(), self.interface.clone(), self.switch_port, self.controller)
+        else {
+            let missing: Vec<_> =
+                described.iter().filter(|(_, given)| !given).map(|(name, _)| *name).collect();
+            let missing = missing.join(", ");
+            return Err(UsageError(format!("an endpoint needs {missing} as well")).into());
+        };
+        Ok(Identity { name, interface, switch_port, controller, space: Space(self.space) })
+    }
+
+    fn enter_rack(&self) -> anyhow::Result<Identity> {
+        let state = find_rack(self.rack.as_ref())?;
+        let node = self.client.unwrap_or(Node::Client(1));
+        if !matches!(node, Node::Client(_)) {
+            let words = format!("{node} is no client of the rack; use --as c1, c2, ..");
+            return Err(UsageError(words).into());
+        }
+        access::join(&state)?;
+        access::namespace(&state, node)?.move_caller_in().map_err(RackError::from)?;
+        identity_in(&state, node, Space(self.space))
+    }
+}
+
+/// Who a node of a rack is.
+pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow::Result<Identity> {
+    let layout = Layout::of(&state.spec);
+    let port = layout
+        .port_of(node)
+        .ok_or_else(|| RackError::NoNode { name: state.spec.name.clone(), node })?;
+    Ok(Identity {
+        name: node.to_string(),
+        interface: ENDPOINT_INTERFACE.to_owned(),
+        switch_port: port.number,
+        controller: layout.controller().into(),
+        space,
+    })
+}
+
+/// The named rack, or the only one that is up.
+pub(super) fn find_rack(name: Option<&RackName>) -> anyhow::Result<RackState> {
+    let root = StateRoot::locate();
+    if let Some(name) = name {
+        return Ok(root.read(name).map_err(RackError::from)?);
+    }
+    let names = root.names().map_err(RackError::from)?;
+    let states = names.iter().filter_map(|name| root.read(name).ok());
+    let mut up: Vec<RackState> = states.filter(|state| state.phase == Phase::Up).collect();
+    match (up.pop(), up.len()) {
+        (Some(state), 0) => Ok(state),
+        (None, _) => Err(UsageError(
+            "no rack is up: build one with `bluebridge rack up`, or say which endpoint this is \
+             with --name, --interface, --switch-port and --controller"
+                .to_owned(),
+        )
+        .into()),
+        (Some(_), _) => {
+            Err(UsageError("several racks are up: say which with --rack NAME".to_owned()).into())
+        }
+    }
+}
+
+/// Joins as soon as no other process is this endpoint, which its one port tells.
+pub(super) fn join(identity: &Identity, deadline: Duration) -> Result<Session, JoinError> {
+    let until = Instant::now() + deadline;
+    let mut options = JoinOptions::new(&identity.name, identity.space, &identity.interface, "");
+    options.attachment = Attachment::Port(identity.switch_port);
+    options.membership.join_deadline = deadline;
+    options.carrier = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
+    options.behaviour =
+        EndpointConfig { deadline, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };
+    let uri = format!("http://{}", identity.controller);
+    loop {
+        match Client::join(&uri, options.clone()) {
+            Err(JoinError::Open(OpenError::Bind { error, .. }))
+                if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until =>
+            {
+                thread::sleep(LOOK);
+            }
+            joined => {
+                let client = joined?;
+                let nodes = client.rack().map_or_else(Vec::new, |rack| rack.memory_nodes.to_vec());
+                return Ok(Session { client, nodes });
+            }
+        }
+    }
+}
+
+impl Session {
+    /// The memory node of a name, or with a number as its id.
+    pub(super) fn node(&self, text: &str) -> Result<NodeId, UsageError> {
+        if let Some(node) = self.nodes.iter().find(|node| node.name == text) {
+            return Ok(node.node);
+        }
+        let id = text.parse().map(NodeId).ok().filter(|id| id.is_unicast());
+        id.ok_or_else(|| {
+            let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
+            UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))
+        })
+    }
+
+    /// A node's name, or its id if it has none.
+    pub(super) fn name_of(&self, id: NodeId) -> String {
+        let known = self.nodes.iter().find(|node| node.node == id);
+        known.map_or_else(|| format!("node {id}"), |node| node.name.clone())
+    }
+
+    /// Leaves in good order; the result of the work is not changed by how that ends.
+    pub(super) fn leave(self) {
+        if let Err(error) = self.client.close() {
+            tracing::debug!(%error, "sessions were not closed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_has_a_unit_and_bounds() {
+        let parse = |text: &str| text.parse::<Deadline>().map(|it| it.0.as_millis()).ok();
+        assert_eq!(parse("250ms"), Some(250));
+        assert_eq!((parse("5s"), parse("5")), (Some(5000), Some(5000)));
+        for bad in ["", "0", "0ms", "-1s", "5m", "3601s", "18446744073709551615s"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}

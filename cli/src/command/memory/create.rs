@@ -1,0 +1,52 @@
+//! `bluebridge create`: zeroed memory.
+
+use anyhow::Context;
+use clap::Args;
+
+use super::{Allocation, Place};
+use crate::command::Global;
+use crate::command::member::Member;
+use crate::exit::Exit;
+use crate::output;
+use crate::rack::spec::ByteSize;
+
+/// Allocates zeroed memory and prints its pointers, one a line.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Create {
+    /// Bytes to allocate, such as 100, 64K or 1M; rounded up to whole pages
+    size: ByteSize,
+    #[command(flatten)]
+    place: Place,
+    /// How many allocations of that size
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+    #[command(flatten)]
+    member: Member,
+}
+
+pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result<Exit> {
+    let mut session = options.member.join()?;
+    let placement = options.place.placement(&session)?;
+    let mut made = Vec::new();
+    let mut failure = Ok(());
+    for number in 1..=options.count {
+        match session.client.create_at(options.size.0, placement) {
+            Ok(region) => made.push(Allocation::of(region, &session)),
+            Err(error) => {
+                let words = format!("allocation {number} of {} failed", options.count);
+                failure = Err(error).context(words);
+                break;
+            }
+        }
+    }
+    session.leave();
+    // What was allocated is told also when the rest failed: nobody else knows of it.
+    if global.json {
+        output::json(&made)?;
+    } else {
+        for allocation in &made {
+            output::text(&allocation.pointer)?;
+        }
+    }
+    failure.map(|()| Exit::Ok)
+}

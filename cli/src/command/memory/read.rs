@@ -1,0 +1,124 @@
+//! `bluebridge read`: the bytes behind a pointer.
+
+use std::io::{self, Write};
+
+use bluebridge::Pointer;
+use bluebridge_wire::address::PAGE_BYTES;
+use clap::Args;
+use serde_json::json;
+
+use super::{CHUNK_BYTES, at, progress};
+use crate::command::Global;
+use crate::command::member::{Member, Session};
+use crate::exit::{Exit, UsageError};
+use crate::output;
+use crate::rack::spec::ByteSize;
+
+/// Bytes in a line of --hex.
+const LINE_BYTES: usize = 16;
+
+/// The most that --json holds in one document.
+const JSON_BYTES_MAX: u64 = 16 << 20;
+
+/// Prints the bytes at a pointer: raw, or with --hex or --json as text.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Read {
+    /// The pointer: an IPv6 address, as `create` prints it
+    pointer: Pointer,
+    /// Bytes to read, such as 100 or 1M; to the end of the page without it
+    #[arg(long, value_name = "SIZE")]
+    length: Option<ByteSize>,
+    /// Bytes to skip from the pointer
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    offset: ByteSize,
+    /// Print lines of offset, bytes and characters
+    #[arg(long, conflicts_with = "json")]
+    hex: bool,
+    #[command(flatten)]
+    member: Member,
+}
+
+pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<Exit> {
+    let start = at(options.pointer, options.offset.0)?;
+    let to_page_end = (PAGE_BYTES - start.location.in_page()) as u64;
+    let length = options.length.map_or(to_page_end, |length| length.0);
+    if global.json && length > JSON_BYTES_MAX {
+        let words = "--json prints at most 16 MiB; read the raw bytes, or in parts";
+        return Err(UsageError(words.to_owned()).into());
+    }
+    let mut session = options.member.join()?;
+    let outcome = match (global.json, options.hex) {
+        (true, _) => as_json(&mut session, start, length),
+        (false, hex) => stream(&mut session, start, length, hex),
+    };
+    session.leave();
+    outcome
+}
+
+fn as_json(session: &mut Session, start: Pointer, length: u64) -> anyhow::Result<Exit> {
+    let mut bytes = vec![0; usize::try_from(length)?];
+    session.client.read(start, &mut bytes)?;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    output::json(&json!({ "pointer": start.to_string(), "bytes": length, "hex": hex }))?;
+    Ok(Exit::Ok)
+}
+
+fn stream(session: &mut Session, start: Pointer, length: u64, hex: bool) -> anyhow::Result<Exit> {
+    let bar = progress::bar(Some(length));
+    let mut out = io::stdout().lock();
+    let mut buffer = vec![0; usize::try_from(length)?.clamp(1, CHUNK_BYTES)];
+    let mut done = 0;
+    loop {
+        let count = usize::try_from(length - done)?.min(buffer.len());
+        let (chunk, _) = buffer.split_at_mut(count);
+        session.client.read(at(start, done)?, chunk)?;
+        let written = if hex { dump(&mut out, done, chunk) } else { out.write_all(chunk) };
+        match written {
+            // The reader has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
+        done += count as u64;
+        bar.set_position(done);
+        if done >= length {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    match out.flush() {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(Exit::Ok),
+    }
+}
+
+/// Lines of offset, bytes and characters.
+fn dump(out: &mut impl Write, start: u64, bytes: &[u8]) -> io::Result<()> {
+    for (number, line) in bytes.chunks(LINE_BYTES).enumerate() {
+        let offset = start + (number * LINE_BYTES) as u64;
+        let hex: Vec<_> = line.iter().map(|byte| format!("{byte:02x}")).collect();
+        let printable =
+            |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '.' };
+        let text: String = line.iter().map(printable).collect();
+        writeln!(out, "{offset:08x}  {:<47}  {text}", hex.join(" "))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_shows_offsets_bytes_and_characters() {
+        let mut out = Vec::new();
+        dump(&mut out, 0x1000, b"sixteen bytes ..and\n").expect("written");
+        let text = String::from_utf8(out).expect("ASCII");
+        let lines: Vec<_> = text.lines().collect();
+        let first = "00001000  73 69 78 74 65 65 6e 20 62 79 74 65 73 20 2e 2e  sixteen bytes ..";
+        assert_eq!(lines[0], first);
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["00001010", "61", "6e", "64", "0a", "and."]
+        );
+    }
+}

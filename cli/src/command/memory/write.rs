@@ -1,0 +1,59 @@
+//! `bluebridge write`: bytes to where a pointer leads.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use bluebridge::Pointer;
+use clap::Args;
+use serde_json::json;
+
+use super::input::{Source, fill};
+use super::{CHUNK_BYTES, at, progress};
+use crate::command::Global;
+use crate::command::member::Member;
+use crate::exit::{Exit, UsageError};
+use crate::output;
+use crate::rack::spec::ByteSize;
+
+/// Writes data to a pointer. Each page is written whole or not at all.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Write {
+    /// The pointer: an IPv6 address, as `create` prints it
+    pointer: Pointer,
+    /// The data; without it and --file, standard input
+    data: Option<String>,
+    /// Take the data from a file
+    #[arg(long, value_name = "PATH", conflicts_with = "data")]
+    file: Option<PathBuf>,
+    /// Bytes to skip from the pointer
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    offset: ByteSize,
+    #[command(flatten)]
+    member: Member,
+}
+
+pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<Exit> {
+    let start = at(options.pointer, options.offset.0)?;
+    let (mut reader, length) = Source::of(options.data, options.file).open()?;
+    let mut session = options.member.join()?;
+    let bar = progress::bar(length);
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut done = 0;
+    loop {
+        let count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
+        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+        let written = session.client.write(at(start, done)?, chunk);
+        written.with_context(|| format!("after {done} bytes were written"))?;
+        done += count as u64;
+        bar.set_position(done);
+    }
+    bar.finish_and_clear();
+    session.leave();
+    if done == 0 {
+        return Err(UsageError("there is no data to write".to_owned()).into());
+    }
+    if global.json {
+        output::json(&json!({ "pointer": start.to_string(), "bytes": done }))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,290 @@
+//! `bluebridge switch tables|ports|impair`: a running switch, asked and troubled.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bluebridge_p4::proto::bluebridge::switch::v1 as proto;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::Global;
+use super::member::find_rack;
+use crate::control::tables::{self, PortNames};
+use crate::control::{impair, switch_ports};
+use crate::exit::{Exit, UsageError};
+use crate::output;
+use crate::rack::daemon::DEVICE_ID;
+use crate::rack::layout::{Layout, P4RUNTIME};
+use crate::rack::spec::{Node, RackName};
+use crate::rack::state::RackState;
+use crate::rack::{RackError, access};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SwitchCommand {
+    /// Make a port lose, double, hold back or damage what leaves by it; without shares, end that
+    Impair(Impair),
+    /// Show ports and drops with their counters
+    Ports(Agent),
+    /// Show the flow tables with their counters
+    Tables(Agent),
+}
+
+/// Which switch.
+#[derive(Debug, Args)]
+pub(super) struct Agent {
+    /// The switch of this rack; without it and --agent, of the only one that is up
+    #[arg(long, value_name = "NAME", conflicts_with = "agent")]
+    rack: Option<RackName>,
+    /// Where the switch's agent serves P4Runtime
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<SocketAddr>,
+    /// P4Runtime's number for the switch
+    #[arg(long, value_name = "N", default_value_t = DEVICE_ID)]
+    device_id: u64,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Impair {
+    /// The port, by its number
+    #[arg(long, value_name = "N", required_unless_present = "node")]
+    port: Option<u16>,
+    /// The port, by the rack's node that it leads to
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["port", "agent"])]
+    node: Option<Node>,
+    /// The share of frames that are lost, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    loss: f64,
+    /// The share that arrives twice
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    duplicate: f64,
+    /// The share that arrives after later ones
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    reorder: f64,
+    /// The share with a bit flipped
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    corrupt: f64,
+    /// Microseconds that every frame is held back
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    delay: u32,
+    /// Where the port's dice start, so that a run can be repeated
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    agent: Agent,
+}
+
+/// A switch that can be asked: the calling thread is where its agent is.
+struct Reached {
+    address: SocketAddr,
+    device_id: u64,
+    names: PortNames,
+    layout: Option<Layout>,
+}
+
+impl Agent {
+    fn reach(&self) -> anyhow::Result<Reached> {
+        match self.agent {
+            Some(address) => Ok(Reached {
+                address,
+                device_id: self.device_id,
+                names: PortNames::new(),
+                layout: None,
+            }),
+            None => enter(&find_rack(self.rack.as_ref())?),
+        }
+    }
+}
+
+/// Moves to the switch of a rack.
+fn enter(state: &RackState) -> anyhow::Result<Reached> {
+    access::join(state)?;
+    access::namespace(state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
+    let layout = Layout::of(&state.spec);
+    Ok(Reached {
+        address: P4RUNTIME.into(),
+        device_id: DEVICE_ID,
+        names: port_names(&layout),
+        layout: Some(layout),
+    })
+}
+
+/// The nodes behind a rack's ports.
+pub(super) fn port_names(layout: &Layout) -> PortNames {
+    let name = |peer: Node| match peer {
+        Node::Switch => "controller".to_owned(),
+        node => node.to_string(),
+    };
+    layout.ports().iter().map(|port| (port.number, name(port.peer))).collect()
+}
+
+pub(super) fn run(command: SwitchCommand, global: Global) -> anyhow::Result<Exit> {
+    match command {
+        SwitchCommand::Impair(options) => set_impairment(&options, global),
+        SwitchCommand::Ports(agent) => ports(&agent.reach()?, global),
+        SwitchCommand::Tables(agent) => show_tables(&agent.reach()?, global),
+    }
+}
+
+pub(super) fn tables_of_rack(name: &RackName, global: Global) -> anyhow::Result<Exit> {
+    show_tables(&enter(&find_rack(Some(name))?)?, global)
+}
+
+fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
+    let lines = tables::read(switch.address, switch.device_id, &switch.names)?;
+    if global.json {
+        output::json(&lines)?;
+    } else {
+        output::table(&TABLE_COLUMNS, table_rows(&lines))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// The columns of [`table_rows`].
+pub(super) const TABLE_COLUMNS: [&str; 5] = ["table", "match", "action", "packets", "bytes"];
+
+/// Entries as rows; a table is named once.
+pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
+    let mut last = "";
+    let rows = lines.iter().map(|line| {
+        let table = if line.table == last { "" } else { line.table };
+        last = line.table;
+        vec![
+            table.to_owned(),
+            line.matches.clone(),
+            line.action.clone(),
+            line.packets.to_string(),
+            line.bytes.to_string(),
+        ]
+    });
+    rows.collect()
+}
+
+fn ports(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
+    let answer = switch_ports(switch.address)?;
+    let node = |number: u32| {
+        let number = u16::try_from(number).ok()?;
+        switch.names.get(&number).cloned()
+    };
+    if global.json {
+        let ports: Vec<_> =
+            answer.ports.iter().map(|port| port_document(port, node(port.number))).collect();
+        let drops: Vec<_> = answer
+            .drops
+            .iter()
+            .map(|drop| json!({ "reason": drop.reason, "frames": drop.frames }))
+            .collect();
+        output::json(&json!({
+            "data_plane": answer.data_plane,
+            "ports": ports,
+            "drops": drops,
+            "packet_ins_lost": answer.packet_ins_lost,
+        }))?;
+        return Ok(Exit::Ok);
+    }
+    let rows = answer.ports.iter().map(|port| port_row(port, node(port.number))).collect();
+    let columns = [
+        "port",
+        "interface",
+        "node",
+        "mtu",
+        "rx packets",
+        "rx bytes",
+        "tx packets",
+        "tx bytes",
+        "lost",
+        "doubled",
+        "reordered",
+        "damaged",
+        "delayed",
+    ];
+    output::text(&format!("data plane: {}", answer.data_plane))?;
+    output::table(&columns, rows)?;
+    let dropped: Vec<_> = answer
+        .drops
+        .iter()
+        .filter(|drop| drop.frames != 0)
+        .map(|drop| format!("{} {}", drop.frames, drop.reason))
+        .collect();
+    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
+    output::text(&format!("frames dropped: {dropped}"))?;
+    Ok(Exit::Ok)
+}
+
+fn port_document(port: &proto::Port, node: Option<String>) -> serde_json::Value {
+    let rx = port.rx.unwrap_or_default();
+    let tx = port.tx.unwrap_or_default();
+    let impaired = port.impaired.unwrap_or_default();
+    json!({
+        "number": port.number,
+        "interface": port.name,
+        "node": node,
+        "mtu": port.mtu,
+        "rx": { "packets": rx.packets, "bytes": rx.bytes },
+        "tx": { "packets": tx.packets, "bytes": tx.bytes },
+        "impaired": {
+            "lost": impaired.lost,
+            "duplicated": impaired.duplicated,
+            "reordered": impaired.reordered,
+            "corrupted": impaired.corrupted,
+            "delayed": impaired.delayed,
+        },
+    })
+}
+
+fn port_row(port: &proto::Port, node: Option<String>) -> Vec<String> {
+    let rx = port.rx.unwrap_or_default();
+    let tx = port.tx.unwrap_or_default();
+    let impaired = port.impaired.unwrap_or_default();
+    let counts = [
+        u64::from(port.mtu),
+        rx.packets,
+        rx.bytes,
+        tx.packets,
+        tx.bytes,
+        impaired.lost,
+        impaired.duplicated,
+        impaired.reordered,
+        impaired.corrupted,
+        impaired.delayed,
+    ];
+    let mut row = vec![port.number.to_string(), port.name.clone(), node.unwrap_or_default()];
+    row.extend(counts.map(|count| count.to_string()));
+    row
+}
+
+fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
+    let shares = [
+        ("--loss", options.loss),
+        ("--duplicate", options.duplicate),
+        ("--reorder", options.reorder),
+        ("--corrupt", options.corrupt),
+    ];
+    if let Some((option, share)) = shares.iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+        return Err(UsageError(format!("{option} {share} is not a share from 0 to 1")).into());
+    }
+    let switch = options.agent.reach()?;
+    let port = match (options.port, options.node, &switch.layout) {
+        (Some(port), _, _) => port,
+        (None, Some(node), Some(layout)) => match layout.port_of(node) {
+            Some(port) => port.number,
+            None => return Err(UsageError(format!("no port leads to {node}")).into()),
+        },
+        _ => return Err(UsageError("which port? use --port N".to_owned()).into()),
+    };
+    let delay = Duration::from_micros(options.delay.into());
+    let impairment = proto::Impairment {
+        seed: options.seed,
+        loss: options.loss,
+        duplicate: options.duplicate,
+        reorder: options.reorder,
+        corrupt: options.corrupt,
+        delay: (!delay.is_zero()).then(|| delay.try_into().unwrap_or_default()),
+    };
+    impair(switch.address, port, impairment)?;
+    if global.json {
+        output::json(
+            &json!({ "port": port, "impaired": shares.iter().any(|it| it.1 > 0.0) || options.delay > 0 }),
+        )?;
+    }
+    Ok(Exit::Ok)
+}
