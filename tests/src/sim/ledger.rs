@@ -75,6 +75,7 @@ impl Ledger {
             Task::Delete { region, .. } => {
                 let region = &mut self.regions[region];
                 region.state = State::Doubtful;
+                region.delete_count += 1;
                 region.deleting_from.get_or_insert(now);
             }
             Task::SharedWrite { region, first_page, pages, value } => {

@@ -56,6 +56,8 @@ pub(super) struct Region {
     pub(super) retired: bool,
     /// When the last operation ended whose outcome is not known.
     pub(super) unknown_at: Option<Instant>,
+    /// DELETEs that began.
+    pub(super) delete_count: u32,
     /// When the first DELETE began.
     pub(super) deleting_from: Option<Instant>,
     /// When the DELETE was acknowledged.
@@ -92,6 +94,7 @@ impl Region {
             was_moved: false,
             retired: false,
             unknown_at: None,
+            delete_count: 0,
             deleting_from: None,
             deleted_at: None,
             lost_at: None,

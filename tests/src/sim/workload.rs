@@ -298,7 +298,8 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
             if region.deleting_from.is_some() {
                 return None;
             }
-            let operation = Operation::Delete { pointer: region.pointer, pages: region.pages + 1 };
+            let operation =
+                Operation::Delete { pointer: region.pointer, pages: region.pages + 100 };
             wrong(
                 operation,
                 &[Status::BadLength, Status::NotAllocated, Status::StaleTag, Status::Unaligned],

@@ -101,7 +101,7 @@ impl Ledger {
         let before = self.regions[index].deleted_at.is_some();
         let outcome = self.outcome(slot, index, &result)?;
         let region = &mut self.regions[index];
-        let first_try = region.deleting_from == Some(slot.start);
+        let first_try = region.delete_count == 1;
         match (outcome, result) {
             (Outcome::Done, Ok(Answer::Freed(pages))) if pages == region.pages && !before => {
                 region.state = State::Deleted;
