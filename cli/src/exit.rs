@@ -34,6 +34,11 @@ pub enum Exit {
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
+/// The system does not permit to this user what the command line asks for.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotPermittedError(pub(crate) &'static str);
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
@@ -56,6 +61,8 @@ impl Exit {
                 Some(of_control(error))
             } else if cause.is::<UsageError>() {
                 Some(Self::Usage)
+            } else if cause.is::<NotPermittedError>() {
+                Some(Self::NotPermitted)
             } else {
                 cause.downcast_ref::<NetworkError>().map(of_network)
             }

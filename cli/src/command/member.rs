@@ -26,6 +26,9 @@ use crate::rack::state::{Phase, RackState, StateRoot};
 /// How often a command looks whether the endpoint is free.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How long a command polls for an answer before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// Which endpoint the command is: the node of a rack on this machine, or the one that the options
 /// (or the environment, inside of a rack) describe.
 ///
@@ -101,7 +104,7 @@ impl Member {
     /// Joins, in the rack's namespace if the command is for one; the process moves there.
     pub(super) fn join(&self) -> anyhow::Result<Session> {
         let identity = self.identity()?;
-        join(&identity, self.deadline.0).with_context(|| match &self.client {
+        join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
             Some(_) => format!("cannot join as {}", identity.name),
             None => format!("cannot join as {} (--as chooses another)", identity.name),
         })
@@ -181,14 +184,18 @@ pub(super) fn find_rack(name: Option<&RackName>) -> anyhow::Result<RackState> {
 }
 
 /// Joins as soon as no other process is this endpoint, which its one port tells.
-pub(super) fn join(identity: &Identity, deadline: Duration) -> Result<Session, JoinError> {
+pub(super) fn join(
+    identity: &Identity,
+    deadline: Duration,
+    spin: Duration,
+) -> Result<Session, JoinError> {
     let until = Instant::now() + deadline;
     let mut options = JoinOptions::new(&identity.name, identity.space, &identity.interface, "");
     options.attachment = Attachment::Port(identity.switch_port);
     options.membership.join_deadline = deadline;
     options.carrier = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
     options.behaviour =
-        EndpointConfig { deadline, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };
+        EndpointConfig { deadline, spin, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };
     let uri = format!("http://{}", identity.controller);
     loop {
         match Client::join(&uri, options.clone()) {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod controller;
+mod demo;
 mod endpoint;
 mod host;
 mod interrupt;
@@ -54,6 +55,7 @@ enum Command {
     Controller(controller::Controller),
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
+    Demo(demo::Demo),
     /// Let this machine send to pointers and receive them through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
@@ -82,6 +84,7 @@ pub fn run() -> ExitCode {
         Command::Controller(command) => controller::run(command),
         Command::Create(command) => memory::create::run(command, line.global),
         Command::Delete(command) => memory::delete::run(command, line.global),
+        Command::Demo(command) => demo::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
         Command::Ping(command) => memory::ping::run(command, line.global),

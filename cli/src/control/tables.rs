@@ -38,6 +38,22 @@ pub struct TableLine {
 /// Names for ports; a port without one is shown by its number.
 pub type PortNames = BTreeMap<u16, String>;
 
+/// An entry that no switch counted yet.
+pub fn describe(
+    key: &Key,
+    action: &Action,
+    groups: &BTreeMap<u32, Vec<u16>>,
+    names: &PortNames,
+) -> TableLine {
+    TableLine {
+        table: bluebridge_switch::dataplane::Table::of(key).name(),
+        matches: key_text(key, names),
+        action: action_text(action, groups, names),
+        packets: 0,
+        bytes: 0,
+    }
+}
+
 /// Reads every table over P4Runtime, which anyone may who is not the primary.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use super::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use super::spec::Node;
 use super::state::{DaemonRecord, RackState};
 use super::{DaemonFailure, Rack, RackError, failed};
-use crate::process::ProcessRecord;
+use crate::process::{ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Readiness, ReadySocket};
 
 /// How long a daemon may take until it reports ready.
@@ -130,6 +130,32 @@ impl Rack {
         Ok(())
     }
 
+    /// Stops one daemon: asks it to end, and kills it when it has not after `grace`.
+    pub fn stop_daemon(&mut self, name: &str, grace: Duration) -> Result<Stopped, RackError> {
+        let daemon = self.state.daemons.iter_mut().find(|daemon| daemon.name == name);
+        let daemon = daemon.ok_or_else(|| RackError::NoDaemon(name.to_owned()))?;
+        daemon.ready = false;
+        let records: Vec<_> = daemon.process.iter().cloned().collect();
+        let ends = stop_all(&records, grace).map_err(failed(format!("stop {name}")))?;
+        self.save()?;
+        Ok(ends.first().copied().unwrap_or(Stopped::AlreadyGone))
+    }
+
+    /// Starts a daemon that was stopped or has ended, as it was started first.
+    pub fn restart_daemon(
+        &mut self,
+        program: &Path,
+        name: &str,
+        deadline: Duration,
+    ) -> Result<(), RackError> {
+        let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
+        let at = at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))?;
+        let daemon = self.state.daemons.remove(at);
+        let daemon = DaemonRecord { process: None, ready: false, ..daemon };
+        let starting = self.start(program, daemon)?;
+        self.wait(starting, Instant::now() + deadline, deadline)
+    }
+
     fn start(&mut self, program: &Path, daemon: DaemonRecord) -> Result<Starting, RackError> {
         let name = daemon.name.clone();
         let index = self.state.daemons.len();
@@ -138,7 +164,8 @@ impl Rack {
         let socket = self.directory.path().join(format!("{name}.ready"));
         let ready = ReadySocket::bind(&socket)
             .map_err(failed(format!("make the socket on which {name} reports")))?;
-        let log = File::create(&daemon.log).map_err(failed(format!("make the log of {name}")))?;
+        let log = File::options().create(true).append(true).open(&daemon.log);
+        let log = log.map_err(failed(format!("make the log of {name}")))?;
         let log_too = log.try_clone().map_err(failed(format!("make the log of {name}")))?;
         let mut command = Command::new(program);
         command.args(&daemon.arguments).envs(rack_environment(

@@ -79,6 +79,9 @@ pub enum RackError {
         /// Why.
         source: NetworkError,
     },
+    /// The rack has no such daemon.
+    #[error("the rack has no daemon {0}")]
+    NoDaemon(String),
     /// The rack has no such node.
     #[error("the rack {name} has no node {node}; `bluebridge rack status` shows those it has")]
     NoNode {
@@ -142,6 +145,15 @@ impl Site {
         if namespace::is_privileged() {
             return Ok(Self { state_root, user_namespace: None });
         }
+        Self::in_user_namespace(state_root)
+    }
+
+    /// Enters a new user namespace also if the process has root; see [`Self::prepare`].
+    pub fn prepare_rootless() -> Result<Self, RackError> {
+        Self::in_user_namespace(StateRoot::locate())
+    }
+
+    fn in_user_namespace(state_root: StateRoot) -> Result<Self, RackError> {
         namespace::enter_new()?;
         let id =
             NamespaceId::of("/proc/self/ns/user").map_err(failed("name the user namespace"))?;
@@ -174,7 +186,8 @@ impl Cancel {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn check(&self) -> Result<(), RackError> {
+    /// An error once it was asked.
+    pub fn check(&self) -> Result<(), RackError> {
         if self.is_cancelled() { Err(RackError::Cancelled) } else { Ok(()) }
     }
 }

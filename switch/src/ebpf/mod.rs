@@ -140,6 +140,12 @@ pub struct TestRun {
 pub const ACTION_REDIRECT: u32 = 7;
 
 impl EbpfSwitch {
+    /// Whether this build has the programs: clang was there when it was made.
+    #[must_use]
+    pub fn is_built() -> bool {
+        OBJECT.is_some()
+    }
+
     /// Opens the switch of a name: the one that is pinned, or a new one without ports.
     ///
     /// # Errors

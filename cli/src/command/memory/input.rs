@@ -40,7 +40,7 @@ impl Source {
                     .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
                 let (file, metadata) =
                     opened.with_context(|| format!("cannot open {}", path.display()))?;
-                let length = metadata.is_file().then(|| metadata.len());
+                let length = metadata.is_file().then_some(metadata.len());
                 (Box::new(file), length)
             }
             Self::StandardInput => (Box::new(io::stdin().lock()), None),

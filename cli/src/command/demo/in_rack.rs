@@ -1,0 +1,384 @@
+//! The demo with real daemons in network namespaces.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use bluebridge::{Client, Error, Placement, Pointer};
+use bluebridge_transport::udp::UdpTransport;
+use bluebridge_wire::Space;
+
+use super::acts::Cast;
+use super::screen::Screen;
+use super::{ControllerRestart, Mode, Summary, latency};
+use crate::command::interrupt;
+use crate::command::member::{identity_in, join};
+use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
+use crate::control::tables::{self, TableLine};
+use crate::control::{controller_status, switch_ports};
+use crate::process;
+use crate::rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
+use crate::rack::layout::P4RUNTIME;
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec};
+use crate::rack::state::RACK_VARIABLE;
+use crate::rack::{Cancel, GRACE, Rack, Site};
+
+/// How long each operation may take.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long a client asks for a server that is gone.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long clients poll for answers. The kernel's switch needs no processor of its own; the soft
+/// one does, and so a client must not keep it away.
+const SPIN: [(DataPlane, Duration); 2] =
+    [(DataPlane::Ebpf, Duration::from_millis(2)), (DataPlane::Soft, Duration::from_micros(50))];
+
+/// What each server offers.
+const MEMORY_BYTES: u64 = 32 << 20;
+
+/// How long the controller is dead.
+const DEAD: Duration = Duration::from_millis(400);
+
+/// The server that is stopped.
+const VICTIM: u16 = 3;
+
+type Clients = Cast<UdpTransport>;
+
+pub(super) fn show(
+    site: &Site,
+    data_plane: DataPlane,
+    screen: &mut Screen,
+) -> anyhow::Result<Summary> {
+    let program = std::env::current_exe().context("cannot find the own program")?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let was_there = site.state_root().path().exists();
+    let shown = play(site, data_plane, program, &cancel, screen);
+    if !was_there {
+        // Another rack may have come meanwhile, and then it stays.
+        let _ = std::fs::remove_dir(site.state_root().path());
+    }
+    shown
+}
+
+fn play(
+    site: &Site,
+    data_plane: DataPlane,
+    program: PathBuf,
+    cancel: &Cancel,
+    screen: &mut Screen,
+) -> anyhow::Result<Summary> {
+    let mut stage = Stage::build(site, data_plane, program, cancel, screen)?;
+    let mut clients = stage.clients()?;
+
+    screen.step("A pointer is an address")?;
+    let pointer = clients.pointer(screen)?;
+
+    screen.step("The switch is the directory")?;
+    let before = stage.tables(screen)?;
+    cancel.check()?;
+
+    screen.step("Two clients, three servers: a pointer is all that they share")?;
+    clients.share(screen)?;
+    cancel.check()?;
+
+    screen.step("Any size, across pages")?;
+    let transferred_bytes = clients.sizes(screen)?;
+    cancel.check()?;
+
+    screen.step("Atomics")?;
+    clients.atomics(screen)?;
+    cancel.check()?;
+
+    screen.step("A freed pointer is refused")?;
+    let stale_pointer = clients.stale(screen)?;
+    cancel.check()?;
+
+    screen.step("What it takes")?;
+    let node = clients.node(0)?;
+    let latency = latency::measure(&mut clients.first, node, screen, cancel)?;
+
+    screen.step("The switch counted")?;
+    let directory_packets = stage.counters(&before, screen)?;
+
+    screen.step("The controller is killed, and nobody notices")?;
+    let controller_restart = stage.kill_controller(&mut clients, screen)?;
+    cancel.check()?;
+
+    screen.step("A server is stopped")?;
+    let stopped_server = stage.stop_server(&mut clients, screen)?;
+
+    screen.step("Clean-up")?;
+    drop(clients);
+    let left_over = stage.take_down(screen)?;
+    Ok(Summary {
+        mode: Mode::Root,
+        switch: data_plane.as_str(),
+        seconds: 0.0,
+        pointer: pointer.to_string(),
+        entry_count: before.len(),
+        transferred_bytes,
+        stale_pointer,
+        latency,
+        directory_packets: Some(directory_packets),
+        controller_restart: Some(controller_restart),
+        stopped_server,
+        left_over,
+    })
+}
+
+/// The rack, and what it takes to change it.
+struct Stage<'a> {
+    rack: Rack,
+    program: PathBuf,
+    cancel: &'a Cancel,
+}
+
+impl<'a> Stage<'a> {
+    fn build(
+        site: &Site,
+        data_plane: DataPlane,
+        program: PathBuf,
+        cancel: &'a Cancel,
+        screen: &mut Screen,
+    ) -> anyhow::Result<Self> {
+        screen.step("A rack in a box: a switch, a controller, three servers, two clients")?;
+        let start = Instant::now();
+        let spec = RackSpec {
+            name: format!("demo-{}", std::process::id()).parse()?,
+            servers: 3,
+            clients: 2,
+            mtu: LinkMtus::default(),
+            switch: data_plane,
+            memory: ByteSize(MEMORY_BYTES),
+        };
+        let mut rack = Rack::build(site, spec, cancel.clone())?;
+        rack.start_daemons(&program, READY_DEADLINE)?;
+        let rows = rack.state().daemons.iter().map(|daemon| {
+            vec![
+                daemon.name.clone(),
+                daemon.process.as_ref().map_or_else(String::new, |it| it.pid.to_string()),
+                format!("bb-{}-{}", rack.spec().name, daemon.node),
+            ]
+        });
+        screen.table(&["process", "pid", "network namespace"], rows.collect())?;
+        screen.say(&format!(
+            "   Real processes, joined by virtual Ethernet links of {} bytes to a switch ({}). Ready after {:.1} s.",
+            rack.spec().mtu,
+            data_plane.as_str(),
+            start.elapsed().as_secs_f64()
+        ))?;
+        Ok(Self { rack, program, cancel })
+    }
+
+    /// Joins both clients, each in its namespace.
+    fn clients(&self) -> anyhow::Result<Clients> {
+        let spin = SPIN.iter().find(|(plane, _)| *plane == self.rack.spec().switch);
+        let spin = spin.map_or(Duration::ZERO, |(_, spin)| *spin);
+        let session = |node| {
+            let identity = identity_in(self.rack.state(), node, Space(1))?;
+            let joined = self.rack.enter(node, || join(&identity, DEADLINE, spin))?;
+            joined.with_context(|| format!("{node} cannot join"))
+        };
+        let (first, second) = (session(Node::Client(1))?, session(Node::Client(2))?);
+        let mut nodes: Vec<_> =
+            first.nodes.iter().map(|node| (node.name.clone(), node.node)).collect();
+        nodes.sort();
+        ensure!(nodes.len() == 3, "{} memory nodes joined instead of 3", nodes.len());
+        Ok(Cast { first: first.client, second: second.client, nodes })
+    }
+
+    fn read_tables(&self) -> anyhow::Result<Vec<TableLine>> {
+        let names = port_names(self.rack.layout());
+        let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
+        Ok(self.rack.enter(Node::Switch, read)??)
+    }
+
+    fn tables(&self, screen: &Screen) -> anyhow::Result<Vec<TableLine>> {
+        let lines = self.read_tables()?;
+        screen.say(
+            "   The controller installed these entries when the nodes joined; `directory` leads a pointer\n   \
+             home by its longest prefix, so nobody is asked where memory is, and `ingress_guard` lets\n   \
+             nobody speak for another. Read from the switch over P4Runtime:",
+        )?;
+        screen.table(&TABLE_COLUMNS, table_rows(&lines))?;
+        Ok(lines)
+    }
+
+    /// What the switch counted since `before`; answers the directory's packets.
+    fn counters(&self, before: &[TableLine], screen: &Screen) -> anyhow::Result<u64> {
+        let mut directory_packets = 0;
+        let mut moved = Vec::new();
+        for mut line in self.read_tables()? {
+            let same = |old: &&TableLine| (old.table, &old.matches) == (line.table, &line.matches);
+            let (packets, bytes) =
+                before.iter().find(same).map_or((0, 0), |old| (old.packets, old.bytes));
+            line.packets = line.packets.saturating_sub(packets);
+            line.bytes = line.bytes.saturating_sub(bytes);
+            if line.table == "directory" {
+                directory_packets += line.packets;
+            }
+            if line.packets > 0 && line.table != "l2" {
+                moved.push(line);
+            }
+        }
+        ensure!(directory_packets > 0, "the directory counted nothing");
+        screen.table(&TABLE_COLUMNS, table_rows(&moved))?;
+        let ports = self.rack.enter(Node::Switch, || switch_ports(P4RUNTIME.into()))??;
+        let dropped: u64 = ports.drops.iter().map(|drop| drop.frames).sum();
+        screen.say(&format!("   Frames dropped by the switch so far: {dropped}."))?;
+        Ok(directory_packets)
+    }
+
+    fn kill_controller(
+        &mut self,
+        clients: &mut Clients,
+        screen: &Screen,
+    ) -> anyhow::Result<ControllerRestart> {
+        let node = clients.node(0)?;
+        let region = clients.first.alloc_write_at(b"still here", Placement::Node(node))?;
+        let pointer = region.base();
+        let nodes = self.members()?;
+        let stop = AtomicBool::new(false);
+        let second = &mut clients.second;
+        let (log, restarted) = thread::scope(|scope| {
+            let reading = scope.spawn(|| Reading::until(&stop, second, pointer));
+            let restarted = self.restart_controller(screen);
+            stop.store(true, Ordering::Relaxed);
+            (reading.join(), restarted)
+        });
+        let took = restarted?;
+        let log = log.map_err(|_| anyhow!("the reading client panicked"))?;
+        let same_nodes = nodes == self.members()?;
+        ensure!(log.failed == 0, "{} of {} reads failed: {:?}", log.failed, log.count, log.error);
+        ensure!(same_nodes, "nodes were given other ids: {nodes:?}");
+        clients.first.delete(region)?;
+        screen.say(&format!(
+            "   Killed, dead for {:.1} s, back after another {:.1} s. Meanwhile c2 read {} times without one \
+             error;\n   the longest read took {:.0} us. Every node still has its id and incarnation.",
+            DEAD.as_secs_f64(),
+            took.as_secs_f64(),
+            log.count,
+            log.longest.as_secs_f64() * 1e6
+        ))?;
+        Ok(ControllerRestart {
+            reads: log.count,
+            failed_reads: log.failed,
+            longest_read_us: log.longest.as_secs_f64() * 1e6,
+            same_nodes,
+        })
+    }
+
+    /// Kills the controller and starts it again; how long the start took.
+    fn restart_controller(&mut self, screen: &Screen) -> anyhow::Result<Duration> {
+        thread::sleep(Duration::from_millis(100));
+        self.rack.stop_daemon(CONTROLLER, Duration::ZERO)?;
+        let address = self.rack.layout().controller().into();
+        if let Err(error) = self.rack.enter(Node::Switch, || controller_status(address))? {
+            screen.say(&format!("   An operator sees: {error}."))?;
+        } else {
+            return Err(anyhow!("the controller answers though it was killed"));
+        }
+        thread::sleep(DEAD);
+        self.cancel.check()?;
+        let start = Instant::now();
+        self.rack.restart_daemon(&self.program, CONTROLLER, READY_DEADLINE)?;
+        Ok(start.elapsed())
+    }
+
+    /// Name, id and incarnation of every member.
+    fn members(&self) -> anyhow::Result<Vec<(String, u32, u32)>> {
+        let address = self.rack.layout().controller().into();
+        let status = self.rack.enter(Node::Switch, || controller_status(address))??;
+        let members = status.nodes.into_iter();
+        Ok(members.map(|node| (node.name, node.node, node.incarnation)).collect())
+    }
+
+    fn stop_server(&mut self, clients: &mut Clients, screen: &Screen) -> anyhow::Result<String> {
+        let victim = clients.node(usize::from(VICTIM) - 1)?;
+        let lost = clients.first.alloc_write_at(b"gone soon", Placement::Node(victim))?;
+        let node = clients.node(0)?;
+        let kept = clients.first.alloc_write_at(b"safe", Placement::Node(node))?;
+        self.rack.stop_daemon(&format!("{MEMORY_SERVER}-{}", Node::Server(VICTIM)), GRACE)?;
+        clients.second.set_deadline(PATIENCE);
+        let start = Instant::now();
+        let error = match clients.second.read(lost.base(), &mut [0; 9]) {
+            Err(error @ (Error::Unreachable { .. } | Error::Refused { .. })) => error,
+            Err(error) => return Err(error).context("a stopped server should be unreachable"),
+            Ok(()) => return Err(anyhow!("a stopped server answered")),
+        };
+        let waited = start.elapsed();
+        clients.second.set_deadline(DEADLINE);
+        let mut bytes = [0; 4];
+        clients.second.read(kept.base(), &mut bytes)?;
+        ensure!(&bytes == b"safe", "another server's memory changed");
+        clients.first.delete(kept)?;
+        screen.say(&format!(
+            "   s{VICTIM} was stopped. c2, which gives every call {:.0} s here, asks for {}:\n\n      {error}\n      \
+             (after {:.2} s; fault: {:?})\n\n   Memory on the other servers is there as before.",
+            PATIENCE.as_secs_f64(),
+            lost.base(),
+            waited.as_secs_f64(),
+            error.fault()
+        ))?;
+        Ok(error.to_string())
+    }
+
+    /// Takes the rack down and looks for what is left of it.
+    fn take_down(self, screen: &Screen) -> anyhow::Result<Vec<String>> {
+        let id = self.rack.state().id.clone();
+        let mut paths: Vec<PathBuf> =
+            self.rack.state().namespaces.iter().map(|record| record.path.clone()).collect();
+        paths.extend(self.rack.state().bpf_directory.clone());
+        let taken = self.rack.take_down()?;
+        let mut left_over: Vec<String> = paths
+            .iter()
+            .filter(|path| path.exists())
+            .map(|path| path.display().to_string())
+            .collect();
+        let processes = process::find(|pid| process::has_environment(pid, RACK_VARIABLE, &id));
+        left_over.extend(processes.iter().map(|it| format!("process {}", it.pid)));
+        screen.say(&format!(
+            "   {} processes stopped, {} namespaces removed. Left behind: {}.",
+            taken.daemons.len(),
+            taken.namespace_count,
+            if left_over.is_empty() { "nothing".to_owned() } else { left_over.join(", ") }
+        ))?;
+        Ok(left_over)
+    }
+}
+
+/// What a client saw that read all the time.
+#[derive(Default)]
+struct Reading {
+    count: u64,
+    failed: u64,
+    longest: Duration,
+    error: Option<String>,
+}
+
+impl Reading {
+    fn until(stop: &AtomicBool, client: &mut Client<UdpTransport>, pointer: Pointer) -> Self {
+        let mut log = Self::default();
+        while !stop.load(Ordering::Relaxed) {
+            let mut bytes = [0; 10];
+            let start = Instant::now();
+            let failure = match client.read(pointer, &mut bytes) {
+                Ok(()) if &bytes == b"still here" => None,
+                Ok(()) => Some("other bytes than were written".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            log.count += 1;
+            log.longest = log.longest.max(start.elapsed());
+            if failure.is_some() {
+                log.failed += 1;
+                log.error = failure;
+            }
+            // Two processors are all that some machines have, and the controller starts meanwhile.
+            thread::sleep(Duration::from_micros(200));
+        }
+        log
+    }
+}
