@@ -14,7 +14,7 @@ use super::{
     record::{Progress, Record},
     write::piece_of,
 };
-use crate::store::{Grant, PageStore};
+use crate::store::{Access, Grant, PageStore};
 
 impl Responder {
     pub(super) fn create<S: PageStore + ?Sized>(
@@ -47,7 +47,10 @@ impl Responder {
         };
         let arrived = u32::try_from(record.value).unwrap_or(0);
         let Some(grant) = record.grant() else { return };
-        let arrived = self.fill(request, grant, (arrived, piece), store);
+        let arrived = match self.fill(request, grant, (arrived, piece), store) {
+            Ok(arrived) => arrived,
+            Err(status) => return self.refuse(request, status.into()),
+        };
         if arrived == cut.bits() {
             record = Record { value: 0, progress: Progress::Answered, ..record };
             return self.conclude(request, slot, record);
@@ -76,21 +79,26 @@ impl Responder {
         Ok((record, cut, piece))
     }
 
-    /// Writes a piece into new pages and gives the pieces that arrived so far.
+    /// Writes a piece into new pages and gives the pieces that arrived so far. The pages may be
+    /// another's by now: whoever guessed their pointer could free them.
     fn fill<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         grant: Grant,
         (arrived, piece): (u32, Piece),
         store: &mut S,
-    ) -> u32 {
+    ) -> Result<u32, Status> {
         if arrived & piece.bit != 0 {
             self.counters.count(Event::PieceDuplicate);
-            return arrived;
+            return Ok(arrived);
         }
-        let page = grant.location.page() + piece.page as u64;
-        store.write(page, piece.start, request.datagram.data);
-        arrived | piece.bit
+        let Grant { location, tag } = grant;
+        let offset = location.offset() + piece.offset as u64;
+        let location = Location::new(location.generation(), offset).ok_or(Status::OutOfRange)?;
+        let space = request.datagram.target.space;
+        store.check(Access { location, length_bytes: piece.bytes as u64, tag, space })?;
+        store.write(location.page(), piece.start, request.datagram.data);
+        Ok(arrived | piece.bit)
     }
 
     /// CREATE or ALLOC_WRITE to node 0, in no session.
@@ -150,7 +158,7 @@ impl Responder {
         let shape = (pages_of_bytes(header.length), piece_bytes);
         let index = self.provide(request, Command::AllocWrite, known, shape, store)?;
         let Provisional { grant, arrived, .. } = *self.provisional.at(index);
-        let arrived = self.fill(request, grant, (arrived, piece), store);
+        let arrived = self.fill(request, grant, (arrived, piece), store)?;
         self.provisional.at(index).arrived = arrived;
         Ok((index, arrived == cut.bits()))
     }

@@ -166,6 +166,36 @@ pub(super) fn an_unfinished_alloc_write_is_freed_with_its_time() {
 }
 
 #[test]
+pub(super) fn pages_that_were_guessed_and_freed_are_filled_no_further() {
+    let data = stamp(3000, 9);
+    for is_anywhere in [true, false] {
+        let mut world = World::with(&config(), 16, 1024);
+        let train = if is_anywhere {
+            let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
+            pieces(ask, 0, &data, 1024)
+        } else {
+            world.sequence = 1;
+            let train = pieces(Ask::server(Command::AllocWrite), 0, &data, 1024);
+            train.into_iter().map(|ask| world.numbered(ask, 1)).collect()
+        };
+        assert_eq!(world.send(&train[0]), []);
+        let other = world.one(&open(NodeId(21), 1, 3, 4096)).header.session;
+        let guess = pointer(0, 1);
+        let mut delete = Ask::new(Command::Delete, guess.to_ipv6());
+        delete.from = endpoint(NodeId(21));
+        let delete = delete.with(|header| (header.session, header.sequence) = (other, 1));
+        assert_eq!(world.status(&delete), Status::Ok);
+        assert_eq!(world.status(&train[1]), Status::NotAllocated);
+        let grant = world.store.create(Space(77), 1).unwrap();
+        assert_eq!(grant.location, guess.location, "the same page for another space");
+        assert_eq!(world.status(&train[1]), Status::StaleTag);
+        assert!((0..4096).all(|place| world.store.byte(0, place) == 0), "it is not theirs");
+        world.pass(Duration::from_secs(5));
+        assert_eq!(world.store.used_pages(), 1, "the timer freed another's page");
+    }
+}
+
+#[test]
 pub(super) fn entries_and_pages_are_bounded() {
     let limits = Limits { provisional_count: 3, provisional_pages: 8, ..Limits::default() };
     let config = Config { limits, ..config() };

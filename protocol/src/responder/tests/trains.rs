@@ -286,6 +286,44 @@ pub(super) fn a_waiting_read_is_sent_before_its_page_changes() {
 }
 
 #[test]
+pub(super) fn a_waiting_read_of_guessed_pages_is_sent_before_they_are_filled_or_given_anew() {
+    let mut world = World::with(&config(), 32, 1024);
+    world.sequence = 1;
+    let train = pieces(Ask::server(Command::AllocWrite), 0, &stamp(3000, 7), 1024);
+    let train: Vec<_> = train.into_iter().map(|ask| world.numbered(ask, 1)).collect();
+    assert_eq!(world.send(&train[0]), []);
+    let read = Ask::new(Command::Read, pointer(0, 1).to_ipv6()).with(|header| header.length = 3000);
+    world.offer(&world.numbered(read, 2)).unwrap();
+    assert!(world.responder.has_page_replies());
+    let create = Ask::server(Command::Create).with(|header| header.length = 1);
+    assert_eq!(world.offer(&train[1]), Err(DrainFirst));
+    assert_eq!(world.offer(&world.numbered(create, 3)), Err(DrainFirst));
+    assert_eq!(world.drain().len(), 3);
+    world.offer(&train[1]).unwrap();
+}
+
+#[test]
+pub(super) fn a_waiting_read_is_sent_before_its_page_changes_under_another_name() {
+    let mut world = World::new();
+    let own = world.create(16);
+    let adopted = Adopted {
+        node: NodeId(4),
+        generation: store::GENERATION,
+        first_page: 512,
+        page_count: 8,
+        local_page: 8,
+    };
+    world.responder.add_adopted(adopted).unwrap();
+    let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };
+    let read = world.read_ask(foreign, 4096);
+    world.offer(&read).unwrap();
+    let write = world.train(Command::Write, page_of(own, 8), b"x", world.sequence + 1).remove(0);
+    assert_eq!(world.offer(&write), Err(DrainFirst));
+    assert_eq!(world.drain()[0].status, Status::Ok);
+    world.offer(&write).unwrap();
+}
+
+#[test]
 pub(super) fn the_queue_of_replies_is_bounded() {
     let config = Config { limits: Limits { reply_count: 64, ..Limits::default() }, ..config() };
     let mut world = World::with(&config, 32, 1024);
