@@ -174,6 +174,8 @@ impl Requester {
                     let op = &mut self.ops[index];
                     op.leaky |= op.sent_count > 0 && op.is_leaky_create();
                     op.home = true;
+                    // All pages of the run are asked for anew, also those that were complete.
+                    op.pending |= super::page_bits(op.run_page_count()) << op.run_page;
                     self.retire_number(index);
                     self.ops[index].place = Place::Waiting;
                     self.ops.push_front(&mut self.peers[peer].waiting, index);

@@ -33,7 +33,8 @@ pub(super) mod run {
         atomic_and_small: atomics_answer_what_was_there, small_requests_and_their_answers,
             a_close_waits_for_what_was_started_before;
         moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, a_grant_that_is_late_is_waited_for, pages_that_moved_apart_are_asked_one_by_one,
-            a_range_that_moves_for_ever_is_given_up, a_page_that_was_changed_is_not_forgotten;
+            a_range_that_moves_for_ever_is_given_up, a_page_that_was_changed_is_not_forgotten,
+            a_page_is_asked_for_anew_in_a_new_session;
         reads: a_page_is_read_in_one_round_trip, pieces_come_in_any_order_and_twice, missing_pieces_are_asked_for_again,
             a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back;
         refusals: busy_is_tried_again_at_home, a_lease_that_lasts_ends_in_busy, overload_is_waited_out, a_refusal_is_told,

@@ -190,3 +190,30 @@ pub(super) fn a_page_that_was_changed_is_not_forgotten() -> Counters {
     assert!(matches!(failure, Failure::OutcomeUnknown { .. }), "{failure:?}");
     bench.end()
 }
+
+pub(super) fn a_page_is_asked_for_anew_in_a_new_session() -> Counters {
+    let mut bench = bench();
+    bench.read(0, 8192, 1);
+    let lost = bench.sent_one();
+    for start in [4096, 5496, 6896] {
+        bench.reply(&Reply::piece(&lost, start, 1, &vec![1; (8192 - start).min(1400)]));
+    }
+    bench.reply(&Reply::to(&lost, Status::NoSession));
+    let open = bench.pass_to_sent().remove(0);
+    bench.accept(&open, 0x7777);
+    let again = bench.sent_one();
+    assert_eq!((again.header.length, again.header.detail), (8192, 0));
+    for start in [0, 1400, 2800] {
+        bench.reply(&Reply::piece(&again, start, 1, &vec![2; (4096 - start).min(1400)]));
+    }
+    // It was complete in the lost session, but what counts is what is said now.
+    bench.reply(&moved(&again, OTHER).with(|header| header.offset = 4096));
+    let rest = bench.sent_one();
+    assert_eq!((rest.node, rest.header.length), (OTHER, 4096));
+    for start in [0, 1400, 2800] {
+        bench.reply(&Reply::piece(&rest, start, 9, &vec![3; (4096 - start).min(1400)]));
+    }
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.memory.0[&1], [vec![2; 4096], vec![3; 4096]].concat());
+    bench.end()
+}
