@@ -30,3 +30,14 @@ pub(crate) fn require_root() {
         "this test makes network namespaces: run it as root, or leave it out by name"
     );
 }
+
+/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
+#[allow(dead_code, reason = "not every test file has tiers")]
+pub(crate) fn is_wanted(tier: &str) -> bool {
+    let wanted = std::env::var("BLUEBRIDGE_TEST_TIERS")
+        .map_or(true, |tiers| tiers.split(',').any(|name| name == tier));
+    if !wanted {
+        eprintln!("left out: BLUEBRIDGE_TEST_TIERS does not name {tier}");
+    }
+    wanted
+}

@@ -37,8 +37,15 @@ impl<T: Transport> Cast<T> {
 
     /// Allocates, and takes the pointer apart; answers it.
     pub(super) fn pointer(&mut self, screen: &Screen) -> anyhow::Result<Pointer> {
-        let region = self.first.create(10_000)?;
-        let pointer = region.base();
+        // The very first page of an arena has location 0, which would explain little.
+        let mut regions = Vec::new();
+        let pointer = loop {
+            let region = self.first.create(10_000)?;
+            regions.push(region);
+            if region.base().location.offset() != 0 || regions.len() > self.nodes.len() {
+                break region.base();
+            }
+        };
         screen.say(&format!(
             "   Client c1 asked for 10,000 bytes anywhere, and the switch chose {}. It got\n\n      {pointer}\n\n   \
              which is the destination address of every packet that uses it:",
@@ -76,7 +83,9 @@ impl<T: Transport> Cast<T> {
             ),
         ];
         screen.table(&["field", "bits", "value", "meaning"], rows)?;
-        self.first.delete(region)?;
+        for region in regions {
+            self.first.delete(region)?;
+        }
         Ok(pointer)
     }
 

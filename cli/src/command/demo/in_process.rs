@@ -90,7 +90,13 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
 
     screen.step("What it takes, without a network")?;
     let node = rack.cast.node(0)?;
-    let latency = latency::measure(&mut rack.cast.first, node, screen, cancel)?;
+    let latency = latency::measure(
+        &mut rack.cast.first,
+        node,
+        "threads and queues, no network",
+        screen,
+        cancel,
+    )?;
 
     screen.step("A server is stopped")?;
     let stopped_server = rack.stop_server(screen)?;

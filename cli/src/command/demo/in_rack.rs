@@ -98,7 +98,7 @@ fn play(
 
     screen.step("What it takes")?;
     let node = clients.node(0)?;
-    let latency = latency::measure(&mut clients.first, node, screen, cancel)?;
+    let latency = latency::measure(&mut clients.first, node, how(data_plane), screen, cancel)?;
 
     screen.step("The switch counted")?;
     let directory_packets = stage.counters(&before, screen)?;
@@ -109,6 +109,7 @@ fn play(
 
     screen.step("A server is stopped")?;
     let stopped_server = stage.stop_server(&mut clients, screen)?;
+    cancel.check()?;
 
     screen.step("Clean-up")?;
     drop(clients);
@@ -127,6 +128,16 @@ fn play(
         stopped_server,
         left_over,
     })
+}
+
+/// What the reader of a latency should know.
+fn how(data_plane: DataPlane) -> &'static str {
+    match data_plane {
+        DataPlane::Ebpf => "client and server poll, and the switch runs where the sender does",
+        DataPlane::Soft => {
+            "the soft switch is a process of its own, and on few processors every hop waits for a wake-up"
+        }
+    }
 }
 
 /// The rack, and what it takes to change it.

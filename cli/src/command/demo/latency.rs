@@ -42,6 +42,7 @@ const PAPER: [(&str, &str, f64); 4] = [
 pub(super) fn measure<T: Transport>(
     client: &mut Client<T>,
     node: NodeId,
+    how: &str,
     screen: &Screen,
     cancel: &Cancel,
 ) -> anyhow::Result<Vec<Latency>> {
@@ -71,7 +72,9 @@ pub(super) fn measure<T: Transport>(
             }
         });
     let rows: Vec<_> = rows.collect();
-    screen.say(&format!("   Median of {rounds} operations on one page of 4096 bytes, one at a time, client and server polling:"))?;
+    screen.say(&format!(
+        "   Median of {rounds} operations on one page of 4096 bytes, one at a time;\n   {how}:"
+    ))?;
     let cells = rows.iter().map(|row| {
         vec![
             row.operation.to_owned(),
