@@ -42,8 +42,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     )?;
     println!("== licences");
     licences::check()?;
-    // The product is run by the rack tests, so it is built first and in the same profile.
-    step("product", Run::cargo(["build", "--package", "bluebridge-cli"]))?;
+    // The rack tests run the product, so it is built first; with the same features, so that
+    // nothing is built twice.
+    step("product", Run::cargo(["build", "--workspace", "--all-features", "--bins"]))?;
     step(
         "tests",
         options.configure(Run::cargo(["test", "--workspace", "--all-features"]), &privilege),

@@ -34,8 +34,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Status;
+use tonic::transport::server::TcpIncoming;
 
 use self::core::Core;
 use self::executor::{Executor, Thread};
@@ -194,13 +194,14 @@ async fn serve(
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     let switch = SwitchServer::new(SwitchService { executor: executor.clone() });
     let (stop, stopped) = oneshot::channel::<()>();
+    // An answer must not wait for the acknowledgement of the one before (Nagle): about 40 ms.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let server = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(p4runtime)
         .add_service(switch)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async {
+        .serve_with_incoming_shutdown(incoming, async {
             let _ = stopped.await;
         });
     let mut server = std::pin::pin!(server);
