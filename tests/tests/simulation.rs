@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     env,
+    ops::Range,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +13,7 @@ use std::{
 
 use bluebridge_tests::sim::{Bug, Plan, Report, run};
 
-/// Seeds of a test run; more by `BLUEBRIDGE_SIM_SEEDS`.
+/// Seeds of a test run; more by `BLUEBRIDGE_SIM_SEEDS`, others from `BLUEBRIDGE_SIM_FIRST` on.
 const SEEDS: u64 = 1000;
 
 /// Seeds in which a bug must be found.
@@ -26,15 +27,15 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs the plans that `plan` gives for the seeds, on all cores; the first failures by seed.
-fn run_all(seeds: u64, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec<(u64, String)>) {
-    let next = AtomicU64::new(0);
+fn run_all(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec<(u64, String)>) {
+    let next = AtomicU64::new(seeds.start);
     let failures = Mutex::new(Vec::new());
     let work = || {
         let mut sum = Report::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let failed = failures.lock().expect("no panic while it is held").len();
-            if seed >= seeds || failed >= FAILURES_MAX {
+            if seed >= seeds.end || failed >= FAILURES_MAX {
                 return sum;
             }
             match run(plan(seed), false) {
@@ -68,7 +69,8 @@ fn racks_keep_their_promises() {
         return;
     }
     let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
-    let (report, failures) = run_all(seeds, Plan::new);
+    let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
+    let (report, failures) = run_all(first..first + seeds, Plan::new);
     println!("{report}");
     for (seed, error) in &failures {
         println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
