@@ -226,7 +226,7 @@ impl Responder {
     }
 
     fn delete<S: PageStore + ?Sized>(
-        &self,
+        &mut self,
         request: &Request<'_>,
         store: &mut S,
     ) -> Result<Record, Refusal> {
@@ -234,6 +234,8 @@ impl Responder {
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
         let local = self.resolve(request, store)?;
         let freed = store.delete(access(request, local, 1), request.header().length)?;
+        // An entry that outlived its pages would stand in the way of whoever gets them next.
+        self.provisional.forget(local.page());
         Ok(Record::answer(Command::Delete, Status::Ok, freed))
     }
 

@@ -100,6 +100,13 @@ impl ProvisionalTable {
         entry
     }
 
+    /// Forgets the entry whose pages hold `page`, because they were freed.
+    pub(super) fn forget(&mut self, page: u64) {
+        if let Some(index) = self.holding(page) {
+            self.remove(index);
+        }
+    }
+
     /// Takes out an entry that expired by `now`.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<Provisional> {
         let index = self.entries.iter().position(|entry| entry.expires_at <= now)?;
