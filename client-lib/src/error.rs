@@ -60,7 +60,8 @@ pub enum Error {
         /// Whether the node answered anything meanwhile.
         answering: bool,
     },
-    /// The server refused, and nothing was done.
+    /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
+    /// the lost contents.
     #[error("node {node} refused{}: {status}; {}", at(*.pointer), advice(*.status))]
     Refused {
         /// Why.
