@@ -3,7 +3,7 @@
 mod shared;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -121,7 +121,10 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     assert_eq!(used, [0, 0]);
     let times = rack.json(&["ping", "s2", "--count", "3"]);
     assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
-    assert!(rack.text(&["ping", "1"]).starts_with("s1 (node 1) answered in "));
+    // Ids are given in the order of joining, which is not that of the names.
+    let id = times["node_id"].to_string();
+    let answer = format!("s2 (node {id}) answered in ");
+    assert!(rack.text(&["ping", &id]).starts_with(&answer));
 }
 
 #[test]
@@ -142,7 +145,7 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     told(&["delete", &pointer], 3, "refused");
     told(&["create", "17M", "--on", "s1"], 3, "out of memory");
     told(&["create", "0"], 2, "length");
-    told(&["create", "1", "--on", "s9"], 2, "only s1, s2");
+    told(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
     told(&["read", "fd00::1"], 2, "fabric");
     told(&["read", "fdbb:2:1::"], 2, "another space");
     told(&["read", &pointer, "--as", "s1"], 2, "no client");
@@ -162,8 +165,8 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     let server = daemons.iter().find(|it| it["name"] == "memserver-s2").expect("there");
     let pid = server["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
-    told(&["ping", "s2", "--deadline", "300ms"], 4, "node 2 does not answer");
-    told(&["stat", "--deadline", "300ms"], 4, "node 2 does not answer");
+    told(&["ping", "s2", "--deadline", "300ms"], 4, "does not answer");
+    told(&["stat", "--deadline", "300ms"], 4, "does not answer");
     assert_eq!(rack.call(&["rack", "status", "--name", "cmd-fails"]).status.code(), Some(1));
 }
 
@@ -205,7 +208,8 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     let status = rack.json(&["rack", "status", "--name", "cmd-switch"]);
     let controller = &status["controller"];
     assert_eq!((&status["healthy"], &controller["in_sync"]), (&true.into(), &true.into()));
-    assert_eq!(controller["nodes"][1]["prefix"], "fdbb:1:2::/48");
+    let nodes = controller["nodes"].as_array().expect("rows");
+    let second = nodes.iter().find(|node| node["name"] == "s2").expect("joined");
     assert_eq!(controller["desired_entry_count"], controller["installed_entry_count"]);
 
     let directory = |node: &str| {
@@ -216,7 +220,8 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
         (row["match"].as_str().expect("text").to_owned(), row["packets"].as_u64().expect("a count"))
     };
     let before = directory("s2");
-    assert_eq!(before.0, "fdbb:1:2::/48");
+    assert_eq!(second["prefix"], before.0);
+    assert_eq!(before.0, format!("fdbb:1:{}::/48", second["id"]));
     rack.text(&["ping", "s2", "--count", "50"]);
     assert!(directory("s2").1 >= before.1 + 100, "{before:?} {:?}", directory("s2"));
 
@@ -249,4 +254,69 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     assert_eq!(exit, Some(3), "{said}");
     let (exit, said) = rack.failure(&["switch", "tables", "--agent", "[::1]:1"]);
     assert_eq!(exit, Some(4), "{said}");
+}
+
+/// A root, and a certificate and key that it vouches for, as files.
+fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let key = || KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::new(Vec::new()).expect("a root");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let root = CertifiedIssuer::self_signed(params, key()).expect("signed");
+    let own = key();
+    let params = CertificateParams::new(["controller.test".to_owned()]).expect("a name");
+    let certificate = params.signed_by(&own, &root).expect("signed").pem();
+    let texts = [("root", root.pem()), ("certificate", certificate), ("key", own.serialize_pem())];
+    texts.map(|(name, text)| {
+        let path = scratch.path().join(format!("{name}.pem"));
+        std::fs::write(&path, text).expect("written");
+        path
+    })
+}
+
+/// Starts another controller in the rack on another port, at the same switch.
+fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::process::Child {
+    let mut command = rack.command(&["rack", "exec", "--name", rack.name, "switch", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);
+    command.arg("--tls-certificate").arg(certificate).arg("--tls-key").arg(key);
+    command.stderr(Stdio::null()).spawn().expect("starts")
+}
+
+#[test]
+fn commands_join_a_controller_that_speaks_tls() {
+    if !is_wanted("root") {
+        return;
+    }
+    let rack = Rack::up("cmd-tls", &["--memory", "16M"]);
+    let [root, certificate, key] = certificate(&rack.scratch);
+    let status = rack.json(&["rack", "status", "--name", "cmd-tls"]);
+    let daemons = status["daemons"].as_array().expect("rows");
+    let plain = daemons.iter().find(|it| it["name"] == "controller").expect("there");
+    let pid = plain["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
+    let mut controller = secure_controller(&rack, &certificate, &key);
+
+    let links = status["links"].as_array().expect("rows");
+    let switch = links.iter().find(|it| it["node"] == "switch").expect("there");
+    let address = format!("[{}]:7701", switch["control_address"].as_str().expect("text"));
+    let joins = |node: &str, port: &str, trust: &[&str]| {
+        let exec = ["rack", "exec", "--name", "cmd-tls", node, "--"];
+        let stat = [env!("CARGO_BIN_EXE_bluebridge"), "stat", "--json", "--deadline", "3s"];
+        let to = ["--controller", &address, "--switch-port", port];
+        rack.call(&[&exec[..], &stat, &to, trust].concat())
+    };
+    let root = root.to_string_lossy().into_owned();
+    let trusted = joins("c1", "3", &["--tls-root", &root, "--tls-name", "controller.test"]);
+    let plain = joins("c2", "4", &[]);
+    let other_name = joins("c2", "4", &["--tls-root", &root]);
+    controller.kill().expect("killed");
+    controller.wait().expect("ends");
+    assert!(trusted.status.success(), "{}", String::from_utf8_lossy(&trusted.stderr));
+    assert_eq!(plain.status.code(), Some(4), "{}", String::from_utf8_lossy(&plain.stderr));
+    assert_eq!(
+        other_name.status.code(),
+        Some(4),
+        "{}",
+        String::from_utf8_lossy(&other_name.stderr)
+    );
 }

@@ -21,7 +21,7 @@ use crate::output;
 use crate::rack::Site;
 use crate::rack::spec::DataPlane;
 
-/// Shows what BlueBridge is, in less than a minute, and leaves nothing behind.
+/// Show what BlueBridge is, in less than a minute, and leave nothing behind.
 #[derive(Debug, Args)]
 pub(super) struct Demo {
     /// How: with root, without, or in one process; the first that this system allows without it

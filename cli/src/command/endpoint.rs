@@ -6,6 +6,7 @@ use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 use clap::Args;
 use ipnet::Ipv6Net;
 
+use super::trust::Trust;
 use crate::rack::access::{
     CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
 };
@@ -28,13 +29,8 @@ pub(super) struct Endpoint {
     /// The space (tenant) to be in
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) space: u16,
-}
-
-impl Endpoint {
-    /// The controller, as gRPC wants it.
-    pub(super) fn controller_uri(&self) -> String {
-        format!("http://{}", self.controller)
-    }
+    #[command(flatten)]
+    pub(super) trust: Trust,
 }
 
 /// The prefix of every pointer.

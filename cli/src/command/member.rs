@@ -13,7 +13,9 @@ use bluebridge_transport::OpenError;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_wire::UDP_PORT;
 use clap::Args;
+use tonic::transport::ClientTlsConfig;
 
+use super::trust::{Trust, controller_uri};
 use crate::exit::UsageError;
 use crate::rack::RackError;
 use crate::rack::access::{
@@ -36,14 +38,15 @@ const SPIN: Duration = Duration::from_micros(50);
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(super) struct Member {
-    /// Be a client of this rack; without any of these options, of the only one that is up
+    /// Be a client of this rack, whatever the options below say; without any of these options, of
+    /// the only one that is up
     #[arg(long, value_name = "NAME")]
     rack: Option<RackName>,
     /// Which client of the rack to be
     #[arg(long = "as", value_name = "NODE")]
     client: Option<Node>,
     /// The endpoint's name; the same name is the same node again
-    #[arg(long, env = NAME_VARIABLE, conflicts_with_all = ["rack", "client"])]
+    #[arg(long, env = NAME_VARIABLE)]
     name: Option<String>,
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
@@ -57,6 +60,8 @@ pub(super) struct Member {
     /// The space (tenant) to be in
     #[arg(long, value_name = "N", default_value_t = 1)]
     space: u16,
+    #[command(flatten)]
+    trust: Trust,
     /// How long joining and each operation may take, such as 500ms or 5s
     #[arg(long, value_name = "TIME", default_value = "5s")]
     deadline: Deadline,
@@ -90,6 +95,7 @@ pub(super) struct Identity {
     pub(super) switch_port: u16,
     pub(super) controller: SocketAddr,
     pub(super) space: Space,
+    pub(super) tls: Option<ClientTlsConfig>,
 }
 
 /// A joined command.
@@ -129,7 +135,8 @@ impl Member {
             let missing = missing.join(", ");
             return Err(UsageError(format!("an endpoint needs {missing} as well")).into());
         };
-        Ok(Identity { name, interface, switch_port, controller, space: Space(self.space) })
+        let tls = self.trust.config(controller)?;
+        Ok(Identity { name, interface, switch_port, controller, space: Space(self.space), tls })
     }
 
     fn enter_rack(&self) -> anyhow::Result<Identity> {
@@ -139,9 +146,11 @@ impl Member {
             let words = format!("{node} is no client of the rack; use --as c1, c2, ..");
             return Err(UsageError(words).into());
         }
+        let identity = identity_in(&state, node, Space(self.space))?;
+        let tls = self.trust.config(identity.controller)?;
         access::join(&state)?;
         access::namespace(&state, node)?.move_caller_in().map_err(RackError::from)?;
-        identity_in(&state, node, Space(self.space))
+        Ok(Identity { tls, ..identity })
     }
 }
 
@@ -157,6 +166,7 @@ pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow
         switch_port: port.number,
         controller: layout.controller().into(),
         space,
+        tls: None,
     })
 }
 
@@ -196,7 +206,8 @@ pub(super) fn join(
     options.carrier = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
     options.behaviour =
         EndpointConfig { deadline, spin, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };
-    let uri = format!("http://{}", identity.controller);
+    options.membership.tls.clone_from(&identity.tls);
+    let uri = controller_uri(identity.controller, identity.tls.as_ref());
     loop {
         match Client::join(&uri, options.clone()) {
             Err(JoinError::Open(OpenError::Bind { error, .. }))

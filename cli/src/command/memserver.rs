@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bluebridge_memserver::{Claim, Server, ServerConfig, run as start};
 use bluebridge_northbound::{
-    Attachment, Carrier, Connection, Membership, Registration, Role, Snapshot,
+    Attachment, Carrier, Connection, Membership, Options as MembershipOptions, Registration, Role,
+    Snapshot,
 };
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::{
@@ -18,6 +19,7 @@ use rand::{TryRngCore, rngs::OsRng};
 
 use super::endpoint::{Endpoint, fabric};
 use super::interrupt;
+use super::trust::controller_uri;
 use crate::exit::Exit;
 use crate::rack::Cancel;
 use crate::rack::spec::ByteSize;
@@ -115,7 +117,10 @@ fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
         mtu: interface.mtu,
         previous: None,
     };
-    Ok(Membership::join(&endpoint.controller_uri(), registration)?)
+    let tls = endpoint.trust.config(endpoint.controller)?;
+    let uri = controller_uri(endpoint.controller, tls.as_ref());
+    let options = MembershipOptions { tls, ..MembershipOptions::default() };
+    Ok(Membership::join_with(&uri, registration, options)?)
 }
 
 fn start_server(

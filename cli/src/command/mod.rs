@@ -13,6 +13,7 @@ mod rack;
 mod shutdown;
 mod switch;
 mod switch_control;
+mod trust;
 
 use std::process::ExitCode;
 
@@ -23,7 +24,7 @@ use crate::exit::Exit;
 
 /// Shared memory whose pointers are IPv6 addresses.
 #[derive(Debug, Parser)]
-#[command(name = "bluebridge", version, about, propagate_version = true)]
+#[command(name = "bluebridge", version, propagate_version = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by the other side, \
                         4 no answer in time, 5 not permitted to this user."

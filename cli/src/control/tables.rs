@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr};
 
 use bluebridge_p4::declaration::{TABLES, TableDeclaration};
-use bluebridge_p4::entry::{ActionSpec, decode_key, decode_table_action};
+use bluebridge_p4::entry::{ActionSpec, decode_default_action, decode_key, decode_table_action};
 use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
 use bluebridge_p4::proto::p4::v1;
 use serde::Serialize;
@@ -142,7 +142,14 @@ fn line(
     if entry.action.is_none() {
         return Ok(None);
     }
-    let action = match decode_table_action(table, entry.action.as_ref()).map_err(bad)? {
+    let spec = match entry.action.as_ref().and_then(|action| action.r#type.as_ref()) {
+        // A table may keep an action for what meets no entry, such as the flood table's drop.
+        Some(v1::table_action::Type::Action(action)) if entry.is_default_action => {
+            decode_default_action(table, action).map(ActionSpec::Direct)
+        }
+        _ => decode_table_action(table, entry.action.as_ref()),
+    };
+    let action = match spec.map_err(bad)? {
         ActionSpec::Direct(action) => action_text(&action, groups, names),
         ActionSpec::Member(member) => format!("member {member}"),
         ActionSpec::Group(group) => format!("group {group}"),

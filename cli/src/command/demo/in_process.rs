@@ -194,8 +194,10 @@ impl Rack {
             Err(error) => return Err(error).context("a stopped server should be unreachable"),
             Ok(()) => return Err(anyhow!("a stopped server answered")),
         };
-        screen
-            .say(&format!("   s3 was stopped. c2 asks for {}:\n\n      {error}\n", lost.base()))?;
+        screen.say(&format!(
+            "   s3 (node {victim}) was stopped. c2 asks for {}:\n\n      {error}\n",
+            lost.base()
+        ))?;
         Ok(error.to_string())
     }
 }

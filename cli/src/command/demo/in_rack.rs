@@ -327,7 +327,7 @@ impl<'a> Stage<'a> {
         ensure!(&bytes == b"safe", "another server's memory changed");
         clients.first.delete(kept)?;
         screen.say(&format!(
-            "   s{VICTIM} was stopped. c2, which gives every call {:.0} s here, asks for {}:\n\n      {error}\n      \
+            "   s{VICTIM} (node {victim}) was stopped. c2, which gives every call {:.0} s here, asks for {}:\n\n      {error}\n      \
              (after {:.2} s; fault: {:?})\n\n   Memory on the other servers is there as before.",
             PATIENCE.as_secs_f64(),
             lost.base(),

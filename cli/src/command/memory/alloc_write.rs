@@ -11,7 +11,7 @@ use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
-/// Allocates memory for the data, writes it there and prints the pointer.
+/// Allocate memory for the data, write it there and print the pointer.
 #[derive(Debug, Args)]
 pub(in crate::command) struct AllocWrite {
     /// The data; without it and --file, standard input

@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::rack::spec::ByteSize;
 
-/// Allocates zeroed memory and prints its pointers, one a line.
+/// Allocate zeroed memory and print its pointers, one a line.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Create {
     /// Bytes to allocate, such as 100, 64K or 1M; rounded up to whole pages

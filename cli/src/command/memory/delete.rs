@@ -9,7 +9,7 @@ use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
-/// Frees allocations; their pointers are refused from then on.
+/// Free allocations; their pointers are refused from then on.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Delete {
     /// The pointers as `create` printed them, each to the start of its allocation

@@ -8,7 +8,7 @@ use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
-/// Asks a memory node for a sign of life and tells the round trips.
+/// Ask a memory node for a sign of life and tell the round trips.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Ping {
     /// The memory node, by name or id

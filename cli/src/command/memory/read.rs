@@ -20,7 +20,7 @@ const LINE_BYTES: usize = 16;
 /// The most that --json holds in one document.
 const JSON_BYTES_MAX: u64 = 16 << 20;
 
-/// Prints the bytes at a pointer: raw, or with --hex or --json as text.
+/// Print the bytes at a pointer: raw, or with --hex or --json as text.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Read {
     /// The pointer: an IPv6 address, as `create` prints it

@@ -10,7 +10,7 @@ use crate::command::member::{Member, Session};
 use crate::exit::Exit;
 use crate::output;
 
-/// Asks memory nodes how full they are.
+/// Ask memory nodes how full they are.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Stat {
     /// One memory node, by name or id

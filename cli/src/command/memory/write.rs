@@ -15,7 +15,7 @@ use crate::exit::{Exit, UsageError};
 use crate::output;
 use crate::rack::spec::ByteSize;
 
-/// Writes data to a pointer. Each page is written whole or not at all.
+/// Write data to a pointer. Each page is written whole or not at all.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Write {
     /// The pointer: an IPv6 address, as `create` prints it

@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::rack::spec::ByteSize;
 
-/// Zeroes bytes in place; no data travels.
+/// Zero bytes in place; no data travels.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Zero {
     /// The pointer: an IPv6 address, as `create` prints it

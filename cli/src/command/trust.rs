@@ -1,0 +1,53 @@
+//! How an endpoint and the controller prove themselves to each other: TLS for joining.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+/// The options of TLS; without a root, joining is plain.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Trust {
+    /// Join by TLS: the root (PEM) that the controller's certificate must lead to
+    #[arg(long, env = "BLUEBRIDGE_TLS_ROOT", value_name = "FILE")]
+    tls_root: Option<PathBuf>,
+    /// The name in the controller's certificate; without it, its address
+    #[arg(long, env = "BLUEBRIDGE_TLS_NAME", value_name = "NAME", requires = "tls_root")]
+    tls_name: Option<String>,
+    /// The own certificate chain (PEM), if the controller asks for one
+    #[arg(long, env = "BLUEBRIDGE_TLS_CERTIFICATE", value_name = "FILE", requires_all = ["tls_root", "tls_key"])]
+    tls_certificate: Option<PathBuf>,
+    /// The own certificate's private key (PEM)
+    #[arg(long, env = "BLUEBRIDGE_TLS_KEY", value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+}
+
+impl Trust {
+    /// What TLS needs, if it is asked for.
+    pub(super) fn config(&self, controller: SocketAddr) -> anyhow::Result<Option<ClientTlsConfig>> {
+        let Some(root) = &self.tls_root else { return Ok(None) };
+        let name = self.tls_name.clone().unwrap_or_else(|| controller.ip().to_string());
+        let config = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read(root)?))
+            .domain_name(name);
+        Ok(Some(match self.tls_certificate.as_ref().zip(self.tls_key.as_ref()) {
+            Some((certificate, key)) => {
+                config.identity(Identity::from_pem(read(certificate)?, read(key)?))
+            }
+            None => config,
+        }))
+    }
+}
+
+/// The controller, as gRPC wants it.
+pub(super) fn controller_uri(controller: SocketAddr, tls: Option<&ClientTlsConfig>) -> String {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    format!("{scheme}://{controller}")
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
