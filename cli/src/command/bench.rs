@@ -44,7 +44,7 @@ pub(super) struct Bench {
     /// Largest IP packet of the links
     #[arg(long, default_value = "9000")]
     mtu: LinkMtus,
-    /// The switch's data plane; ebpf with root and soft without, unless told
+    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
     #[arg(long)]
     switch: Option<DataPlane>,
     /// Rounds: in each, every contestant has one turn
@@ -104,13 +104,12 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     if cores < 2 {
         return Err(anyhow!("a client and a server that spin need two cores, and there is one"));
     }
-    let default = if site.is_rootless() { DataPlane::Soft } else { DataPlane::Ebpf };
     let spec = RackSpec {
         name: format!("bench{}", process::id()).parse::<RackName>()?,
         servers: 1,
         clients: 1,
         mtu: bench.mtu,
-        switch: bench.switch.unwrap_or(default),
+        switch: bench.switch.unwrap_or(site.data_plane()),
         memory: ByteSize(1 << 30),
     };
     let switch = spec.switch;

@@ -19,7 +19,6 @@ use crate::exit::{Exit, NotPermittedError};
 use crate::namespace;
 use crate::output;
 use crate::rack::Site;
-use crate::rack::spec::DataPlane;
 
 /// Show what BlueBridge is, in less than a minute, and leave nothing behind.
 #[derive(Debug, Args)]
@@ -81,8 +80,8 @@ pub(super) fn run(demo: Demo, global: Global) -> anyhow::Result<Exit> {
     let (mode, why) = choose(demo.mode)?;
     screen.say(&why)?;
     let mut summary = match mode {
-        Mode::Root => in_rack::show(&Site::prepare()?, data_plane(), &mut screen)?,
-        Mode::Rootless => in_rack::show(&Site::prepare_rootless()?, DataPlane::Soft, &mut screen)?,
+        Mode::Root => in_rack::show(&Site::prepare()?, &mut screen)?,
+        Mode::Rootless => in_rack::show(&Site::prepare_rootless()?, &mut screen)?,
         Mode::Process => in_process::show(&mut screen, &interrupt::watch()?)?,
     };
     summary.mode = mode;
@@ -92,11 +91,6 @@ pub(super) fn run(demo: Demo, global: Global) -> anyhow::Result<Exit> {
         output::json(&summary)?;
     }
     Ok(if summary.left_over.is_empty() { Exit::Ok } else { Exit::Failure })
-}
-
-/// The kernel's data plane if this build has it.
-fn data_plane() -> DataPlane {
-    if EbpfSwitch::is_built() { DataPlane::Ebpf } else { DataPlane::Soft }
 }
 
 /// The mode, and why it is that one.

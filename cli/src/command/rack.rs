@@ -58,7 +58,7 @@ pub(super) struct Up {
     /// Largest IP packet of the links: for all (9000), for some (s1=1500,c2=1280), or both (9000,s1=1500)
     #[arg(long, default_value = "9000")]
     mtu: LinkMtus,
-    /// The switch's data plane; ebpf with root and soft without, unless told
+    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
     #[arg(long)]
     switch: Option<DataPlane>,
     /// What each server offers, such as 256M; taken from this machine at once
@@ -99,13 +99,12 @@ pub(super) fn run(command: RackCommand, global: Global) -> anyhow::Result<Exit> 
 
 fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     let site = Site::prepare()?;
-    let default = if site.is_rootless() { DataPlane::Soft } else { DataPlane::Ebpf };
     let spec = RackSpec {
         name: up.named.name,
         servers: up.servers,
         clients: up.clients,
         mtu: up.mtu,
-        switch: up.switch.unwrap_or(default),
+        switch: up.switch.unwrap_or(site.data_plane()),
         memory: up.memory,
     };
     let program = std::env::current_exe().context("cannot find the own program")?;

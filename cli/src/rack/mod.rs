@@ -23,6 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bluebridge_switch::ebpf::EbpfSwitch;
+
 use crate::namespace::{self, NamespaceError, NamespaceId, NetworkNamespace, UserNamespaceError};
 use crate::network::NetworkError;
 use crate::process::ProcessRecord;
@@ -163,6 +165,15 @@ impl Site {
     /// Whether racks here have no root and no eBPF.
     pub fn is_rootless(&self) -> bool {
         self.user_namespace.is_some()
+    }
+
+    /// The kernel's data plane where it can be loaded and this build has it, else the soft one.
+    pub fn data_plane(&self) -> DataPlane {
+        if self.is_rootless() || !EbpfSwitch::is_built() {
+            DataPlane::Soft
+        } else {
+            DataPlane::Ebpf
+        }
     }
 
     /// Where racks are recorded.

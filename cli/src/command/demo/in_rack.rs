@@ -47,15 +47,11 @@ const VICTIM: u16 = 3;
 
 type Clients = Cast<UdpTransport>;
 
-pub(super) fn show(
-    site: &Site,
-    data_plane: DataPlane,
-    screen: &mut Screen,
-) -> anyhow::Result<Summary> {
+pub(super) fn show(site: &Site, screen: &mut Screen) -> anyhow::Result<Summary> {
     let program = std::env::current_exe().context("cannot find the own program")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let was_there = site.state_root().path().exists();
-    let shown = play(site, data_plane, program, &cancel, screen);
+    let shown = play(site, program, &cancel, screen);
     if !was_there {
         // Another rack may have come meanwhile, and then it stays.
         let _ = std::fs::remove_dir(site.state_root().path());
@@ -65,11 +61,11 @@ pub(super) fn show(
 
 fn play(
     site: &Site,
-    data_plane: DataPlane,
     program: PathBuf,
     cancel: &Cancel,
     screen: &mut Screen,
 ) -> anyhow::Result<Summary> {
+    let data_plane = site.data_plane();
     let mut stage = Stage::build(site, data_plane, program, cancel, screen)?;
     let mut clients = stage.clients()?;
 
