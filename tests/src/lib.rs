@@ -1,3 +1,4 @@
 //! Tests that need a world: simulation, racks of real packets, conformance.
 
+pub mod hostile;
 pub mod sim;

@@ -30,7 +30,7 @@ pub fn below_udp(rng: &mut SmallRng, frame: &mut Vec<u8>) {
         }
         // Every byte of the heads is cut at often.
         7 => frame.truncate(rng.random_range(0..ETHERNET_BYTES + 40 + 8 + 84)),
-        8 => frame.extend(vec![rng.random(); rng.random_range(1..64)]),
+        8 => frame.extend(vec![rng.random::<u8>(); rng.random_range(1..64)]),
         9 => {
             let kind: u16 = *[0x0800, 0x0806, 0x86dd, 0x88cc, 0, 0xffff].choose(rng).unwrap_or(&0);
             frame[12..14].copy_from_slice(&kind.to_be_bytes());

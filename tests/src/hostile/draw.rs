@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Numbers ahead of low water that are used; the window has 512.
-const AHEAD: u64 = 160;
+const AHEAD: u64 = 96;
 
 /// Draws good requests of one attacker to one server.
 pub(super) struct Draw<'a> {
@@ -77,7 +77,7 @@ impl Draw<'_> {
     pub(super) fn bare(&mut self, command: Command, target: Fields, length: u64) -> Forged {
         let low = self.server.shadow.sessions.get(&self.session).map_or(1, |open| open.low);
         let ahead = self.below(AHEAD);
-        let distance = if self.rng.random_bool(0.15) { self.below(ahead + 1) } else { ahead };
+        let distance = if self.rng.random_bool(0.3) { self.below(ahead + 1) } else { ahead };
         let header = Header {
             target: target.to_ipv6(),
             session: self.session,
@@ -165,10 +165,10 @@ impl Draw<'_> {
             return vec![datagram];
         }
         let piece_bytes = self.piece_bytes();
-        self.train(&datagram, (skip % 4096) as usize, length as usize, piece_bytes)
+        self.train(&datagram, small(skip % 4096), small(length), piece_bytes)
     }
 
-    fn piece_bytes(&self) -> usize {
+    pub(super) fn piece_bytes(&self) -> usize {
         self.server.shadow.sessions.get(&self.session).map_or(1400, |open| open.piece_bytes)
     }
 
@@ -184,7 +184,8 @@ impl Draw<'_> {
             let mut piece = datagram.clone();
             piece.header.offset = u16::try_from(range.start).unwrap_or(u16::MAX);
             let filler: u8 = self.rng.random();
-            piece.data = (0..range.len()).map(|at| filler.wrapping_add(at.to_be_bytes()[7])).collect();
+            piece.data =
+                (0..range.len()).map(|at| filler.wrapping_add(at.to_be_bytes()[7])).collect();
             train.push(piece);
         }
         let spread = train.len();
@@ -203,11 +204,11 @@ impl Draw<'_> {
             let mut datagram = self.anywhere(Command::AllocWrite);
             datagram.header.length = u32::try_from(length).unwrap_or(1);
             datagram.header.detail = u32::try_from(piece_bytes).unwrap_or(0);
-            (datagram, piece_bytes as usize)
+            (datagram, small(piece_bytes))
         } else {
             (self.bare(Command::AllocWrite, self.endpoint(), length), self.piece_bytes())
         };
-        let mut train = self.train(&datagram, 0, length as usize, piece_bytes);
+        let mut train = self.train(&datagram, 0, small(length), piece_bytes);
         // One that stays unfinished leaves pages behind that nobody was told of.
         if self.rng.random_bool(0.25) {
             train.truncate(1);
@@ -259,15 +260,15 @@ impl Draw<'_> {
 
     /// CONFIRM of pages that wait for it, if there are any.
     fn confirm(&mut self) -> Vec<Forged> {
-        let waiting = self.server.shadow.allocations.iter().find_map(|(&first, held)| match held.hold {
-            Hold::Anywhere(asker, _) if asker.node == self.attacker.node => {
-                Some((first, held.pages, held.tag))
-            }
-            _ => None,
-        });
+        let waiting =
+            self.server.shadow.allocations.iter().find_map(|(&first, held)| match held.hold {
+                Hold::Anywhere(asker, _) if asker.node == self.attacker.node => {
+                    Some((first, held.pages, held.tag))
+                }
+                _ => None,
+            });
         let Some((first, pages, tag)) = waiting else { return self.delete() };
-        let location =
-            (u64::from(self.server.generation) << 48) + first * PAGE_BYTES as u64;
+        let location = (u64::from(self.server.generation) << 48) + first * PAGE_BYTES as u64;
         let target = Fields { tag, location, ..self.endpoint() };
         vec![self.bare(Command::Confirm, target, u64::from(pages))]
     }
@@ -295,4 +296,9 @@ pub(super) fn pieces(in_page: usize, length: usize, piece_bytes: usize) -> Vec<R
         start = end;
     }
     ranges
+}
+
+/// A number inside of a line.
+fn small(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(LINE_BYTES)
 }

@@ -68,12 +68,7 @@ impl Forged {
 /// # Panics
 /// If the payload does not fit a UDP datagram.
 #[must_use]
-pub fn frame(
-    source: Ipv6Addr,
-    destination: Ipv6Addr,
-    source_port: u16,
-    payload: &[u8],
-) -> Vec<u8> {
+pub fn frame(source: Ipv6Addr, destination: Ipv6Addr, source_port: u16, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(8 + payload.len()).expect("a UDP datagram");
     let mut frame = GATEWAY.0.to_vec();
     frame.extend([2, 0xbb, 0, 0, 0, 9, 0x86, 0xdd, 0x60, 0, 0, 0]);

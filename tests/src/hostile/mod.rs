@@ -9,6 +9,7 @@
 
 pub mod attack;
 pub mod damage;
+mod draw;
 pub mod forge;
 mod host;
 pub mod shadow;

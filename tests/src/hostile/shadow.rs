@@ -135,21 +135,23 @@ impl Shadow {
         })
     }
 
-    /// Checks what a request changed and answered, and changes the same here.
+    /// Checks what a request changed and answered, and changes the same here; `is_raised` says that
+    /// it moved its session's low water up.
     ///
     /// # Errors
     /// Says what should not have happened.
     pub fn judge(
         &mut self,
         request: &Datagram<'_>,
+        is_raised: bool,
         replies: &[Seen],
         journal: &[Change],
     ) -> Verdict {
-        self.note_request(request);
+        self.note_request(request, is_raised);
         let command = request.command().command();
-        let is_refused = replies
-            .iter()
-            .any(|reply| !matches!(reply.status, Status::Ok | Status::Partial | Status::Incomplete));
+        let is_refused = replies.iter().any(|reply| {
+            !matches!(reply.status, Status::Ok | Status::Partial | Status::Incomplete)
+        });
         for change in journal {
             if self.is_abandoned(change, request) {
                 self.apply(change);
@@ -163,7 +165,8 @@ impl Shadow {
                     let hold = hold_of(request);
                     let (tag, pages) = (grant.tag.0, *pages);
                     let first = grant.location.page();
-                    let taken = (first..first + u64::from(pages)).any(|p| self.holding(p).is_some());
+                    let taken =
+                        (first..first + u64::from(pages)).any(|p| self.holding(p).is_some());
                     demand!(!taken, "pages of another allocation were given");
                     let allocation = Allocation { pages, space: *space, tag, hold };
                     self.allocations.insert(first, allocation);
@@ -221,14 +224,14 @@ impl Shadow {
         Ok(())
     }
 
-    fn note_request(&mut self, request: &Datagram<'_>) {
+    fn note_request(&mut self, request: &Datagram<'_>, is_raised: bool) {
         let Header { session, sequence, length, offset, .. } = request.header;
         let Some(open) = self.sessions.get_mut(&session) else { return };
         if open.asker != Asker::of(request) {
             return;
         }
         let low = request.header.low_water();
-        if low > open.low {
+        if is_raised {
             open.low = low;
             open.answered.retain(|answered| *answered >= low);
             open.pieces.retain(|piece| piece.sequence >= low);
@@ -242,13 +245,20 @@ impl Shadow {
         }
     }
 
-    /// Whether a change is the end of an allocation that nobody was told of.
+    /// Whether a change is the end of an unfinished ALLOC_WRITE, whose session moved on or ended.
     fn is_abandoned(&self, change: &Change, request: &Datagram<'_>) -> bool {
         let Change::Delete { access, .. } = change else { return false };
-        let named = self.local(request.target) == Some(access.location.offset());
-        let is_delete = request.command().command() == Some(Command::Delete);
         let held = self.allocations.get(&access.location.page());
-        !(is_delete && named) && held.is_some_and(|held| held.hold != Hold::Kept)
+        let Some(Hold::Session(session, sequence)) = held.map(|held| held.hold) else {
+            return false;
+        };
+        let header = &request.header;
+        match request.command().command() {
+            // These end sessions: by choice, to make room, or because the node came anew.
+            Some(Command::Open | Command::Close) => true,
+            Some(command) if command.is_anycast() && header.session == 0 => true,
+            _ => session == header.session && sequence < header.low_water(),
+        }
     }
 
     fn judge_create(
@@ -320,7 +330,13 @@ impl Shadow {
                 self.judge_range(request, page, start..start + data.len())?;
                 let Some(base) = self.local(request.target) else { return Err("where?".into()) };
                 let at = index(page) * PAGE_BYTES + start - index(base);
-                demand!(self.was_sent(request, at, data), "written what nobody sent");
+                demand!(
+                    self.was_sent(request, at, data),
+                    "written at {at} what nobody sent: {} bytes {:?}.. beside {}",
+                    data.len(),
+                    &data[..data.len().min(4)],
+                    self.sent_of(request)
+                );
                 Ok(())
             }
             _ => Err(format!("{command} wrote")),
@@ -361,10 +377,25 @@ impl Shadow {
                     && !piece.data.is_empty()
                     && data[at..].starts_with(&piece.data)
             };
-            let Some(piece) = session.pieces.iter().find(fits) else { return false };
-            at += piece.data.len();
+            // A refused piece may be a part of an accepted one.
+            let longest = session.pieces.iter().filter(fits).map(|piece| piece.data.len()).max();
+            let Some(bytes) = longest else { return false };
+            at += bytes;
         }
         true
+    }
+
+    /// The pieces that were sent with a request's number, in short.
+    fn sent_of(&self, request: &Datagram<'_>) -> String {
+        let Some(session) = self.sessions.get(&request.header.session) else {
+            return "none".into();
+        };
+        let same = session.pieces.iter().filter(|piece| piece.sequence == request.header.sequence);
+        let short = |piece: &Piece| {
+            let Piece { location, tag, length, offset, data, .. } = piece;
+            format!("{location:x}/{tag} {offset}+{} of {length} {:?}", data.len(), data.first())
+        };
+        same.map(short).collect::<Vec<_>>().join("; ")
     }
 
     fn judge_replies(
@@ -422,14 +453,11 @@ impl Shadow {
         journal: &[Change],
     ) -> Verdict {
         let header = &request.header;
-        let location = Fields::unpack(reply.header.target).and_then(|t| Location::from_bits(t.location));
+        let location =
+            Fields::unpack(reply.header.target).and_then(|t| Location::from_bits(t.location));
         let granted = location.map_or(u64::MAX, Location::page);
         if header.session == 0 {
             return Ok(());
-        }
-        if command == Command::Confirm {
-            let page = self.local(request.target).map(|at| at / PAGE_BYTES as u64);
-            self.keep(page.unwrap_or(u64::MAX));
         }
         let Some(session) = self.sessions.get_mut(&header.session) else {
             return Err("done in an unknown session".into());
@@ -437,6 +465,14 @@ impl Shadow {
         demand!(session.asker == Asker::of(request), "done in another's session");
         if !session.answered.insert(header.sequence) {
             return Ok(());
+        }
+        if command == Command::Confirm {
+            let page = self.local(request.target).map_or(u64::MAX, |at| at / PAGE_BYTES as u64);
+            let held = self.allocations.get(&page).map(|held| held.hold);
+            // Others may say it too, but it is not for them to keep the pages.
+            if matches!(held, Some(Hold::Anywhere(asker, _)) if asker == Asker::of(request)) {
+                self.keep(page);
+            }
         }
         let is_whole = request.data.len() == header.length as usize;
         let changed = |what: fn(&Change) -> bool| journal.iter().any(what);
@@ -476,8 +512,7 @@ impl Shadow {
         let adopted = self.adopted.filter(|adopted| adopted.node == target.node)?;
         let within = location.page().checked_sub(adopted.first_page)?;
         let page = adopted.local_page + within;
-        (within < adopted.page_count)
-            .then(|| page * PAGE_BYTES as u64 + location.in_page() as u64)
+        (within < adopted.page_count).then(|| page * PAGE_BYTES as u64 + location.in_page() as u64)
     }
 
     fn apply(&mut self, change: &Change) {

@@ -1,11 +1,7 @@
 //! A switch and three memory servers in one process, under fire.
 
 use core::{mem, time::Duration};
-use std::{
-    collections::BTreeMap,
-    net::Ipv6Addr,
-    time::Instant as Clock,
-};
+use std::{collections::BTreeMap, net::Ipv6Addr, time::Instant as Clock};
 
 use bluebridge_memserver::{Arena, ArenaConfig};
 use bluebridge_p4::pipeline::SwitchPort;
@@ -21,7 +17,7 @@ use super::{
     attack::{self, Class, Route, Shot},
     draw::Draw,
     host::{self, HostDrop},
-    shadow::{Seen, Shadow},
+    shadow::{Seen, Session, Shadow},
     vectors::{Vector, golden_vectors},
     watched::Watched,
 };
@@ -57,7 +53,7 @@ const PAGES: u32 = 2048;
 const AUDIT_INTERVAL: u64 = 16_384;
 
 /// A memory server under watch.
-pub struct Server {
+pub(super) struct Server {
     pub(super) node: NodeId,
     pub(super) generation: u16,
     pub(super) pages: u64,
@@ -216,9 +212,12 @@ impl World {
     fn open_sessions(&mut self) {
         for attacker in 0..self.attackers.len() {
             for server in 0..self.servers.len() {
-                let id = self.attackers[attacker].sessions[server];
-                let known = self.servers[server].shadow.sessions.get(&id);
-                if known.is_some_and(|open| open.low < u64::MAX / 2) {
+                let Attacker { sessions, incarnation, .. } = &self.attackers[attacker];
+                let known = self.servers[server].shadow.sessions.get(&sessions[server]);
+                let is_good = |open: &Session| {
+                    open.asker.incarnation == *incarnation && open.low < u64::MAX / 2
+                };
+                if known.is_some_and(is_good) {
                     continue;
                 }
                 self.attackers[attacker].opened += 1;
@@ -264,12 +263,7 @@ impl World {
     }
 
     /// Sends a frame through the switch; the replies of whom it reaches.
-    fn send(
-        &mut self,
-        port: SwitchPort,
-        frame: &mut [u8],
-        class: Option<Class>,
-    ) -> Vec<Seen> {
+    fn send(&mut self, port: SwitchPort, frame: &mut [u8], class: Option<Class>) -> Vec<Seen> {
         let clock = self.started + Duration::from_nanos(self.now.as_nanos());
         let mut out: Vec<(SwitchPort, Vec<u8>)> = Vec::new();
         self.pipeline.process(clock, port, frame, Offload::default(), &mut out);
@@ -305,13 +299,14 @@ impl World {
             Ok(datagram) => datagram,
             Err(error) => {
                 responder.count_malformed(error);
-                let reason = format!("{error:?}");
-                let reason = reason.split('(').take(2).collect::<Vec<_>>().join(" ");
-                *self.tally.malformed.entry(reason).or_default() += 1;
+                *self.tally.malformed.entry(attack::reason(error)).or_default() += 1;
                 return Vec::new();
             }
         };
         self.tally.valid += u64::from(class.is_some() && shadow.is_in_session(&datagram));
+        let raised_count =
+            |responder: &Responder| responder.counters().event(Event::LowWaterRaised);
+        let raised_before = raised_count(responder);
         let mut before = responder.reply_count();
         while responder.handle_datagram(self.now, port, &datagram, store).is_err() {
             assert!(before > 0, "nothing waits to be sent");
@@ -327,7 +322,8 @@ impl World {
             })
             .collect();
         let journal = mem::take(&mut store.journal);
-        if let Err(wrong) = shadow.judge(&datagram, &replies, &journal) {
+        let is_raised = raised_count(responder) > raised_before;
+        if let Err(wrong) = shadow.judge(&datagram, is_raised, &replies, &journal) {
             panic!(
                 "seed {}, packet {}, server {node}: {wrong}\n{datagram:?}\n{replies:?}",
                 self.seed,
@@ -342,7 +338,9 @@ impl World {
 
     /// Timers, and what changes in a rack over time.
     fn pass_time(&mut self, before: u64, after: u64) {
-        let passed = |interval: u64, at: u64| (before + interval - at) / interval != (after + interval - at) / interval;
+        let passed = |interval: u64, at: u64| {
+            (before + interval - at) / interval != (after + interval - at) / interval
+        };
         for server in &mut self.servers {
             self.tally.sessions_max = self.tally.sessions_max.max(server.responder.session_count());
             let provisional = server.responder.provisional_pages();
@@ -411,7 +409,7 @@ fn limits(node: u16) -> Limits {
     Limits {
         session_count: if node == 3 { 6 } else { 64 },
         node_session_count: 16,
-        buffer_pages: if node == 3 { 512 } else { 24 },
+        buffer_pages: if node == 3 { 512 } else { 8 },
         provisional_count: 24,
         provisional_pages: 48,
         range_count: 8,
@@ -432,8 +430,8 @@ fn server(index: u16, life: u32) -> Server {
     config.timers = Timers {
         session_idle: Duration::from_secs(3),
         provisional: Duration::from_millis(200),
-        train: Duration::from_millis(300),
-        train_pressed: Duration::from_millis(5),
+        train: Duration::from_millis(if index == 2 { 40 } else { 300 }),
+        train_pressed: Duration::from_millis(2),
     };
     let mut responder = Responder::new(&config).expect("a good configuration");
     if is_odd {

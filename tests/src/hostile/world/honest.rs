@@ -18,8 +18,9 @@ impl World {
     pub(super) fn hide_treasures(&mut self) {
         let victim = self.renewed_victim();
         for number in 0..8_u8 {
-            let bytes: Vec<_> =
-                (0..5 * PAGE_BYTES).map(|at| at.to_be_bytes()[7].wrapping_mul(number | 1)).collect();
+            let bytes: Vec<_> = (0..5 * PAGE_BYTES)
+                .map(|at| at.to_be_bytes()[7].wrapping_mul(number | 1))
+                .collect();
             let pointer = self.create(&victim, 5);
             self.write(&victim, pointer, &bytes);
             self.treasures.push((pointer, bytes));
@@ -120,7 +121,7 @@ impl World {
             trailer: Vec::new(),
             patches: Vec::new(),
         };
-        let in_page = (target.location % 4096) as usize;
+        let in_page = usize::try_from(target.location % 4096).expect("inside of a page");
         let mut ranges = pieces(in_page, data.len(), piece_bytes);
         if ranges.is_empty() {
             ranges.push(0..0);
@@ -151,7 +152,7 @@ fn lines(pointer: Fields, length: usize) -> Vec<core::ops::Range<usize>> {
     let mut lines = Vec::new();
     let mut start = 0;
     while start < length {
-        let at = (pointer.location % 32_768) as usize + start;
+        let at = usize::try_from(pointer.location % 32_768).expect("inside of a line") + start;
         let end = (start + 32_768 - at % 32_768).min(length);
         lines.push(start..end);
         start = end;

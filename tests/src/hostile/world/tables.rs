@@ -81,7 +81,8 @@ fn entries() -> Vec<Entry> {
         entries.push(node(space, 1012, Action::Forward(forward(GONE))));
         entries.push(node(space, 1001, Action::Forward(forward(SwitchPort(2)))));
         let dst_scope = 0xfdbb_0000 | u32::from(space);
-        let members = SERVER_PORTS.map(|port| WeightedForward { forward: forward(port), weight: 1 });
+        let members =
+            SERVER_PORTS.map(|port| WeightedForward { forward: forward(port), weight: 1 });
         // The third space has no memory nodes to choose from, and no group.
         if space != 3 {
             entries.push(entry(Key::Anycast { dst_scope }, Action::Select(members.to_vec())));
