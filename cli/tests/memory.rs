@@ -119,6 +119,12 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     let all = rack.json(&["stat", "--all"]);
     let used: Vec<_> = all.as_array().expect("rows").iter().map(|row| &row["used_pages"]).collect();
     assert_eq!(used, [0, 0]);
+    for place in [&[][..], &["--anywhere"]] {
+        let made = rack.json(&[&["create", "1", "--count", "3"], place].concat());
+        let pointers = made.as_array().expect("rows").iter().map(|row| row["pointer"].as_str());
+        let pointers: Vec<_> = pointers.map(|pointer| pointer.expect("text")).collect();
+        rack.text(&[&["delete"][..], &pointers].concat());
+    }
     let times = rack.json(&["ping", "s2", "--count", "3"]);
     assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
     // Ids are given in the order of joining, which is not that of the names.

@@ -24,10 +24,10 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Where new pages go.
 #[derive(Debug, Args)]
 struct Place {
-    /// The memory node to be on, by name or id
+    /// The memory node to be on, by name or id; without it, the emptier of two drawn at random
     #[arg(long, value_name = "NODE", conflicts_with = "anywhere")]
     on: Option<String>,
-    /// Let the switch choose by free memory (the default)
+    /// Let the switch choose, by the free memory that the nodes reported
     #[arg(long)]
     anywhere: bool,
 }
@@ -36,7 +36,8 @@ impl Place {
     fn placement(&self, session: &Session) -> Result<Placement, UsageError> {
         match &self.on {
             Some(node) => session.node(node).map(Placement::Node),
-            None => Ok(Placement::Anywhere),
+            None if self.anywhere => Ok(Placement::Anywhere),
+            None => Ok(Placement::TwoChoices),
         }
     }
 }
