@@ -266,4 +266,18 @@ mod tests {
         let copy = action_text(&Action::Multicast { group: 7 }, &groups, &names);
         assert_eq!(copy, "copy to c1 port 5");
     }
+    #[test]
+    fn a_table_that_was_never_filled_shows_its_own_default() {
+        let l2 = TABLES.iter().find(|table| table.alias == "l2").expect("it is declared");
+        let action = v1::Action { action_id: l2.default_action.id, ..v1::Action::default() };
+        let entry = v1::TableEntry {
+            table_id: l2.id,
+            is_default_action: true,
+            action: Some(v1::TableAction { r#type: Some(v1::table_action::Type::Action(action)) }),
+            ..v1::TableEntry::default()
+        };
+        let shown = line(l2, &entry, &BTreeMap::new(), &PortNames::new());
+        let shown = shown.expect("it is understood").expect("there is an action");
+        assert_eq!((shown.matches.as_str(), shown.action.as_str()), ("anything else", "drop"));
+    }
 }

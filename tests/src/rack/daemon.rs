@@ -1,0 +1,117 @@
+//! Ends and starts of single daemons.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bluebridge_cli::process::{ProcessRecord, Stopped, stop_all};
+use bluebridge_cli::rack::GRACE;
+use bluebridge_cli::rack::access::rack_environment;
+use bluebridge_cli::rack::daemon::READY_DEADLINE;
+use bluebridge_cli::rack::spec::Node;
+use bluebridge_cli::rack::state::{DaemonRecord, StateRoot};
+use bluebridge_cli::readiness::{self, Readiness, ReadySocket};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::TestRack;
+
+impl TestRack {
+    /// A daemon's record as the rack started it.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn daemon(&self, name: &str) -> &DaemonRecord {
+        let mut daemons = self.rack().state().daemons.iter();
+        daemons.find(|daemon| daemon.name == name).expect("a daemon of the rack")
+    }
+
+    /// The process of a daemon now.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn process(&self, name: &str) -> ProcessRecord {
+        let restarted = self.processes.get(name).cloned();
+        restarted.or_else(|| self.daemon(name).process.clone()).expect("a process")
+    }
+
+    /// Kills a daemon at once, without a chance to say goodbye.
+    ///
+    /// # Panics
+    /// If it does not run, or survives.
+    pub fn kill(&self, name: &str) {
+        let process = self.process(name);
+        assert!(process.is_running(), "{name} runs before it is killed");
+        let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).expect("a pid");
+        kill_process(pid, Signal::KILL).expect("may be killed");
+        let until = Instant::now() + Duration::from_secs(5);
+        while process.is_running() {
+            assert!(Instant::now() < until, "{name} outlived SIGKILL");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends a daemon the friendly way.
+    ///
+    /// # Panics
+    /// If it does not end by itself.
+    pub fn stop(&self, name: &str) {
+        let stopped = stop_all(&[self.process(name)], GRACE).expect("may be stopped");
+        assert_eq!(stopped, [Stopped::Terminated], "{name}");
+    }
+
+    /// Starts a daemon that was ended, as it was started before, and waits until it is ready.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start(&mut self, name: &str) {
+        let record = self.daemon(name).clone();
+        self.start_as(name, &record);
+    }
+
+    /// Starts the memory servers anew with more memory, which they take from the system page by page:
+    /// taking gigabytes at the start can outlast the patience of a rack on a busy machine.
+    ///
+    /// # Panics
+    /// If one does not become ready.
+    pub fn serve_on_demand(&mut self, memory: &str) {
+        for number in 1..=self.rack().spec().servers {
+            let name = format!("memserver-{}", Node::Server(number));
+            self.stop(&name);
+            let mut record = self.daemon(&name).clone();
+            let size = record.arguments.iter().position(|word| word == "--memory");
+            let size = size.and_then(|at| record.arguments.get_mut(at + 1)).expect("a size");
+            memory.clone_into(size);
+            record.arguments.extend(["--claim", "on-demand"].map(str::to_owned));
+            self.start_as(&name, &record);
+        }
+    }
+
+    /// Starts a daemon with other words than the rack's.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_as(&mut self, name: &str, record: &DaemonRecord) {
+        let socket = self.scratch.path().join(format!("{name}.{}", self.processes.len()));
+        let _ = std::fs::remove_file(&socket);
+        let ready = ReadySocket::bind(&socket).expect("a socket");
+        let log = self.scratch.path().join(format!("{name}.again.log"));
+        let file = File::create(&log).expect("a log");
+        let root = StateRoot::at(self.scratch.path().join("state"));
+        let mut command = Command::new(&self.program);
+        command.args(&record.arguments);
+        command.envs(rack_environment(&root, self.rack().state(), record.node));
+        command.env(readiness::VARIABLE, ready.path()).current_dir(self.scratch.path());
+        command.stdin(Stdio::null()).stdout(file.try_clone().expect("a log")).stderr(file);
+        let child = self.enter(record.node, || command.process_group(0).spawn());
+        let mut child = child.expect("it starts");
+        let process = ProcessRecord::of(child.id()).expect("it runs");
+        self.processes.insert(name.to_owned(), process);
+        let until = Instant::now() + READY_DEADLINE;
+        let running = || child.try_wait().is_ok_and(|ended| ended.is_none());
+        let readiness = ready.wait(until, running).expect("it can be waited for");
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert_eq!(readiness, Readiness::Ready, "{name} is not ready again: {}", said());
+        let _ = std::fs::remove_file(&socket);
+    }
+}

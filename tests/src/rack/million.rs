@@ -1,0 +1,163 @@
+//! Very many live pointers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bluebridge::{MemoryNode, Placement, Pointer, ReadRequest, WriteRequest};
+use bluebridge_cli::rack::spec::Node;
+use bluebridge_wire::address::PAGE_BYTES;
+
+use super::TestRack;
+use super::endpoint::{Endpoint, UdpClient};
+use super::observe::Neighbours;
+use super::stamp;
+
+/// Bytes of every page that are written and read.
+const STAMP_BYTES: usize = 64;
+
+/// Requests of one pipelined call.
+const CALL_COUNT: usize = 1024;
+
+/// How often the neighbour table is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What was done.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Every pointer, as an address, in order.
+    pub addresses: Vec<u128>,
+    /// Times of creating, writing, and reading.
+    pub times: [Duration; 3],
+    /// Looks at the neighbour table.
+    pub look_count: usize,
+    /// The largest that it was in any look.
+    pub neighbours: Neighbours,
+}
+
+/// Creates `count` pages one by one, writes to each, reads each back and compares, by some clients
+/// of one endpoint, while the neighbour table of its namespace is watched.
+///
+/// # Panics
+/// On any error or wrong byte.
+pub fn run(rack: &TestRack, endpoint: &Endpoint, clients: usize, count: usize) -> Report {
+    let nodes = endpoint.memory_nodes();
+    let seeds = (0_u64..).take(clients);
+    let mut clients: Vec<_> = seeds.map(|seed| endpoint.client(rack, seed)).collect();
+    let each = count.div_ceil(clients.len());
+    let ended = AtomicBool::new(false);
+    let mut times = [Duration::ZERO; 3];
+    thread::scope(|scope| {
+        let watching = scope.spawn(|| watch(rack, &ended));
+        let mut lists: Vec<Vec<Pointer>> = vec![Vec::with_capacity(each); clients.len()];
+        let steps: [&Step<'_>; 3] = [
+            &|number, client, list| create(client, number, each, &nodes, list),
+            &|_, client, list| write(client, list),
+            &|_, client, list| read(client, list),
+        ];
+        for (time, step) in times.iter_mut().zip(steps) {
+            let began = Instant::now();
+            together(&mut clients, &mut lists, step, &ended);
+            *time = began.elapsed();
+        }
+        ended.store(true, Ordering::Relaxed);
+        let (look_count, neighbours) = watching.join().expect("the table can be read");
+        let pointers = lists.iter().flatten();
+        let mut addresses: Vec<u128> = pointers.map(|it| it.to_ipv6().to_bits()).collect();
+        addresses.sort_unstable();
+        Report { addresses, times, look_count, neighbours }
+    })
+}
+
+type Step<'a> = dyn Fn(usize, &mut UdpClient, &mut Vec<Pointer>) + Sync + 'a;
+
+/// One step of all clients at once.
+fn together(
+    clients: &mut [UdpClient],
+    lists: &mut [Vec<Pointer>],
+    step: &Step<'_>,
+    ended: &AtomicBool,
+) {
+    let done = thread::scope(|scope| {
+        let running: Vec<_> = (clients.iter_mut().zip(lists).enumerate())
+            .map(|(number, (client, list))| scope.spawn(move || step(number, client, list)))
+            .collect();
+        running.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    if done.iter().any(Result::is_err) {
+        // Otherwise the watching thread would be waited for.
+        ended.store(true, Ordering::Relaxed);
+        panic!("a client failed");
+    }
+}
+
+/// Half of the pages by CREATE and half by ALLOC_WRITE; anywhere, and on nodes in turn.
+fn create(
+    client: &mut UdpClient,
+    number: usize,
+    count: usize,
+    nodes: &[MemoryNode],
+    list: &mut Vec<Pointer>,
+) {
+    for step in 0..count {
+        let node = nodes.get((step / 4 + number) % nodes.len()).expect("a node").node;
+        let placement = if step % 4 < 2 { Placement::Anywhere } else { Placement::Node(node) };
+        let made = if step % 2 == 0 {
+            client.create_at(PAGE_BYTES as u64, placement)
+        } else {
+            client.alloc_write_at(b"something that is overwritten", placement)
+        };
+        list.push(made.unwrap_or_else(|error| panic!("page {step}: {error}")).base());
+    }
+}
+
+/// What a page holds follows from its own address, and so does where in the page.
+fn place(pointer: Pointer) -> (Pointer, [u8; STAMP_BYTES]) {
+    let address = pointer.to_ipv6().to_bits();
+    let [high, low] = [address >> 64, address].map(|half| (half & u128::from(u64::MAX)) as u64);
+    let mut stamp = [0; STAMP_BYTES];
+    stamp::fill(&mut stamp, high ^ low.rotate_left(17));
+    let places = (PAGE_BYTES - STAMP_BYTES) as u64;
+    let offset = pointer.location.page() % places;
+    (pointer.checked_add(offset).expect("inside of the page"), stamp)
+}
+
+fn write(client: &mut UdpClient, list: &[Pointer]) {
+    for call in list.chunks(CALL_COUNT) {
+        let stamped: Vec<_> = call.iter().map(|pointer| place(*pointer)).collect();
+        let mut requests: Vec<_> =
+            stamped.iter().map(|(pointer, stamp)| WriteRequest::new(*pointer, stamp)).collect();
+        client.write_many(&mut requests).unwrap_or_else(|error| panic!("{error}"));
+        for request in requests {
+            request.result.unwrap_or_else(|error| panic!("{}: {error}", request.pointer));
+        }
+    }
+}
+
+fn read(client: &mut UdpClient, list: &[Pointer]) {
+    let mut buffers = vec![[0; STAMP_BYTES]; CALL_COUNT];
+    for call in list.chunks(CALL_COUNT) {
+        let places: Vec<_> = call.iter().map(|pointer| place(*pointer)).collect();
+        let mut requests: Vec<_> = (places.iter().zip(&mut buffers))
+            .map(|((pointer, _), buffer)| ReadRequest::new(*pointer, buffer))
+            .collect();
+        client.read_many(&mut requests).unwrap_or_else(|error| panic!("{error}"));
+        for (request, (pointer, stamp)) in requests.iter().zip(&places) {
+            assert!(request.result.is_ok(), "{pointer}: {:?}", request.result);
+            assert!(*request.buffer == *stamp, "{pointer} holds another page's bytes");
+        }
+    }
+}
+
+/// Looks at the table until the work ended; how often, and the largest table.
+fn watch(rack: &TestRack, ended: &AtomicBool) -> (usize, Neighbours) {
+    let (mut count, mut largest) = (0, Neighbours { fabric: 0, all: 0 });
+    while !ended.load(Ordering::Relaxed) {
+        let now = rack.neighbours(Node::Client(1));
+        largest =
+            Neighbours { fabric: largest.fabric.max(now.fabric), all: largest.all.max(now.all) };
+        count += 1;
+        thread::sleep(LOOK);
+    }
+    (count, largest)
+}

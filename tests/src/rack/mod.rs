@@ -1,0 +1,186 @@
+//! Racks for tests: the real daemons, in network namespaces, and clients in the test's process.
+
+mod daemon;
+pub mod endpoint;
+pub mod million;
+pub mod mixed;
+pub mod observe;
+pub mod stamp;
+pub mod switch;
+pub mod traffic;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bluebridge_cli::namespace::is_privileged;
+use bluebridge_cli::process::ProcessRecord;
+use bluebridge_cli::rack::daemon::READY_DEADLINE;
+use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec};
+use bluebridge_cli::rack::state::StateRoot;
+use bluebridge_cli::rack::{Cancel, Rack, Site};
+
+/// Names the tiers of tests that are to run; all of them without it.
+const TIERS: &str = "BLUEBRIDGE_TEST_TIERS";
+
+/// Racks would take each other's cores, so that one test's traffic is another's lost time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Whether the tests of a tier are to run.
+///
+/// # Panics
+/// If the tier `root` is to run and this process may not make namespaces.
+pub fn runs(tier: &str) -> bool {
+    let named = std::env::var(TIERS).map_or(true, |named| named.split(',').any(|it| it == tier));
+    if !named {
+        println!("left out: the tier {tier} is not in {TIERS}");
+        return false;
+    }
+    assert!(
+        tier != "root" || is_privileged(),
+        "this test makes network namespaces: run it as root, or leave `root` out of {TIERS}"
+    );
+    true
+}
+
+/// The `bluebridge` program that was built with this test.
+///
+/// # Panics
+/// If it was not built.
+pub fn program() -> PathBuf {
+    let own = std::env::current_exe().expect("a test knows its file");
+    let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let program = profile.join("bluebridge");
+    assert!(
+        program.is_file(),
+        "{} is missing: build it first, with `cargo build -p bluebridge-cli` in the same profile",
+        program.display()
+    );
+    program
+}
+
+/// A directory of one test, removed at its end.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new directory.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("bb-{name}-{}", std::process::id()));
+        fs::create_dir(&path).expect("a new directory");
+        Self(path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a test wants to differ from the usual two servers and two clients.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Memory servers.
+    pub servers: u16,
+    /// Clients.
+    pub clients: u16,
+    /// Link sizes, as on the command line.
+    pub mtu: &'static str,
+    /// The switch.
+    pub switch: DataPlane,
+    /// What each server offers, as on the command line.
+    pub memory: &'static str,
+}
+
+impl Wish {
+    /// Two servers of 256 MiB and two clients.
+    pub const fn new(switch: DataPlane, mtu: &'static str) -> Self {
+        Self { servers: 2, clients: 2, mtu, switch, memory: "256M" }
+    }
+
+    /// The specification of a rack with that name.
+    ///
+    /// # Panics
+    /// If the words describe no rack.
+    pub fn spec(&self, name: &str) -> RackSpec {
+        RackSpec {
+            name: name.parse().expect("a name"),
+            servers: self.servers,
+            clients: self.clients,
+            mtu: self.mtu.parse().expect("sizes"),
+            switch: self.switch,
+            memory: self.memory.parse().expect("a size"),
+        }
+    }
+}
+
+/// A rack of this test, taken down when dropped.
+#[derive(Debug)]
+pub struct TestRack {
+    rack: Rack,
+    /// The daemons that the test started anew.
+    processes: BTreeMap<String, ProcessRecord>,
+    program: PathBuf,
+    scratch: Scratch,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl TestRack {
+    /// Builds a rack and starts all of its daemons, when no other test has one.
+    ///
+    /// # Panics
+    /// If that fails; the reason is told.
+    pub fn up(name: &str, wish: &Wish) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rack = Self::beside(name, wish);
+        rack._turn = Some(turn);
+        rack
+    }
+
+    /// As [`Self::up`], beside a rack that the same test has already.
+    ///
+    /// # Panics
+    /// If that fails; the reason is told.
+    pub fn beside(name: &str, wish: &Wish) -> Self {
+        let program = program();
+        let scratch = Scratch::new(name);
+        let root = StateRoot::at(scratch.path().join("state"));
+        let site = Site::with_state_root(root).unwrap_or_else(|error| panic!("{error}"));
+        let name = format!("{name}-{}", std::process::id());
+        let rack = Rack::build(&site, wish.spec(&name), Cancel::default());
+        let mut rack = rack.unwrap_or_else(|error| panic!("{error}"));
+        rack.start_daemons(&program, READY_DEADLINE).unwrap_or_else(|error| panic!("{error}"));
+        Self { rack, processes: BTreeMap::new(), program, scratch, _turn: None }
+    }
+
+    /// The rack itself.
+    pub const fn rack(&self) -> &Rack {
+        &self.rack
+    }
+
+    /// Runs `work` in a node's namespace.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn enter<T: Send>(&self, node: Node, work: impl FnOnce() -> T + Send) -> T {
+        self.rack.enter(node, work).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The switch's port that leads to a node.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn port(&self, node: Node) -> u16 {
+        self.rack.layout().port_of(node).expect("a node of the rack").number
+    }
+}

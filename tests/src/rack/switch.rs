@@ -1,0 +1,104 @@
+//! The rack's switch: troubled, looked at, and wiped.
+
+use std::net::SocketAddr;
+
+use bluebridge_cli::control::tables::{self, PortNames, TableLine};
+use bluebridge_cli::control::{ControlError, controller_status, impair, switch_ports};
+use bluebridge_cli::rack::daemon::DEVICE_ID;
+use bluebridge_cli::rack::layout::P4RUNTIME;
+use bluebridge_cli::rack::spec::{DataPlane, Node};
+use bluebridge_northbound::proto::StatusResponse;
+use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
+use bluebridge_p4::proto::p4::v1;
+use v1::p4_runtime_client::P4RuntimeClient;
+use v1::set_forwarding_pipeline_config_request::Action;
+
+use super::TestRack;
+
+/// Five in a hundred lost and five doubled; where the data plane can, five held back as well.
+pub fn trouble(switch: DataPlane, seed: u64) -> Impairment {
+    let reorder = if switch == DataPlane::Soft { 0.05 } else { 0.0 };
+    Impairment { seed, loss: 0.05, duplicate: 0.05, reorder, ..Impairment::default() }
+}
+
+impl TestRack {
+    /// Troubles every port, the controller's as well; each with dice of its own.
+    ///
+    /// # Panics
+    /// If the switch refuses.
+    pub fn trouble_all(&self, impairment: &Impairment) {
+        let ports: Vec<u16> = self.rack().layout().ports().iter().map(|it| it.number).collect();
+        self.enter(Node::Switch, || {
+            for port in ports {
+                let seed = impairment.seed + u64::from(port);
+                let impairment = Impairment { seed, ..*impairment };
+                let done = impair(P4RUNTIME.into(), port, impairment);
+                done.unwrap_or_else(|error| panic!("port {port}: {error}"));
+            }
+        });
+    }
+
+    /// The ports and drops of the switch.
+    ///
+    /// # Panics
+    /// If the switch does not answer.
+    pub fn switch_ports(&self) -> ListPortsResponse {
+        let ports = self.enter(Node::Switch, || switch_ports(P4RUNTIME.into()));
+        ports.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The tables of the switch without their counters.
+    ///
+    /// # Errors
+    /// The switch does not answer, or has no pipeline yet.
+    pub fn tables(&self) -> Result<Vec<TableLine>, ControlError> {
+        let names = PortNames::new();
+        let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
+        let mut lines = self.enter(Node::Switch, read)?;
+        for line in &mut lines {
+            (line.packets, line.bytes) = (0, 0);
+        }
+        Ok(lines)
+    }
+
+    /// What the controller knows.
+    ///
+    /// # Panics
+    /// If the controller does not answer.
+    pub fn controller_status(&self) -> StatusResponse {
+        let address: SocketAddr = self.rack().layout().controller().into();
+        let status = self.enter(Node::Switch, || controller_status(address));
+        status.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Empties every table of the switch behind the controller's back: pushes the pipeline anew under
+    /// another mark, in the primary's name.
+    ///
+    /// # Panics
+    /// If the switch refuses.
+    pub fn wipe_tables(&self) {
+        let switch = self.controller_status().switch.expect("a switch");
+        let election_id =
+            v1::Uint128 { high: switch.election_id_high, low: switch.election_id_low };
+        let config = v1::ForwardingPipelineConfig {
+            p4info: Some(bluebridge_p4::p4info::p4info()),
+            cookie: Some(v1::forwarding_pipeline_config::Cookie { cookie: 7 }),
+            ..v1::ForwardingPipelineConfig::default()
+        };
+        let request = v1::SetForwardingPipelineConfigRequest {
+            device_id: DEVICE_ID,
+            election_id: Some(election_id),
+            action: Action::VerifyAndCommit.into(),
+            config: Some(config),
+            ..v1::SetForwardingPipelineConfigRequest::default()
+        };
+        self.enter(Node::Switch, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let uri = format!("http://{P4RUNTIME}");
+                let mut client = P4RuntimeClient::connect(uri).await.expect("the switch listens");
+                client.set_forwarding_pipeline_config(request).await.expect("the push is taken");
+            });
+        });
+    }
+}
