@@ -10,7 +10,7 @@ const COUNT: &str = "BLUEBRIDGE_RACK_OPERATIONS";
 const SEED: &str = "BLUEBRIDGE_RACK_SEED";
 
 /// How many operations there are if nobody says; each run has a quarter.
-const USUAL: u32 = 40_000;
+const USUAL: u32 = 200_000;
 
 fn run(name: &str, switch: DataPlane, mtu: &'static str) {
     if !runs("root") {
