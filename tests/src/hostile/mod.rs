@@ -20,4 +20,4 @@ mod world;
 pub use attack::Class;
 pub use host::{HostDrop, Received, receive};
 pub use vectors::{Vector, golden_vectors};
-pub use world::{Attacker, Tally, VICTIM, World};
+pub use world::{Attacker, GENERATION, Recorded, Tally, VICTIM, World, usual_limits};

@@ -81,6 +81,8 @@ struct Piece {
 pub struct Seen {
     /// Its status.
     pub status: Status,
+    /// Whether it answers an OPEN.
+    pub is_open: bool,
     /// Its header.
     pub header: Header,
     /// Its data.

@@ -10,7 +10,7 @@ use bluebridge_protocol::{
     responder::{Adopted, Authority, Config, Event, Limits, Responder, Timers},
 };
 use bluebridge_switch::soft::{Offload, Pipeline};
-use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, Status, address::Fields};
+use bluebridge_wire::{ArenaGeneration, Command, Datagram, NodeId, Space, Status, address::Fields};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::{
@@ -39,7 +39,8 @@ pub(super) const ADOPTED: Adopted = Adopted {
     local_page: 128,
 };
 
-const GENERATION: ArenaGeneration = match ArenaGeneration::new(3) {
+/// The generation of the servers' first contents.
+pub const GENERATION: ArenaGeneration = match ArenaGeneration::new(3) {
     Some(generation) => generation,
     None => panic!("a small number"),
 };
@@ -74,6 +75,17 @@ pub struct Attacker {
     /// By server; 0 without one.
     pub(super) sessions: [u64; 3],
     opened: u64,
+}
+
+/// A frame as it was put in at a port of the switch.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The port.
+    pub port: SwitchPort,
+    /// The frame.
+    pub frame: Vec<u8>,
+    /// The session that it opened, if that is what it did.
+    pub opened: Option<u64>,
 }
 
 /// What was fired and what came of it.
@@ -137,6 +149,7 @@ pub struct World {
     treasures: Vec<(Fields, Vec<u8>)>,
     tally: Tally,
     lives: u32,
+    recording: Option<Vec<Recorded>>,
 }
 
 impl World {
@@ -166,6 +179,7 @@ impl World {
             treasures: Vec::new(),
             tally: Tally::default(),
             lives: 1,
+            recording: None,
         };
         world.hide_treasures();
         world
@@ -193,6 +207,19 @@ impl World {
             self.pass_time(before, after);
         }
         self.audit();
+    }
+
+    /// The frames of an attack of `count` hostile packets, to be repeated elsewhere. The victim's
+    /// are not among them.
+    #[must_use]
+    pub fn rehearse(seed: u64, count: u64) -> Vec<Recorded> {
+        let mut world = Self::new(seed);
+        world.recording = Some(Vec::new());
+        world.fire(count);
+        let victim = world.victim.port;
+        let mut recording = world.recording.take().unwrap_or_default();
+        recording.retain(|recorded| recorded.port != victim);
+        recording
     }
 
     /// What happened, with the counters of all servers.
@@ -265,11 +292,12 @@ impl World {
     /// Sends a frame through the switch; the replies of whom it reaches.
     fn send(&mut self, port: SwitchPort, frame: &mut [u8], class: Option<Class>) -> Vec<Seen> {
         let clock = self.started + Duration::from_nanos(self.now.as_nanos());
+        let whole = self.recording.is_some().then(|| frame.to_vec());
         let mut out: Vec<(SwitchPort, Vec<u8>)> = Vec::new();
         self.pipeline.process(clock, port, frame, Offload::default(), &mut out);
         let mut replies = Vec::new();
-        for (port, frame) in out {
-            let Some(server) = self.servers.iter().position(|server| server.port == port) else {
+        for (egress, frame) in out {
+            let Some(server) = self.servers.iter().position(|server| server.port == egress) else {
                 continue;
             };
             match host::receive(&frame) {
@@ -282,6 +310,11 @@ impl World {
                 }
                 Err(reason) => *self.tally.host_drops.entry(reason).or_default() += 1,
             }
+        }
+        if let (Some(recording), Some(frame)) = (&mut self.recording, whole) {
+            let opens = replies.iter().find(|reply| reply.status.is_ok() && reply.is_open);
+            let opened = opens.map(|reply| reply.header.session);
+            recording.push(Recorded { port, frame, opened });
         }
         replies
     }
@@ -402,7 +435,8 @@ fn seen(reply: &bluebridge_protocol::responder::Transmit<'_>, node: NodeId) -> S
     let datagram = parsed.expect("a server's replies are well formed");
     assert!(datagram.is_reply() && datagram.from.node == node, "{datagram:?}");
     let status = Status::from_code(datagram.from.tag).expect("a known status");
-    Seen { status, header: datagram.header, data: datagram.data.to_vec() }
+    let is_open = datagram.command().command() == Some(Command::Open);
+    Seen { status, is_open, header: datagram.header, data: datagram.data.to_vec() }
 }
 
 fn limits(node: u16) -> Limits {
@@ -416,6 +450,12 @@ fn limits(node: u16) -> Limits {
         reply_count: 96,
         credit_pages: 512,
     }
+}
+
+/// The limits of the servers, for one elsewhere that shall be like the first.
+#[must_use]
+pub fn usual_limits() -> Limits {
+    limits(1)
 }
 
 fn server(index: u16, life: u32) -> Server {
