@@ -113,10 +113,12 @@ fn create(
 
 /// What a page holds follows from its own address, and so does where in the page.
 fn place(pointer: Pointer) -> (Pointer, [u8; STAMP_BYTES]) {
-    let address = pointer.to_ipv6().to_bits();
-    let [high, low] = [address >> 64, address].map(|half| (half & u128::from(u64::MAX)) as u64);
+    let octets = pointer.to_ipv6().octets();
+    let (words, _) = octets.as_chunks::<8>();
+    let seed =
+        words.iter().fold(0, |seed: u64, word| seed.rotate_left(17) ^ u64::from_be_bytes(*word));
     let mut stamp = [0; STAMP_BYTES];
-    stamp::fill(&mut stamp, high ^ low.rotate_left(17));
+    stamp::fill(&mut stamp, seed);
     let places = (PAGE_BYTES - STAMP_BYTES) as u64;
     let offset = pointer.location.page() % places;
     (pointer.checked_add(offset).expect("inside of the page"), stamp)
