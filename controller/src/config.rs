@@ -28,7 +28,8 @@ pub struct Config {
     pub device_id: u64,
     /// What the switch runs; `None` for the embedded switch.
     pub device_config: Option<Vec<u8>>,
-    /// The store's file; `None` keeps the state in memory, so that a restart begins anew.
+    /// The store's file; `None` keeps the state in memory, for tests only: after a restart the
+    /// same node ids are given anew.
     pub store: Option<PathBuf>,
     /// TLS for the northbound API; `None` for plain connections.
     pub tls: Option<TlsPaths>,

@@ -154,6 +154,7 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Core {
     config: CoreConfig,
+    first_generation: u16,
     nodes: BTreeMap<NodeId, Node>,
     names: BTreeMap<String, NodeId>,
     /// Spaces and their groups.
@@ -182,6 +183,7 @@ impl Core {
             .collect();
         Self {
             config,
+            first_generation: stored.first_generation,
             nodes,
             names,
             spaces: stored.spaces.iter().map(|record| (record.space, record.group)).collect(),

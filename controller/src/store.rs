@@ -23,6 +23,16 @@ const FORMAT: u64 = 1;
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
 
+/// First generations lie below this, so that half of all generations is left for a node's restarts.
+const FIRST_GENERATIONS: u64 = 1 << 14;
+
+/// Nanoseconds of a store's birth that count as one tick, as a power of two: an eighth of a second.
+const BIRTH_TICK_BITS: u32 = 27;
+
+/// Odd, so that the stores of 2^14 ticks in a row begin at 2^14 generations; and by the golden
+/// ratio, so that those made soon after each other begin far from each other.
+const BIRTH_STRIDE: u64 = 10_125;
+
 /// Why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -97,8 +107,8 @@ impl Store {
         Self::start(database)
     }
 
-    /// A store that lasts as long as the process: for tests, simulation, and a rack that nobody
-    /// wants to find again.
+    /// A store that lasts as long as the process, for tests: a rack whose memory nodes may outlive
+    /// its controller needs a file.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -148,13 +158,22 @@ impl Store {
         self.start_count
     }
 
+    /// The arena generation that new memory nodes of this store begin with, drawn from its birth.
+    ///
+    /// A store that was deleted gave the same node ids as the one after it; were their generations
+    /// the same as well, pointers of then would fit pages of now.
+    #[must_use]
+    pub const fn first_generation(&self) -> u16 {
+        first_generation(self.created)
+    }
+
     /// Everything stored.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn load(&self) -> Result<Stored, StoreError> {
         let read = self.database.begin_read().map_err(io)?;
-        let mut stored = Stored::default();
+        let mut stored = Stored { first_generation: self.first_generation(), ..Stored::default() };
         for item in read.open_table(NODES).map_err(io)?.iter().map_err(io)? {
             let (node, bytes) = item.map_err(io)?;
             let record: NodeRecord = serde_json::from_slice(bytes.value()).map_err(|error| {
@@ -199,6 +218,10 @@ impl Store {
         }
         write.commit().map_err(io)
     }
+}
+
+const fn first_generation(created: u64) -> u16 {
+    ((created >> BIRTH_TICK_BITS).wrapping_mul(BIRTH_STRIDE) % FIRST_GENERATIONS) as u16
 }
 
 #[cfg(test)]

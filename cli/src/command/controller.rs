@@ -22,9 +22,9 @@ pub(super) struct Controller {
     /// P4Runtime's number for the switch
     #[arg(long, value_name = "N", default_value_t = 1)]
     device_id: u64,
-    /// The file that keeps node ids, incarnations and epochs; without it a restart begins anew
+    /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
     #[arg(long, value_name = "FILE")]
-    store: Option<PathBuf>,
+    store: PathBuf,
     /// The controller's certificate chain (PEM): endpoints then join by TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub(super) struct Controller {
 pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
-    config.store = controller.store;
+    config.store = Some(controller.store);
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
         TlsPaths { certificate, key, client_root: controller.tls_client_root }
     });
@@ -63,4 +63,27 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
         serving.await?;
         Ok(Exit::Ok)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        controller: Controller,
+    }
+
+    #[test]
+    fn without_a_store_it_does_not_start() {
+        let refused = Line::try_parse_from(["controller"]).expect_err("no store");
+        assert_eq!(refused.kind(), ErrorKind::MissingRequiredArgument);
+        assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
+        let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
+        assert_eq!(line.controller.store, PathBuf::from("c.redb"));
+    }
 }

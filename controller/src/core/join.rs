@@ -302,7 +302,10 @@ impl Core {
             role: join.role,
             space: join.space.0,
             incarnation: 1,
-            generation: 0,
+            generation: match join.role {
+                Role::Client => 0,
+                Role::Memory => self.first_generation,
+            },
             range_epoch: 1,
             token,
             nonce: join.nonce,

@@ -119,4 +119,7 @@ pub struct Stored {
     pub nodes: Vec<NodeRecord>,
     /// Every space with a group.
     pub spaces: Vec<SpaceRecord>,
+    /// Where the arena generations of new memory nodes begin: a store that another replaced gave
+    /// the same node ids, and pointers to their pages may still be about.
+    pub first_generation: u16,
 }

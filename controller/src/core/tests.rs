@@ -103,6 +103,19 @@ fn kept_contents_keep_the_generation_and_need_the_token() {
 }
 
 #[test]
+fn memory_begins_at_the_generation_of_the_store() {
+    let now = Instant::now();
+    let stored = Stored { first_generation: 0x1234, ..Stored::default() };
+    let mut core = Core::new(CoreConfig::default(), stored, 1, now);
+    core.learn_ports(ports(16));
+    let request = memory("m1", 1, 10);
+    assert_eq!(join(&mut core, now, &request).generation, 0x1234);
+    assert_eq!(join(&mut core, now, &again(&request)).generation, 0x1235);
+    assert_eq!(join(&mut core, now, &memory("m2", 2, 10)).generation, 0x1234);
+    assert_eq!(join(&mut core, now, &client("c1", 3)).generation, 0);
+}
+
+#[test]
 fn used_up_generations_make_a_new_node() {
     let (mut core, now) = core();
     let request = memory("m1", 1, 10);
@@ -351,6 +364,7 @@ impl Disk {
 
     fn load(&self) -> Stored {
         Stored {
+            first_generation: 0,
             nodes: self.nodes.values().cloned().collect(),
             spaces: self
                 .spaces

@@ -50,7 +50,8 @@ fn what_was_committed_is_there_after_a_restart() {
     let folder = Folder::new("restart");
     let store = Store::open(&folder.file()).unwrap();
     let first = store.election_id();
-    assert_eq!(store.load().unwrap(), Stored::default());
+    let first_generation = store.first_generation();
+    assert_eq!(store.load().unwrap(), Stored { first_generation, ..Stored::default() });
     let spaces = [SpaceRecord { space: 3, group: 2 }, SpaceRecord { space: 4, group: 3 }];
     store
         .commit(&[
@@ -63,7 +64,8 @@ fn what_was_committed_is_there_after_a_restart() {
     store.commit(&[Change::Node(record(1, 2)), Change::SpaceGone(4)]).unwrap();
     drop(store);
     let store = Store::open(&folder.file()).unwrap();
-    let expected = Stored { nodes: vec![record(1, 2), record(0xfffe, 1)], spaces: vec![spaces[0]] };
+    let nodes = vec![record(1, 2), record(0xfffe, 1)];
+    let expected = Stored { nodes, spaces: vec![spaces[0]], first_generation };
     assert_eq!(store.load().unwrap(), expected);
     assert!(store.election_id() > first.connection(u64::MAX), "a later start beats every earlier");
     assert_eq!(store.start_count(), 2);
@@ -74,6 +76,23 @@ fn a_newer_store_beats_an_older_one() {
     let older = Store::in_memory().unwrap();
     let newer = Store::in_memory().unwrap();
     assert!(newer.election_id() > older.election_id().connection(u64::MAX));
+}
+
+#[test]
+fn stores_of_other_times_begin_at_other_generations() {
+    let tick = 1 << BIRTH_TICK_BITS;
+    let birth = 1_800_000_000_000_000_000_u64;
+    let firsts: Vec<u16> =
+        (0..FIRST_GENERATIONS).map(|ticks| first_generation(birth + ticks * tick)).collect();
+    let different: std::collections::BTreeSet<u16> = firsts.iter().copied().collect();
+    assert_eq!(different.len(), firsts.len(), "none comes again for half an hour");
+    assert!(firsts.iter().all(|first| *first < 0x4000), "half is left for restarts");
+    // Whoever deletes a store a few times in a row meets neither its first generation nor the next.
+    for (index, first) in firsts.iter().enumerate() {
+        for later in firsts.iter().skip(index + 1).take(8) {
+            assert!(first.abs_diff(*later) > 100, "{first} {later}");
+        }
+    }
 }
 
 #[test]
