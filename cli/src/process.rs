@@ -114,9 +114,11 @@ pub fn find(wanted: impl Fn(u32) -> bool) -> Vec<ProcessRecord> {
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| *pid != std::process::id() && wanted(*pid))
+        .filter(|pid| *pid != std::process::id())
+        // The record comes first: if the pid passes to another process before it is looked at, the
+        // start time tells, and nobody else is signalled.
         .filter_map(|pid| ProcessRecord::of(pid).ok())
-        .filter(ProcessRecord::is_running)
+        .filter(|record| wanted(record.pid) && record.is_running())
         .collect()
 }
 

@@ -23,6 +23,9 @@ pub struct Client<T> {
     pub(crate) deadline: Duration,
     pub(crate) placement: Placement,
     pub(crate) places: Places,
+    /// The most data bytes of a datagram that the carrier takes.
+    #[cfg(feature = "join")]
+    pub(crate) largest_piece_bytes: u16,
     #[cfg(feature = "join")]
     pub(crate) membership: Option<crate::join::Joined>,
 }
@@ -33,12 +36,17 @@ impl<T: Transport> Client<T> {
     /// Nothing is sent yet; sessions are opened when they are needed.
     #[must_use]
     pub fn open(config: EndpointConfig, transport: T) -> Self {
+        #[cfg(feature = "join")]
+        let largest_piece_bytes =
+            crate::config::fitting_piece(transport.capabilities()).unwrap_or(u16::MAX);
         let requester = Requester::new(config.requester(transport.capabilities()));
         Self {
             driver: Driver::new(transport, requester, config.spin),
             deadline: config.deadline,
             placement: config.placement,
             places: Places::new(&config.memory_nodes, config.seed),
+            #[cfg(feature = "join")]
+            largest_piece_bytes,
             #[cfg(feature = "join")]
             membership: None,
         }

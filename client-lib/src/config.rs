@@ -69,8 +69,7 @@ impl EndpointConfig {
     }
 
     pub(crate) fn requester(&self, carrier: &Capabilities) -> requester::Config {
-        let fitting = piece_bytes(carrier.largest_payload_bytes + IP_UDP_BYTES);
-        let fitting = fitting.and_then(|bytes| u16::try_from(bytes).ok());
+        let fitting = fitting_piece(carrier);
         let mut config = requester::Config::new(self.space, self.node, self.incarnation, self.seed);
         config.piece_bytes = match (self.piece_bytes, fitting) {
             (Some(told), Some(fitting)) => told.min(fitting),
@@ -91,3 +90,9 @@ impl EndpointConfig {
 /// What a page takes of a socket's receive buffer, in bytes: its pieces, rounded up to what the
 /// kernel accounts for each.
 const RECEIVED_PAGE_BYTES: usize = 12 * 1024;
+
+/// The largest piece that the carrier takes; `None` if it takes less than any link.
+pub(crate) fn fitting_piece(carrier: &Capabilities) -> Option<u16> {
+    let fitting = piece_bytes(carrier.largest_payload_bytes + IP_UDP_BYTES);
+    fitting.and_then(|bytes| u16::try_from(bytes).ok())
+}

@@ -13,7 +13,7 @@ use bluebridge_transport::{
 };
 use bluebridge_wire::{NodeId, Space, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN};
 
-use crate::{Client, EndpointConfig, MemoryNode};
+use crate::{Client, EndpointConfig, MemoryNode, Placement};
 
 /// How a client joins.
 #[derive(Clone, Debug)]
@@ -46,7 +46,10 @@ impl JoinOptions {
             attachment: Attachment::Interface(switch_interface.to_owned()),
             membership: Options::default(),
             carrier: UdpConfig::default(),
-            behaviour: EndpointConfig::new(space, NodeId::ANY, 0),
+            behaviour: EndpointConfig {
+                placement: Placement::TwoChoices,
+                ..EndpointConfig::new(space, NodeId::ANY, 0)
+            },
         }
     }
 }
@@ -137,13 +140,18 @@ impl<T> Client<T> {
         self.rack().map(|rack| rack.connection)
     }
 
-    /// Takes in the newest list of memory nodes.
+    /// Takes in the newest list of memory nodes, and the piece size that all their links carry.
     pub(crate) fn refresh_places(&mut self) {
         let Some(joined) = &mut self.membership else { return };
         let snapshot = joined.membership.snapshot();
         if snapshot.version != joined.version {
             joined.version = snapshot.version;
             self.places.replace(&memory_nodes(&snapshot));
+            if let Ok(piece_bytes) = u16::try_from(snapshot.piece_bytes) {
+                // What the carrier can take was settled when the client was opened.
+                let piece_bytes = piece_bytes.min(self.largest_piece_bytes);
+                self.driver.requester.set_piece_bytes(piece_bytes);
+            }
         }
     }
 }

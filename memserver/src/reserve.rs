@@ -102,8 +102,8 @@ pub enum ReserveError {
 }
 
 impl Reservation {
-    /// Reserves the memory: one mapping, zeroed, in a part per shard. The size is rounded up to
-    /// 2 MiB per shard.
+    /// Reserves the memory: one mapping, zeroed, in a part per shard. Each part is rounded down to
+    /// 2 MiB, or to a page if it is smaller, so that no more is taken than was said.
     ///
     /// # Errors
     /// [`ReserveError`] if it cannot be had; then nothing is held.
@@ -114,8 +114,11 @@ impl Reservation {
         if shards == 0 || shards > 256 || bytes == 0 {
             return Err(size_error);
         }
-        let shard_bytes = bytes.div_ceil(shards).next_multiple_of(HUGE_PAGE_BYTES as u64);
-        if shard_bytes > 1 << bluebridge_wire::address::SHARD_SHIFT {
+        let share = bytes / shards;
+        let huge = HUGE_PAGE_BYTES as u64;
+        let unit = if share >= huge { huge } else { bluebridge_wire::address::PAGE_BYTES as u64 };
+        let shard_bytes = share - share % unit;
+        if shard_bytes == 0 || shard_bytes > 1 << bluebridge_wire::address::SHARD_SHIFT {
             return Err(size_error);
         }
         let Ok(total) = usize::try_from(shard_bytes * shards) else { return Err(size_error) };
@@ -274,10 +277,27 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_refused() {
-        for (bytes, shard_count) in [(0, 1), (1, 0), (1 << 30, 257), ((1 << 40) + 1, 1)] {
+        let too_large = (1 << 40) + (2 << 20);
+        for (bytes, shard_count) in [(0, 1), (4095, 1), (1, 0), (1 << 30, 257), (too_large, 1)] {
             let claim = Claim::OnDemand;
             let asked = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
             assert!(matches!(asked.reserve(), Err(ReserveError::Size { .. })), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_taken_than_was_said() {
+        for (bytes, shard_count, taken) in [
+            (1 << 20, 256, 1 << 20),
+            (10_000, 2, 2 * 4096),
+            ((4 << 20) + 4096, 1, 4 << 20),
+            (9 << 20, 2, 8 << 20),
+        ] {
+            let claim = Claim::OnDemand;
+            let asked = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
+            let parts = asked.reserve().unwrap().parts;
+            let total: usize = parts.iter().map(|part| part.len()).sum();
+            assert_eq!(total, taken, "{bytes} in {shard_count}");
         }
     }
 

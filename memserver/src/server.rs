@@ -39,8 +39,8 @@ pub struct ServerConfig {
     pub spaces: Vec<Space>,
     /// The largest piece of the spaces, in bytes.
     pub piece_bytes: u16,
-    /// Memory for all shards, rounded up to 2 MiB per shard. Nothing is allocated beyond it but
-    /// what `limits` allow.
+    /// Memory for all shards; each shard's part is rounded down to 2 MiB, or to a page if it is
+    /// smaller. Nothing is allocated beyond it but what `limits` allow.
     pub memory_bytes: u64,
     /// When the system hands the memory over.
     pub claim: Claim,

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// What a request asks for: 6 bits of the destination address (design section 4).
+/// What a request asks for: 6 bits of the destination address (docs/protocol.md, section 6).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(u8)]
 pub enum Command {

@@ -1,4 +1,4 @@
-//! What a host with kernel sockets needs to send to pointers and to receive them (design section 3).
+//! What a host with kernel sockets needs to send to pointers and to receive them (docs/operations.md).
 
 use std::net::Ipv6Addr;
 use std::path::Path;

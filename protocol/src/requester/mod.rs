@@ -85,9 +85,7 @@ impl Requester {
     /// A piece size outside of what the protocol knows is taken to the nearest that it does.
     #[must_use]
     pub fn new(mut config: Config) -> Self {
-        let page = bluebridge_wire::address::PAGE_BYTES;
-        let piece = usize::from(config.piece_bytes).clamp(PIECE_BYTES_MIN, page);
-        config.piece_bytes = u16::try_from(piece).unwrap_or(config.piece_bytes);
+        config.piece_bytes = possible_piece(config.piece_bytes);
         config.credit_pages = config.credit_pages.max(1);
         let ops = Slab::new(config.operation_count);
         let servers = usize::from(config.server_count) + 1;
@@ -107,6 +105,14 @@ impl Requester {
             anywhere_trip: rtt::RoundTrip::default(),
             config,
         }
+    }
+
+    /// Tells another piece size, because the space's links changed: for sessions that are opened
+    /// and anywhere-ALLOC_WRITEs that are begun from now on.
+    ///
+    /// A size outside of what the protocol knows is taken to the nearest that it does.
+    pub fn set_piece_bytes(&mut self, piece_bytes: u16) {
+        self.config.piece_bytes = possible_piece(piece_bytes);
     }
 
     /// Begins an operation that ends at the configured deadline at the latest.
@@ -350,6 +356,13 @@ const FAR: Instant = Instant::from_nanos(u64::MAX);
 
 const fn page_bits(count: usize) -> u8 {
     if count >= LINE_PAGES { u8::MAX } else { (1 << count) - 1 }
+}
+
+/// The piece size itself, or the nearest that the protocol knows.
+fn possible_piece(piece_bytes: u16) -> u16 {
+    let page = bluebridge_wire::address::PAGE_BYTES;
+    let piece = usize::from(piece_bytes).clamp(PIECE_BYTES_MIN, page);
+    u16::try_from(piece).unwrap_or(piece_bytes)
 }
 
 const fn in_one_line(pointer: Pointer, length: u32) -> bool {

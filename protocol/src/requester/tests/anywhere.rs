@@ -129,3 +129,22 @@ pub(super) fn an_anywhere_train_is_repaired_and_varies_its_choice() -> Counters 
     assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
     bench.end()
 }
+
+pub(super) fn a_smaller_link_is_heeded_from_the_next_train_on() -> Counters {
+    let mut bench = Bench::open();
+    for (piece_bytes, taken) in [(1100, 1100), (100, 1024), (9000, 4096)] {
+        bench.requester.set_piece_bytes(piece_bytes);
+        assert_eq!(bench.requester.config().piece_bytes, taken);
+        bench.memory.0.insert(1, pattern(4096));
+        bench.start(Operation::AllocWrite { server: None, length: 4096 }, 1);
+        let train = bench.sent();
+        assert_eq!(train.len(), 4096_usize.div_ceil(taken.into()));
+        assert!(train.iter().all(|piece| piece.header.detail == u32::from(taken)));
+        assert!(train.iter().all(|piece| piece.data.len() <= usize::from(taken)));
+        bench.reply(&grant(&train[0], 0));
+        let confirm = bench.sent_one();
+        bench.reply(&Reply::to(&confirm, Status::Ok));
+        assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    }
+    bench.end()
+}

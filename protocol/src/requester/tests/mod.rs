@@ -29,7 +29,8 @@ pub(super) mod run {
 
     scenarios! {
         anywhere: a_create_is_asked_anywhere_and_confirmed, pages_that_were_freed_too_early_are_asked_for_anew,
-            a_full_node_leads_to_another, an_anywhere_train_is_repaired_and_varies_its_choice;
+            a_full_node_leads_to_another, an_anywhere_train_is_repaired_and_varies_its_choice,
+            a_smaller_link_is_heeded_from_the_next_train_on;
         atomic_and_small: atomics_answer_what_was_there, small_requests_and_their_answers,
             a_close_waits_for_what_was_started_before;
         moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, a_grant_that_is_late_is_waited_for, pages_that_moved_apart_are_asked_one_by_one,
