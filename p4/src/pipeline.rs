@@ -2,11 +2,11 @@
 //!
 //! The order in which a packet meets them, for fabric traffic (source *or* destination in
 //! `fdbb::/16`): tagged frame -> drop; destination outside the fabric -> drop; hop limit <= 1 ->
-//! drop, else decremented; `ingress_guard` (miss -> drop); then by destination node:
-//! `0` -> `anycast` (CREATE and ALLOC_WRITE requests only); `0xffff` -> `multicast` (notices
-//! only); else `redirect` unless the command byte has a bit of 0xC0 or the location has bit 63
-//! set, then `directory` (miss -> drop). Last `notify`, for whatever the guard allowed. All other
-//! traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, the ingress port is
+//! drop, else decremented; `ingress_guard` (miss -> drop); scopes of source and destination differ
+//! -> drop, as the guard's; then by destination node: `0` -> `anycast` (CREATE and ALLOC_WRITE
+//! requests only); `0xffff` -> `multicast` (notices only); else `redirect` unless the command byte
+//! has a bit of 0xC0 or the location has bit 63 set, then `directory` (miss -> drop). Last
+//! `notify`, for whatever the guard allowed. All other traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, the ingress port is
 //! pruned. Output to the ingress port is allowed otherwise.
 
 use core::time::Duration;
@@ -177,7 +177,8 @@ pub enum DropReason {
     ForeignDestination = 1,
     /// The hop limit ran out.
     HopLimit = 2,
-    /// The ingress guard has no entry for this port and source.
+    /// The ingress guard has no entry for this port and source, or source and destination are of
+    /// different spaces: their 32-bit scopes differ.
     Guard = 3,
     /// Node 0 with a command that is not CREATE or ALLOC_WRITE, or a space without memory nodes.
     Anycast = 4,

@@ -197,6 +197,9 @@ INLINE void route_fabric(void *frame, u16 port, const struct config *c, struct v
 	v->guard = guard->index;
 	if (guard->action != ACTION_ALLOW)
 		return drop_because(v, DROP_ENTRY);
+	/* Spaces are apart: nobody sends into another one. */
+	if (U32(AT_SRC) != U32(AT_DST))
+		return drop_because(v, DROP_GUARD);
 	if (c->notifies)
 		v->notify = match_notify(frame);
 	v->is_fabric = 1;

@@ -163,7 +163,7 @@ impl Pipeline {
             Err(reason) => Verdict::Drop(reason),
             Ok(Frame::Other { dst_mac }) => self.l2(dst_mac, frame.len()),
             Ok(Frame::Fabric { src, dst }) => {
-                if let Some(reason) = self.guard(ingress, &src, frame.len()) {
+                if let Some(reason) = self.guard(ingress, &src, &dst, frame.len()) {
                     return Verdict::Drop(reason);
                 }
                 self.notify(ingress, &src, &dst, frame);
@@ -173,12 +173,22 @@ impl Pipeline {
         }
     }
 
-    fn guard(&mut self, port: SwitchPort, src: &Address, bytes: usize) -> Option<DropReason> {
+    fn guard(
+        &mut self,
+        port: SwitchPort,
+        src: &Address,
+        dst: &Address,
+        bytes: usize,
+    ) -> Option<DropReason> {
         let key = Key::IngressGuard { port, src_scope: src.scope, src_node: src.node };
         let now = self.now;
         let Some(slot) = self.tables.exact(&key) else { return Some(DropReason::Guard) };
         slot.hit(now, bytes);
-        (slot.entry.action != Action::Allow).then_some(DropReason::Entry)
+        if slot.entry.action != Action::Allow {
+            return Some(DropReason::Entry);
+        }
+        // Spaces are apart: nobody sends into another one.
+        (src.scope != dst.scope).then_some(DropReason::Guard)
     }
 
     fn notify(&mut self, ingress: SwitchPort, src: &Address, dst: &Address, frame: &[u8]) {

@@ -17,7 +17,7 @@ use super::{SPACE, network};
 /// The prober's node.
 pub(super) const NODE: NodeId = NodeId(0x0300);
 
-/// The space that it may send from beside its own, and that no server serves.
+/// The space that it speaks from beside its own, and that no server serves.
 pub(super) const FOREIGN: Space = Space(2);
 
 /// Where its session with a server is.
@@ -206,7 +206,8 @@ impl Prober {
         let key = (server, draft.header.sequence);
         self.sent.entry(key).or_default().push(Sent { name, status });
         debug_assert!(node.is_unicast(), "servers have nodes");
-        draft.probe(false)
+        // The switch lets nothing pass from space to space: only behind it a server can be asked.
+        draft.probe(status == Status::WrongSpace)
     }
 
     /// Takes an answer.
