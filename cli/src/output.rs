@@ -5,6 +5,11 @@ use std::io::{self, Write};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
+/// Tells on standard error what went wrong; where that cannot be written, the exit code must do.
+pub(crate) fn complain(words: &str) {
+    let _ = writeln!(io::stderr().lock(), "bluebridge: {words}");
+}
+
 /// Prints one JSON document.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     text(&serde_json::to_string_pretty(value)?)

@@ -281,6 +281,21 @@ fn index_of(pages: u64) -> usize {
     usize::try_from(pages).unwrap_or(usize::MAX)
 }
 
+impl Arena {
+    /// A colour that the pages of a free extent never had, and that differs from the allocations
+    /// on both sides, so that who runs over an end is refused and not served the neighbour's bytes.
+    fn colour(&self, extent: core::ops::Range<usize>) -> u8 {
+        let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
+        let after = self.pages.get(extent.end);
+        let beside = [before, after].map(|page| page.filter(|page| page.part != Use::None));
+        let is_beside = |tag: u8| beside.iter().flatten().any(|page| page.tag == tag);
+        // Pages that rest or are free never had the last colour.
+        let first = self.pages[extent].iter().map(|page| page.tag).max().unwrap_or(0) + 1;
+        // Of three colours one is on neither side. Where they are used up, the first must do.
+        (first..=u8::MAX).take(3).find(|tag| !is_beside(*tag)).unwrap_or(first)
+    }
+}
+
 impl PageStore for Arena {
     fn generation(&self) -> ArenaGeneration {
         self.generation
@@ -299,10 +314,9 @@ impl PageStore for Arena {
         let location = Location::new(self.generation, offset).ok_or(Status::OutOfMemory)?;
         self.quota(space).used_pages += u64::from(pages);
         self.clear_extent(start, pages);
-        let extent = &mut self.pages[start as usize..start as usize + pages as usize];
-        // Pages that rest or are free never had the last colour.
-        let tag = extent.iter().map(|page| page.tag).max().unwrap_or(0) + 1;
-        for (back, page) in (0..).zip(extent) {
+        let extent = start as usize..start as usize + pages as usize;
+        let tag = self.colour(extent.clone());
+        for (back, page) in (0..).zip(&mut self.pages[extent]) {
             let (part, link) = if back == 0 { (Use::Head, pages) } else { (Use::Body, back) };
             let version = page.version + 1;
             *page = PageState { version, link, space, tag, part, is_dirty: false };

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             Run::cargo(["run", "--quiet", "--package", "bluebridge-p4", "--example", "p4info"]).go()
         }
         Some("vectors") => {
-            Run::cargo(["run", "--quiet", "--package", "bluebridge-wire", "--example", "vectors"])
+            Run::cargo(["run", "--quiet", "--package", "bluebridge-wire", "--example", "write_vectors"])
                 .go()
         }
         Some("licences") => licences::check(),

@@ -15,12 +15,14 @@ mod switch;
 mod switch_control;
 mod trust;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::exit::Exit;
+use crate::output;
 
 /// Shared memory whose pointers are IPv6 addresses.
 #[derive(Debug, Parser)]
@@ -99,7 +101,7 @@ pub fn run() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("bluebridge: {}", in_words(&error));
+            output::complain(&in_words(&error));
             Exit::of(&error).into()
         }
     }
@@ -127,7 +129,13 @@ fn log_to_standard_error(verbose: u8) {
     };
     let filter =
         EnvFilter::try_from_env("BLUEBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // A full disk behind standard error must not end a daemon, and a file wants no colours.
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
+        .init();
 }
 
 #[cfg(test)]

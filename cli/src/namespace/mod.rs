@@ -38,6 +38,11 @@ pub enum NamespaceError {
 }
 
 impl NamespaceError {
+    /// Whether somebody else has the name.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
+    }
+
     /// Whether more privilege would help.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)

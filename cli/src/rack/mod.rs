@@ -309,7 +309,19 @@ impl Rack {
             }
             self.state.namespaces.push(NamespaceRecord { node, path: path.clone() });
             self.save()?;
-            self.namespaces.insert(node, NetworkNamespace::create(&path)?);
+            let made = NetworkNamespace::create(&path).inspect_err(|error| {
+                // Another rack was quicker: what it made must not go with this one.
+                if error.is_taken() {
+                    self.state.namespaces.pop();
+                }
+            });
+            match made {
+                Ok(namespace) => self.namespaces.insert(node, namespace),
+                Err(error) => {
+                    self.save()?;
+                    return Err(error.into());
+                }
+            };
         }
         Ok(())
     }

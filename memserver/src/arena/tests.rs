@@ -63,6 +63,30 @@ fn checks_come_in_the_documented_order() {
 }
 
 #[test]
+fn who_runs_over_an_end_is_refused() {
+    let mut arena = arena(12);
+    let grants: Vec<Grant> = (0..6).map(|_| arena.create(SPACE, 2).unwrap()).collect();
+    let refuse_runs_over = |arena: &Arena, grants: &[Grant]| {
+        for grant in grants {
+            assert_eq!(arena.check(all(*grant, 2)), Ok(()));
+            let over = arena.check(all(*grant, 3));
+            assert!(matches!(over, Err(Status::StaleTag | Status::OutOfRange)), "{over:?}");
+            let before = grant.location.offset().checked_sub(PAGE_BYTES as u64);
+            let location = before.and_then(|offset| Location::new(arena.generation(), offset));
+            let before = location.map(|location| Access { location, ..all(*grant, 1) });
+            assert!(before.is_none_or(|access| arena.check(access) == Err(Status::StaleTag)));
+        }
+    };
+    refuse_runs_over(&arena, &grants);
+    // The gap between two neighbours is filled by what differs from both.
+    arena.delete(all(grants[2], 2), 2).unwrap();
+    let again = arena.create(SPACE, 2).unwrap();
+    let mut grants = grants;
+    grants[2] = again;
+    refuse_runs_over(&arena, &grants);
+}
+
+#[test]
 fn another_shard_is_out_of_range() {
     let config = ArenaConfig { shard: 3, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 4);

@@ -31,7 +31,14 @@ pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result
     let mut failure = Ok(());
     for number in 1..=options.count {
         match session.client.create_at(options.size.0, placement) {
-            Ok(region) => made.push(Allocation::of(region, &session)),
+            Ok(region) => {
+                let allocation = Allocation::of(region, &session);
+                // Told at once: if this process is ended, nobody else knows of the memory.
+                if !global.json {
+                    output::text(&allocation.pointer)?;
+                }
+                made.push(allocation);
+            }
             Err(error) => {
                 let words = format!("allocation {number} of {} failed", options.count);
                 failure = Err(error).context(words);
@@ -40,13 +47,9 @@ pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result
         }
     }
     session.leave();
-    // What was allocated is told also when the rest failed: nobody else knows of it.
+    // What was allocated is told also when the rest failed.
     if global.json {
         output::json(&made)?;
-    } else {
-        for allocation in &made {
-            output::text(&allocation.pointer)?;
-        }
     }
     failure.map(|()| Exit::Ok)
 }

@@ -43,7 +43,10 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
         let count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
         let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
         let written = session.client.write(at(start, done)?, chunk);
-        written.with_context(|| format!("after {done} bytes were written"))?;
+        written.with_context(|| {
+            let end = done + count as u64;
+            format!("the first {done} bytes are written, of those up to {end} perhaps some pages")
+        })?;
         done += count as u64;
         bar.set_position(done);
     }
