@@ -325,11 +325,15 @@ impl Core {
     fn check_member(&self, who: Member) -> Result<(), MemberError> {
         let node = who.node.0;
         let record = &self.nodes.get(&who.node).ok_or(MemberError::Unknown(node))?.record;
+        let (caller, current) = (who.incarnation, record.incarnation);
+        // A successor that did not know the token has another: the predecessor should hear why.
+        if caller < current {
+            return Err(MemberError::Stale { node, caller, current });
+        }
         if record.token != who.token {
             return Err(MemberError::WrongToken(node));
         }
-        if record.incarnation != who.incarnation {
-            let (caller, current) = (who.incarnation, record.incarnation);
+        if caller != current {
             return Err(MemberError::Stale { node, caller, current });
         }
         if record.attached { Ok(()) } else { Err(MemberError::Gone(node)) }

@@ -100,7 +100,8 @@ pub enum JoinError {
 }
 
 impl Core {
-    /// Makes an endpoint, or the same again. `token` is a new secret, in case it gets one.
+    /// Makes an endpoint, or the same again. `token` is a new secret, which it gets unless it shows
+    /// the one that its predecessor had.
     ///
     /// # Errors
     /// [`JoinError`]; nothing changed.
@@ -187,9 +188,7 @@ impl Core {
                 .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0)));
         };
         let record = &node.record;
-        let proven = join
-            .previous
-            .is_some_and(|shown| shown.node == record.id() && shown.token == record.token);
+        let proven = proves(join, record);
         if let Some(previous) = claims_contents.filter(|_| !proven) {
             return Err(JoinError::NotPrevious(previous.node.0));
         }
@@ -204,7 +203,8 @@ impl Core {
         match (same_kind, record.role) {
             (true, _) => Ok(Some(record.id())),
             // A client's name is worth nothing once it is gone, a memory node's stands for pages.
-            (false, Role::Client) => Ok(None),
+            (false, Role::Client) => claims_contents
+                .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0))),
             (false, Role::Memory) => Err(JoinError::NameBelongs {
                 name: join.name.clone(),
                 owner: format!("a memory node of space {}", record.space),
@@ -293,7 +293,9 @@ impl Core {
             };
             // A node whose generations are used up becomes a new one.
             if let Some(generation) = generation {
-                return Ok(NodeRecord { generation, ..succeed(record)? });
+                // Who did not show the proof must not get it: it would be the holder's as well.
+                let token = if proves(join, record) { record.token } else { token };
+                return Ok(NodeRecord { generation, token, ..succeed(record)? });
             }
         }
         let fresh = NodeRecord {
@@ -386,6 +388,11 @@ impl Core {
 
 fn next_generation(generation: u16) -> Option<u16> {
     ArenaGeneration::new(generation).and_then(ArenaGeneration::next).map(ArenaGeneration::number)
+}
+
+/// Whether the caller shows that it is who had the record.
+fn proves(join: &Join, record: &NodeRecord) -> bool {
+    join.previous.is_some_and(|shown| shown.node == record.id() && shown.token == record.token)
 }
 
 fn succeed(record: &NodeRecord) -> Result<NodeRecord, JoinError> {

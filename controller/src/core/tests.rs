@@ -82,7 +82,55 @@ fn a_repeated_join_is_answered_alike_and_a_new_one_is_a_new_incarnation() {
     assert_eq!(join(&mut core, now, &request), first);
     let second = join(&mut core, now, &again(&request));
     assert_eq!((second.node, second.incarnation, second.generation), (first.node, 2, 1));
-    assert_eq!(second.token, first.token);
+}
+
+/// Joins with a new secret, as the service does.
+fn join_anew(core: &mut Core, now: Instant, join: &Join, secret: u8) -> NodeRecord {
+    core.join(now, join, [secret; 16]).unwrap().0
+}
+
+#[test]
+fn only_who_shows_the_token_keeps_it() {
+    let (mut core, now) = core();
+    let request = memory("m1", 1, 10);
+    let first = join_anew(&mut core, now, &request, 1);
+    let proven = Join { previous: shown(&first, false), ..again(&request) };
+    let second = join_anew(&mut core, now, &proven, 2);
+    assert_eq!((second.token, second.incarnation), (first.token, 2));
+
+    // From the same interface, while the holder lives.
+    let unproven = Join { previous: None, ..again(&proven) };
+    let third = join_anew(&mut core, now, &unproven, 3);
+    assert_eq!((third.node, third.token, third.incarnation), (first.node, [3; 16], 3));
+    let stale = MemberError::Stale { node: 1, caller: 2, current: 3 };
+    assert_eq!(core.beat(now, member(&second), 1), Err(stale), "it is told that it has lost");
+    let forged = Member { token: second.token, ..member(&third) };
+    assert_eq!(core.leave(now, forged), Err(MemberError::WrongToken(1)));
+    let kept = Join { previous: shown(&second, true), ..again(&unproven) };
+    assert!(refusal(&mut core, now, &kept).contains("another token"), "the old proof is dead");
+
+    // From any port, once the holder is silent; a wrong token is no better than none.
+    let silent = now + core.silence();
+    core.handle_timeout(silent);
+    let wrong = Previous { token: [9; 16], ..shown(&third, false).unwrap() };
+    let elsewhere = Join { previous: Some(wrong), ..memory("m1", 2, 10) };
+    let fourth = join_anew(&mut core, silent, &Join { nonce: 77, ..elsewhere }, 4);
+    assert_eq!((fourth.node, fourth.token, fourth.port), (first.node, [4; 16], 2));
+
+    // And after a goodbye.
+    core.leave(silent, member(&fourth)).unwrap();
+    let fifth = join_anew(&mut core, silent, &Join { nonce: 78, ..memory("m1", 1, 10) }, 5);
+    assert_eq!((fifth.node, fifth.token), (first.node, [5; 16]));
+}
+
+#[test]
+fn a_clients_token_proves_no_contents() {
+    let (mut core, now) = core();
+    let first = join(&mut core, now, &client("a", 1));
+    core.leave(now, member(&first)).unwrap();
+    let kept = Join { previous: shown(&first, true), ..again(&memory("a", 1, 10)) };
+    assert!(refusal(&mut core, now, &kept).contains("another token"));
+    assert_eq!(join(&mut core, now, &Join { previous: None, ..kept }).node, 1);
 }
 
 #[test]
@@ -185,11 +233,10 @@ fn clients_ids_rest_before_they_come_again() {
     let late = core.join(rested, &client("c", 2), [9; 16]).unwrap().0;
     assert_eq!((late.node, late.incarnation), (0xfffe, 2));
     assert_ne!(late.token, first.token);
-    assert_eq!(
-        core.beat(rested, member(&first), 0),
-        Err(MemberError::WrongToken(first.node)),
-        "the id's former holder"
-    );
+    let stale = MemberError::Stale { node: first.node, caller: 1, current: 2 };
+    assert_eq!(core.beat(rested, member(&first), 0), Err(stale), "the id's former holder");
+    let forged = Member { incarnation: 2, ..member(&first) };
+    assert_eq!(core.beat(rested, forged, 0), Err(MemberError::WrongToken(first.node)));
     let back = join(&mut core, rested, &again(&client("a", 3)));
     assert_ne!(back.node, late.node, "the name went with the id");
 }
@@ -403,6 +450,8 @@ struct Model {
     disk: Disk,
     now: Instant,
     nonce: u64,
+    /// The last secret drawn.
+    secret: u128,
     /// The last answer to each name.
     given: BTreeMap<u8, NodeRecord>,
     /// The greatest incarnation of each node id.
@@ -420,6 +469,7 @@ impl Model {
             disk: Disk::default(),
             now,
             nonce: 0,
+            secret: 0,
             given: BTreeMap::new(),
             incarnations: BTreeMap::new(),
             generations: BTreeMap::new(),
@@ -473,12 +523,18 @@ impl Model {
         let previous =
             self.given.get(&name).filter(|_| proof).and_then(|record| shown(record, kept));
         let request = Join { space: Space(space), nonce: self.nonce.max(1), previous, ..request };
-        let Ok(Assigned(record)) = self.core.join(self.now, &request, [name; 16]) else { return };
+        self.secret += 1;
+        let secret = self.secret.to_be_bytes();
+        let Ok(Assigned(record)) = self.core.join(self.now, &request, secret) else { return };
         let before = self.given.get(&name);
         let repeated = before.is_some_and(|before| {
             (before.node, before.incarnation, before.nonce)
                 == (record.node, record.incarnation, request.nonce)
         });
+        let proof = previous.map(|previous| previous.token);
+        if !repeated && proof != Some(record.token) {
+            assert_eq!(record.token, secret, "a token was given to whoever did not show it");
+        }
         let before = self.incarnations.insert(record.node, record.incarnation);
         if !repeated {
             assert!(before.is_none_or(|before| before < record.incarnation), "incarnation");
