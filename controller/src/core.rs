@@ -25,6 +25,10 @@ pub const FLOOD_GROUP: u16 = 1;
 /// The most multicast groups, that of the flood included.
 pub const GROUPS_MAX: u16 = 1024;
 
+/// The most ports of a multicast group that the embedded switch takes, and so the most endpoints of
+/// a space. A larger group would be refused with every plan.
+pub const GROUP_PORTS_MAX: usize = 64;
+
 /// Heartbeats that may be missing before a node counts as silent.
 pub const BEATS_MISSED: u32 = 3;
 

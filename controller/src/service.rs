@@ -11,7 +11,7 @@ use bluebridge_northbound::proto;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use proto::controller_server::Controller;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -23,6 +23,9 @@ use crate::store::StoreError;
 /// How long a join waits for the switch to have the endpoint's entries.
 const INSTALL_WAIT: Duration = Duration::from_secs(1);
 
+/// Watchers at a time.
+const WATCHERS_MAX: usize = 64;
+
 /// Events that wait for a watcher's connection.
 const WATCH_QUEUE: usize = 64;
 
@@ -33,11 +36,12 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Northbound {
     rack: Arc<Rack>,
+    watchers: Arc<Semaphore>,
 }
 
 impl Northbound {
-    pub(crate) const fn new(rack: Arc<Rack>) -> Self {
-        Self { rack }
+    pub(crate) fn new(rack: Arc<Rack>) -> Self {
+        Self { rack, watchers: Arc::new(Semaphore::new(WATCHERS_MAX)) }
     }
 
     fn refuse(&self, status: Status) -> Status {
@@ -121,8 +125,17 @@ impl Controller for Northbound {
         &self,
         _request: Request<proto::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
+        let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(|_| {
+            self.refuse(Status::resource_exhausted(format!(
+                "{WATCHERS_MAX} watchers are the most, and all are there; end one"
+            )))
+        })?;
         let (events, outgoing) = mpsc::channel(WATCH_QUEUE);
-        tokio::spawn(watch(Arc::clone(&self.rack), events));
+        let rack = Arc::clone(&self.rack);
+        tokio::spawn(async move {
+            watch(rack, events).await;
+            drop(place);
+        });
         Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
     }
 
@@ -270,7 +283,7 @@ fn join_refused(error: &JoinError) -> Status {
     match error {
         JoinError::Taken { .. } => Status::already_exists(text),
         JoinError::PortsUnknown(_) => Status::unavailable(text),
-        JoinError::Exhausted(_) => Status::resource_exhausted(text),
+        JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
         JoinError::NotPrevious(_) => Status::permission_denied(text),
         JoinError::Invalid(_) | JoinError::NameBelongs { .. } | JoinError::NoSuchPort(_) => {
             Status::invalid_argument(text)

@@ -262,6 +262,19 @@ fn watchers_see_a_snapshot_and_every_change() {
 }
 
 #[test]
+fn watchers_are_bounded_and_make_room_when_they_go() {
+    let agent = Agent::start(1);
+    let controller = Running::start(&agent, None);
+    let mut watches: Vec<_> = (0..64).map(|_| controller.watch()).collect();
+    let refused = controller.try_watch().err().unwrap();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("64 watchers"), "{refused}");
+    drop(watches.pop());
+    until("a watcher's place is free", || controller.try_watch().is_ok());
+    assert!(watches[0].next().is_some(), "those before go on");
+}
+
+#[test]
 fn tables_that_others_wiped_or_added_to_are_mended_within_a_second() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);

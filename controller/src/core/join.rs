@@ -6,7 +6,7 @@ use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{ArenaGeneration, MTU_MIN, NodeId, Space};
 
 use super::record::{Carrier, Change, NodeRecord, Role, SpaceRecord};
-use super::{Core, FLOOD_GROUP, GROUPS_MAX, Node, PORT_MAX, Ports, weight};
+use super::{Core, FLOOD_GROUP, GROUP_PORTS_MAX, GROUPS_MAX, Node, PORT_MAX, Ports, weight};
 
 /// Where an endpoint says that it is connected.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -94,6 +94,16 @@ pub enum JoinError {
     /// The switch was not reached yet, so that its ports are not known. Passing.
     #[error("the switch was not reached yet, so that nothing is known of {0}; try again")]
     PortsUnknown(String),
+    /// The space has as many endpoints as a switch copies notices to. Passing: one may leave.
+    #[error(
+        "space {space} has its {most} endpoints, which is the most; end one or use another space"
+    )]
+    SpaceFull {
+        /// The space.
+        space: u16,
+        /// The most endpoints of a space.
+        most: usize,
+    },
     /// The rack has used up its node ids, incarnations or groups.
     #[error("the rack has no {0} left")]
     Exhausted(&'static str),
@@ -119,6 +129,7 @@ impl Core {
             return Ok(assigned);
         }
         let replaced = self.conflicts(join, port, same)?;
+        self.check_room(join.space, same, &replaced)?;
         let group = self.group_for(join.space)?;
         let mut record = self.identity(now, join, same, token)?;
         let kept = join.previous.is_some_and(|previous| previous.contents_kept);
@@ -248,6 +259,24 @@ impl Core {
             silent.push(*id);
         }
         Ok(silent)
+    }
+
+    /// Whether the space's group takes one more port: an attached endpoint has a port of its own.
+    fn check_room(
+        &self,
+        space: Space,
+        same: Option<NodeId>,
+        replaced: &[NodeId],
+    ) -> Result<(), JoinError> {
+        let stays = |id: &NodeId| Some(*id) != same && !replaced.contains(id);
+        let others = self
+            .nodes
+            .iter()
+            .filter(|(id, node)| node.record.attached && node.record.space() == space && stays(id));
+        if others.count() < GROUP_PORTS_MAX {
+            return Ok(());
+        }
+        Err(JoinError::SpaceFull { space: space.0, most: GROUP_PORTS_MAX })
     }
 
     /// The group that a space has yet to take; `None` if it has one.

@@ -291,6 +291,27 @@ fn the_piece_fits_the_smallest_link_of_the_space() {
 }
 
 #[test]
+fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
+    assert_eq!(GROUP_PORTS_MAX, bluebridge_switch::dataplane::GROUP_PORTS_MAX);
+    let (mut core, now) = core();
+    core.learn_ports(ports(70));
+    for port in 1..=64 {
+        join(&mut core, now, &client(&format!("c{port}"), port));
+    }
+    let one_more = client("c65", 65);
+    let text = refusal(&mut core, now, &one_more);
+    assert!(text.contains("space 1 has its 64 endpoints"), "{text}");
+    assert!(
+        core.desired().groups.iter().all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
+    );
+    let again = join(&mut core, now, &again(&client("c64", 64)));
+    assert_eq!(again.incarnation, 2, "who is there already needs no room");
+    join(&mut core, now, &Join { space: Space(2), ..client("other", 66) });
+    core.leave(now, member(&again)).unwrap();
+    join(&mut core, now, &one_more);
+}
+
+#[test]
 fn silence_takes_the_anycast_share_but_not_the_directory() {
     let (mut core, now) = core();
     let first = join(&mut core, now, &memory("m1", 1, 1000));

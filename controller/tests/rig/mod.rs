@@ -393,11 +393,16 @@ impl Running {
     }
 
     pub(crate) fn watch(&self) -> Watch<'_> {
+        self.try_watch().unwrap()
+    }
+
+    /// Each watch has a connection of its own.
+    pub(crate) fn try_watch(&self) -> Result<Watch<'_>, tonic::Status> {
         let stream = self.on(async {
             let mut client = ControllerClient::connect(self.uri()).await.unwrap();
-            client.watch(proto::WatchRequest {}).await.unwrap().into_inner()
-        });
-        Watch { controller: self, stream }
+            client.watch(proto::WatchRequest {}).await.map(tonic::Response::into_inner)
+        })?;
+        Ok(Watch { controller: self, stream })
     }
 }
 
