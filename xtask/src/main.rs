@@ -38,10 +38,15 @@ fn main() -> ExitCode {
         Some("p4info") => {
             Run::cargo(["run", "--quiet", "--package", "bluebridge-p4", "--example", "p4info"]).go()
         }
-        Some("vectors") => {
-            Run::cargo(["run", "--quiet", "--package", "bluebridge-wire", "--example", "write_vectors"])
-                .go()
-        }
+        Some("vectors") => Run::cargo([
+            "run",
+            "--quiet",
+            "--package",
+            "bluebridge-wire",
+            "--example",
+            "write_vectors",
+        ])
+        .go(),
         Some("licences") => licences::check(),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");
