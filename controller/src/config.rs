@@ -13,7 +13,8 @@ pub struct TlsPaths {
     pub certificate: PathBuf,
     /// The certificate's private key.
     pub key: PathBuf,
-    /// The root that endpoints' certificates must lead to; without it every endpoint may call.
+    /// The root that endpoints' certificates must lead to, and then each joins only under a name
+    /// that its certificate has; without it every endpoint may call.
     pub client_root: Option<PathBuf>,
 }
 

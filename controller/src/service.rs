@@ -57,8 +57,10 @@ impl Controller for Northbound {
         &self,
         request: Request<proto::JoinRequest>,
     ) -> Result<Response<proto::JoinResponse>, Status> {
+        let names = certified_names(&request);
         let join = parse_join(request.into_inner())
             .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        check_certified(&join.name, names.as_deref()).map_err(|status| self.refuse(status))?;
         let token = secret().map_err(|error| Status::internal(error.to_string()))?;
         let assigned = self
             .rack
@@ -159,6 +161,34 @@ impl Controller for Northbound {
         }
         Ok(Response::new(status))
     }
+}
+
+/// The DNS names of the caller's certificate; `None` if none was asked for.
+#[cfg(feature = "tls")]
+fn certified_names<T>(request: &Request<T>) -> Option<Vec<String>> {
+    let certificates = request.peer_certs()?;
+    let parsed = certificates.first().map(webpki::EndEntityCert::try_from);
+    // What TLS has accepted can be read; if not, it has no name.
+    let names = parsed.and_then(Result::ok).map(|certificate| {
+        certificate.valid_dns_names().map(str::to_owned).collect::<Vec<String>>()
+    });
+    Some(names.unwrap_or_default())
+}
+
+#[cfg(not(feature = "tls"))]
+const fn certified_names<T>(_: &Request<T>) -> Option<Vec<String>> {
+    None
+}
+
+/// Whoever has shown a certificate joins under a name of it only, letter for letter.
+fn check_certified(name: &str, names: Option<&[String]>) -> Result<(), Status> {
+    if names.is_none_or(|names| names.iter().any(|known| known == name)) {
+        return Ok(());
+    }
+    Err(Status::permission_denied(format!(
+        "the caller's certificate is not for the name {name}; it must be one of the DNS names in \
+         its subject alternative names"
+    )))
 }
 
 /// A new token, from the system's generator.

@@ -7,7 +7,7 @@ mod rig;
 use std::time::Duration;
 
 use bluebridge_controller::TlsPaths;
-use bluebridge_northbound::{Membership, MembershipError, Options};
+use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
 use rig::{Agent, Folder, Running, client};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
@@ -65,13 +65,25 @@ fn both_sides_prove_themselves() {
     });
     let controller = Running::start_with(config);
 
-    let mine = root.issue("endpoint.test");
+    let mine = root.issue("c1");
     let proven = trust(&root).identity(Identity::from_pem(mine.0, mine.1));
-    let membership = join(&controller, "c1", Some(proven)).unwrap();
+    let membership = join(&controller, "c1", Some(proven.clone())).unwrap();
     assert!(membership.beat_count() == 0 || membership.assignment().installed);
-    membership.leave().unwrap();
 
-    let forged = stranger.issue("endpoint.test");
+    let others = root.issue("c2");
+    let others = trust(&root).identity(Identity::from_pem(others.0, others.1));
+    for (name, tls) in [("c1", &others), ("c2", &proven), ("C1", &proven)] {
+        let refused = join(&controller, name, Some(tls.clone()));
+        let told = matches!(&refused, Err(MembershipError::Invalid(text))
+            if text.contains(&format!("not for the name {name}")));
+        assert!(told, "{name}: {refused:?}");
+    }
+    let untouched = membership.snapshot().connection == Connection::Connected;
+    assert!(untouched, "the holder of the port and the name goes on");
+    membership.leave().unwrap();
+    join(&controller, "c2", Some(others)).unwrap().leave().unwrap();
+
+    let forged = stranger.issue("c1");
     let forged = trust(&root).identity(Identity::from_pem(forged.0, forged.1));
     for (case, tls) in [
         ("no TLS", None),

@@ -31,7 +31,8 @@ pub(super) struct Controller {
     /// The certificate's private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// The root (PEM) that endpoints' own certificates must lead to
+    /// The root (PEM) that endpoints' own certificates must lead to; each then joins only under a
+    /// name that is a DNS name of its certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_client_root: Option<PathBuf>,
 }
