@@ -8,6 +8,11 @@
 
 char _license[] SEC("license") = "GPL";
 
+enum {
+	AT_IPV4_PROTOCOL = 23, PROTOCOL_UDP = 17,
+	IPV4_BYTES = 20, IPV6_BYTES = 40, UDP_BYTES = 8, TCP_BYTES = 20,
+};
+
 /* Copies the frame to the controller as it came in. */
 INLINE void copy_to_controller(struct __sk_buff *skb, u16 port, u32 number, struct config *c)
 {
@@ -88,9 +93,28 @@ INLINE int drop_frame(u32 reason)
 	return TCX_DROP;
 }
 
-INLINE int too_long(const struct __sk_buff *skb, const struct port *port)
+/*
+ * Bytes of headers before each segment of a train: Ethernet, IPv4 or IPv6, UDP or TCP. Options are
+ * not counted, TCP leaves room for its own.
+ */
+INLINE u32 train_header_bytes(struct __sk_buff *skb)
 {
-	return skb->len > port->frame_bytes_max && !skb->gso_size;
+	u32 is_ipv6 = skb->protocol == be16(0x86dd);
+	u8 protocol = 0;
+
+	skb_load_bytes(skb, is_ipv6 ? AT_NEXT_AND_HOP : AT_IPV4_PROTOCOL, &protocol, 1);
+	return ETHERNET_BYTES + (is_ipv6 ? IPV6_BYTES : IPV4_BYTES) +
+	       (protocol == PROTOCOL_UDP ? UDP_BYTES : TCP_BYTES);
+}
+
+/* Whether a port's link cannot take a frame; of a train it must take every segment. */
+INLINE int too_long(struct __sk_buff *skb, const struct port *port)
+{
+	u32 limit = port->frame_bytes_max;
+
+	if (skb->len <= limit)
+		return 0;
+	return !skb->gso_size || skb->gso_size + train_header_bytes(skb) > limit;
 }
 
 /* Hands the frame itself to a port. */

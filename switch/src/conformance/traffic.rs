@@ -3,13 +3,16 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
     process::Command,
     sync::mpsc::{Sender, channel},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use bluebridge_p4::pipeline::{Action, Entry, Forward, Impairment, Key, MacAddr, SwitchPort};
+use bluebridge_p4::pipeline::{
+    Action, DropReason, Entry, Forward, Impairment, Key, MacAddr, SwitchPort,
+};
 
 use super::{
     root_tier,
@@ -180,6 +183,42 @@ fn exchange_datagrams(one: &Host, two: &Host) {
     server.join().expect("the server saw everything");
 }
 
+/// Makes the link of a host smaller.
+fn shrink(host: &Host) {
+    let n = host.number;
+    ip(&format!("link set s{n} mtu 1500"));
+    host.run(move || ip(&format!("link set h{n} mtu 1500")));
+}
+
+/// Sends a train that the smaller link of host 2 cannot take, one that it can, and TCP.
+fn exchange_across_sizes(one: &Host, two: &Host, plane: &mut dyn DataPlane) {
+    program(plane);
+    let (ready, is_ready) = channel();
+    let server = two.start(move || {
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("the port is free");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("timeouts can be set");
+        ready.send(()).expect("the test waits for it");
+        let mut buffer = vec![0; 65_536];
+        [(); 8].map(|()| socket.recv(&mut buffer).expect("a datagram comes"))
+    });
+    is_ready.recv().expect("the server starts");
+    one.run(|| {
+        let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
+        for piece in [4000u16, 1500 - 48 + 1, 1500 - 48] {
+            segment(&socket, i32::from(piece));
+            let train = pattern(8 * usize::from(piece));
+            socket.send_to(&train, (pointer(2), PORT)).expect("the train leaves");
+        }
+    });
+    assert_eq!(server.join().expect("the server saw everything"), [1500 - 48; 8]);
+    let drops = |plane: &mut dyn DataPlane| {
+        plane.drops().expect("the plane answers").of(DropReason::Egress)
+    };
+    assert_eq!(drops(plane), 2, "both of the trains with longer pieces");
+    stream(one, two);
+    assert_eq!(drops(plane), 2, "TCP keeps to the smaller link");
+}
+
 fn segment(socket: &UdpSocket, piece: i32) {
     use std::os::fd::AsRawFd as _;
     // SAFETY: the pointer and the length describe `piece`, which outlives the call.
@@ -223,6 +262,14 @@ fn run_ethtool(arguments: &str) {
     assert!(done.is_ok_and(|out| out.status.success()), "ethtool {arguments}");
 }
 
+/// The number of the XDP program of an interface, as the kernel counts programs.
+fn xdp_program(interface: &str) -> String {
+    let out = Command::new("ip").args(["-d", "link", "show", interface]).output();
+    let said = String::from_utf8(out.expect("ip is there").stdout).expect("ip writes text");
+    let mut words = said.split_whitespace().skip_while(|word| *word != "prog/xdp");
+    words.nth(2).unwrap_or_else(|| panic!("{interface} has no XDP program: {said}")).to_owned()
+}
+
 fn ebpf_carries_traffic(name: &'static str, mode: Option<PortMode>) {
     in_namespace(move || {
         let (one, two) = (Host::new(1), Host::new(2));
@@ -243,6 +290,46 @@ fn ebpf_carries_traffic(name: &'static str, mode: Option<PortMode>) {
 }
 
 #[test]
+fn a_switch_that_is_opened_again_renews_its_programs_and_links() {
+    const NAME: &str = "renew";
+    if root_tier() {
+        in_namespace(|| {
+            let (one, two) = (Host::new(1), Host::new(2));
+            let mut pinned = Pinned::open(NAME);
+            for host in [&one, &two] {
+                let n = host.number;
+                let mode = Some(PortMode::Xdp);
+                let added = pinned.switch.add_port_with(SwitchPort(n), &format!("s{n}"), mode);
+                added.expect("the programs attach");
+                host.run(move || run_ethtool(&format!("-K h{n} tx off gro on")));
+            }
+            program(&mut pinned.switch);
+            let programs = || ["s1", "s2"].map(xdp_program);
+            let before = programs();
+            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            let after = programs();
+            assert!(before.iter().all(|program| !after.contains(program)), "{before:?} {after:?}");
+            exchange_datagrams(&one, &two);
+            // The programs learn what a link can take by now.
+            let drops = |switch: &mut EbpfSwitch| {
+                switch.drops().expect("the maps can be read").of(DropReason::Egress)
+            };
+            let none = drops(&mut pinned.switch);
+            shrink(&two);
+            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            one.run(|| {
+                let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
+                for bytes in [1500 - 48, 1500 - 48 + 1] {
+                    let sent = socket.send_to(&pattern(bytes), (pointer(2), PORT));
+                    sent.expect("the datagram leaves");
+                }
+            });
+            assert_eq!(drops(&mut pinned.switch), none + 1);
+        });
+    }
+}
+
+#[test]
 fn datagrams_and_streams_pass_the_ebpf_switch_to_the_peer() {
     if root_tier() {
         ebpf_carries_traffic("traffic-peer", Some(PortMode::Peer));
@@ -260,6 +347,41 @@ fn datagrams_and_streams_pass_the_ebpf_switch_by_redirect() {
 fn datagrams_and_streams_pass_the_xdp_switch() {
     if root_tier() {
         ebpf_carries_traffic("traffic-xdp", Some(PortMode::Xdp));
+    }
+}
+
+#[test]
+fn trains_leave_the_ebpf_switch_only_if_their_pieces_fit_the_link() {
+    if root_tier() {
+        for mode in [PortMode::Peer, PortMode::Redirect] {
+            in_namespace(move || {
+                let (one, two) = (Host::new(1), Host::new(2));
+                shrink(&two);
+                let mut pinned = Pinned::open("sizes");
+                for number in 1..=2 {
+                    let interface = format!("s{number}");
+                    let added =
+                        pinned.switch.add_port_with(SwitchPort(number), &interface, Some(mode));
+                    added.expect("the programs attach");
+                }
+                exchange_across_sizes(&one, &two, &mut pinned.switch);
+            });
+        }
+    }
+}
+
+#[test]
+fn trains_leave_the_soft_switch_only_if_their_pieces_fit_the_link() {
+    if root_tier() {
+        in_namespace(|| {
+            let (one, two) = (Host::new(1), Host::new(2));
+            shrink(&two);
+            let mut switch = Switch::start(Duration::ZERO).expect("the switch starts");
+            for number in 1..=2 {
+                switch.add_port(SwitchPort(number), &format!("s{number}")).expect("it opens");
+            }
+            exchange_across_sizes(&one, &two, &mut switch);
+        });
     }
 }
 
@@ -314,6 +436,21 @@ fn soft_carries_traffic() {
 }
 
 #[test]
+fn a_switch_makes_the_directory_of_its_pins() {
+    if root_tier() {
+        in_namespace(|| {
+            // It mounts the file system if need be, and takes away what is made in it.
+            let _mounted = Pinned::open("made");
+            let directory = Path::new("/sys/fs/bpf/bluebridge/made/in/here");
+            for _ in 0..2 {
+                EbpfSwitch::open_in(directory).expect("it opens, and opens again");
+                assert!(directory.join("config").exists());
+            }
+        });
+    }
+}
+
+#[test]
 fn the_switch_outlives_the_agent_and_is_read_back() {
     if root_tier() {
         in_namespace(outlive);
@@ -347,7 +484,7 @@ fn outlive() {
     // Without a trace, also when removed twice.
     EbpfSwitch::remove(NAME).expect("it can be removed");
     EbpfSwitch::remove(NAME).expect("removing what is gone is fine");
-    assert!(!std::path::Path::new("/sys/fs/bpf/bluebridge/outlive").exists());
+    assert!(!Path::new("/sys/fs/bpf/bluebridge/outlive").exists());
     one.run(|| {
         let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
         socket.send_to(b"lost", (pointer(2), PORT)).expect("the datagram leaves");

@@ -29,9 +29,16 @@ pub(super) fn open(name: &str) -> Result<PathBuf, PlaneError> {
         mount(SOURCE, ROOT, "bpf", MountFlags::empty(), None)
             .map_err(|e| failed("mount the BPF file system at /sys/fs/bpf", e.into()))?;
     }
-    fs::create_dir_all(&directory)
-        .map_err(|e| failed(&format!("make {}", directory.display()), e))?;
+    make(&directory)?;
     Ok(directory)
+}
+
+/// Makes a directory, and those that it is in.
+///
+/// # Errors
+/// If it cannot be made.
+pub(super) fn make(directory: &Path) -> Result<(), PlaneError> {
+    fs::create_dir_all(directory).map_err(|e| failed(&format!("make {}", directory.display()), e))
 }
 
 /// Removes the pins of a switch, and what held only them; it may be gone already.

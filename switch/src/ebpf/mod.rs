@@ -156,13 +156,14 @@ impl EbpfSwitch {
         Self::pinned_in(bpffs::open(name)?)
     }
 
-    /// As [`Self::open`], for a directory that is on a BPF file system already and that the caller
-    /// removes in the end.
+    /// As [`Self::open`], for a directory on a BPF file system that is mounted already. It is made
+    /// if it is not there, and the caller removes it in the end.
     ///
     /// # Errors
     /// As for [`Self::open`].
     pub fn open_in(directory: &Path) -> Result<Self, PlaneError> {
         check_build()?;
+        bpffs::make(directory)?;
         Self::pinned_in(directory.to_owned())
     }
 

@@ -143,7 +143,8 @@ impl EbpfSwitch {
         self.port_of.set(index & 0xffff, of, 0).map_err(|e| failed(&e))
     }
 
-    /// Learns the ports of a switch that was pinned; what became of a vanished interface goes.
+    /// Learns the ports of a switch that was pinned, gives them this build's programs and what their
+    /// interfaces are now; what became of a vanished interface goes.
     pub(super) fn read_ports(&mut self) -> Result<(), PlaneError> {
         for number in 1..=PORT_MAX {
             let value = self.port_map.get(&u32::from(number), 0).map_err(|e| failed(&e))?;
@@ -163,9 +164,15 @@ impl EbpfSwitch {
                 self.detach(port)?;
                 continue;
             }
+            // The interface may have another MTU than then.
+            self.write_port(port)?;
             let pin = link_pin(&self.directory, number, "tc");
             if pin.exists() {
-                replace_program(&pin, classifier(&mut self.programs)?)?;
+                replace_tc(&pin, classifier(&mut self.programs)?)?;
+            }
+            let pin = link_pin(&self.directory, number, "xdp");
+            if pin.exists() {
+                replace_xdp(&pin, xdp(&mut self.programs)?)?;
             }
         }
         Ok(())
@@ -210,9 +217,17 @@ fn attach_xdp(program: &mut Xdp, name: &str, pin: &Path) -> Result<(), PlaneErro
 }
 
 /// Puts this build's program into a pinned link, in one step: no frame is missed.
-fn replace_program(pin: &Path, program: &mut SchedClassifier) -> Result<(), PlaneError> {
+fn replace_tc(pin: &Path, program: &mut SchedClassifier) -> Result<(), PlaneError> {
     let pinned = PinnedLink::from_pin(pin).map_err(|e| failed(&e))?;
     let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(|e| failed(&e))?;
+    let id = program.attach_to_link(link).map_err(|e| failed(&e))?;
+    program.take_link(id).map(drop).map_err(|e| failed(&e))
+}
+
+/// As [`replace_tc`], in the driver.
+fn replace_xdp(pin: &Path, program: &mut Xdp) -> Result<(), PlaneError> {
+    let pinned = PinnedLink::from_pin(pin).map_err(|e| failed(&e))?;
+    let link = XdpLink::try_from(FdLink::from(pinned)).map_err(|e| failed(&e))?;
     let id = program.attach_to_link(link).map_err(|e| failed(&e))?;
     program.take_link(id).map(drop).map_err(|e| failed(&e))
 }

@@ -53,7 +53,7 @@ pub struct Link {
     pub name: String,
     /// The interface's MAC address.
     pub mac: MacAddr,
-    /// The interface's MTU in bytes; a longer frame that is no train is dropped.
+    /// The interface's MTU in bytes; a longer frame is dropped, and a train of longer segments.
     pub mtu: u32,
 }
 

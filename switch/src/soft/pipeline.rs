@@ -15,7 +15,7 @@ use super::{
     frame::{self, Address, ETHERNET_BYTES, Frame},
     impair::{Held, Impairer},
     tables::Tables,
-    train::Train,
+    train::{Train, longest_frame},
 };
 use crate::{
     dataplane::{CloneSession, Drops, EVENTS_MAX, PacketIn},
@@ -368,7 +368,7 @@ impl Pipeline {
         let Some(to) = self.ports.get_mut(&port) else {
             return self.drop_frame(DropReason::Egress);
         };
-        let fits = offload.is_segmented() || frame.len() <= to.link.mtu as usize + ETHERNET_BYTES;
+        let fits = longest_frame(frame, offload) <= to.link.mtu as usize + ETHERNET_BYTES;
         if fits && out.transmit(port, frame, offload) {
             count(&mut to.tx, frame.len());
         } else {

@@ -185,6 +185,37 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
 }
 
 #[test]
+fn a_train_leaves_only_if_its_segments_fit_the_port() {
+    let now = Instant::now();
+    let mut pipeline = pipeline(now, 1280);
+    let mut pass = |kind: u8, ethertype: u16, segment: u16, bytes: usize| {
+        let mut header = [1, kind, 0, 0, 0, 0, 0, 0, 0, 0];
+        header[4..6].copy_from_slice(&segment.to_ne_bytes());
+        let mut train = frame(0);
+        train.resize(bytes, 0);
+        train[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        train[14] = 0x60;
+        let mut left = Vec::new();
+        pipeline.process(now, ONE, &mut train, Offload(header), &mut left);
+        left.len() == 1
+    };
+    const UDP: u8 = 5;
+    for (kind, ethertype, largest) in [
+        (UDP, 0x86dd, 1280 - 40 - 8),
+        (UDP, 0x0800, 1280 - 20 - 8),
+        (4, 0x86dd, 1280 - 40 - 20),
+        (1, 0x0800, 1280 - 20 - 20),
+        (0x81, 0x0800, 1280 - 20 - 20),
+    ] {
+        assert!(pass(kind, ethertype, largest, 20_000), "{kind} {ethertype:#x}");
+        assert!(!pass(kind, ethertype, largest + 1, 20_000), "{kind} {ethertype:#x}");
+        assert!(pass(kind, ethertype, 9000, 1280 + 14), "shorter than a segment");
+    }
+    assert!(!pass(UDP, 0x86dd, 0, 1280 + 15), "without a segment's size it is one frame");
+    assert_eq!(pipeline.drops().unwrap().of(DropReason::Egress), 6);
+}
+
+#[test]
 fn any_offload_header_is_survived() {
     let now = Instant::now();
     let mut pipeline = pipeline(now, 1280);

@@ -2,7 +2,10 @@
 //!
 //! A train passes the switch whole, but an impaired port cuts it first: a wire loses datagrams.
 
-use super::{Offload, frame::HEADERS_BYTES};
+use super::{
+    Offload,
+    frame::{ETHERNET_BYTES, HEADERS_BYTES},
+};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM` of linux/virtio_net.h: the checksum is yet to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -13,6 +16,28 @@ const UDP_HEADER_BYTES: usize = 8;
 const IPV6_LENGTH: usize = 18;
 const UDP_LENGTH: usize = HEADERS_BYTES + 4;
 const UDP_CHECKSUM: usize = HEADERS_BYTES + 6;
+
+/// `VIRTIO_NET_HDR_GSO_TCPV4` and `_TCPV6`, and the bit that may be set beside them (ECN).
+const TCP_TRAINS: [u8; 2] = [1, 4];
+const ECN: u8 = 0x80;
+const TCP_HEADER_BYTES: usize = 20;
+const IPV4_HEADER_BYTES: usize = 20;
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+
+/// Bytes of the longest frame that a link makes of a frame: of a train its first segment. Options
+/// are not counted, TCP leaves room for its own.
+pub(super) fn longest_frame(frame: &[u8], offload: Offload) -> usize {
+    let [_, kind, _, _, size0, size1, ..] = offload.0;
+    let segment_bytes = usize::from(u16::from_ne_bytes([size0, size1]));
+    if !offload.is_segmented() || segment_bytes == 0 {
+        return frame.len();
+    }
+    let is_ipv6 = frame.get(12..14) == Some(&ETHERTYPE_IPV6);
+    let below = if is_ipv6 { HEADERS_BYTES } else { ETHERNET_BYTES + IPV4_HEADER_BYTES };
+    let is_tcp = TCP_TRAINS.contains(&(kind & !ECN));
+    let header = if is_tcp { TCP_HEADER_BYTES } else { UDP_HEADER_BYTES };
+    frame.len().min(below + header + segment_bytes)
+}
 
 /// A frame of several UDP datagrams behind plain Ethernet and IPv6 headers.
 #[derive(Debug)]
