@@ -284,7 +284,7 @@ fn index_of(pages: u64) -> usize {
 impl Arena {
     /// A colour that the pages of a free extent never had, and that differs from the allocations
     /// on both sides, so that who runs over an end is refused and not served the neighbour's bytes.
-    fn colour(&self, extent: core::ops::Range<usize>) -> u8 {
+    fn colour(&self, extent: Range<usize>) -> u8 {
         let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
         let after = self.pages.get(extent.end);
         let beside = [before, after].map(|page| page.filter(|page| page.part != Use::None));
