@@ -178,7 +178,7 @@ fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
 fn a_rack_interrupted_takes_itself_down() {
     let scratch = Scratch::new("rack-interrupt");
     let caller = Caller::root(&scratch);
-    let up = ["rack", "up", "--network-only", "--servers", "100", "--name", "rack-interrupt"];
+    let up = ["rack", "up", "--network-only", "--servers", "60", "--name", "rack-interrupt"];
     let mut builder = caller.command(&up);
     let builder = builder.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
     let begun = (0..200).any(|_| {

@@ -6,8 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Most endpoints of a rack; the last group of a control address and the switch's ports allow for more.
-pub const MAX_ENDPOINTS: u16 = 250;
+/// Most endpoints of a rack: their ports and the controller's are one group of the switch, which
+/// holds 64.
+pub const MAX_ENDPOINTS: u16 = 63;
 
 /// The smallest link: what IPv6 asks for.
 pub const MIN_MTU: u32 = 1280;
@@ -22,7 +23,7 @@ pub enum SpecError {
     #[error("{0:?} is not a size: a number and K, M, G or T, such as 256M")]
     ByteSize(String),
     /// More endpoints than a rack holds.
-    #[error("{0} endpoints are too many: a rack holds {MAX_ENDPOINTS}")]
+    #[error("{0} endpoints are too many: a rack holds {MAX_ENDPOINTS} servers and clients")]
     Endpoints(u32),
     /// An MTU that the protocol cannot use.
     #[error("{0:?} is not an MTU: {MIN_MTU} to {MAX_MTU}, alone or as s1=1500,c2=1280")]

@@ -1,10 +1,13 @@
 use std::collections::BTreeSet;
 
+use bluebridge_switch::dataplane::GROUP_PORTS_MAX;
 use proptest::prelude::*;
 
 use super::daemon::{CONTROLLER, SWITCH, stages};
 use super::layout::Layout;
-use super::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, SpecError};
+use super::spec::{
+    ByteSize, DataPlane, LinkMtus, MAX_ENDPOINTS, Node, RackName, RackSpec, SpecError,
+};
 use super::state::{Phase, RackState, StateError, StateRoot};
 use crate::network::host::GATEWAY_MAC;
 
@@ -60,7 +63,9 @@ fn a_size_for_an_endpoint_that_is_not_there_is_refused() {
     assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Server(2))));
     small.mtu = "switch=1500".parse().expect("sizes");
     assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Switch)));
-    assert_eq!(spec("r", 200, 51).check(), Err(SpecError::Endpoints(251)));
+    assert_eq!(usize::from(MAX_ENDPOINTS) + 1, GROUP_PORTS_MAX, "the flood is one group");
+    assert_eq!(spec("r", 31, 32).check(), Ok(()));
+    assert_eq!(spec("r", 32, 32).check(), Err(SpecError::Endpoints(64)));
     assert_eq!(spec("r", 65535, 65535).check(), Err(SpecError::Endpoints(131_070)));
 }
 
