@@ -265,8 +265,11 @@ fn two_racks_do_not_see_each_other() {
     let region = one.alloc_write(&stamp::page(1, 1)).expect("allocated");
     let mut byte = [0];
     let error = two.read(region.base(), &mut byte).expect_err("nothing is there");
-    let told = matches!(error, Error::Refused { status: Status::NotAllocated, .. });
-    assert!(told, "{error:?}");
+    // Racks begin with generations of their own, so that hardly ever the other's seems to be meant.
+    let Error::Refused { status: Status::StaleGeneration | Status::NotAllocated, .. } = error
+    else {
+        panic!("{error:?}");
+    };
     let twin = two.alloc_write(&stamp::page(2, 1)).expect("allocated");
     assert_eq!(twin.base().node, region.base().node, "both racks begin with the same node");
     for (client, region, number) in [(&mut one, region, 1), (&mut two, twin, 2)] {
