@@ -70,7 +70,7 @@ fn demo(options: &[String]) -> Result<(), Failure> {
 
 fn bench(options: &[String]) -> Result<(), Failure> {
     setup::build_tools();
-    Run::cargo(["build", "--release", "--package", "bluebridge-cli"]).go()?;
+    Run::cargo(["build", "--profile", "fast", "--package", "bluebridge-cli"]).go()?;
     let options = if options.is_empty() { &["all".to_owned()] } else { options };
-    Run::new(command::product("release")).arg("bench").args(options).go()
+    Run::new(command::product("fast")).arg("bench").args(options).go()
 }
