@@ -10,8 +10,9 @@ use bluebridge_wire::Status;
 
 /// Hostile packets of a test run; others by `BLUEBRIDGE_HOSTILE_PACKETS`.
 const PACKETS: u64 = 1_050_000;
-/// Another by `BLUEBRIDGE_HOSTILE_SEED`.
-const SEED: u64 = 0x0b1e_b21d;
+/// Another by `BLUEBRIDGE_HOSTILE_SEED`. With most seeds a million packets never fill the pool of
+/// train buffers while a train of their own holds the rest of it; with this one they do.
+const SEED: u64 = 2;
 
 /// Statuses that no packet can cause, and why.
 const NEVER: [(Status, &str); 6] = [
