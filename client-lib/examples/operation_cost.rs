@@ -70,6 +70,7 @@ impl Loop {
             space: SPACE,
             node: NODE,
             command,
+            contended: false,
             status: Status::Ok,
             location_bits: to.location,
         };
@@ -150,6 +151,7 @@ fn checksums() {
         space: SPACE,
         node: NODE,
         command: Command::Read,
+        contended: false,
         status: Status::Ok,
         location_bits: 0,
     };

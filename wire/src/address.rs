@@ -430,6 +430,8 @@ pub struct ReplySource {
     pub node: NodeId,
     /// The command that is answered.
     pub command: Command,
+    /// Whether a lease that the reply is about is fought over.
+    pub contended: bool,
     /// The outcome, carried in the tag byte.
     pub status: Status,
     /// The location of the request's pointer (or of the endpoint, as the request named it).
@@ -440,7 +442,7 @@ impl ReplySource {
     /// The address that travels.
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
-        let command = WireCommand::reply(self.command).bits();
+        let command = WireCommand::reply_of(self.command, self.contended).bits();
         pack(self.space, self.node, command, self.status.code(), self.location_bits)
     }
 }

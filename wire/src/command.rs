@@ -168,7 +168,8 @@ impl fmt::Display for Command {
     }
 }
 
-/// The command byte of an address: bit 7 reply, bit 6 home, the low 6 bits the command.
+/// The command byte of an address: bit 7 reply, bit 6 home (of a reply: contended), the low 6 bits
+/// the command.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct WireCommand(u8);
 
@@ -177,6 +178,8 @@ impl WireCommand {
     pub const REPLY: u8 = 0x80;
     /// Bit 6: the request passes over the switch's `redirect` table.
     pub const HOME: u8 = 0x40;
+    /// Bit 6 of a reply: a lease that the reply is about is fought over, the switch may copy it.
+    pub const CONTENDED: u8 = 0x40;
     const CODE: u8 = 0x3f;
 
     /// The byte of a request.
@@ -189,6 +192,12 @@ impl WireCommand {
     #[must_use]
     pub const fn reply(command: Command) -> Self {
         Self(command.code() | Self::REPLY)
+    }
+
+    /// The byte of a reply that says whether a lease is fought over.
+    #[must_use]
+    pub const fn reply_of(command: Command, contended: bool) -> Self {
+        Self(command.code() | Self::REPLY | if contended { Self::CONTENDED } else { 0 })
     }
 
     /// The byte as it came.
@@ -221,10 +230,16 @@ impl WireCommand {
         self.0 & Self::REPLY != 0
     }
 
-    /// Whether the home bit is set.
+    /// Whether it is a request with the home bit.
     #[must_use]
     pub const fn is_home(self) -> bool {
-        self.0 & Self::HOME != 0
+        !self.is_reply() && self.0 & Self::HOME != 0
+    }
+
+    /// Whether it is a reply with the contended bit.
+    #[must_use]
+    pub const fn is_contended(self) -> bool {
+        self.is_reply() && self.0 & Self::CONTENDED != 0
     }
 }
 
@@ -350,6 +365,69 @@ impl Status {
     #[must_use]
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
+    }
+}
+
+/// What became of a lease: `detail` of LEASE_LOST (docs/protocol.md, section 10).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(u8)]
+pub enum LeaseEnd {
+    /// Its time ran out by the home's clock.
+    Expired = 1,
+    /// Its contents were written back.
+    Committed = 2,
+    /// It was given up.
+    Aborted = 3,
+    /// The page was leased again since; node and epoch of the reply say to whom, if that one runs.
+    LeasedAgain = 4,
+    /// The home does not know: it was never granted, or that is long ago.
+    Unknown = 5,
+    /// A newer incarnation of the owner's node ended it.
+    Superseded = 6,
+}
+
+impl LeaseEnd {
+    /// Every end, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::Expired,
+        Self::Committed,
+        Self::Aborted,
+        Self::LeasedAgain,
+        Self::Unknown,
+        Self::Superseded,
+    ];
+
+    /// The end with this code; `None` if version 1 has none.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            1 => Self::Expired,
+            2 => Self::Committed,
+            3 => Self::Aborted,
+            4 => Self::LeasedAgain,
+            5 => Self::Unknown,
+            6 => Self::Superseded,
+            _ => return None,
+        })
+    }
+
+    /// The code that travels.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+}
+
+impl fmt::Display for LeaseEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Expired => "the lease ran out",
+            Self::Committed => "the lease was committed",
+            Self::Aborted => "the lease was aborted",
+            Self::LeasedAgain => "the page was leased again since",
+            Self::Unknown => "the server knows of no such lease",
+            Self::Superseded => "a newer incarnation of the owner ended the lease",
+        })
     }
 }
 

@@ -30,8 +30,8 @@ pub enum DatagramError {
     Options,
     /// The target is no fabric address, or carries a command.
     Target,
-    /// Both addresses, or neither of them, carry a command, or a reply's bits 7 and 6 are not 1
-    /// and 0, or a request's bit 7 is not 0.
+    /// Both addresses, or neither of them, carry a command, or a reply's bit 7 is not 1,
+    /// or a request's is not 0.
     Direction,
     /// The address without a command is not an endpoint's own (bit 63 clear, or a tag); an answer
     /// to it would be routed as if it asked for memory.
@@ -148,9 +148,8 @@ impl<'a> Datagram<'a> {
     }
 
     const fn reply_bit_misplaced(&self) -> bool {
-        let answer = WireCommand::from_bits(self.from.command);
         WireCommand::from_bits(self.to.command).is_reply()
-            || (self.from.command != 0 && (!answer.is_reply() || answer.is_home()))
+            || (self.from.command != 0 && !WireCommand::from_bits(self.from.command).is_reply())
     }
 }
 

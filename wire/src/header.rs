@@ -81,6 +81,9 @@ impl Flags {
     pub const LAST_COMMITTED: Self = Self(1 << 3);
     /// Request: `detail` is the bitmap of the pieces that are wanted (READ), instead of all.
     pub const SELECTIVE: Self = Self(1 << 4);
+    /// READ and UPDATE: it may wait for the page. BUSY: it waits, within `detail` milliseconds it
+    /// must be repeated.
+    pub const QUEUED: Self = Self(1 << 5);
 
     const TRAILER_SHIFT: u32 = 8;
     const TRAILER_MASK: u16 = 0b11 << Self::TRAILER_SHIFT;

@@ -31,7 +31,7 @@ pub use address::{
     ArenaGeneration, Destination, EndpointAddress, Location, NodeId, Pointer, PointerError, Region,
     ReplySource, Space, Tag,
 };
-pub use command::{Command, Fault, Status, WireCommand};
+pub use command::{Command, Fault, LeaseEnd, Status, WireCommand};
 pub use datagram::{Datagram, DatagramError, seal};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};
 pub use usage::Usage;

@@ -210,10 +210,19 @@ fn a_reply_names_the_replier_and_the_outcome() {
         space: Space(1),
         node: NodeId(9),
         command: Command::Read,
+        contended: false,
         status: Status::StaleTag,
         location_bits: 0x0003_0000_0000_5000,
     };
     assert_eq!(source.to_ipv6(), "fdbb:1:9:8611:3::5000".parse::<Ipv6Addr>().expect("an address"));
+    let contended = ReplySource { contended: true, ..source };
+    assert_eq!(
+        contended.to_ipv6(),
+        "fdbb:1:9:c611:3::5000".parse::<Ipv6Addr>().expect("an address")
+    );
+    let byte = WireCommand::from_bits(0xc6);
+    assert!(byte.is_reply() && byte.is_contended() && !byte.is_home());
+    assert!(!WireCommand::from_bits(0x46).is_contended(), "bit 6 of a request is the home bit");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, fs};
 
-use bluebridge_wire::{Command, Datagram, Flags, Status, header::HEADER_BYTES, seal, tlv};
+use bluebridge_wire::{
+    Command, Datagram, Flags, LeaseEnd, Status, WireCommand, header::HEADER_BYTES, seal, tlv,
+};
 
 mod vectors;
 
@@ -120,9 +122,17 @@ fn nothing_is_left_out() {
         Flags::ZERO,
         Flags::LAST_COMMITTED,
         Flags::SELECTIVE,
+        Flags::QUEUED,
     ] {
         has(&format!("{flag:?}"), &|p| p.header.flags.contains(flag));
     }
+    has("the contended bit", &|p| p.reply && WireCommand::from_bits(p.command).is_contended());
+    for end in LeaseEnd::ALL {
+        assert_eq!(LeaseEnd::from_code(end.code()), Some(end));
+        let status = Status::LeaseLost.code();
+        has(&format!("{end:?}"), &|p| p.reply && p.tag == status && p.header.detail == end.code());
+    }
+    assert_eq!([0, 7, 257].map(LeaseEnd::from_code), [None; 3]);
     for bytes in [0, 16, 32, 48] {
         has("a trailer", &|p| p.trailer.len() == bytes && p.header.key_id != 0);
     }

@@ -3,8 +3,8 @@
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
-    ArenaGeneration, Command, Destination, EndpointAddress, Features, Flags, Header, Location,
-    NodeId, Pointer, ReplySource, Space, Status, Tag, Usage, WireCommand,
+    ArenaGeneration, Command, Destination, EndpointAddress, Features, Flags, Header, LeaseEnd,
+    Location, NodeId, Pointer, ReplySource, Space, Status, Tag, Usage, WireCommand,
     address::{Fields, PAGE_BYTES},
     header::{HEADER_BYTES, LEASE_EPOCH_MAX},
     seal, tlv,
@@ -51,7 +51,8 @@ fn ask_endpoint(endpoint: EndpointAddress, command: u8) -> Ipv6Addr {
 }
 
 fn answer(command: Command, status: Status, location_bits: u64) -> Ipv6Addr {
-    ReplySource { space: SPACE, node: SERVER, command, status, location_bits }.to_ipv6()
+    let contended = false;
+    ReplySource { space: SPACE, node: SERVER, command, contended, status, location_bits }.to_ipv6()
 }
 
 /// A header in the middle of a session's life.
@@ -190,6 +191,8 @@ fn memory_requests() -> Vec<Case> {
         to_memory("delete_zero", Command::Delete, 0x5001, 9000),
         to_memory("read_may_be_stale", Command::Read, 0x5000, 4096),
         to_memory("read_selective", Command::Read, 0x8000, 32768),
+        to_memory("read_queued", Command::Read, 0x5000, 64),
+        to_memory("update_queued", Command::Update, 0x8000, 32768),
         to_memory("write_last_piece", Command::Write, 0x8000, 32768).data(pattern(1144)),
         to_memory("write_whole_page", Command::Write, 0xffff_ffff_f000, 4096)
             .data(pattern(PAGE_BYTES)),
@@ -203,6 +206,11 @@ fn memory_requests() -> Vec<Case> {
                 header.flags = Flags::SELECTIVE.with_attempt(2);
                 header.detail = 0x8000_0001;
                 case.destination = ask(pointer(0x8000), Command::Read, true);
+            }
+            "read_queued" => header.flags = Flags::QUEUED,
+            "update_queued" => {
+                (header.flags, header.lease_remaining_ms) = (Flags::QUEUED, 1500);
+                case.destination = ask(pointer(0x8000), Command::Update, true);
             }
             "write_last_piece" => {
                 (header.offset, header.flags) = (31624, Flags::default().with_attempt(15));
@@ -350,7 +358,44 @@ fn replies() -> Vec<Vector> {
         ..page.parts.header
     };
     cases.extend([provisional, committed, unknown, page]);
+    cases.extend(lease_replies());
     cases.into_iter().map(Case::vector).collect()
+}
+
+/// BUSY with a place in the queue, the contended bit, and every end of a lease.
+fn lease_replies() -> Vec<Case> {
+    let contended = |mut case: Case| {
+        let from = Fields::unpack(case.source).expect("in the fabric");
+        let command = from.command | WireCommand::CONTENDED;
+        case.source = Fields { command, ..from }.to_ipv6();
+        case
+    };
+    let leased = |name: String, command: Command, status: Status| {
+        let mut case = reply(name, command, status);
+        let header = &mut case.parts.header;
+        (header.node, header.lease_epoch, header.length) = (9, 0x0001_0000_0002, 64);
+        header.lease_remaining_ms = 731;
+        case
+    };
+    let mut queued = leased("busy_queued".into(), Command::Read, Status::Busy);
+    (queued.parts.header.flags, queued.parts.header.detail) = (Flags::QUEUED, 50);
+    let mut cases = vec![
+        queued,
+        contended(leased("busy_contended".into(), Command::Write, Status::Busy)),
+        contended(leased("renew_contended".into(), Command::Renew, Status::Ok)),
+        contended(reply("commit_contended", Command::Commit, Status::Ok)),
+        contended(reply("abort_contended", Command::Abort, Status::Ok)),
+    ];
+    for end in LeaseEnd::ALL {
+        let name = format!("lease_lost_{}", end.code());
+        let mut case = match end {
+            LeaseEnd::LeasedAgain => leased(name, Command::Commit, Status::LeaseLost),
+            _ => reply(name, Command::Commit, Status::LeaseLost),
+        };
+        case.parts.header.detail = end.code();
+        cases.push(case);
+    }
+    cases
 }
 
 fn ok_reply(command: Command) -> Case {
@@ -533,11 +578,6 @@ fn contradicting() -> Vec<Vector> {
         let to = Fields { command: 0x86, ..fields(client()) };
         case.destination = to.to_ipv6();
     };
-    let reply_with_home = |case: &mut Case| {
-        let from = fields(answer(Command::Read, Status::Ok, 0x5000));
-        case.source = Fields { command: 0xc6, ..from }.to_ipv6();
-        case.destination = client();
-    };
     let to_memory_answer = |case: &mut Case| {
         case.source = answer(Command::Read, Status::Ok, 0x5000);
         case.destination = pointer(0x5000).to_ipv6();
@@ -573,7 +613,10 @@ fn contradicting() -> Vec<Vector> {
             case.source = Fields { command: 6, ..fields(server().to_ipv6()) }.to_ipv6();
             case.destination = client();
         }),
-        changed("home_bit_in_reply", "direction", &reply_with_home),
+        changed("contended_without_reply", "direction", &|case| {
+            case.source = Fields { command: 0x46, ..fields(server().to_ipv6()) }.to_ipv6();
+            case.destination = client();
+        }),
         changed(
             "source_is_memory",
             "endpoint",

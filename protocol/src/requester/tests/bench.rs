@@ -76,6 +76,7 @@ impl Reply {
                 space: SPACE,
                 node: sent.node,
                 command: sent.command,
+                contended: false,
                 status,
                 location_bits: location.expect("a fabric address").location,
             },
