@@ -128,7 +128,7 @@ impl Responder {
     fn open<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, store: &mut S) {
         let header = request.header();
         let asker = request.asker();
-        let form = if header.incarnation < self.incarnations.highest(&asker) {
+        let form = if self.is_stale(request) {
             Err(Status::StaleIncarnation)
         } else if self.is_shutting_down {
             Err(Status::ShuttingDown)
@@ -142,13 +142,13 @@ impl Responder {
         if let Err(status) = form {
             return self.refuse(request, status.into());
         }
-        self.raise_incarnation(&asker, store);
+        self.raise_incarnation(request, store);
         if let Some(slot) = self.sessions.opened_by(&asker, header.sequence) {
             self.counters.count(Event::OpenRepeated);
             self.sessions.at(slot).heard_at = request.now;
             return self.answer_open(request, slot, store);
         }
-        match self.sessions.place(&asker) {
+        match self.sessions.place(request.now, &asker) {
             Ok(Place::Vacant) => {}
             Ok(Place::Instead(slot)) => self.end_session(slot, Event::SessionEvicted, store),
             Err(_) => return self.refuse(request, Status::Overloaded.into()),
@@ -177,13 +177,35 @@ impl Responder {
         self.push(&request, Status::Ok, &header, &[], &[]);
     }
 
+    /// Whether the asker's incarnation is over. One that claimed to be later, and then was silent
+    /// for so long that its sessions ended and all its datagrams are gone, does not count any
+    /// more: else whoever had the node's id once could spoil it for all that get it later.
+    pub(super) fn is_stale(&mut self, request: &Request<'_>) -> bool {
+        let asker = request.asker();
+        if asker.incarnation >= self.incarnations.highest(&asker) {
+            return false;
+        }
+        let has_rested = self.incarnations.silence(&asker, request.now)
+            >= self.timers.incarnation_rest
+            && !self.sessions.has_node_of(&asker)
+            && !self.provisional.has_node_of(&asker);
+        if has_rested {
+            self.incarnations.forget(&asker);
+            self.counters.count(Event::IncarnationForgotten);
+        }
+        !has_rested
+    }
+
     /// Notes the asker's incarnation; a higher one ends the sessions of older ones.
     pub(super) fn raise_incarnation<S: PageStore + ?Sized>(
         &mut self,
-        asker: &Asker,
+        request: &Request<'_>,
         store: &mut S,
     ) {
-        if !self.incarnations.raise(asker) {
+        let asker = &request.asker();
+        let is_raised = self.incarnations.raise(asker);
+        self.incarnations.note(asker, request.now);
+        if !is_raised {
             return;
         }
         self.counters.count(Event::IncarnationRaised);

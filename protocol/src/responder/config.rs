@@ -98,6 +98,10 @@ pub struct Limits {
     pub provisional_count: u16,
     /// Pages that they may hold.
     pub provisional_pages: u64,
+    /// Anywhere-CREATEs of one node that wait for their CONFIRM.
+    pub node_provisional_count: u16,
+    /// Pages that those may hold; an anywhere-CREATE of more is refused for good.
+    pub node_provisional_pages: u64,
     /// Ranges that moved away, and ranges that came from other nodes.
     pub range_count: u16,
     /// Replies that wait to be sent; 64 or more.
@@ -114,6 +118,8 @@ impl Default for Limits {
             buffer_pages: 1024,
             provisional_count: 4096,
             provisional_pages: 65536,
+            node_provisional_count: 1024,
+            node_provisional_pages: 16384,
             range_count: 1024,
             reply_count: 256,
             credit_pages: 16384,
@@ -135,6 +141,7 @@ impl Limits {
             ("node_session_count", u64::from(self.node_session_count), 1, 65535),
             ("buffer_pages", u64::from(self.buffer_pages), 8, 65534),
             ("provisional_count", u64::from(self.provisional_count), 1, 65535),
+            ("node_provisional_count", u64::from(self.node_provisional_count), 1, 65535),
             ("range_count", u64::from(self.range_count), 1, 65535),
             ("reply_count", u64::from(self.reply_count), 64, 65535),
         ];
@@ -152,6 +159,9 @@ impl Limits {
 pub struct Timers {
     /// A session without a request for so long ends.
     pub session_idle: Duration,
+    /// A node that had no session for so long may come with a lower incarnation: longer than
+    /// `session_idle`, and shorter than a controller lets a client's id rest.
+    pub incarnation_rest: Duration,
     /// An anywhere-CREATE that nobody confirmed for so long is freed; 1 ms to 49 days.
     pub provisional: Duration,
     /// A train without a new piece for so long loses its buffers.
@@ -164,6 +174,7 @@ impl Default for Timers {
     fn default() -> Self {
         Self {
             session_idle: Duration::from_secs(60),
+            incarnation_rest: Duration::from_secs(90),
             provisional: Duration::from_secs(2),
             train: Duration::from_secs(1),
             train_pressed: Duration::from_millis(20),

@@ -61,6 +61,8 @@ events! {
     DropWrongShard = "drop_wrong_shard";
     /// The store refused to take pages back that it gave; the store is at fault.
     FreeRefused = "free_refused";
+    /// A node's incarnation was forgotten, because it had no session for long.
+    IncarnationForgotten = "incarnation_forgotten";
     /// A node came with a higher incarnation than before.
     IncarnationRaised = "incarnation_raised";
     /// A session's low-water mark moved up.
@@ -77,6 +79,8 @@ events! {
     PageWrittenJoined = "page_written_joined";
     /// A page that was written straight from its datagram.
     PageWrittenStraight = "page_written_straight";
+    /// An anywhere-CREATE was refused because its node has its share of those that wait.
+    ProvisionalBeyondShare = "provisional_beyond_share";
     /// An anywhere-CREATE was kept by CONFIRM.
     ProvisionalConfirmed = "provisional_confirmed";
     /// An anywhere-CREATE gave pages.

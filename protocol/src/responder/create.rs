@@ -10,7 +10,7 @@ use super::{
     admit::Request,
     cut::{Piece, Pieces},
     execute::{access, memory, no_data},
-    provisional::Provisional,
+    provisional::{Excess, Provisional},
     record::{Progress, Record},
     write::piece_of,
 };
@@ -110,7 +110,7 @@ impl Responder {
     ) {
         let header = request.header();
         let asker = request.asker();
-        if header.incarnation < self.incarnations.highest(&asker) {
+        if self.is_stale(request) {
             return self.refuse(request, Status::StaleIncarnation.into());
         }
         if header.session != 0 || header.page_shift != super::execute::HEADER_PAGE_SHIFT {
@@ -184,10 +184,15 @@ impl Responder {
         }
         self.check_epoch(request)?;
         self.check_authority(request)?;
-        self.provisional.admit(pages)?;
         let asker = request.asker();
+        self.provisional.admit(&asker, pages).map_err(|excess| {
+            if excess != Excess::Table {
+                self.counters.count(Event::ProvisionalBeyondShare);
+            }
+            Status::from(excess)
+        })?;
         let grant = store.create(asker.space, pages)?;
-        self.raise_incarnation(&asker, store);
+        self.raise_incarnation(request, store);
         let expires_at = request.now + self.timers.provisional;
         self.wake_by(expires_at);
         self.counters.count(Event::ProvisionalCreated);
@@ -261,8 +266,18 @@ impl Responder {
         }
         let local = self.resolve(request, store)?;
         store.check(access(request, local, u64::from(pages) << PAGE_SHIFT))?;
+        if self.awaits_another(request, local) {
+            return Err(Status::Forbidden.into());
+        }
         self.keep_provisional(request, Event::ProvisionalConfirmed);
         Ok(Record::answer(Command::Confirm, Status::Ok, pages))
+    }
+
+    /// Whether the pages wait for the CONFIRM of another endpoint: an OK would promise what the
+    /// server's clock takes back.
+    fn awaits_another(&mut self, request: &Request<'_>, local: Location) -> bool {
+        let waiting = self.provisional.holding(local.page());
+        waiting.is_some_and(|index| self.provisional.at(index).asker != request.asker())
     }
 
     fn allocate<S: PageStore + ?Sized>(

@@ -97,9 +97,14 @@ impl Responder {
             limits,
             timers: config.timers,
             incarnations: Incarnations::new(&config.spaces),
-            sessions: SessionTable::new(limits.session_count, limits.node_session_count, seed),
+            sessions: SessionTable::new(
+                limits.session_count,
+                limits.node_session_count,
+                config.timers.session_idle,
+                seed,
+            ),
             trains: TrainPool::new(limits.buffer_pages),
-            provisional: ProvisionalTable::new(limits.provisional_count, limits.provisional_pages),
+            provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
             replies: ReplyQueue::new(usize::from(limits.reply_count)),
             counters: Counters::default(),
@@ -313,6 +318,8 @@ impl Responder {
 
     fn end_session<S: PageStore + ?Sized>(&mut self, slot: u16, event: Event, store: &mut S) {
         self.forget_below(slot, u64::MAX, store);
+        let session = self.sessions.at(slot);
+        self.incarnations.note(&session.asker, session.heard_at);
         self.sessions.close(slot);
         self.share_credit();
         self.counters.count(event);

@@ -1,8 +1,8 @@
 //! Pages of anywhere-CREATEs that nobody confirmed yet (`docs/protocol.md`, section 6).
 
-use bluebridge_wire::{Command, Status};
+use bluebridge_wire::{Command, NodeId, Space, Status};
 
-use super::sessions::Asker;
+use super::{config::Limits, sessions::Asker};
 use crate::{Instant, store::Grant};
 
 /// One anywhere-CREATE or anywhere-ALLOC_WRITE.
@@ -27,16 +27,56 @@ pub(super) struct ProvisionalTable {
     entries: Vec<Provisional>,
     /// The entries' nonces, apart because every anywhere-CREATE looks through them.
     nonces: Vec<u64>,
+    /// What each node has, in the order of spaces and nodes.
+    shares: Vec<Share>,
     limit: usize,
     page_limit: u64,
+    node_limit: usize,
+    node_page_limit: u64,
     pages: u64,
 }
 
+/// What the entries of one node come to; a node is here while it has one.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    of: (Space, NodeId),
+    count: usize,
+    pages: u64,
+}
+
+/// Why an anywhere-CREATE is not taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Excess {
+    /// More pages than one node may ever have waiting.
+    ForGood,
+    /// Its node has its share of what waits.
+    Node,
+    /// All that may wait does.
+    Table,
+}
+
+impl From<Excess> for Status {
+    fn from(excess: Excess) -> Self {
+        match excess {
+            Excess::ForGood => Self::QuotaExceeded,
+            Excess::Node | Excess::Table => Self::Overloaded,
+        }
+    }
+}
+
 impl ProvisionalTable {
-    pub(super) fn new(limit: u16, page_limit: u64) -> Self {
-        let limit = usize::from(limit);
-        let (entries, nonces) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
-        Self { entries, nonces, limit, page_limit, pages: 0 }
+    pub(super) fn new(limits: &Limits) -> Self {
+        let limit = usize::from(limits.provisional_count);
+        Self {
+            entries: Vec::with_capacity(limit),
+            nonces: Vec::with_capacity(limit),
+            shares: Vec::with_capacity(limit),
+            limit,
+            page_limit: limits.provisional_pages,
+            node_limit: usize::from(limits.node_provisional_count),
+            node_page_limit: limits.node_provisional_pages.min(limits.provisional_pages),
+            pages: 0,
+        }
     }
 
     pub(super) const fn pages(&self) -> u64 {
@@ -62,14 +102,32 @@ impl ProvisionalTable {
         &mut self.entries[index]
     }
 
-    /// Whether `pages` more fit.
+    /// Whether `pages` more of a node fit, so that no node takes the place of all others.
     ///
     /// # Errors
-    /// OVERLOADED: the requester may try again when others are confirmed or freed.
-    pub(super) fn admit(&self, pages: u32) -> Result<(), Status> {
-        let fits = self.entries.len() < self.limit
-            && self.pages.saturating_add(u64::from(pages)) <= self.page_limit;
-        if fits { Ok(()) } else { Err(Status::Overloaded) }
+    /// Unless it is for good, the requester may try again when others are confirmed or freed.
+    pub(super) fn admit(&self, asker: &Asker, pages: u32) -> Result<(), Excess> {
+        let pages = u64::from(pages);
+        let (count, held) =
+            self.share(asker).map_or((0, 0), |at| (self.shares[at].count, self.shares[at].pages));
+        if pages > self.node_page_limit {
+            Err(Excess::ForGood)
+        } else if count >= self.node_limit || held + pages > self.node_page_limit {
+            Err(Excess::Node)
+        } else if self.entries.len() >= self.limit || self.pages + pages > self.page_limit {
+            Err(Excess::Table)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn has_node_of(&self, asker: &Asker) -> bool {
+        self.share(asker).is_ok()
+    }
+
+    /// Where the share of the asker's node is; `Err`: where it would be.
+    fn share(&self, asker: &Asker) -> Result<usize, usize> {
+        self.shares.binary_search_by_key(&(asker.space, asker.node), |share| share.of)
     }
 
     /// Adds an entry that was admitted, and says where.
@@ -77,7 +135,18 @@ impl ProvisionalTable {
         let index = self
             .entries
             .partition_point(|other| other.grant.location.page() < entry.grant.location.page());
-        self.pages += u64::from(entry.pages);
+        let pages = u64::from(entry.pages);
+        match self.share(&entry.asker) {
+            Ok(at) => {
+                self.shares[at].count += 1;
+                self.shares[at].pages += pages;
+            }
+            Err(at) => {
+                let of = (entry.asker.space, entry.asker.node);
+                self.shares.insert(at, Share { of, count: 1, pages });
+            }
+        }
+        self.pages += pages;
         self.entries.insert(index, entry);
         self.nonces.insert(index, entry.nonce);
         index
@@ -97,6 +166,13 @@ impl ProvisionalTable {
         let entry = self.entries.remove(index);
         self.nonces.remove(index);
         self.pages -= u64::from(entry.pages);
+        if let Ok(at) = self.share(&entry.asker) {
+            self.shares[at].count -= 1;
+            self.shares[at].pages -= u64::from(entry.pages);
+            if self.shares[at].count == 0 {
+                self.shares.remove(at);
+            }
+        }
         entry
     }
 

@@ -97,8 +97,13 @@ pub(super) struct SessionTable {
     /// The nodes of all sessions, put together where they must be counted.
     nodes: Vec<(Space, NodeId)>,
     node_limit: usize,
+    /// After so long without a request nobody repeats one that was answered in the session.
+    forgotten_after: Duration,
     random: u64,
 }
+
+/// A node with so many sessions gets no more of the last quarter of a table, which is for others.
+const MODEST_SESSION_COUNT: usize = 8;
 
 /// Why a session cannot be opened now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -113,11 +118,20 @@ pub(super) enum Place {
 }
 
 impl SessionTable {
-    pub(super) fn new(limit: u16, node_limit: u16, seed: u64) -> Self {
+    pub(super) fn new(limit: u16, node_limit: u16, idle: Duration, seed: u64) -> Self {
         let sessions = (0..limit).map(|_| Session::default()).collect();
         let node_limit = usize::from(node_limit);
         let nodes = Vec::with_capacity(usize::from(limit));
-        Self { sessions, vacant: (0..limit).rev().collect(), nodes, node_limit, random: seed }
+        Self {
+            sessions,
+            vacant: (0..limit).rev().collect(),
+            nodes,
+            node_limit,
+            // Requesters repeat in a new session what they began less than three quarters of the
+            // idle time ago (section 2); the twentieth is for clocks that disagree.
+            forgotten_after: idle / 20 * 16,
+            random: seed,
+        }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -147,6 +161,10 @@ impl SessionTable {
         })
     }
 
+    pub(super) fn has_node_of(&self, asker: &Asker) -> bool {
+        self.find(|session| session.asker.is_node_of(asker)).is_some()
+    }
+
     /// A session that was silent for `idle`.
     pub(super) fn idle_at(&self, now: Instant, idle: Duration) -> Option<u16> {
         self.find(|session| now - session.heard_at >= idle)
@@ -156,12 +174,14 @@ impl SessionTable {
         self.open().map(|(_, session)| session.heard_at).min()
     }
 
-    /// Where a session of `asker` may go. A session with recorded answers is never given up: its
+    /// Where a session of `asker` may go. A session with recorded answers is not given up while its
     /// requester may still ask for them. Of the others, the node with most sessions loses the one
     /// that was silent longest, but never one that has no more sessions than the asker.
-    pub(super) fn place(&mut self, asker: &Asker) -> Result<Place, Full> {
+    pub(super) fn place(&mut self, now: Instant, asker: &Asker) -> Result<Place, Full> {
         let own_count = self.open().filter(|(_, s)| s.asker.is_node_of(asker)).count();
-        if own_count < self.node_limit && !self.vacant.is_empty() {
+        let is_modest = own_count < MODEST_SESSION_COUNT;
+        let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
+        if own_count < self.node_limit && may_take && !self.vacant.is_empty() {
             return Ok(Place::Vacant);
         }
         let mut nodes = core::mem::take(&mut self.nodes);
@@ -173,8 +193,11 @@ impl SessionTable {
             let first = nodes.partition_point(|&other| other < key);
             nodes[first..].partition_point(|&other| other == key)
         };
-        let own_only = own_count >= self.node_limit;
-        let idle = |session: &Session| session.record_count == 0;
+        let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
+        let forgotten_after = self.forgotten_after;
+        let idle = |session: &Session| {
+            session.record_count == 0 || now - session.heard_at >= forgotten_after
+        };
         let heaviest = self
             .open()
             .filter(|(_, session)| idle(session))
@@ -233,11 +256,23 @@ impl SessionTable {
     }
 }
 
-/// The highest incarnation that every node came with; it is never forgotten, because it fences.
+/// The highest incarnation that every node came with, because it fences the lower ones.
 pub(super) struct Incarnations {
-    /// Per served space, made at its first OPEN: an incarnation by node, 256 KiB.
-    spaces: Vec<(Space, Vec<u32>)>,
+    /// Per served space, made at its first OPEN: a fence by node, 512 KiB.
+    spaces: Vec<(Space, Vec<Fence>)>,
 }
+
+/// A node's highest incarnation.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fence {
+    /// 0 if the node never came, or was forgotten.
+    incarnation: u32,
+    /// When the node was last known to be heard, in [`FENCE_UNIT_NANOS`].
+    heard_at: u32,
+}
+
+/// About a second; 2^32 of them are 146 years.
+const FENCE_UNIT_NANOS: u64 = 1 << 30;
 
 impl Incarnations {
     pub(super) fn new(spaces: &[Space]) -> Self {
@@ -255,8 +290,7 @@ impl Incarnations {
         let node = usize::from(asker.node.0);
         self.index(asker.space)
             .and_then(|index| self.spaces[index].1.get(node))
-            .copied()
-            .unwrap_or(0)
+            .map_or(0, |fence| fence.incarnation)
     }
 
     /// Notes an incarnation; says whether it is higher than an earlier one of the node.
@@ -264,13 +298,40 @@ impl Incarnations {
         let Some(index) = self.index(asker.space) else { return false };
         let nodes = &mut self.spaces[index].1;
         if nodes.is_empty() {
-            nodes.resize(usize::from(u16::MAX) + 1, 0);
+            nodes.resize(usize::from(u16::MAX) + 1, Fence::default());
         }
-        let highest = &mut nodes[usize::from(asker.node.0)];
+        let highest = &mut nodes[usize::from(asker.node.0)].incarnation;
         let is_higher = asker.incarnation > *highest;
         let was_known = *highest != 0;
         *highest = (*highest).max(asker.incarnation);
         is_higher && was_known
+    }
+
+    /// Notes that the asker's node was heard at a moment.
+    pub(super) fn note(&mut self, asker: &Asker, heard_at: Instant) {
+        if let Some(fence) = self.fence(asker) {
+            let heard_at = u32::try_from(heard_at.as_nanos() / FENCE_UNIT_NANOS);
+            fence.heard_at = fence.heard_at.max(heard_at.unwrap_or(u32::MAX));
+        }
+    }
+
+    /// For how long the asker's node is known to be silent at least; a node with sessions may
+    /// have been heard later.
+    pub(super) fn silence(&mut self, asker: &Asker, now: Instant) -> Duration {
+        let Some(fence) = self.fence(asker) else { return Duration::ZERO };
+        let heard_before = (u64::from(fence.heard_at) + 1) * FENCE_UNIT_NANOS;
+        Duration::from_nanos(now.as_nanos().saturating_sub(heard_before))
+    }
+
+    pub(super) fn forget(&mut self, asker: &Asker) {
+        if let Some(fence) = self.fence(asker) {
+            fence.incarnation = 0;
+        }
+    }
+
+    fn fence(&mut self, asker: &Asker) -> Option<&mut Fence> {
+        let index = self.index(asker.space)?;
+        self.spaces[index].1.get_mut(usize::from(asker.node.0))
     }
 
     fn index(&self, space: Space) -> Option<usize> {

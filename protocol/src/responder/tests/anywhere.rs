@@ -224,8 +224,8 @@ pub(super) fn entries_and_pages_are_bounded() {
     let config = Config { limits, ..config() };
     let mut world = World::unopened(&config, 64);
     let ask = |nonce, pages| Ask::anywhere(Command::Create, nonce, pages);
-    assert_eq!(world.status(&ask(1, 9)), Status::Overloaded);
-    assert_eq!(world.status(&ask(1, u32::MAX)), Status::Overloaded);
+    assert_eq!(world.status(&ask(1, 9)), Status::QuotaExceeded);
+    assert_eq!(world.status(&ask(1, u32::MAX)), Status::QuotaExceeded);
     for nonce in 1..=3 {
         assert_eq!(world.status(&ask(nonce, 2)), Status::Ok);
     }
@@ -257,4 +257,67 @@ pub(super) fn a_store_that_keeps_its_pages_is_counted() {
     world.store.keeps = true;
     world.pass(Duration::from_secs(2));
     assert_eq!((world.event(Event::FreeRefused), world.responder.provisional_pages()), (1, 0));
+}
+
+#[test]
+pub(super) fn another_endpoint_cannot_confirm() {
+    let mut world = World::new();
+    let mut ask = Ask::anywhere(Command::Create, 77, 3);
+    ask.from = endpoint(NodeId(33));
+    let at = pointer_of(&world.one(&ask));
+    let foreign = world.next(confirm(at, 3));
+    assert_eq!(world.status(&foreign), Status::Forbidden);
+    assert_eq!(world.responder.provisional_pages(), 3);
+    // Whose pages they are can, and what is kept for good may be confirmed by all.
+    let session = world.one(&open(NodeId(33), 1, 3, 4096)).header.session;
+    let mut own = confirm(at, 3).with(|h| (h.session, h.sequence) = (session, 1));
+    own.from = endpoint(NodeId(33));
+    assert_eq!(world.status(&own), Status::Ok);
+    let again = world.next(confirm(at, 3));
+    assert_eq!(world.status(&again), Status::Ok);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.store.used_pages(), 3);
+}
+
+#[test]
+pub(super) fn a_node_has_at_most_its_share() {
+    let limits = Limits {
+        provisional_count: 10,
+        provisional_pages: 20,
+        node_provisional_count: 3,
+        node_provisional_pages: 8,
+        ..Limits::default()
+    };
+    let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
+    let ask = |node, nonce, pages| {
+        let mut ask = Ask::anywhere(Command::Create, nonce, pages);
+        ask.from = endpoint(NodeId(node));
+        ask
+    };
+    assert_eq!(world.status(&ask(50, 1, 9)), Status::QuotaExceeded, "never");
+    assert_eq!(world.status(&ask(50, 1, 6)), Status::Ok);
+    assert_eq!(world.status(&ask(50, 2, 3)), Status::Overloaded, "not now");
+    assert_eq!(world.event(Event::ProvisionalBeyondShare), 2);
+    for (node, nonce) in [(50, 3), (50, 4), (51, 1), (51, 2), (51, 3)] {
+        assert_eq!(world.status(&ask(node, nonce, 1)), Status::Ok);
+    }
+    assert_eq!(world.status(&ask(50, 5, 1)), Status::Overloaded);
+    assert_eq!(world.status(&ask(51, 4, 1)), Status::Overloaded);
+    assert_eq!(world.event(Event::ProvisionalBeyondShare), 4);
+    assert_eq!(world.status(&ask(52, 1, 8)), Status::Ok, "others have theirs");
+    // A share is free again when its pages are freed, or kept for good.
+    world.pass(Duration::from_secs(2));
+    for (node, nonce) in [(50, 6), (50, 7), (50, 8)] {
+        assert_eq!(world.status(&ask(node, nonce, 1)), Status::Ok);
+    }
+    let mut at = None;
+    for nonce in 1..=3 {
+        let ask = Ask::anywhere(Command::Create, nonce, 2);
+        at = Some(pointer_of(&world.one(&ask)));
+    }
+    let own = Ask::anywhere(Command::Create, 4, 2);
+    assert_eq!(world.status(&own), Status::Overloaded);
+    let keep = world.next(confirm(at.unwrap(), 2));
+    assert_eq!(world.status(&keep), Status::Ok);
+    assert_eq!(world.status(&own), Status::Ok);
 }

@@ -190,3 +190,88 @@ pub(super) fn a_slot_that_is_used_again_remembers_nothing() {
         world.reopen(4096);
     }
 }
+
+#[test]
+pub(super) fn a_claimed_incarnation_fences_only_until_the_node_was_silent_for_long() {
+    let mut world = World::unopened(&config(), 8);
+    // Whoever has the id claims the last incarnation, and goes.
+    assert_eq!(world.status(&open(CLIENT, u32::MAX, 1, 4096)), Status::Ok);
+    let fenced = open(CLIENT, 2, 2, 4096);
+    assert_eq!(world.status(&fenced), Status::StaleIncarnation);
+    world.pass(Duration::from_secs(89));
+    assert_eq!(world.responder.session_count(), 0);
+    assert_eq!(world.status(&fenced), Status::StaleIncarnation);
+    let anywhere = Ask::anywhere(Command::Create, 1, 1).with(|header| header.incarnation = 2);
+    assert_eq!(world.status(&anywhere), Status::StaleIncarnation);
+    // The moment is kept to the second.
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.status(&fenced), Status::Ok);
+    assert_eq!(world.event(Event::IncarnationForgotten), 1);
+    assert_eq!(world.status(&open(CLIENT, 1, 3, 4096)), Status::StaleIncarnation);
+    assert_eq!(world.status(&anywhere), Status::Ok);
+}
+
+#[test]
+pub(super) fn a_node_with_a_session_is_not_forgotten() {
+    let mut world = World::unopened(&config(), 8);
+    let session = opened(&mut world, CLIENT, 1).unwrap();
+    for sequence in 1..5 {
+        world.pass(Duration::from_secs(50));
+        assert_eq!(world.status(&ping_in(session, CLIENT, sequence)), Status::Ok);
+        assert_eq!(world.status(&open(CLIENT, 0, 2, 4096)), Status::StaleIncarnation);
+    }
+    // What counts is when the node was heard last, not when it came.
+    world.pass(Duration::from_secs(85));
+    assert_eq!(world.status(&open(CLIENT, 0, 2, 4096)), Status::StaleIncarnation);
+    assert_eq!(world.event(Event::IncarnationForgotten), 0);
+}
+
+fn add_in(session: u64, node: NodeId, at: Pointer) -> Ask {
+    let mut ask = Ask::new(Command::FetchAdd, at.to_ipv6()).carrying(&1_u64.to_be_bytes());
+    ask.from = endpoint(node);
+    ask.with(|header| (header.session, header.sequence, header.length) = (session, 1, 8))
+}
+
+#[test]
+pub(super) fn a_recorded_answer_holds_its_place_as_long_as_it_may_be_asked_for() {
+    let limits = Limits { session_count: 2, ..Limits::default() };
+    let mut world = World::unopened(&Config { limits, ..config() }, 8);
+    let grant = world.store.create(SPACE, 1).unwrap();
+    let at = Pointer { space: SPACE, node: SERVER, tag: grant.tag, location: grant.location };
+    let (gone, live, newcomer) = (NodeId(50), NodeId(51), NodeId(52));
+    let mut sessions = Vec::new();
+    for node in [gone, live] {
+        let session = opened(&mut world, node, 1).unwrap();
+        assert_eq!(world.status(&add_in(session, node, at)), Status::Ok);
+        sessions.push(session);
+    }
+    // A requester repeats in a new session what it began in the last 45 s, so until then its old
+    // session must be there, or have ended before.
+    world.pass(Duration::from_secs(47));
+    let ping = ping_in(sessions[1], live, 2).with(|header| header.answered_distance = 1);
+    assert_eq!(world.status(&ping), Status::Ok);
+    assert_eq!(opened(&mut world, newcomer, 1), Err(Status::Overloaded));
+    world.pass(Duration::from_secs(1));
+    opened(&mut world, newcomer, 1).expect("who was silent for 48 s gives way");
+    assert_eq!(world.status(&ping_in(sessions[0], gone, 2)), Status::NoSession);
+    let again = world.one(&add_in(sessions[1], live, at));
+    assert_eq!((again.status, again.data), (Status::Ok, 1_u64.to_be_bytes().to_vec()));
+    assert_eq!(world.event(Event::AnswerRepeated), 1, "it was not done twice");
+}
+
+#[test]
+pub(super) fn the_last_quarter_of_the_table_is_for_nodes_with_few_sessions() {
+    let limits = Limits { session_count: 40, node_session_count: 40, ..Limits::default() };
+    let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
+    let at = world.create(1);
+    let greedy = NodeId(50);
+    let mut count = 0;
+    while let Ok(session) = opened(&mut world, greedy, count) {
+        assert_eq!(world.status(&add_in(session, greedy, at)), Status::Ok);
+        count += 1;
+    }
+    assert_eq!(count, 29, "with the other one, three quarters of 40");
+    for node in 60..70 {
+        opened(&mut world, NodeId(node), 1).expect("a place is left");
+    }
+}
