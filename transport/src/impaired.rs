@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 
 use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Wait, Wakeable, Waker,
 };
 pub use verdict::Probability;
 use verdict::Verdict;
@@ -218,6 +218,12 @@ impl<T: Transport> Impaired<T> {
             }
             self.spare.push(self.held.remove(index).payload);
         }
+    }
+}
+
+impl<T: Wakeable> Wakeable for Impaired<T> {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
     }
 }
 

@@ -17,7 +17,9 @@ pub mod interface;
 pub mod memory;
 mod transport;
 pub mod udp;
+mod wake;
 
 pub use clock::{ManualClock, Timestamp};
 pub use error::{OpenError, ReceiveError, TransmitError};
 pub use transport::{Capabilities, Counters, Incoming, Outgoing, Transport, Wait};
+pub use wake::{Wakeable, Waker};

@@ -8,6 +8,7 @@ mod queue;
 mod tests;
 
 use core::time::Duration;
+use std::io;
 use std::net::Ipv6Addr;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -17,9 +18,10 @@ use crate::clock::Clock;
 use crate::udp::LARGEST_PAYLOAD_BYTES;
 use crate::{
     Capabilities, Counters, Incoming, ManualClock, Outgoing, ReceiveError, Timestamp,
-    TransmitError, Transport, Wait,
+    TransmitError, Transport, Wait, Wakeable, Waker,
 };
-use queue::{Datagram, Queue};
+use queue::Datagram;
+pub(crate) use queue::Queue;
 
 /// Most endpoints of one hub.
 pub const ENDPOINT_LIMIT: usize = 65_536;
@@ -255,6 +257,12 @@ impl Transport for MemoryTransport {
             destination: datagram.destination,
             payload: &datagram.payload,
         }
+    }
+}
+
+impl Wakeable for MemoryTransport {
+    fn waker(&mut self) -> io::Result<Waker> {
+        Ok(Waker::of_queue(Arc::clone(&self.queue)))
     }
 }
 

@@ -22,13 +22,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ipnet::Ipv6Net;
 use socket2::Socket;
 
+use crate::wake::Event;
 use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Wait, Wakeable, Waker,
 };
 pub use joining::JoinTrains;
 use joining::{Joining, Reception};
-use sys::{Receiver, Sender};
+use sys::{Receiver, Sender, Woken};
 use train::{Ancillary, Train, TrainLimits};
 
 /// Bytes of the IPv6 and UDP headers in front of a payload.
@@ -118,6 +119,8 @@ pub struct UdpTransport {
     receiver: Receiver,
     arrivals: Vec<Arrival>,
     joining: Joining,
+    /// Ends a sleep, if somebody asked for the means.
+    wake: Option<Event>,
     /// The socket was seen empty since the last reception.
     was_empty: bool,
     /// More than one reception is likely to wait.
@@ -206,11 +209,19 @@ impl Transport for UdpTransport {
             now = self.now();
         }
         while now < wait.deadline {
-            match sys::sleep(self.socket.as_fd(), wait.deadline.saturating_since(now)) {
+            let waker = self.wake.as_ref().map(AsFd::as_fd);
+            let left = wait.deadline.saturating_since(now);
+            match sys::sleep(self.socket.as_fd(), waker, left) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(0),
                 Err(error) => return Err(ReceiveError::Socket(error)),
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(Woken::Timeout) => {}
+                Ok(Woken::Waker) => {
+                    if let Some(event) = &self.wake {
+                        event.take();
+                    }
+                    return Ok(0);
+                }
+                Ok(Woken::Socket) => {
                     if self.take()? {
                         return Ok(self.arrivals.len());
                     }
@@ -233,6 +244,16 @@ impl Transport for UdpTransport {
                 arrival.bytes.into(),
             ),
         }
+    }
+}
+
+impl Wakeable for UdpTransport {
+    fn waker(&mut self) -> io::Result<Waker> {
+        let event = match &self.wake {
+            Some(event) => event.clone(),
+            None => self.wake.insert(Event::new()?).clone(),
+        };
+        Ok(Waker::of_event(event))
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Datagram {
 
 /// Datagrams that wait for one endpoint; at most `limit`.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     limit: usize,
     state: Mutex<State>,
     arrival: Condvar,
@@ -32,6 +32,8 @@ struct State {
     waiting: VecDeque<Datagram>,
     /// Buffers to use again; no more than ever waited or were held by the receiver.
     spare: Vec<Vec<u8>>,
+    /// The receiver's next sleep is to end at once.
+    is_woken: bool,
     /// The receiver sleeps: waking costs a system call, so only then.
     is_parked: bool,
 }
@@ -88,15 +90,25 @@ impl Queue {
         self.has_datagrams.load(Ordering::Acquire)
     }
 
-    /// Sleeps until a datagram waits or `timeout` has passed; true if one does.
+    /// Ends the receiver's sleep, or its next.
+    pub(crate) fn wake(&self) {
+        let mut state = self.lock();
+        state.is_woken = true;
+        drop(state);
+        self.arrival.notify_one();
+    }
+
+    /// Sleeps until a datagram waits, somebody wakes it, or `timeout` has passed; false if that is all.
     pub(super) fn park(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
         state.is_parked = true;
-        let waited =
-            self.arrival.wait_timeout_while(state, timeout, |state| state.waiting.is_empty());
+        let waited = self.arrival.wait_timeout_while(state, timeout, |state| {
+            state.waiting.is_empty() && !state.is_woken
+        });
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.is_parked = false;
-        !state.waiting.is_empty()
+        let is_woken = core::mem::take(&mut state.is_woken);
+        is_woken || !state.waiting.is_empty()
     }
 
     pub(super) fn overflow_count(&self) -> u64 {

@@ -99,6 +99,7 @@ impl UdpTransport {
             receiver: Receiver::new(receive_batch_count),
             arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
             joining,
+            wake: None,
             was_empty: true,
             expect_many: false,
         })

@@ -277,14 +277,36 @@ impl Sender {
     }
 }
 
-/// Sleeps until the socket is readable or `timeout` has passed; says whether it is readable (or has an error to tell).
-pub(super) fn sleep(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+/// What ended a sleep.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Woken {
+    /// The socket is readable, or has an error to tell.
+    Socket,
+    /// The timeout has passed.
+    Timeout,
+    /// The other descriptor is readable.
+    Waker,
+}
+
+/// Sleeps until the socket or `waker` is readable or `timeout` has passed.
+pub(super) fn sleep(
+    socket: BorrowedFd<'_>,
+    waker: Option<BorrowedFd<'_>>,
+    timeout: Duration,
+) -> io::Result<Woken> {
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let mut descriptors = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-    Ok(poll(&mut descriptors, Some(&timeout))? > 0)
+    // Without a waker the socket stands there twice, and only the first is polled.
+    let other = waker.unwrap_or(socket);
+    let mut descriptors = [socket, other].map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
+    let count = if waker.is_some() { 2 } else { 1 };
+    if poll(&mut descriptors[..count], Some(&timeout))? == 0 {
+        return Ok(Woken::Timeout);
+    }
+    let is_readable = !descriptors[0].revents().is_empty();
+    Ok(if is_readable { Woken::Socket } else { Woken::Waker })
 }
 
 /// Sets an integer socket option.
