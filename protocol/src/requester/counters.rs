@@ -45,6 +45,8 @@ events! {
     OpenRetransmit = "open_retransmitted",
     /// A session turned out to be gone.
     SessionLost = "session_lost",
+    /// A session was given up, and its server told once.
+    SessionLeave = "session_left",
     /// A session was closed.
     SessionClose = "session_closed",
     /// An operation went on in a new session.

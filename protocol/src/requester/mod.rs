@@ -12,6 +12,7 @@
 //! * `session`: OPEN, NO_SESSION, and what goes on in a new session.
 //! * `admit`: numbers, window and credit; `transmit`: what is sent; `timer`: what is sent again.
 //! * `receive`: which replies are trusted, and what each status leads to; `join`: READ's pieces.
+//! * `leave`: sessions that are given up.
 //! * `progress`: pages that have to be asked for again, and the end of an operation.
 
 mod admit;
@@ -19,6 +20,7 @@ mod anywhere;
 mod config;
 mod counters;
 mod join;
+mod leave;
 mod moved;
 mod operation;
 mod peer;
@@ -64,6 +66,8 @@ pub struct Requester {
     ready: List,
     /// Peers whose OPEN is to be sent.
     opening: VecDeque<u16>,
+    /// Sessions that were given up and are to be closed.
+    leaving: VecDeque<leave::Leave>,
     /// Peers with operations that wait for window or credit.
     hungry: VecDeque<u16>,
     /// Something was answered since the hungry were looked at.
@@ -95,6 +99,7 @@ impl Requester {
             peers: Peers::new(config.server_count),
             ready: List::EMPTY,
             opening: VecDeque::with_capacity(servers),
+            leaving: VecDeque::with_capacity(servers),
             hungry: VecDeque::with_capacity(servers),
             freed: false,
             outstanding_pages: 0,
@@ -112,7 +117,13 @@ impl Requester {
     ///
     /// A size outside of what the protocol knows is taken to the nearest that it does.
     pub fn set_piece_bytes(&mut self, piece_bytes: u16) {
-        self.config.piece_bytes = possible_piece(piece_bytes);
+        let piece_bytes = possible_piece(piece_bytes);
+        let is_smaller = piece_bytes < self.config.piece_bytes;
+        self.config.piece_bytes = piece_bytes;
+        if is_smaller {
+            // They proposed what the links carry no more; the next ones go out by their timers.
+            self.forget_opens();
+        }
     }
 
     /// Begins an operation that ends at the configured deadline at the latest.
@@ -279,8 +290,9 @@ impl Requester {
 
     fn peer(&mut self, server: Server) -> Option<u16> {
         let (peer, evicted) = self.peers.find_or_insert(server)?;
-        if evicted {
+        if let Some(evicted) = evicted {
             self.counters.count(Event::ServerEvict);
+            self.note_leave(leave::Leave::of(&evicted));
         }
         Some(peer)
     }

@@ -179,27 +179,27 @@ impl Peers {
     }
 
     /// The peer for a server; if there is none, a new one, in the place of the one that was silent
-    /// for longest when all places are taken. The flag tells whether one was replaced.
-    pub(super) fn find_or_insert(&mut self, server: Server) -> Option<(u16, bool)> {
+    /// for longest when all places are taken, which is given back.
+    pub(super) fn find_or_insert(&mut self, server: Server) -> Option<(u16, Option<Peer>)> {
         if let Some(index) = self.find(server) {
-            return Some((index, false));
+            return Some((index, None));
         }
         if self.peers.len() < self.limit {
             let index = u16::try_from(self.peers.len()).ok()?;
             self.peers.push(Peer::new(server));
             self.enter(index);
-            return Some((index, false));
+            return Some((index, None));
         }
         let unused = self.peers.iter().enumerate();
         let unused = unused.filter(|(_, peer)| peer.op_count == 0 && !peer.open_due);
         let (oldest, _) = unused.min_by_key(|(_, peer)| peer.heard)?;
         let index = u16::try_from(oldest).ok()?;
-        self[index] = Peer::new(server);
+        let evicted = core::mem::replace(&mut self[index], Peer::new(server));
         self.index.fill(NONE);
         for index in 0..u16::try_from(self.peers.len()).ok()? {
             self.enter(index);
         }
-        Some((index, true))
+        Some((index, Some(evicted)))
     }
 
     fn enter(&mut self, index: u16) {

@@ -54,6 +54,18 @@ impl Requester {
         }
     }
 
+    /// Forgets the OPENs that were sent: a session keeps the piece size that it began with, also
+    /// when its OPEN is repeated.
+    pub(super) fn forget_opens(&mut self) {
+        for peer in 0..u16::try_from(self.peers.count()).unwrap_or(NONE) {
+            let nonce = self.random.next() | 1;
+            let entry = &mut self.peers[peer];
+            if entry.nonce != 0 && entry.open_sent.is_some() {
+                (entry.nonce, entry.open_sent, entry.open_attempt) = (nonce, None, 0);
+            }
+        }
+    }
+
     /// The timer of an OPEN ran out.
     pub(super) fn open_again(&mut self, peer: u16) {
         let entry = &mut self.peers[peer];

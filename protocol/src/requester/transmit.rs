@@ -22,6 +22,8 @@ pub(super) const ATTEMPT_MAX: u8 = 15;
 /// What a datagram was sent for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Origin {
+    /// The end of a session that was given up; nothing waits for it.
+    Leave,
     /// An operation.
     Operation(OperationId),
     /// A session that is to be opened.
@@ -55,16 +57,16 @@ impl Transmit<'_> {
 }
 
 /// What distinguishes one datagram of a request from another.
-struct Part<'a> {
-    target: Fields,
+pub(super) struct Part<'a> {
+    pub(super) target: Fields,
     /// The node in the destination address.
-    node: NodeId,
-    command: Command,
-    home: bool,
-    header: Header,
-    operands: [u64; 2],
-    operand_count: usize,
-    data: &'a [u8],
+    pub(super) node: NodeId,
+    pub(super) command: Command,
+    pub(super) home: bool,
+    pub(super) header: Header,
+    pub(super) operands: [u64; 2],
+    pub(super) operand_count: usize,
+    pub(super) data: &'a [u8],
 }
 
 impl Requester {
@@ -78,6 +80,9 @@ impl Requester {
             if let Some(transmit) = self.transmit_open(now, peer) {
                 return Some(transmit);
             }
+        }
+        if !self.leaving.is_empty() {
+            return self.transmit_leave();
         }
         loop {
             let index = self.ready.head;
@@ -101,6 +106,7 @@ impl Requester {
     pub fn transmit_refused(&mut self, now: Instant, origin: Origin, unsent_count: u32) {
         self.counters.count(Event::TransmitRefused);
         match origin {
+            Origin::Leave => {}
             Origin::Operation(id) => {
                 let Some(index) = self.ops.find(id) else { return };
                 let op = &mut self.ops[index];
@@ -277,7 +283,7 @@ impl Requester {
         }
     }
 
-    fn emit<'b>(&self, peer: u16, origin: Origin, part: Part<'b>) -> Transmit<'b> {
+    pub(super) fn emit<'b>(&self, peer: u16, origin: Origin, part: Part<'b>) -> Transmit<'b> {
         let selector = (u64::from(self.config.selector) << 16) | u64::from(peer);
         let source = EndpointAddress::new(self.config.space, self.config.node, selector).to_ipv6();
         let command = WireCommand::request(part.command, part.home).bits();
@@ -316,7 +322,7 @@ impl Op {
     }
 }
 
-fn endpoint(space: Space, node: NodeId, shard: u8, entropy: u32) -> Fields {
+pub(super) fn endpoint(space: Space, node: NodeId, shard: u8, entropy: u32) -> Fields {
     let address = EndpointAddress::of_shard(space, node, shard, entropy);
     Fields { space, node, command: 0, tag: 0, location: address.location_bits() }
 }

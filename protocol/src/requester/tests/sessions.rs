@@ -1,6 +1,6 @@
 use core::time::Duration;
 
-use bluebridge_wire::{Command, Flags, Status};
+use bluebridge_wire::{Command, Flags, Header, Status};
 
 use super::super::{Answer, Counters, Event, Failure, Operation, Server, StartError};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
@@ -164,11 +164,27 @@ pub(super) fn an_open_that_is_refused_fails_all() -> Counters {
 pub(super) fn a_servers_place_is_given_on() -> Counters {
     let mut bench = Bench::new();
     let server = |node| Server { node: bluebridge_wire::NodeId(node), shard: 1 };
-    for node in 10..20 {
-        bench.open_session(server(node), u64::from(node));
+    for node in 10..20_u16 {
+        bench.start(Operation::Ping { server: server(node), length: 0 }, 0);
+        let mut sent = bench.sent();
+        if let Some(gone) = node.checked_sub(14) {
+            // Who loses the place need not wait until the session idles out.
+            let close = sent.pop().expect("behind OPEN");
+            assert_eq!((close.command, close.node.0), (Command::Close, 10 + gone));
+            let Header { session, sequence, .. } = close.header;
+            assert_eq!(
+                (session, sequence, close.header.low_water()),
+                (u64::from(close.node.0), 2, 2)
+            );
+            bench.reply(&Reply::to(&close, Status::Ok));
+        }
+        bench.accept(&sent[0], u64::from(node));
+        let ping = bench.sent_one();
+        bench.reply(&Reply::to(&ping, Status::Ok));
+        bench.completed();
         bench.now = bench.now + Duration::from_millis(1);
     }
-    assert_eq!(bench.count(Event::ServerEvict), 6);
+    assert_eq!((bench.count(Event::ServerEvict), bench.count(Event::SessionLeave)), (6, 6));
     let ping = |node| Operation::Ping { server: server(node), length: 0 };
     for node in 16..20 {
         bench.start(ping(node), 1);
@@ -181,6 +197,60 @@ pub(super) fn a_servers_place_is_given_on() -> Counters {
     }
     assert!(bench.requester.round_trip(server(19)).is_some());
     assert_eq!(bench.requester.round_trip(server(10)), None);
+    bench.end()
+}
+
+pub(super) fn who_leaves_closes_every_session_once() -> Counters {
+    let mut bench = Bench::open();
+    let other = Server { node: OTHER, shard: 2 };
+    bench.open_session(other, NEW_SESSION);
+    // Operations under way are given up, and an OPEN is not waited for.
+    bench.write(0, 100, 1);
+    let write = bench.sent_one();
+    bench.start(Operation::Ping { server: Server { node: OTHER, shard: 3 }, length: 0 }, 2);
+    bench.requester.leave();
+    let closes = bench.sent();
+    let what = |sent: &Sent| (sent.command, sent.node, sent.header.session);
+    let said: Vec<_> = closes.iter().map(what).collect();
+    let (close, home) = (Command::Close, SERVER.node);
+    assert_eq!(said, [(close, home, SESSION), (close, OTHER, NEW_SESSION)]);
+    assert_eq!(closes[0].header.low_water(), write.header.sequence + 1, "copies are too late");
+    // Nobody listens for answers, and a refusal of the carrier harms nothing.
+    bench.reply(&Reply::to(&closes[0], Status::Ok));
+    bench.requester.transmit_refused(bench.now, closes[1].origin, 1);
+    bench.requester.leave();
+    bench.sent_nothing();
+    // It may begin anew.
+    bench.read(0, 10, 3);
+    let open = bench.sent_one();
+    assert_eq!(open.command, Command::Open);
+    bench.accept(&open, SESSION + 1);
+    let read = bench.sent_one();
+    assert_eq!(read.header.sequence, 1);
+    bench.reply(&Reply::piece(&read, 0, 1, &[1; 10]));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}
+
+pub(super) fn a_smaller_link_is_heeded_by_an_open_under_way() -> Counters {
+    let mut bench = Bench::new();
+    bench.read(0, 10, 1);
+    let open = bench.sent_one();
+    bench.requester.set_piece_bytes(1100);
+    bench.accept(&open, SESSION);
+    assert_eq!(bench.count(Event::ReplyViolation), 0, "the server did nothing wrong");
+    bench.sent_nothing();
+    let smaller = bench.pass_to_sent().remove(0);
+    assert_eq!((smaller.command, smaller.header.length), (Command::Open, 1100));
+    assert_ne!(smaller.header.sequence, open.header.sequence, "another session");
+    let reply = Reply::to(&smaller, Status::Ok).with(|header| {
+        (header.session, header.detail) = (NEW_SESSION, 2);
+    });
+    bench.reply(&reply);
+    let read = bench.sent_one();
+    assert_eq!(read.header.session, NEW_SESSION);
+    bench.reply(&Reply::piece(&read, 0, 1, &[1; 10]));
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
     bench.end()
 }
 
