@@ -63,6 +63,12 @@ impl Cut {
         self.length as usize
     }
 
+    /// Bytes of a piece at most.
+    #[must_use]
+    pub const fn piece_bytes(&self) -> u32 {
+        self.piece_bytes as u32
+    }
+
     /// Pages that the operation covers, 1 to [`LINE_PAGES`].
     #[must_use]
     pub const fn page_count(&self) -> usize {

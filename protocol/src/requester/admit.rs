@@ -1,6 +1,6 @@
 //! Numbers, window and credit: which operations may be sent now.
 
-use super::{Answer, Event, NO_PAGE, NONE, Operation, Place, Requester, Stage, State};
+use super::{Answer, Event, NO_PAGE, NONE, Operation, Place, Queue, Requester, Stage, State};
 use crate::{Instant, pieces::Cut};
 
 impl Requester {
@@ -33,7 +33,7 @@ impl Requester {
                 return;
             }
             self.cut_for_session(index);
-            if !self.has_room(peer, index) {
+            if !self.has_room(peer, index) && !self.leave_queue(now, peer) {
                 self.counters.count(Event::Throttle);
                 self.starve(peer);
                 return;
@@ -88,6 +88,9 @@ impl Requester {
         op.moved_page = NO_PAGE;
         op.probing = false;
         op.overloaded = false;
+        op.queue = Queue::No;
+        op.from_owner = false;
+        op.lease.epoch = 0;
         op.to_send = if op.is_train() { op.cut.all() } else { 1 };
         let cost = u32::from(op.cost);
         let closing = matches!(op.operation, Operation::Close { .. });
@@ -144,6 +147,7 @@ impl Requester {
         op.cut = op.cut.with_piece_bytes(usize::from(piece_bytes)).unwrap_or(op.cut);
         op.cost = match op.stage {
             Stage::Confirm(_) => 1,
+            _ if matches!(op.operation, Operation::Abort { .. } | Operation::Renew { .. }) => 1,
             Stage::Ask { .. } | Stage::Direct => u8::try_from(op.run_page_count()).unwrap_or(1),
         };
     }

@@ -71,8 +71,26 @@ events! {
     BusyRetry = "busy_retried",
     /// An operation was sent again after OVERLOADED.
     OverloadedRetry = "overloaded_retried",
-    /// The node a redirect led to sent the operation home.
+    /// The node a redirect led to sent the operation home, or did not answer in the time it told.
     RedirectReturn = "redirect_returned",
+    /// The owner that a redirect led to let the operation wait.
+    OwnerWait = "owner_waited",
+    /// The home lets an operation wait for a lease to end.
+    Queue = "queued",
+    /// What waits at the home was repeated to keep its place.
+    QueueRepeat = "queue_repeated",
+    /// What waits kept the session's window from moving, and gave its place up.
+    QueueLeave = "queue_left",
+    /// An UPDATE was granted a lease.
+    Grant = "granted",
+    /// A grant ended before it was heard, and the UPDATE began anew.
+    GrantLost = "grant_lost",
+    /// A lease was extended.
+    Renewal = "renewed",
+    /// A lease to be committed, aborted or extended was not held any more.
+    LeaseLost = "lease_lost",
+    /// A piece of the last committed contents of a leased page was joined.
+    StaleJoin = "stale_piece_joined",
     /// An operation followed its range to another node.
     MovedFollow = "moved_followed",
     /// A remembered move was wrong, and the home was asked again.

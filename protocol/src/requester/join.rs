@@ -1,8 +1,8 @@
 //! Joining the pieces of a READ: each page from one version, straight into the caller's memory.
 
-use bluebridge_wire::{Datagram, Status};
+use bluebridge_wire::{Datagram, Flags, Status};
 
-use super::{Buffers, Event, Failure, Requester};
+use super::{Buffers, Event, Failure, Operation, Requester};
 use crate::Instant;
 
 impl Requester {
@@ -22,6 +22,28 @@ impl Requester {
             self.counters.count(Event::ReplyViolation);
             return;
         };
+        let from_owner =
+            Some(reply.from.node) != self.peers.at(op.peer).map(|peer| peer.server.node);
+        let stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
+        let good = match op.operation {
+            Operation::ReadStale { .. } => true,
+            Operation::Update { .. } => !stale && op.note_grant(self.config.node, reply),
+            _ => !stale,
+        };
+        if !good {
+            self.counters.count(Event::ReplyViolation);
+            return;
+        }
+        if op.done != 0 && op.from_owner != from_owner {
+            // The home's versions and an owner's epochs cannot be compared.
+            if from_owner {
+                self.counters.count(Event::PieceOutdated);
+                return;
+            }
+            op.done = 0;
+            self.counters.count(Event::PageRestart);
+        }
+        op.from_owner = from_owner;
         let (bit, page_bit) = (1_u32 << at, 1_u8 << piece.page);
         let pieces = op.cut.page_pieces(piece.page);
         let have = op.done & pieces;
@@ -52,7 +74,8 @@ impl Requester {
         op.done |= bit;
         op.expired = 0;
         let complete = op.done & pieces == pieces;
-        self.counters.count(Event::PieceJoin);
+        op.stale |= stale;
+        self.counters.count(if stale { Event::StaleJoin } else { Event::PieceJoin });
         if complete {
             self.settle_page(index, piece.page, Status::Ok);
         }

@@ -12,6 +12,7 @@
 //! * `session`: OPEN, NO_SESSION, and what goes on in a new session.
 //! * `admit`: numbers, window and credit; `transmit`: what is sent; `timer`: what is sent again.
 //! * `receive`: which replies are trusted, and what each status leads to; `join`: READ's pieces.
+//! * `lease`: grants, waiting for other endpoints' leases, and what redirects lead to.
 //! * `leave`: sessions that are given up.
 //! * `progress`: pages that have to be asked for again, and the end of an operation.
 
@@ -20,6 +21,7 @@ mod anywhere;
 mod config;
 mod counters;
 mod join;
+mod lease;
 mod leave;
 mod moved;
 mod operation;
@@ -42,7 +44,8 @@ use bluebridge_wire::{Pointer, Status, address::LINE_BYTES, address::LINE_PAGES}
 pub use config::{Config, Timing};
 pub use counters::{Counters, Event};
 pub use operation::{
-    Answer, Buffers, Completion, Failure, Operation, OperationId, PageStatuses, Server, StartError,
+    Answer, Buffers, Completion, Failure, Lease, Operation, OperationId, PageStatuses, Server,
+    StartError,
 };
 pub use transmit::{HEAD_BYTES_MAX, Origin, Transmit};
 
@@ -51,7 +54,7 @@ use core::time::Duration;
 use moved::MovedTable;
 use peer::{Peers, State};
 use random::Random;
-use slab::{Lease, List, NO_PAGE, NONE, Op, Place, Slab, Stage};
+use slab::{Holder, List, NO_PAGE, NONE, Op, Place, Queue, Slab, Stage};
 
 /// Data of a PING at most, in bytes.
 pub const PING_BYTES_MAX: u32 = 64;
@@ -243,20 +246,17 @@ impl Requester {
 
     fn check(&self, operation: &Operation) -> Result<(), StartError> {
         let length_is_good = match *operation {
-            Operation::Read { pointer, length }
-            | Operation::Write { pointer, length }
-            | Operation::Zero { pointer, length } => in_one_line(pointer, length),
             Operation::AllocWrite { length, .. } => {
                 (1..=LINE_BYTES as u64).contains(&u64::from(length))
             }
             Operation::Create { pages, .. } => pages > 0,
             Operation::Ping { length, .. } => length <= PING_BYTES_MAX,
-            _ => true,
+            _ => operation.range().is_none_or(|(pointer, length)| in_one_line(pointer, length)),
         };
         if !length_is_good {
             return Err(StartError::Length);
         }
-        if let Some(pointer) = pointer_of(operation)
+        if let Some(pointer) = operation.pointer()
             && pointer.space != self.config.space
         {
             return Err(StartError::Space);
@@ -274,12 +274,8 @@ impl Requester {
             Operation::Close { server }
             | Operation::Ping { server, .. }
             | Operation::Stat { server } => Some(server),
-            Operation::CompareSwap { pointer, .. }
-            | Operation::Delete { pointer, .. }
-            | Operation::FetchAdd { pointer, .. }
-            | Operation::Read { pointer, .. }
-            | Operation::Write { pointer, .. }
-            | Operation::Zero { pointer, .. } => {
+            _ => {
+                let pointer = operation.pointer()?;
                 let home = Server::of(pointer);
                 // A pointer to no node is refused, wherever its line may seem to have moved.
                 let moved = self.moved.find(pointer).filter(|_| home.node.is_unicast());
@@ -306,12 +302,10 @@ impl Requester {
         peer: u16,
     ) -> Op {
         let piece = usize::from(self.config.piece_bytes);
-        let (in_page, length) = match operation {
-            Operation::Read { pointer, length }
-            | Operation::Write { pointer, length }
-            | Operation::Zero { pointer, length } => (pointer.location.in_page(), length),
-            Operation::AllocWrite { length, .. } => (0, length),
-            _ => (0, 1),
+        let (in_page, length) = match (operation.range(), operation) {
+            (Some((pointer, length)), _) => (pointer.location.in_page(), length),
+            (None, Operation::AllocWrite { length, .. }) => (0, length),
+            (None, _) => (0, 1),
         };
         // What has no range has one page and one piece; a range was checked before.
         let cut = Cut::new(in_page, length as usize, piece).unwrap_or(Cut::ONE);
@@ -325,7 +319,9 @@ impl Requester {
             first_sent: now,
             last_sent: now,
             sequence: 0,
-            lease: Lease::default(),
+            holder: Holder::default(),
+            lease: Lease { epoch: 0, expires_at: now, granted_ms: 0 },
+            granted_after: now,
             versions: [0; LINE_PAGES],
             to_send: 0,
             done: 0,
@@ -354,6 +350,10 @@ impl Requester {
             probing: false,
             leaky: false,
             overloaded: false,
+            queue: Queue::No,
+            stale: false,
+            from_owner: false,
+            asked_before: false,
         }
     }
 
@@ -380,16 +380,4 @@ fn possible_piece(piece_bytes: u16) -> u16 {
 const fn in_one_line(pointer: Pointer, length: u32) -> bool {
     let line = LINE_BYTES as u64;
     length > 0 && pointer.location.offset() % line + length as u64 <= line
-}
-
-const fn pointer_of(operation: &Operation) -> Option<Pointer> {
-    match *operation {
-        Operation::CompareSwap { pointer, .. }
-        | Operation::Delete { pointer, .. }
-        | Operation::FetchAdd { pointer, .. }
-        | Operation::Read { pointer, .. }
-        | Operation::Write { pointer, .. }
-        | Operation::Zero { pointer, .. } => Some(pointer),
-        _ => None,
-    }
 }

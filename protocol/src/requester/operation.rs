@@ -1,6 +1,8 @@
 //! What can be asked, what is answered, and how it can fail.
 
-use bluebridge_wire::{Command, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
+use bluebridge_wire::{Command, LeaseEnd, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
+
+use crate::Instant;
 
 /// One serving core of a server: the other end of a session.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -22,6 +24,15 @@ impl Server {
 /// One operation; a byte range lies inside of one aligned line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
+    /// Release a lease without writing.
+    Abort {
+        /// The first byte of what the UPDATE covered, or of a part of it.
+        pointer: Pointer,
+        /// Bytes; all pages that they touch are released.
+        length: u32,
+        /// The lease's epoch.
+        epoch: u64,
+    },
     /// Allocate and write `length` bytes; the rest of the last page is zero.
     AllocWrite {
         /// Where; any memory node if `None`.
@@ -33,6 +44,15 @@ pub enum Operation {
     Close {
         /// With whom.
         server: Server,
+    },
+    /// Write the caller's outgoing buffer under a lease, as a whole or not at all, and release it.
+    Commit {
+        /// The first byte of what the UPDATE covered, or of a part of it.
+        pointer: Pointer,
+        /// Bytes; all pages that they touch are released.
+        length: u32,
+        /// The lease's epoch.
+        epoch: u64,
     },
     /// Replace 8 bytes if they are as expected (little endian in memory).
     CompareSwap {
@@ -78,10 +98,40 @@ pub enum Operation {
         /// Bytes.
         length: u32,
     },
+    /// Read bytes into the caller's incoming buffer; of a leased page the last committed contents.
+    ReadStale {
+        /// The first byte.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+    },
+    /// Extend a lease.
+    Renew {
+        /// The first byte of what the UPDATE covered, or of a part of it.
+        pointer: Pointer,
+        /// Bytes; the lease of all pages that they touch is extended.
+        length: u32,
+        /// The lease's epoch.
+        epoch: u64,
+        /// Milliseconds from now on; 0: the server's default.
+        lease_ms: u16,
+    },
     /// Ask how full the server is.
     Stat {
         /// Which.
         server: Server,
+    },
+    /// Lease all pages that a range touches, or none, and read it into the caller's incoming
+    /// buffer.
+    Update {
+        /// The first byte.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+        /// Milliseconds; 0: the server's default.
+        lease_ms: u16,
+        /// Whether to wait, until the deadline, for a lease that another endpoint has.
+        wait: bool,
     },
     /// Write the caller's outgoing buffer; each page atomic.
     Write {
@@ -104,17 +154,67 @@ impl Operation {
     #[must_use]
     pub const fn command(&self) -> Command {
         match self {
+            Self::Abort { .. } => Command::Abort,
             Self::AllocWrite { .. } => Command::AllocWrite,
             Self::Close { .. } => Command::Close,
+            Self::Commit { .. } => Command::Commit,
             Self::CompareSwap { .. } => Command::CompareSwap,
             Self::Create { .. } => Command::Create,
             Self::Delete { .. } | Self::Zero { .. } => Command::Delete,
             Self::FetchAdd { .. } => Command::FetchAdd,
             Self::Ping { .. } => Command::Ping,
-            Self::Read { .. } => Command::Read,
+            Self::Read { .. } | Self::ReadStale { .. } => Command::Read,
+            Self::Renew { .. } => Command::Renew,
             Self::Stat { .. } => Command::Stat,
+            Self::Update { .. } => Command::Update,
             Self::Write { .. } => Command::Write,
         }
+    }
+
+    /// The byte range of memory inside of one line, of what has one.
+    #[must_use]
+    pub const fn range(&self) -> Option<(Pointer, u32)> {
+        match *self {
+            Self::Abort { pointer, length, .. }
+            | Self::Commit { pointer, length, .. }
+            | Self::Read { pointer, length }
+            | Self::ReadStale { pointer, length }
+            | Self::Renew { pointer, length, .. }
+            | Self::Update { pointer, length, .. }
+            | Self::Write { pointer, length }
+            | Self::Zero { pointer, length } => Some((pointer, length)),
+            _ => None,
+        }
+    }
+
+    /// The memory that it is about.
+    #[must_use]
+    pub const fn pointer(&self) -> Option<Pointer> {
+        match *self {
+            Self::CompareSwap { pointer, .. }
+            | Self::Delete { pointer, .. }
+            | Self::FetchAdd { pointer, .. } => Some(pointer),
+            _ => match self.range() {
+                Some((pointer, _)) => Some(pointer),
+                None => None,
+            },
+        }
+    }
+
+    /// Whether it may change what memory holds; what only takes, extends or ends a lease does not.
+    pub(super) const fn changes_memory(&self) -> bool {
+        self.command().is_mutating()
+            && !matches!(self, Self::Abort { .. } | Self::Renew { .. } | Self::Update { .. })
+    }
+
+    /// Whether the answer is a train of pieces.
+    pub(super) const fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::ReadStale { .. } | Self::Update { .. })
+    }
+
+    /// Whether it may wait at the home, or at an owner, for a lease to end.
+    pub(super) const fn may_queue(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Update { wait: true, .. })
     }
 }
 
@@ -123,10 +223,10 @@ impl Operation {
 /// Data goes between here and the carrier's buffers without a copy in between; a piece of a READ
 /// is written only while its operation is under way.
 pub trait Buffers {
-    /// What the operation sends: all bytes of a WRITE, an ALLOC_WRITE or a PING.
+    /// What the operation sends: all bytes of a WRITE, a COMMIT, an ALLOC_WRITE or a PING.
     fn outgoing(&self, token: u64) -> &[u8];
 
-    /// Where a READ's bytes go; as long as the operation.
+    /// Where a READ's or an UPDATE's bytes go; as long as the operation.
     fn incoming(&mut self, token: u64) -> &mut [u8];
 }
 
@@ -153,12 +253,32 @@ pub enum Answer {
     Done,
     /// The pages that a DELETE freed.
     Freed(u32),
+    /// The lease that an UPDATE got or a RENEW extended.
+    Leased(Lease),
     /// The pointer that a CREATE or ALLOC_WRITE gave.
     Pointer(Pointer),
     /// What the 8 bytes of an atomic held before.
     Previous(u64),
+    /// The end of a READ that asked for no more than the last committed contents.
+    Read {
+        /// Whether a page was leased, so that its owner may have newer contents already.
+        stale: bool,
+    },
     /// The record that a STAT asked for.
     Usage(Usage),
+}
+
+/// The right of this endpoint to commit to pages, for a time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Lease {
+    /// Its fencing number.
+    pub epoch: u64,
+    /// When it ends, by this endpoint's clock: counted from when the request was sent, less a
+    /// margin for clocks that run at different rates (protocol, section 10), so that the home
+    /// does not end it earlier.
+    pub expires_at: Instant,
+    /// Milliseconds that were left when the home answered.
+    pub granted_ms: u16,
 }
 
 /// The status of every page of an operation.
@@ -213,6 +333,16 @@ pub enum Failure {
         epoch: u64,
         /// Milliseconds that were left when the home last told.
         remaining_ms: u16,
+    },
+    /// The lease is not held any more; the operation did nothing. Begin anew with an UPDATE.
+    #[error("node {node} refused, because {how}; begin anew with an update")]
+    LeaseLost {
+        /// The home.
+        node: NodeId,
+        /// How it ended.
+        how: LeaseEnd,
+        /// To whom the page is leased now, and under which epoch, if the home told.
+        owner: Option<(NodeId, u64)>,
     },
     /// The carrier refused the datagram before anything was sent; the local network set-up is at
     /// fault.

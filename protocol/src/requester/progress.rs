@@ -7,7 +7,7 @@ use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 use super::{
     Answer, Completion, Event, FAR, Failure, NONE, Operation, PageStatuses, Place, Requester,
     Server, Stage,
-    slab::{Lease, NO_PAGE, Op},
+    slab::{Holder, NO_PAGE, Op},
 };
 use crate::Instant;
 
@@ -26,11 +26,7 @@ impl Requester {
         let op = &mut self.ops[index];
         match status {
             Status::Busy => {
-                op.lease = Lease {
-                    epoch: reply.header.lease_epoch,
-                    owner: reply.header.node,
-                    remaining_ms: reply.header.lease_remaining_ms,
-                };
+                op.holder = Holder::told_by(reply);
             }
             Status::Moved => {
                 let page = op.run_page + u8::try_from(page).unwrap_or(0);
@@ -55,8 +51,9 @@ impl Requester {
             *entry = status;
         }
         // Whatever becomes of the other pages, this one was changed.
-        op.leaky |= status.is_ok() && op.operation.command().is_mutating();
-        if !(op.may_ask_again() && is_passing(status, via)) {
+        op.leaky |= status.is_ok() && op.operation.changes_memory();
+        let passes = is_passing(status, via) || op.is_lost_grant(status);
+        if !(op.may_ask_again() && passes) {
             op.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
         }
     }
@@ -103,6 +100,12 @@ impl Requester {
         match status {
             Status::Busy | Status::NotOwner => {
                 self.counters.count(Event::BusyRetry);
+                self.set_run(index);
+                self.sleep(now, index);
+            }
+            // Only an UPDATE comes here: its grant ended before it was heard.
+            Status::LeaseLost => {
+                self.counters.count(Event::GrantLost);
                 self.set_run(index);
                 self.sleep(now, index);
             }
@@ -232,11 +235,24 @@ impl Requester {
             let count = u8::try_from(count).unwrap_or(0);
             Err(Failure::Partial(PageStatuses { count, statuses: op.statuses }))
         } else if first.is_ok() {
-            Ok(Answer::Done)
+            Ok(self.answer(index))
         } else {
             Err(Failure::Refused { status: first, node })
         };
         self.finish(index, result);
+    }
+
+    /// What an operation answers whose pages are all well.
+    fn answer(&mut self, index: u16) -> Answer {
+        let op = &self.ops[index];
+        match op.operation {
+            Operation::ReadStale { .. } => Answer::Read { stale: op.stale },
+            Operation::Update { .. } => {
+                self.counters.count(Event::Grant);
+                Answer::Leased(op.lease)
+            }
+            _ => Answer::Done,
+        }
     }
 
     /// Ends an operation by a failure that says that nothing was done, if that is known.
@@ -324,6 +340,11 @@ impl Op {
         let Some((pointer, length)) = self.range() else { return 1 };
         let end = pointer.location.in_page() + length as usize;
         end.div_ceil(bluebridge_wire::address::PAGE_BYTES).min(LINE_PAGES)
+    }
+
+    /// Whether an UPDATE was granted, and the grant ended before it was heard.
+    const fn is_lost_grant(&self, status: Status) -> bool {
+        matches!((status, self.operation), (Status::LeaseLost, Operation::Update { .. }))
     }
 
     /// Whether what was refused for now may be asked for again.

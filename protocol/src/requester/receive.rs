@@ -3,8 +3,8 @@
 use bluebridge_wire::{Command, Datagram, Pointer, Status, Usage, tlv::TlvType};
 
 use super::{
-    Answer, Buffers, Event, Failure, NONE, Operation, Place, Requester, Stage, State, slab::Op,
-    transmit::ATTEMPT_MAX,
+    Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
+    lease::is_queued, slab::Op, transmit::ATTEMPT_MAX,
 };
 use crate::Instant;
 
@@ -61,7 +61,7 @@ impl Requester {
             return;
         };
         if reply.from.node != entry.server.node {
-            self.handle_redirected(index, status);
+            self.handle_redirected(now, index, status, reply, buffers);
             return;
         }
         // A restarted server speaks of the lost session in its new incarnation.
@@ -90,25 +90,10 @@ impl Requester {
         // enough, and a later piece waited for those before it.
         let attempt = reply.header.flags.attempt();
         let first_sign = !op.is_read() || (op.done == 0 && op.answered == 0);
+        // What waited for a lease to end says nothing about the way.
+        let first_sign = first_sign && op.queue == Queue::No;
         if attempt == op.attempt && attempt < ATTEMPT_MAX && first_sign && op.to_send == 0 {
             entry.round_trip.sample(now.saturating_since(op.last_sent));
-        }
-    }
-
-    /// A redirect led the request to a node that cannot serve it: the home is asked, with the same
-    /// number, because a copy may have reached it.
-    fn handle_redirected(&mut self, index: u16, status: Status) {
-        let op = &self.ops[index];
-        let may_be_redirected = op.place == Place::Flight && op.attempt == 0 && !op.home;
-        if may_be_redirected
-            && op.pointer().is_some()
-            && matches!(status, Status::Busy | Status::NotOwner)
-        {
-            self.counters.count_status(status);
-            self.counters.count(Event::RedirectReturn);
-            self.send_again(index);
-        } else {
-            self.counters.count(Event::ReplyUntrusted);
         }
     }
 
@@ -126,7 +111,9 @@ impl Requester {
         match status {
             Status::Ok => self.handle_ok(now, index, reply, buffers),
             Status::Incomplete if op.is_train() => self.repair_train(index, reply),
-            Status::Partial if op.range().is_some() && !op.is_read() => {
+            Status::Partial
+                if matches!(op.operation, Operation::Write { .. } | Operation::Zero { .. }) =>
+            {
                 self.handle_partial(now, index, reply);
             }
             Status::NoSession => match op.operation {
@@ -147,7 +134,16 @@ impl Requester {
                 self.fail(index, Failure::Violation { node });
             }
             _ if matches!(op.stage, Stage::Confirm(_)) => self.refuse_confirm(index, status, node),
-            _ if is_about_page(status) && op.is_read() => {
+            Status::LeaseLost if op.command().is_always_home() => self.lose_lease(index, reply),
+            Status::Busy if op.operation.may_queue() && is_queued(reply) => {
+                self.queue_up(now, index, reply);
+            }
+            Status::Busy if matches!(op.operation, Operation::Update { wait: false, .. }) => {
+                self.note_refusal(index, 0, status, reply);
+                let holder = self.ops[index].holder;
+                self.finish(index, Err(holder.failure()));
+            }
+            _ if is_about_page(status) && op.is_read_by_page() => {
                 self.handle_page_refusal(now, index, status, reply);
             }
             _ if is_about_page(status) && op.pointer().is_some() => {
@@ -176,9 +172,16 @@ impl Requester {
             return;
         }
         let answer = match op.operation {
-            Operation::Read { .. } => {
+            Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
                 self.handle_piece(now, index, reply, buffers);
                 return;
+            }
+            Operation::Abort { .. } | Operation::Commit { .. } => Some(Answer::Done),
+            Operation::Renew { epoch, .. } => {
+                // The answer of the first try is repeated to the later ones.
+                let lease = super::lease::granted(op.first_sent, &reply.header);
+                self.counters.count(Event::Renewal);
+                (lease.epoch == epoch).then_some(Answer::Leased(lease))
             }
             Operation::Write { .. } | Operation::Zero { .. } => {
                 self.settle_run(now, index, Status::Ok, reply);
@@ -280,6 +283,11 @@ impl Op {
     /// Datagrams of the request when each is sent once.
     const fn train_length(&self) -> u32 {
         if self.is_train() { self.cut.piece_count() } else { 1 }
+    }
+
+    /// Whether each page has a status of its own; an UPDATE is granted or refused as a whole.
+    const fn is_read_by_page(&self) -> bool {
+        matches!(self.operation, Operation::Read { .. } | Operation::ReadStale { .. })
     }
 }
 

@@ -185,6 +185,7 @@ impl Requester {
                     self.counters.count(Event::Resumed);
                     let op = &mut self.ops[index];
                     op.leaky |= op.sent_count > 0 && op.is_leaky_create();
+                    op.asked_before |= op.sent_count > 0;
                     op.home = true;
                     // All pages of the run are asked for anew, also those that were complete.
                     op.pending |= super::page_bits(op.run_page_count()) << op.run_page;
@@ -203,7 +204,13 @@ impl Requester {
     fn resumption(&self, now: Instant, lost_incarnation: u32, op: &Op, peer: &Peer) -> Resume {
         let idempotent = matches!(
             op.operation,
-            Operation::Ping { .. } | Operation::Read { .. } | Operation::Stat { .. }
+            Operation::Abort { .. }
+                | Operation::Ping { .. }
+                | Operation::Read { .. }
+                | Operation::ReadStale { .. }
+                | Operation::Renew { .. }
+                | Operation::Stat { .. }
+                | Operation::Update { .. }
         );
         let Server { node, .. } = peer.server;
         if matches!(op.operation, Operation::Close { .. }) {

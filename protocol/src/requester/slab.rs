@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Command, Pointer, Status, address::LINE_PAGES};
 
-use super::operation::{Operation, OperationId};
+use super::operation::{Lease, Operation, OperationId};
 use crate::{Instant, pieces::Cut};
 
 /// No operation, no peer.
@@ -39,9 +39,20 @@ pub(super) enum Stage {
     Direct,
 }
 
+/// Where a request waits for a lease to end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Queue {
+    /// At the home: it is repeated, to keep its place, until it is answered.
+    Home,
+    /// Nowhere.
+    No,
+    /// At the owner that a redirect led to, for a while; then the home is asked.
+    Owner,
+}
+
 /// What BUSY told last.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Lease {
+pub(super) struct Holder {
     pub(super) epoch: u64,
     pub(super) owner: u16,
     pub(super) remaining_ms: u16,
@@ -64,7 +75,11 @@ pub(super) struct Op {
     pub(super) last_sent: Instant,
     /// The number in the session, or the nonce; 0 without one.
     pub(super) sequence: u64,
+    pub(super) holder: Holder,
+    /// What an UPDATE was granted; epoch 0 without a grant.
     pub(super) lease: Lease,
+    /// When the last request was sent of which is known that it was answered before a grant.
+    pub(super) granted_after: Instant,
     /// Versions of the run's pages (READ).
     pub(super) versions: [u64; LINE_PAGES],
     /// Datagrams of the current request that are to be sent now.
@@ -111,6 +126,14 @@ pub(super) struct Op {
     pub(super) leaky: bool,
     /// The last answer was OVERLOADED.
     pub(super) overloaded: bool,
+    /// Where the current request waits for a lease to end.
+    pub(super) queue: Queue,
+    /// Pieces or pages are the last committed contents of leased pages.
+    pub(super) stale: bool,
+    /// The pieces that arrived came from a lease's owner.
+    pub(super) from_owner: bool,
+    /// An ABORT under an earlier number may have been done.
+    pub(super) asked_before: bool,
 }
 
 const _: () = assert!(size_of::<Op>() <= 320, "one operation stays within five cache lines");
@@ -130,35 +153,21 @@ impl Op {
             // Unconfirmed pages are freed by the server.
             Stage::Ask { .. } => false,
             Stage::Confirm(_) => true,
-            Stage::Direct => self.operation.command().is_mutating(),
+            Stage::Direct => self.operation.changes_memory(),
         };
         self.leaky || (lasting && self.sent_count > 0)
     }
 
-    /// The byte range of memory that is read, written or zeroed page by page.
+    /// The byte range of memory inside of one line, of what has one.
     pub(super) const fn range(&self) -> Option<(Pointer, u32)> {
-        match self.operation {
-            Operation::Read { pointer, length }
-            | Operation::Write { pointer, length }
-            | Operation::Zero { pointer, length } => Some((pointer, length)),
-            _ => None,
-        }
+        self.operation.range()
     }
 
     /// The memory that the operation is about.
     pub(super) const fn pointer(&self) -> Option<Pointer> {
-        match (self.stage, self.operation) {
-            (Stage::Confirm(pointer), _) => Some(pointer),
-            (
-                _,
-                Operation::CompareSwap { pointer, .. }
-                | Operation::Delete { pointer, .. }
-                | Operation::FetchAdd { pointer, .. }
-                | Operation::Read { pointer, .. }
-                | Operation::Write { pointer, .. }
-                | Operation::Zero { pointer, .. },
-            ) => Some(pointer),
-            _ => None,
+        match self.stage {
+            Stage::Confirm(pointer) => Some(pointer),
+            Stage::Ask { .. } | Stage::Direct => self.operation.pointer(),
         }
     }
 
@@ -169,7 +178,7 @@ impl Op {
 
     /// Whether the answer is a train of pieces.
     pub(super) const fn is_read(&self) -> bool {
-        matches!(self.operation, Operation::Read { .. })
+        self.operation.is_read()
     }
 
     /// Pages in the run; 1 for what has no range.
@@ -178,9 +187,7 @@ impl Op {
             Operation::AllocWrite { .. } if !matches!(self.stage, Stage::Confirm(_)) => {
                 self.cut.page_count()
             }
-            Operation::Read { .. } | Operation::Write { .. } | Operation::Zero { .. } => {
-                self.cut.page_count()
-            }
+            _ if self.range().is_some() => self.cut.page_count(),
             _ => 1,
         }
     }

@@ -2,7 +2,7 @@
 
 use bluebridge_wire::Status;
 
-use super::{Event, FAR, Failure, Place, Requester, Stage, State, transmit::ATTEMPT_MAX};
+use super::{Event, FAR, Failure, Place, Queue, Requester, Stage, State};
 use crate::Instant;
 
 impl Requester {
@@ -54,8 +54,13 @@ impl Requester {
     /// No answer in time: asks again.
     fn time_out(&mut self, index: u16) {
         let op = &mut self.ops[index];
+        let event = match op.queue {
+            Queue::Home if op.expired == 0 => Event::QueueRepeat,
+            Queue::Home | Queue::No => Event::Retransmit,
+            Queue::Owner => Event::RedirectReturn,
+        };
         op.expired = op.expired.saturating_add(1);
-        self.counters.count(Event::Retransmit);
+        self.counters.count(event);
         self.send_again(index);
     }
 
@@ -63,7 +68,8 @@ impl Requester {
     pub(super) fn send_again(&mut self, index: u16) {
         let entropy = self.random.next();
         let op = &mut self.ops[index];
-        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        op.attempt = op.next_attempt();
+        op.leave_owner();
         if let Stage::Ask { entropy: current } = &mut op.stage
             && op.expired > 1
         {
@@ -89,7 +95,7 @@ impl Requester {
             return;
         }
         let anywhere = matches!(op.stage, Stage::Ask { .. });
-        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        op.attempt = op.next_attempt();
         op.done = 0;
         op.probing = op.is_train();
         op.to_send = if op.is_train() { op.cut.all() } else { 1 };
@@ -114,13 +120,9 @@ impl Requester {
         let node = self.asked_node(index);
         let answering = self.is_answering(index);
         let misrouted = self.peers.at(op.peer).and_then(|peer| peer.misrouted);
-        let busy = op.sequence == 0 && op.lease.owner != 0;
-        let failure = if busy {
-            Failure::Busy {
-                owner: bluebridge_wire::NodeId(op.lease.owner),
-                epoch: op.lease.epoch,
-                remaining_ms: op.lease.remaining_ms,
-            }
+        let waits = op.sequence == 0 || op.queue != Queue::No;
+        let failure = if waits && op.holder.owner != 0 {
+            op.holder.failure()
         } else if op.sequence == 0
             && op.statuses.get(op.pending.trailing_zeros() as usize) == Some(&Status::NoAuthority)
         {

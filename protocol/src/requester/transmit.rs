@@ -164,6 +164,7 @@ impl Requester {
         op.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
         if op.sent_count == 0 {
             op.first_sent = now;
+            op.granted_after = now;
         }
         op.sent_count = op.sent_count.saturating_add(1);
         op.last_sent = now;
@@ -193,7 +194,10 @@ impl Requester {
             target,
             node,
             command: op.command(),
-            home: op.attempt > 0 || op.home || op.run_page_count() > 1,
+            home: op.attempt > 0
+                || op.home
+                || op.run_page_count() > 1
+                || op.command().is_always_home(),
             header: Header {
                 flags: Flags::default().with_attempt(attempt),
                 sequence: op.sequence,
@@ -213,7 +217,7 @@ impl Requester {
             return Some(part);
         }
         match op.operation {
-            Operation::AllocWrite { .. } | Operation::Write { .. } => {
+            Operation::AllocWrite { .. } | Operation::Commit { .. } | Operation::Write { .. } => {
                 let Piece { range, .. } = op.cut.piece(bit)?;
                 let start = usize::from(op.run_start);
                 part.header.offset = u16::try_from(range.start).ok()?;
@@ -221,6 +225,9 @@ impl Requester {
                     buffers.outgoing(op.token).get(start + range.start..start + range.end)?;
                 if matches!(op.stage, Stage::Ask { .. }) {
                     part.header.detail = u32::from(self.config.piece_bytes);
+                }
+                if let Operation::Commit { epoch, .. } = op.operation {
+                    part.header.lease_epoch = epoch;
                 }
             }
             Operation::CompareSwap { expected, new, .. } => {
@@ -234,15 +241,27 @@ impl Requester {
             Operation::Ping { length, .. } => {
                 part.data = buffers.outgoing(op.token).get(..length as usize)?;
             }
-            Operation::Read { .. } if op.attempt > 0 => {
-                part.header.flags = part.header.flags.with(Flags::SELECTIVE);
-                part.header.detail = op.wanted_pieces();
+            Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
+                part.header.flags = part.header.flags.with(op.read_flags());
+                if op.attempt > 0 {
+                    part.header.detail = op.wanted_pieces();
+                } else if let Operation::ReadStale { .. } = op.operation {
+                    // An owner that a redirect leads to knows nothing of the session.
+                    part.header.detail = op.cut.piece_bytes();
+                }
+                if let Operation::Update { lease_ms, .. } = op.operation {
+                    part.header.lease_remaining_ms = lease_ms;
+                }
             }
+            Operation::Renew { epoch, lease_ms, .. } => {
+                part.header.lease_epoch = epoch;
+                part.header.lease_remaining_ms = lease_ms;
+            }
+            Operation::Abort { epoch, .. } => part.header.lease_epoch = epoch,
             Operation::Zero { .. } => part.header.flags = part.header.flags.with(Flags::ZERO),
             Operation::Close { .. }
             | Operation::Create { .. }
             | Operation::Delete { .. }
-            | Operation::Read { .. }
             | Operation::Stat { .. } => {}
         }
         Some(part)
@@ -276,10 +295,9 @@ impl Requester {
             Operation::AllocWrite { length, .. } | Operation::Ping { length, .. } => length,
             Operation::Create { pages, .. } | Operation::Delete { pages, .. } => pages,
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
-            Operation::Read { .. } | Operation::Write { .. } | Operation::Zero { .. } => {
-                u32::try_from(op.cut.length()).unwrap_or(0)
-            }
             Operation::Close { .. } | Operation::Stat { .. } => 0,
+            // What is left has a range.
+            _ => u32::try_from(op.cut.length()).unwrap_or(0),
         }
     }
 
@@ -310,6 +328,21 @@ impl Requester {
 }
 
 impl Op {
+    /// What a request says that is answered by pieces.
+    fn read_flags(&self) -> Flags {
+        let mut flags = Flags::default();
+        if self.attempt > 0 {
+            flags = flags.with(Flags::SELECTIVE);
+        }
+        if self.operation.may_queue() {
+            flags = flags.with(Flags::QUEUED);
+        }
+        if matches!(self.operation, Operation::ReadStale { .. }) {
+            flags = flags.with(Flags::MAY_BE_STALE);
+        }
+        flags
+    }
+
     /// The pieces of a READ that are to be sent again: what is missing, and all of a page that lost
     /// pieces to a newer version, so that they come from one moment.
     fn wanted_pieces(&self) -> u32 {

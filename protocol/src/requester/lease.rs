@@ -1,0 +1,231 @@
+//! Leases of this endpoint, and waiting for those of others (protocol, section 10).
+
+use core::time::Duration;
+
+use bluebridge_wire::{Datagram, Flags, Header, LeaseEnd, NodeId, Status};
+
+use super::{
+    Answer, Buffers, Event, Failure, Lease, NONE, Operation, Place, Queue, Requester,
+    slab::{Holder, Op},
+    transmit::ATTEMPT_MAX,
+};
+use crate::Instant;
+
+/// What an owner's clock may lose against the home's, besides one part in [`RATE_PARTS`].
+const MARGIN: Duration = Duration::from_millis(1);
+
+/// Clocks that run at rates which differ by less than one part in this many are allowed for.
+const RATE_PARTS: u32 = 64;
+
+impl Requester {
+    /// The home lets a request wait until a lease ends, as long as it is repeated in time.
+    pub(super) fn queue_up(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+        let op = &self.ops[index];
+        let page = op.cut.index_at(usize::from(reply.header.offset));
+        let page = page.and_then(|at| op.cut.piece(at)).map_or(0, |piece| piece.page);
+        // What was answered since, or asked again, overtook it.
+        let overtaken = op.lease.epoch != 0 || op.answered & (1 << page) != 0;
+        if overtaken || reply.header.flags.attempt() != op.attempt || op.place != Place::Flight {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        self.counters.count(Event::Queue);
+        self.free_credit(index);
+        let timing = &self.config.timing;
+        let kept = Duration::from_millis(u64::from(reply.header.detail));
+        // Half of the time, so that a repetition that is lost can be repeated; and not too long,
+        // because an answer that is lost is seen no earlier.
+        let period = (kept / 2).clamp(timing.retransmit_min, timing.retransmit_max);
+        let op = &mut self.ops[index];
+        op.holder = Holder::told_by(reply);
+        op.queue = Queue::Home;
+        op.granted_after = op.last_sent;
+        op.expired = 0;
+        op.timer = now + period;
+        self.arm(now + period);
+    }
+
+    /// Another node than the one that was asked: a redirect led to an owner. It may let the
+    /// request wait or serve the last committed contents; else the home is asked, with the same
+    /// number, because a copy may have reached it.
+    pub(super) fn handle_redirected(
+        &mut self,
+        now: Instant,
+        index: u16,
+        status: Status,
+        reply: &Datagram<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        let op = &self.ops[index];
+        let may_be_redirected = op.place == Place::Flight
+            && op.attempt == 0
+            && !op.home
+            && op.run_page_count() == 1
+            && op.pointer().is_some();
+        let stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
+        match status {
+            _ if !may_be_redirected => self.counters.count(Event::ReplyUntrusted),
+            Status::Busy if op.operation.may_queue() && is_queued(reply) => {
+                self.counters.count_status(status);
+                self.wait_at_owner(now, index, reply);
+            }
+            Status::Busy | Status::NotOwner => {
+                self.counters.count_status(status);
+                self.counters.count(Event::RedirectReturn);
+                self.send_again(index);
+            }
+            Status::Ok if stale && matches!(op.operation, Operation::ReadStale { .. }) => {
+                self.counters.count_status(status);
+                self.handle_piece(now, index, reply, buffers);
+            }
+            _ => self.counters.count(Event::ReplyUntrusted),
+        }
+    }
+
+    fn wait_at_owner(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+        let op = &self.ops[index];
+        if op.queue != Queue::No {
+            // It told already how long it lets the request wait.
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        self.counters.count(Event::OwnerWait);
+        self.free_credit(index);
+        let told = Duration::from_millis(u64::from(reply.header.detail));
+        let op = &mut self.ops[index];
+        // An owner that never lets go leaves time to ask the home.
+        let time = told.min((op.deadline - now) / 2);
+        op.holder = Holder::told_by(reply);
+        op.queue = Queue::Owner;
+        op.timer = now + time;
+        self.arm(now + time);
+    }
+
+    /// What waits for a lease holds up nothing else: its answer may come in a long time.
+    fn free_credit(&mut self, index: u16) {
+        let op = &mut self.ops[index];
+        let cost = u32::from(core::mem::take(&mut op.cost));
+        let peer = &mut self.peers[op.peer];
+        peer.outstanding_pages = peer.outstanding_pages.saturating_sub(cost);
+        self.outstanding_pages = self.outstanding_pages.saturating_sub(cost);
+        self.freed = true;
+    }
+
+    /// Lets the oldest number of a session go, if it only waits for a lease and the window is used
+    /// up; true if there is room now.
+    pub(super) fn leave_queue(&mut self, now: Instant, peer: u16) -> bool {
+        let entry = &self.peers[peer];
+        let index = entry.numbered(entry.low_water);
+        if entry.has_window() || index == NONE || self.ops[index].queue == Queue::No {
+            return false;
+        }
+        self.counters.count(Event::QueueLeave);
+        self.detach(index);
+        self.retire_number(index);
+        self.ops[index].home = true;
+        self.set_run(index);
+        self.sleep(now, index);
+        true
+    }
+
+    /// A lease that was to be committed, aborted or extended is not held any more.
+    pub(super) fn lose_lease(&mut self, index: u16, reply: &Datagram<'_>) {
+        let header = &reply.header;
+        let how = LeaseEnd::from_code(header.detail).unwrap_or(LeaseEnd::Unknown);
+        let op = &self.ops[index];
+        if how == LeaseEnd::Aborted
+            && op.asked_before
+            && matches!(op.operation, Operation::Abort { .. })
+        {
+            self.finish(index, Ok(Answer::Done));
+            return;
+        }
+        self.counters.count(Event::LeaseLost);
+        let owner = NodeId(header.node);
+        let owner = (how == LeaseEnd::LeasedAgain && owner.is_unicast())
+            .then_some((owner, header.lease_epoch));
+        self.finish(index, Err(Failure::LeaseLost { node: reply.from.node, how, owner }));
+    }
+}
+
+impl Op {
+    /// Takes note of the lease that a piece of an UPDATE's answer tells; false if it is not this
+    /// endpoint's, or not the one that the other pieces told.
+    pub(super) fn note_grant(&mut self, node: NodeId, reply: &Datagram<'_>) -> bool {
+        let header = &reply.header;
+        let known = self.lease.epoch;
+        if header.lease_epoch == 0
+            || header.node != node.0
+            || (known != 0 && known != header.lease_epoch)
+        {
+            return false;
+        }
+        let sent = if header.flags.attempt() == self.attempt {
+            self.last_sent
+        } else {
+            self.granted_after
+        };
+        let told = granted(sent, header);
+        // Each piece tells a time at which the lease still runs; the latest is true as well.
+        if known == 0 || told.expires_at > self.lease.expires_at {
+            self.lease = told;
+        }
+        true
+    }
+
+    /// The number of the next try. An UPDATE may wait for long, and has to know which try was
+    /// answered: its tries are counted from 1 to the last over and over.
+    pub(super) const fn next_attempt(&self) -> u8 {
+        match self.operation {
+            Operation::Update { .. } => self.attempt % ATTEMPT_MAX + 1,
+            _ if self.attempt < ATTEMPT_MAX => self.attempt + 1,
+            _ => ATTEMPT_MAX,
+        }
+    }
+
+    /// The home is asked instead of the owner that a redirect led to, of which nothing is kept.
+    pub(super) fn leave_owner(&mut self) {
+        if core::mem::take(&mut self.from_owner) {
+            self.done = 0;
+        }
+        if self.queue == Queue::Owner {
+            self.queue = Queue::No;
+        }
+    }
+}
+
+impl Holder {
+    pub(super) const fn told_by(reply: &Datagram<'_>) -> Self {
+        let header = &reply.header;
+        Self {
+            epoch: header.lease_epoch,
+            owner: header.node,
+            remaining_ms: header.lease_remaining_ms,
+        }
+    }
+
+    /// Another endpoint's lease did not end in time.
+    pub(super) const fn failure(self) -> Failure {
+        Failure::Busy {
+            owner: NodeId(self.owner),
+            epoch: self.epoch,
+            remaining_ms: self.remaining_ms,
+        }
+    }
+}
+
+/// Whether a BUSY says that the request waits and may still be answered.
+pub(super) const fn is_queued(reply: &Datagram<'_>) -> bool {
+    reply.header.flags.contains(Flags::QUEUED)
+}
+
+/// The lease that a header tells, of which the request was sent at a moment, or later.
+pub(super) fn granted(sent: Instant, header: &Header) -> Lease {
+    let time = Duration::from_millis(u64::from(header.lease_remaining_ms));
+    let safe = (time - time / RATE_PARTS).saturating_sub(MARGIN);
+    Lease {
+        epoch: header.lease_epoch,
+        expires_at: sent + safe,
+        granted_ms: header.lease_remaining_ms,
+    }
+}
