@@ -152,13 +152,35 @@ pub static SET_DST_MAC: ActionDeclaration = ActionDeclaration {
     params: &[Param { id: 1, name: "dst_mac", bitwidth: 48 }],
 };
 
+/// As [`FORWARD`], until so many milliseconds after it was written; then the entry is as if it were
+/// not there. Read back, `lease_ms` is what is left, 0 when that is over. A target that keeps no
+/// time leaves the end to whoever wrote the entry.
+pub static REDIRECT_UNTIL: ActionDeclaration = ActionDeclaration {
+    id: 0x0100_0007,
+    name: "ingress.redirect_until",
+    alias: "redirect_until",
+    params: &[
+        Param { id: 1, name: "port", bitwidth: PORT_BITS },
+        Param { id: 2, name: "dst_mac", bitwidth: 48 },
+        Param { id: 3, name: "lease_ms", bitwidth: 16 },
+    ],
+};
+
 /// Does nothing; declared by P4's core library, with the id that its compiler gives.
 pub static NO_ACTION: ActionDeclaration =
     ActionDeclaration { id: 21_257_015, name: "NoAction", alias: "NoAction", params: &[] };
 
 /// Every action, in the order of P4Info.
-pub static ACTIONS: [&ActionDeclaration; 7] =
-    [&NO_ACTION, &ALLOW, &DROP, &FORWARD, &SET_MULTICAST_GROUP, &COPY_TO_CONTROLLER, &SET_DST_MAC];
+pub static ACTIONS: [&ActionDeclaration; 8] = [
+    &NO_ACTION,
+    &ALLOW,
+    &DROP,
+    &FORWARD,
+    &SET_MULTICAST_GROUP,
+    &COPY_TO_CONTROLLER,
+    &SET_DST_MAC,
+    &REDIRECT_UNTIL,
+];
 
 /// The width of a port number in v1model.
 pub const PORT_BITS: u32 = 9;
@@ -239,7 +261,7 @@ pub static TABLES: [TableDeclaration; 8] = [
         name: "ingress.redirect",
         alias: "redirect",
         fields: &[exact(1, "dst_scope", 32), exact(2, "dst_node", 16), exact(3, "page", 52)],
-        actions: &[both(&FORWARD), default_only(&NO_ACTION)],
+        actions: &[both(&FORWARD), table_only(&REDIRECT_UNTIL), default_only(&NO_ACTION)],
         default_action: &NO_ACTION,
         default_is_const: true,
         size: 16_384,

@@ -5,7 +5,7 @@
 //! drop, else decremented; `ingress_guard` (miss -> drop); scopes of source and destination differ
 //! -> drop, as the guard's; then by destination node: `0` -> `anycast` (CREATE and ALLOC_WRITE
 //! requests only); `0xffff` -> `multicast` (notices only); else `redirect` unless the command byte
-//! has a bit of 0xC0 or the location has bit 63 set, then `directory` (miss -> drop). Last
+//! has a bit of 0xC0, the location has bit 63 set or the entry's time is over, then `directory` (miss -> drop). Last
 //! `notify`, for whatever the guard allowed. All other traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, the ingress port is
 //! pruned. Output to the ingress port is allowed otherwise.
 
@@ -132,6 +132,14 @@ pub enum Action {
     Drop,
     /// Send it to a port (`redirect`, `directory`, `l2`).
     Forward(Forward),
+    /// Send it to a port for a while (`redirect`).
+    RedirectUntil {
+        /// Where it goes.
+        forward: Forward,
+        /// Milliseconds from the writing of the entry after which it is as if it were not there; read
+        /// back, the whole milliseconds that are left.
+        lease_ms: u16,
+    },
     /// Send a copy to every port of a group but the ingress (`multicast`, `l2`).
     Multicast {
         /// A multicast group id, at least 1.

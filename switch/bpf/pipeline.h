@@ -137,10 +137,12 @@ INLINE void route_unicast(void *frame, u8 command, const struct config *c, struc
 			.page = U64(AT_DST + AT_LOCATION) & be64(~0xfffULL),
 		};
 
-		route = map_lookup(&redirect, &key);
-		if (route) {
+		struct redirect *found = map_lookup(&redirect, &key);
+
+		/* The clock is read only here, on a hit of an entry that ends. */
+		if (found && (!found->dead_at_ns || ktime_ns() < found->dead_at_ns)) {
 			v->is_redirect = 1;
-			return follow(v, route);
+			return follow(v, &found->route);
 		}
 	}
 	struct directory_key key;

@@ -45,6 +45,9 @@ struct route {
 	u16 unused;
 };
 
+/* What an entry of `redirect` does, and until when (CLOCK_MONOTONIC, 0 for ever). */
+struct redirect { struct route route; u64 dead_at_ns; };
+
 struct guard_key { u32 scope; u16 node; u16 port; };
 struct redirect_key { u32 scope; u16 node; u16 unused; u64 page; };
 /* 112 bits of location behind the prefix length; the map's key is 18 bytes of these 20. */
@@ -90,7 +93,7 @@ struct packet_in { u16 port; u16 bytes; u8 frame[PACKET_IN_BYTES + 2]; };
 		.max_entries = entries, .flags = map_flags, .pinning = 1 }
 
 TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct route), 4096, 0);
-TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct route), 16384, 0);
+TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct redirect), 16384, 0);
 TABLE(directory, MAP_LPM_TRIE, 18, sizeof(struct route), 65536, MAP_NO_PREALLOC);
 TABLE(anycast, MAP_HASH, 4, sizeof(struct choice), 1024, MAP_NO_PREALLOC);
 TABLE(notify, MAP_HASH, sizeof(struct notify_key), 4, NOTIFY_ENTRIES, 0);

@@ -10,6 +10,9 @@
 //!   destination MAC address; only copies made by `multicast` pass `port_mac`.
 //! * `notify` copies the frame as it came in (before rewriting), as an ingress-to-egress clone of
 //!   v1model does, and only while a clone session is set.
+//! * A `redirect_until` entry whose time is over is as if it were not there, but stays in its table
+//!   until it is deleted. Whoever reads an entry is told the whole milliseconds that are left, so what
+//!   was read and is written again ends no later.
 //! * A segmented train (one frame, several datagrams) is one packet to counters. An impaired port of
 //!   the soft plane cuts it first, one of the eBPF plane loses, doubles or corrupts it as a whole.
 
@@ -105,6 +108,7 @@ impl Table {
             Action::Allow => matches!(self, Self::IngressGuard),
             Action::Drop => matches!(self, Self::IngressGuard | Self::Directory),
             Action::Forward(_) => matches!(self, Self::Redirect | Self::Directory | Self::L2),
+            Action::RedirectUntil { .. } => matches!(self, Self::Redirect),
             Action::Multicast { .. } => matches!(self, Self::Multicast | Self::L2),
             Action::Notify => matches!(self, Self::Notify),
             Action::Select(_) => matches!(self, Self::Anycast),
@@ -255,7 +259,7 @@ pub enum ImpairmentError {
 /// An entry as it is in the data plane.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InstalledEntry {
-    /// The entry as it was inserted.
+    /// The entry as it was inserted; of a `redirect_until`, with the time that is left.
     pub entry: Entry,
     /// What hit it.
     pub counter: Counter,
@@ -605,10 +609,29 @@ pub(crate) fn notify_order(key: &Key) -> (core::cmp::Reverse<i32>, Key) {
     (core::cmp::Reverse(priority), *key)
 }
 
+/// An action with what is left of its time.
+pub(crate) fn with_time_left(action: &Action, left: Option<Duration>) -> Action {
+    match (action, left) {
+        (Action::RedirectUntil { forward, .. }, Some(left)) => {
+            let lease_ms = u16::try_from(left.as_millis()).unwrap_or(u16::MAX);
+            Action::RedirectUntil { forward: *forward, lease_ms }
+        }
+        _ => action.clone(),
+    }
+}
+
+/// How long an action holds from the moment when it is written; `None` without an end.
+pub(crate) const fn lifetime(action: &Action) -> Option<Duration> {
+    match action {
+        Action::RedirectUntil { lease_ms, .. } => Some(Duration::from_millis(*lease_ms as u64)),
+        _ => None,
+    }
+}
+
 /// The ports that an action sends to by itself.
 pub(crate) fn action_ports(action: &Action) -> Vec<SwitchPort> {
     match action {
-        Action::Forward(forward) => vec![forward.port],
+        Action::Forward(forward) | Action::RedirectUntil { forward, .. } => vec![forward.port],
         Action::Select(members) => members.iter().map(|member| member.forward.port).collect(),
         _ => Vec::new(),
     }

@@ -222,6 +222,9 @@ fn action_text(action: &Action, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNa
         Action::Allow => "allow".to_owned(),
         Action::Drop => "drop".to_owned(),
         Action::Forward(forward) => format!("to {}", to(forward)),
+        Action::RedirectUntil { forward, lease_ms } => {
+            format!("to {} for {lease_ms} ms more", to(forward))
+        }
         Action::Multicast { group } => {
             let ports = groups.get(&u32::from(*group)).map(Vec::as_slice).unwrap_or_default();
             let ports: Vec<_> = ports.iter().map(|port| name(SwitchPort(*port), names)).collect();

@@ -264,6 +264,9 @@ fn body_text(body: &Body) -> String {
         Some(Action::Allow) => "allow".to_owned(),
         Some(Action::Drop) => "drop".to_owned(),
         Some(Action::Forward(forward)) => format!("to {}", to(forward)),
+        Some(Action::RedirectUntil { forward, lease_ms }) => {
+            format!("to {} for {lease_ms} ms more", to(forward))
+        }
         Some(Action::Multicast { group }) => format!("to group {group}"),
         Some(Action::Notify) => "copy to the controller".to_owned(),
         Some(Action::SetDstMac(mac)) => format!("copies leave as {mac}"),

@@ -5,11 +5,14 @@ use super::key::{mac, mac_number};
 use crate::bytestring::{self, ByteStringError};
 use crate::declaration::{
     ACTIONS, ALLOW, ANYCAST_GROUP_SIZE, ActionDeclaration, COPY_TO_CONTROLLER, DROP, FORWARD,
-    SET_DST_MAC, SET_MULTICAST_GROUP, Scope, TableDeclaration,
+    REDIRECT_UNTIL, SET_DST_MAC, SET_MULTICAST_GROUP, Scope, TableDeclaration,
 };
 use crate::pipeline::{Action, Forward, SwitchPort, WeightedForward};
 use crate::proto::p4::v1;
 use v1::table_action::Type;
+
+/// The most parameters of an action.
+const PARAMS_MAX: usize = 3;
 
 /// What an entry's action field says.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,6 +69,11 @@ pub fn encode_action(
         Action::Drop => (&DROP, vec![]),
         Action::Forward(forward) => {
             (&FORWARD, vec![forward.port.0.into(), mac_number(forward.dst_mac)])
+        }
+        Action::RedirectUntil { forward, lease_ms } => {
+            let values =
+                vec![forward.port.0.into(), mac_number(forward.dst_mac), u64::from(*lease_ms)];
+            (&REDIRECT_UNTIL, values)
         }
         Action::Multicast { group } => (&SET_MULTICAST_GROUP, vec![u64::from(*group)]),
         Action::Notify => (&COPY_TO_CONTROLLER, vec![]),
@@ -201,7 +209,7 @@ fn decode_in(
 fn decode_params(
     action: &'static ActionDeclaration,
     given: &[v1::action::Param],
-) -> Result<[u128; 2], ConversionError> {
+) -> Result<[u128; PARAMS_MAX], ConversionError> {
     let broken = |rule| Err(ConversionError::Params { action: action.alias, rule });
     if given.iter().any(|g| !action.params.iter().any(|param| param.id == g.param_id)) {
         return broken("a parameter is given that the action does not have");
@@ -209,7 +217,7 @@ fn decode_params(
     if given.len() > action.params.len() {
         return broken("a parameter is given twice");
     }
-    let mut values = [0; 2];
+    let mut values = [0; PARAMS_MAX];
     for (param, value) in action.params.iter().zip(&mut values) {
         let Some(given) = given.iter().find(|given| given.param_id == param.id) else {
             return broken("a parameter is missing");
@@ -222,7 +230,7 @@ fn decode_params(
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the widths were checked against the params")]
-fn typed(action: &ActionDeclaration, [first, second]: [u128; 2]) -> Option<Action> {
+fn typed(action: &ActionDeclaration, [first, second, third]: [u128; PARAMS_MAX]) -> Option<Action> {
     debug_assert!(ACTIONS.iter().any(|known| known.id == action.id));
     Some(match action.id {
         id if id == ALLOW.id => Action::Allow,
@@ -230,6 +238,10 @@ fn typed(action: &ActionDeclaration, [first, second]: [u128; 2]) -> Option<Actio
         id if id == FORWARD.id => {
             Action::Forward(Forward { port: SwitchPort(first as u16), dst_mac: mac(second) })
         }
+        id if id == REDIRECT_UNTIL.id => Action::RedirectUntil {
+            forward: Forward { port: SwitchPort(first as u16), dst_mac: mac(second) },
+            lease_ms: third as u16,
+        },
         id if id == SET_MULTICAST_GROUP.id => Action::Multicast { group: first as u16 },
         id if id == COPY_TO_CONTROLLER.id => Action::Notify,
         id if id == SET_DST_MAC.id => Action::SetDstMac(mac(first)),

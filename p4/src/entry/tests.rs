@@ -42,10 +42,15 @@ fn rule() -> BoxedStrategy<(Key, Action)> {
         let action = if allow { Action::Allow } else { Action::Drop };
         (Key::IngressGuard { port, src_scope: s, src_node: n }, action)
     });
-    let redirect =
-        (scope(), any::<u16>(), 0..1_u64 << 52, forward()).prop_map(|(s, n, page, f)| {
-            (Key::Redirect { dst_scope: s, dst_node: n, page }, Action::Forward(f))
-        });
+    let redirect = (scope(), any::<u16>(), 0..1_u64 << 52, forward(), any::<Option<u16>>());
+    let redirect = redirect.prop_map(|(s, n, page, f, lease_ms)| {
+        let key = Key::Redirect { dst_scope: s, dst_node: n, page };
+        let action = match lease_ms {
+            Some(lease_ms) => Action::RedirectUntil { forward: f, lease_ms },
+            None => Action::Forward(f),
+        };
+        (key, action)
+    });
     let directory = (prefix(), forward(), any::<bool>()).prop_map(|(key, forward, drop)| {
         (key, if drop { Action::Drop } else { Action::Forward(forward) })
     });

@@ -47,6 +47,7 @@ fn every_promise(target: &mut dyn Target) {
     promises_of_tables(target.plane());
     promises_of_groups(target.plane());
     promises_of_counters(target);
+    promises_of_time(target);
     promises_of_packet_ins(target);
     promises_of_ports(target);
     promises_of_clear(target.plane());
@@ -133,6 +134,55 @@ fn refusals(plane: &mut dyn DataPlane) {
     for priority in 1..=64 {
         plane.delete(&full(priority).key).unwrap();
     }
+}
+
+fn until(port: u16, lease_ms: u16) -> Action {
+    let forward = Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, 0, 9]) };
+    Action::RedirectUntil { forward, lease_ms }
+}
+
+/// The milliseconds that an entry has left.
+fn time_left(plane: &mut dyn DataPlane, key: &Key) -> u16 {
+    match plane.entry(key).unwrap().entry.action {
+        Action::RedirectUntil { lease_ms, .. } => lease_ms,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn promises_of_time(target: &mut dyn Target) {
+    let plane = target.plane();
+    plane.clear(None).unwrap();
+    let misplaced = entry(Key::L2 { dst_mac: MacAddr([2; 6]) }, until(2, 9));
+    let refused = plane.insert(&misplaced);
+    assert!(matches!(refused, Err(TableError::UnsupportedAction(Table::L2))));
+    let refused = plane.insert(&entry(redirect(5), until(77, 9)));
+    assert!(matches!(refused, Err(TableError::UnknownPort(SwitchPort(77)))));
+    plane.insert(&entry(GUARD, Action::Allow)).unwrap();
+    let prefix = (u128::from(SCOPE) << 80) | (2 << 64);
+    plane.insert(&entry(Key::Directory { prefix, prefix_len: 48 }, forward(2))).unwrap();
+    let goes_to =
+        |target: &mut dyn Target, page| target.send(SwitchPort(1), &read_of(page), 1)[0].0.0;
+    let away = entry(redirect(5), until(3, 60_000));
+    target.plane().insert(&away).unwrap();
+    target.plane().insert(&entry(redirect(6), until(4, 20))).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!([goes_to(target, 5), goes_to(target, 6)], [3, 2], "one is over, one is not");
+    let plane = target.plane();
+    let left = time_left(plane, &away.key);
+    assert!((20_000..=59_971).contains(&left), "{left} ms are left of 60000 after 30");
+    assert_eq!(time_left(plane, &redirect(6)), 0);
+    let dead = plane.entry(&redirect(6)).unwrap();
+    assert_eq!(dead.counter, Counter::default(), "what is over is not hit");
+    assert!(matches!(plane.insert(&dead.entry), Err(TableError::Exists(_))), "it is still there");
+    // Written again, it lives again, and one that lives ends.
+    plane.modify(&entry(redirect(6), until(4, 60_000))).unwrap();
+    plane.modify(&entry(redirect(5), until(3, 0))).unwrap();
+    assert_eq!([goes_to(target, 5), goes_to(target, 6)], [2, 4]);
+    let plane = target.plane();
+    plane.modify(&entry(redirect(5), forward(3))).unwrap();
+    assert_eq!(plane.entry(&redirect(5)).unwrap().entry.action, forward(3));
+    plane.delete(&redirect(6)).unwrap();
+    assert_eq!([goes_to(target, 5), goes_to(target, 6)], [3, 2]);
 }
 
 fn promises_of_groups(plane: &mut dyn DataPlane) {

@@ -7,7 +7,7 @@ use bluebridge_p4::pipeline::{
 use super::{
     Outputs, Target, root_tier,
     targets::{EbpfTestRun, SoftPipeline},
-    world,
+    timeless, world,
 };
 use crate::{
     dataplane::{CloneSession, DataPlane, Drops, PacketIn, Table},
@@ -114,6 +114,11 @@ impl Dice {
                 };
                 Some(Action::Select((0..3).map(|_| weight(self)).collect()))
             }
+            Table::Redirect if self.below(2) == 0 => {
+                // Either over at once or not within the test.
+                let lease_ms = self.one_of(&[0, 60_000]);
+                Some(Action::RedirectUntil { forward: self.forward(), lease_ms })
+            }
             _ => Some(Action::Forward(self.forward())),
         };
         let action = action.unwrap_or(Action::Drop);
@@ -175,7 +180,7 @@ fn send(target: &mut dyn Target, port: SwitchPort, frame: &[u8], expected: usize
 
 fn counters(plane: &mut dyn DataPlane) -> Vec<(Entry, bluebridge_p4::pipeline::Counter)> {
     let entries = Table::ALL.into_iter().flat_map(|table| plane.entries(table).unwrap());
-    entries.map(|installed| (installed.entry, installed.counter)).collect()
+    entries.map(|installed| (timeless(&installed.entry), installed.counter)).collect()
 }
 
 fn differ(seed: u64, ebpf: &mut EbpfTestRun) -> Drops {

@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
 };
 
-use bluebridge_p4::pipeline::{CPU_PORT, Key, SwitchPort};
+use bluebridge_p4::pipeline::{Action, CPU_PORT, Entry, Key, SwitchPort};
 
 use crate::dataplane::{CloneSession, DataPlane, PacketIn};
 use stf::{Check, Pattern, Statement};
@@ -111,7 +111,7 @@ fn set_up(
         Statement::Add { entry, name } => {
             plane.insert(entry).map_err(|e| e.to_string())?;
             let read = plane.entry(&entry.key).map_err(|e| e.to_string())?;
-            if read.entry != *entry {
+            if !reads_back(&read.entry, entry) {
                 return Err(format!("{entry:?} reads back as {:?}", read.entry));
             }
             names.keys.extend(name.clone().map(|name| (name, entry.key)));
@@ -127,6 +127,7 @@ fn set_up(
         Statement::Mirror => {
             plane.set_clone_session(Some(CloneSession::default())).map_err(|e| e.to_string())?
         }
+        Statement::Wait { pause } => std::thread::sleep(*pause),
         Statement::Count { check, count } => {
             let is = counted(plane, check, names)?;
             if is != *count {
@@ -138,6 +139,22 @@ fn set_up(
         }
     }
     Ok(())
+}
+
+/// Whether an entry is what was written; of its time some may have passed.
+fn reads_back(read: &Entry, written: &Entry) -> bool {
+    let Action::RedirectUntil { lease_ms: left, .. } = read.action else { return read == written };
+    let Action::RedirectUntil { lease_ms, .. } = written.action else { return false };
+    left <= lease_ms && timeless(read) == timeless(written)
+}
+
+/// An entry without what is left of its time.
+fn timeless(entry: &Entry) -> Entry {
+    let mut entry = entry.clone();
+    if let Action::RedirectUntil { lease_ms, .. } = &mut entry.action {
+        *lease_ms = 0;
+    }
+    entry
 }
 
 fn counted(plane: &mut dyn DataPlane, check: &Check, names: &Names) -> Result<u64, String> {

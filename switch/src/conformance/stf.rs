@@ -10,6 +10,7 @@
 //! mirroring_add SESSION PORT
 //! packet PORT HEX
 //! expect PORT HEX [$]                  (`*` is any digit; `$`: and nothing behind it)
+//! wait MILLISECONDS                    (so that something runs out)
 //! check_counter drops(REASON) packets == N
 //! check_counter TABLE($NAME) packets|bytes == N
 //! ```
@@ -17,7 +18,7 @@
 //! Values are decimal or `0x` numbers, with `/LENGTH` for a prefix and `&&&MASK` for a ternary.
 //! Whatever is not expected must not come; blanks in hex are for the reader.
 
-use std::{collections::HashMap, iter::Peekable, str::SplitWhitespace};
+use std::{collections::HashMap, iter::Peekable, str::SplitWhitespace, time::Duration};
 
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
@@ -44,6 +45,7 @@ pub(super) enum Statement {
     Packet { port: SwitchPort, frame: Vec<u8> },
     Expect { port: SwitchPort, pattern: Pattern },
     Count { check: Check, count: u64 },
+    Wait { pause: Duration },
 }
 
 /// The nibbles that a frame must have; `None` is any.
@@ -124,6 +126,7 @@ fn statement(line: &str) -> Result<Option<Statement>, String> {
         "expect" => {
             Statement::Expect { port: SwitchPort(number(&mut words)?), pattern: hex(words) }
         }
+        "wait" => Statement::Wait { pause: Duration::from_millis(number(&mut words)?) },
         "check_counter" => check_counter(words)?,
         _ => return Err(format!("unknown statement {verb}")),
     }))
@@ -259,6 +262,10 @@ fn action(call: &str) -> Result<Action, String> {
         "allow" => Action::Allow,
         "drop" => Action::Drop,
         "forward" => Action::Forward(forward(&fields)?),
+        "redirect_until" => Action::RedirectUntil {
+            forward: forward(&fields)?,
+            lease_ms: fields.value("lease_ms")?,
+        },
         "multicast" => Action::Multicast { group: fields.value("group")? },
         "notify" => Action::Notify,
         "set_dst_mac" => Action::SetDstMac(mac(fields.text("dst_mac")?)?),

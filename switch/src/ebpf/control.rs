@@ -20,7 +20,7 @@ use crate::{
     dataplane::{
         CloneSession, DataPlane, Drops, GROUP_PORTS_MAX, ImpairmentCounters, ImpairmentError,
         InstalledEntry, PacketIn, PlaneError, PortError, PortStatus, Table, TableError,
-        action_ports, check_entry, check_group, check_impairment, notify_order,
+        action_ports, check_entry, check_group, check_impairment, notify_order, with_time_left,
     },
     draw::{Draw, threshold},
     packet_socket::{OFFLOAD_BYTES, PacketSocket},
@@ -51,15 +51,18 @@ impl EbpfSwitch {
     }
 
     /// Writes an entry into its map, and what only the agent needs beside it.
-    fn write(&mut self, entry: &Entry, index: u32) -> Result<(), PlaneError> {
+    fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
         let note_key = layout::note_key(&entry.key);
         match layout::encode_note(entry) {
             Some(note) => self.notes.insert(note_key, note, 0).map_err(|e| failed(&e))?,
             // That there is no note is fine.
             None => drop(self.notes.remove(&note_key)),
         }
-        let value = layout::encode_action(&entry.action, index);
-        self.stores[Table::of(&entry.key) as usize].put(&layout::encode_key(&entry.key), &value)
+        let table = Table::of(&entry.key);
+        let value = layout::encode_action(&entry.action, index, monotonic());
+        self.stores[table as usize].put(&layout::encode_key(&entry.key), &value)?;
+        let dead_at = layout::decode_end(table, &value);
+        Ok(Known { entry: entry.clone(), index, dead_at })
     }
 
     /// Sets what the programs look at before they look into a table that is often empty.
@@ -135,7 +138,10 @@ impl EbpfSwitch {
         let (counter, hit) = self.counter(known.index)?;
         let since_hit = matches!(known.entry.key, Key::Redirect { .. })
             .then(|| monotonic().saturating_sub(hit));
-        Ok(InstalledEntry { entry: known.entry.clone(), counter, since_hit })
+        let left = known.dead_at.map(|dead_at| dead_at.saturating_sub(monotonic()));
+        let action = with_time_left(&known.entry.action, left);
+        let entry = Entry { action, ..known.entry.clone() };
+        Ok(InstalledEntry { entry, counter, since_hit })
     }
 
     pub(super) fn read_groups(&mut self) -> Result<(), PlaneError> {
@@ -189,20 +195,16 @@ impl DataPlane for EbpfSwitch {
         let done = self
             .write_counter(index, Counter::default(), monotonic())
             .and_then(|()| self.write(entry, index));
-        if let Err(error) = done {
-            self.free[at].push(index);
-            return Err(error.into());
-        }
-        self.known[at].insert(entry.key, Known { entry: entry.clone(), index });
+        let known = done.inspect_err(|_| self.free[at].push(index))?;
+        self.known[at].insert(entry.key, known);
         Ok(self.refresh(table)?)
     }
 
     fn modify(&mut self, entry: &Entry) -> Result<(), TableError> {
         self.check(entry)?;
         let index = self.known(&entry.key)?.index;
-        self.write(entry, index)?;
-        self.known[Table::of(&entry.key) as usize]
-            .insert(entry.key, Known { entry: entry.clone(), index });
+        let known = self.write(entry, index)?;
+        self.known[Table::of(&entry.key) as usize].insert(entry.key, known);
         Ok(())
     }
 

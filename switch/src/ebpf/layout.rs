@@ -14,10 +14,13 @@ use crate::{
 };
 
 /// The version of the maps' layout; a switch pinned by another one must be removed first.
-pub(super) const LAYOUT: u32 = 1;
+pub(super) const LAYOUT: u32 = 2;
 
 /// Bytes of a `struct route`.
 pub(super) const ROUTE_BYTES: usize = 16;
+/// Bytes of a `struct redirect`, and where in it the end is.
+pub(super) const REDIRECT_BYTES: usize = 24;
+const DEAD_AT: usize = 16;
 /// Bytes of a `struct choice`.
 pub(super) const CHOICE_BYTES: usize = 8 + ANYCAST_SLOTS * (1 + 8 + 2);
 /// Bytes of the key of `notes`: the table and the longest key.
@@ -135,8 +138,9 @@ pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
     }
 }
 
-/// The bytes of an action in its table's map, with the number of the entry.
-pub(super) fn encode_action(action: &Action, index: u32) -> Vec<u8> {
+/// The bytes of an action in its table's map, with the number of the entry and the time at which it
+/// is written.
+pub(super) fn encode_action(action: &Action, index: u32, now: Duration) -> Vec<u8> {
     let route = |kind: u16, to: u16, mac: MacAddr| {
         let mut bytes = index.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
@@ -149,6 +153,14 @@ pub(super) fn encode_action(action: &Action, index: u32) -> Vec<u8> {
         Action::Allow => route(ACTION_ALLOW, 0, MacAddr::default()),
         Action::Drop => route(ACTION_DROP, 0, MacAddr::default()),
         Action::Forward(forward) => route(ACTION_FORWARD, forward.port.0, forward.dst_mac),
+        Action::RedirectUntil { forward, lease_ms } => {
+            let mut bytes = route(ACTION_FORWARD, forward.port.0, forward.dst_mac);
+            debug_assert_eq!(bytes.len(), DEAD_AT);
+            // 0 stands for no end.
+            let dead_at = nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1);
+            bytes.extend(dead_at.to_ne_bytes());
+            bytes
+        }
         Action::Multicast { group } => route(ACTION_MULTICAST, *group, MacAddr::default()),
         Action::Notify => index.to_ne_bytes().to_vec(),
         Action::Select(members) => encode_choice(members, index),
@@ -156,7 +168,14 @@ pub(super) fn encode_action(action: &Action, index: u32) -> Vec<u8> {
     }
 }
 
-/// The number of the entry that a value belongs to, and its action.
+/// When an entry of `redirect` ends by the programs' clock; `None` for one that does not, and for
+/// those of other tables.
+pub(super) fn decode_end(table: Table, value: &[u8]) -> Option<Duration> {
+    let mut r = Reader(value.get(DEAD_AT..).filter(|_| table == Table::Redirect)?);
+    Some(r.u64()).filter(|&dead_at| dead_at != 0).map(Duration::from_nanos)
+}
+
+/// The number of the entry that a value belongs to, and its action, of whose time nothing is said.
 pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
     let mut r = Reader(value);
     let index = r.u32();
@@ -168,7 +187,14 @@ pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
     let (kind, to, mac) = (r.u16(), r.u16(), MacAddr(r.take()));
     let action = match kind {
         ACTION_ALLOW => Action::Allow,
-        ACTION_FORWARD => Action::Forward(Forward { port: SwitchPort(to), dst_mac: mac }),
+        ACTION_FORWARD => {
+            let forward = Forward { port: SwitchPort(to), dst_mac: mac };
+            if decode_end(table, value).is_some() {
+                Action::RedirectUntil { forward, lease_ms: 0 }
+            } else {
+                Action::Forward(forward)
+            }
+        }
         ACTION_MULTICAST => Action::Multicast { group: to },
         ACTION_SET_DST_MAC => Action::SetDstMac(mac),
         _ => Action::Drop,
@@ -281,14 +307,34 @@ mod tests {
             (Table::IngressGuard, Action::Allow),
             (Table::Directory, Action::Drop),
             (Table::Redirect, Action::Forward(forward)),
+            (Table::Redirect, Action::RedirectUntil { forward, lease_ms: 0 }),
             (Table::Multicast, Action::Multicast { group: 0xffff }),
             (Table::Notify, Action::Notify),
             (Table::Anycast, Action::Select(members)),
             (Table::PortMac, Action::SetDstMac(forward.dst_mac)),
         ];
         for (table, action) in actions {
-            assert_eq!(decode_action(table, &encode_action(&action, 41)), (41, action));
+            let now = Duration::from_secs(3);
+            assert_eq!(decode_action(table, &encode_action(&action, 41, now)), (41, action));
         }
+    }
+
+    #[test]
+    fn an_end_reads_back_as_the_moment_that_it_is() {
+        let forward = Forward { port: SwitchPort(3), dst_mac: MacAddr([1, 2, 3, 4, 5, 6]) };
+        let end = |action, now| {
+            let bytes = encode_action(&action, 41, now);
+            decode_end(Table::Redirect, &bytes)
+        };
+        let now = Duration::from_millis(3000);
+        let until = |lease_ms| Action::RedirectUntil { forward, lease_ms };
+        assert_eq!(end(until(65_535), now), Some(Duration::from_millis(68_535)));
+        assert_eq!(end(until(0), now), Some(now));
+        assert!(end(until(0), Duration::ZERO).is_some(), "an end at the clock's start is one");
+        assert_eq!(end(Action::Forward(forward), now), None);
+        let bytes = encode_action(&until(7), 41, now);
+        assert_eq!(bytes.len(), REDIRECT_BYTES);
+        assert_eq!(decode_end(Table::Directory, &bytes), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{
@@ -44,6 +45,8 @@ const COUNTER_BYTES: usize = 24;
 struct Known {
     entry: Entry,
     index: u32,
+    /// When it ends by the clock of the programs.
+    dead_at: Option<Duration>,
 }
 
 /// `struct config`: what the programs read first.
@@ -133,7 +136,7 @@ pub struct TestRun {
     /// The frame as the program left it.
     pub frame: Vec<u8>,
     /// The mean time of one run.
-    pub duration: std::time::Duration,
+    pub duration: Duration,
 }
 
 /// The return value of a program that redirects the frame (`TCX_REDIRECT`).
@@ -290,8 +293,9 @@ impl EbpfSwitch {
             let (idle_timeout, metadata) =
                 note.map_or((None, Vec::new()), |note| layout::decode_note(&note));
             used.insert(index);
+            let dead_at = layout::decode_end(table, &value);
             let entry = Entry { key, action, idle_timeout, metadata };
-            self.known[at].insert(key, Known { entry, index });
+            self.known[at].insert(key, Known { entry, index, dead_at });
         }
         let end = base + u32::try_from(table.capacity()).unwrap_or(0);
         self.free[at] = (base..end).rev().filter(|index| !used.contains(index)).collect();

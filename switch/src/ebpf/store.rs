@@ -4,7 +4,7 @@ use aya::maps::{
     Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuValues, lpm_trie,
 };
 
-use super::layout::{CHOICE_BYTES, ROUTE_BYTES, Reader};
+use super::layout::{CHOICE_BYTES, REDIRECT_BYTES, ROUTE_BYTES, Reader};
 use crate::dataplane::{PlaneError, Table};
 
 /// A key and its value.
@@ -116,7 +116,7 @@ pub(super) fn table_store(table: Table, map: Map) -> Result<Box<dyn Store>, Plan
     }
     match table {
         Table::IngressGuard | Table::L2 => hash::<8, ROUTE_BYTES>(map),
-        Table::Redirect => hash::<16, ROUTE_BYTES>(map),
+        Table::Redirect => hash::<16, REDIRECT_BYTES>(map),
         Table::Anycast => hash::<4, CHOICE_BYTES>(map),
         Table::Notify => hash::<12, 4>(map),
         Table::Multicast => hash::<4, ROUTE_BYTES>(map),

@@ -60,7 +60,7 @@ impl DataPlane for Pipeline {
 
     fn modify(&mut self, entry: &Entry) -> Result<(), TableError> {
         self.check(entry)?;
-        self.tables.modify(entry)
+        self.tables.modify(entry, self.now)
     }
 
     fn delete(&mut self, key: &Key) -> Result<(), TableError> {

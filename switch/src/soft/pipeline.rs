@@ -251,8 +251,9 @@ impl Pipeline {
         if dst.command & PASS_OVER == 0 && dst.location >> 63 == 0 {
             let page = dst.location >> 12;
             let key = Key::Redirect { dst_scope: dst.scope, dst_node: dst.node, page };
-            if let Some(slot) = self.tables.exact(&key)
-                && let Action::Forward(forward) = slot.entry.action
+            if let Some(slot) = self.tables.exact(&key).filter(|slot| slot.is_alive(now))
+                && let Action::Forward(forward) | Action::RedirectUntil { forward, .. } =
+                    slot.entry.action
             {
                 slot.hit(now, bytes);
                 return Verdict::Forward(forward);

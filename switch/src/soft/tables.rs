@@ -6,7 +6,10 @@ use bluebridge_p4::pipeline::{Action, Counter, Entry, Key, Ternary};
 
 use super::frame::Address;
 use crate::{
-    dataplane::{ANYCAST_SLOTS, InstalledEntry, Table, TableError, location_mask, notify_order},
+    dataplane::{
+        ANYCAST_SLOTS, InstalledEntry, Table, TableError, lifetime, location_mask, notify_order,
+        with_time_left,
+    },
     draw::anycast_slots,
 };
 
@@ -16,19 +19,28 @@ pub(super) struct Slot {
     pub(super) entry: Entry,
     pub(super) counter: Counter,
     pub(super) last_hit: Instant,
+    /// When the entry is as if it were not there; `redirect_until` only.
+    dead_at: Option<Instant>,
     /// The member of each anycast slot; of other tables empty.
     pub(super) choice: Option<Box<[u8; ANYCAST_SLOTS]>>,
 }
 
 impl Slot {
     fn new(entry: &Entry, now: Instant) -> Self {
-        let mut slot =
-            Self { entry: entry.clone(), counter: Counter::default(), last_hit: now, choice: None };
-        slot.choose();
+        let mut slot = Self {
+            entry: entry.clone(),
+            counter: Counter::default(),
+            last_hit: now,
+            dead_at: None,
+            choice: None,
+        };
+        slot.prepare(now);
         slot
     }
 
-    fn choose(&mut self) {
+    /// Makes what the data path keeps beside the action.
+    fn prepare(&mut self, now: Instant) {
+        self.dead_at = lifetime(&self.entry.action).map(|lifetime| now + lifetime);
         if let Action::Select(members) = &self.entry.action {
             self.choice = Some(Box::new(anycast_slots(members)));
         }
@@ -45,7 +57,15 @@ impl Slot {
     fn installed(&self, now: Instant) -> InstalledEntry {
         let since_hit = matches!(self.entry.key, Key::Redirect { .. })
             .then(|| now.saturating_duration_since(self.last_hit));
-        InstalledEntry { entry: self.entry.clone(), counter: self.counter, since_hit }
+        let left = self.dead_at.map(|dead_at| dead_at.saturating_duration_since(now));
+        let action = with_time_left(&self.entry.action, left);
+        let entry = Entry { action, ..self.entry.clone() };
+        InstalledEntry { entry, counter: self.counter, since_hit }
+    }
+
+    /// Whether its time is not over.
+    pub(super) fn is_alive(&self, now: Instant) -> bool {
+        self.dead_at.is_none_or(|dead_at| now < dead_at)
     }
 }
 
@@ -78,10 +98,10 @@ impl Tables {
         Ok(())
     }
 
-    pub(super) fn modify(&mut self, entry: &Entry) -> Result<(), TableError> {
+    pub(super) fn modify(&mut self, entry: &Entry, now: Instant) -> Result<(), TableError> {
         let slot = self.slot(&entry.key)?;
         slot.entry = entry.clone();
-        slot.choose();
+        slot.prepare(now);
         Ok(())
     }
 
