@@ -6,10 +6,12 @@
 //! both follow are in `docs/protocol.md`.
 //!
 //! * `requester`: the end that asks.
+//! * `owner`: what an endpoint answers for pages that it has leases on.
 //! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] seam.
 
 #![forbid(unsafe_code)]
 
+pub mod owner;
 pub mod pieces;
 pub mod requester;
 pub mod responder;

@@ -1,0 +1,277 @@
+//! The owner's end of redirects and notices: a state machine beside the requester, for an
+//! endpoint's service thread (protocol, section 10).
+//!
+//! Requests for a page that this endpoint has a lease on may be led here by the switch. An
+//! [`Owner`] knows the leases that its endpoint told it of ([`Owner::hold`], [`Owner::release`])
+//! and answers: whether the page is leased, how long a request may wait, or, if the caller gave
+//! them, the last committed contents. It executes nothing; what it does not know it sends home.
+//!
+//! A step is: give received datagrams to [`Owner::handle_datagram`], the time to
+//! [`Owner::handle_timeout`]; send what [`Owner::poll_transmit`] gives until it gives nothing;
+//! wait until [`Owner::poll_timeout`]. All room is made when the owner is made.
+//!
+//! * `table`: the pages that are held; `request`: what is answered; `replies`: what waits.
+//! * `notice`: what memory nodes tell everybody.
+
+mod config;
+mod counters;
+mod notice;
+mod replies;
+mod request;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use bluebridge_wire::{
+    Command, Datagram, Header, Pointer, Status,
+    address::PAGE_BYTES,
+    header::{HEADER_BYTES, LEASE_EPOCH_MAX},
+};
+
+pub use crate::responder::Transmit;
+pub use config::{OwnerConfig, Policy};
+pub use counters::{Counters, Event};
+pub use notice::{Notice, NoticeKind};
+
+use crate::Instant;
+use replies::{Reply, Waiter};
+use table::{Page, Table};
+
+/// What a page held when it was leased: a part of it, or all.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed<'a> {
+    /// Where in the page the bytes begin.
+    pub start: usize,
+    /// The bytes; they end inside of the page.
+    pub bytes: &'a [u8],
+}
+
+/// Why a lease was not taken note of; requests for its page are sent home.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HoldError {
+    /// Too many leases are held; configure more, or release earlier.
+    #[error("too many leases are held at once; configure more")]
+    Full,
+    /// The page was leased again since.
+    #[error("the page is held under a later epoch")]
+    Older,
+    /// The pointer is of another space, or the epoch is no lease's.
+    #[error("not a lease in this space")]
+    Space,
+}
+
+/// The owner's state machine; see the module's documentation.
+#[derive(Debug)]
+pub struct Owner {
+    config: OwnerConfig,
+    table: Table,
+    /// First come, first told.
+    waiters: VecDeque<Waiter>,
+    replies: VecDeque<Reply>,
+    counters: Counters,
+    /// Not after the end of anybody's waiting.
+    next_timeout: Option<Instant>,
+    /// The head of the reply that was taken out last.
+    head: [u8; HEADER_BYTES],
+}
+
+impl Owner {
+    /// An owner that holds nothing; all room is made now.
+    #[must_use]
+    pub fn new(config: OwnerConfig) -> Self {
+        let reply_limit = usize::from(config.reply_count) + usize::from(config.wait_count);
+        Self {
+            table: Table::new(config.lease_count, config.contents_count),
+            waiters: VecDeque::with_capacity(usize::from(config.wait_count)),
+            replies: VecDeque::with_capacity(reply_limit),
+            counters: Counters::default(),
+            next_timeout: None,
+            head: [0; HEADER_BYTES],
+            config,
+        }
+    }
+
+    /// Takes note of a lease on the page of a pointer, or of its extension under the same epoch.
+    ///
+    /// `policy` is the configured one if `None`. `committed` is what the page held when it was
+    /// leased; it is copied, and served under [`Policy::Serve`] alone. If there is no room for it
+    /// the page is held without.
+    ///
+    /// # Errors
+    /// If the lease is not taken note of; nothing was changed.
+    pub fn hold(
+        &mut self,
+        now: Instant,
+        page: Pointer,
+        epoch: u64,
+        expires_at: Instant,
+        policy: Option<Policy>,
+        committed: Option<Committed<'_>>,
+    ) -> Result<(), HoldError> {
+        if page.space != self.config.space || epoch == 0 || epoch > LEASE_EPOCH_MAX {
+            return Err(HoldError::Space);
+        }
+        let page = Page::of(page);
+        let known = self.table.find(page).map(|held| held.epoch);
+        if known.is_some_and(|known| known > epoch) {
+            return Err(HoldError::Older);
+        }
+        if self.table.is_full() && known.is_none() {
+            self.sweep(now);
+        }
+        let policy = policy.unwrap_or(self.config.policy);
+        if !self.table.hold(page, epoch, expires_at, policy) {
+            self.counters.count(Event::HoldFull);
+            return Err(HoldError::Full);
+        }
+        self.counters.count(Event::Hold);
+        if known.is_some_and(|known| known < epoch) {
+            self.end_waiting(page, epoch);
+        }
+        if policy == Policy::Serve
+            && let Some(Committed { start, bytes }) = committed
+            && !(start < PAGE_BYTES && self.table.keep(page, start, bytes))
+        {
+            self.counters.count(Event::ContentsFull);
+        }
+        Ok(())
+    }
+
+    /// A lease ended, by COMMIT or ABORT: requests that wait for it are sent home. False if it is
+    /// not held.
+    pub fn release(&mut self, page: Pointer, epoch: u64) -> bool {
+        let page = Page::of(page);
+        let held = self.table.find(page).is_some_and(|held| held.epoch == epoch);
+        if held {
+            self.counters.count(Event::Release);
+            self.table.remove(page);
+            self.end_waiting(page, u64::MAX);
+        }
+        held
+    }
+
+    /// Takes a datagram that was received on the well-known port, from a UDP port.
+    ///
+    /// What is not a request that a redirect leads here, or a notice, is dropped and counted.
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        source_port: u16,
+        datagram: &Datagram<'_>,
+    ) -> Option<Notice> {
+        if datagram.is_reply() {
+            self.counters.count(Event::DropReply);
+            return None;
+        }
+        let space = self.config.space;
+        if [datagram.from.space, datagram.to.space, datagram.target.space] != [space; 3] {
+            self.counters.count(Event::DropSpace);
+            return None;
+        }
+        match datagram.command().command() {
+            Some(Command::Invalidate | Command::Notice) => return self.notice(datagram),
+            // What passes over redirects was not led here by one.
+            _ if datagram.command().is_home() => self.counters.count(Event::DropCommand),
+            Some(
+                Command::CompareSwap
+                | Command::Delete
+                | Command::FetchAdd
+                | Command::Read
+                | Command::Update
+                | Command::Write,
+            ) => self.request(now, source_port, datagram),
+            _ => self.counters.count(Event::DropCommand),
+        }
+        None
+    }
+
+    /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nobody waits.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Instant> {
+        self.next_timeout
+    }
+
+    /// Takes note of the time: ends waiting that is over.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.next_timeout.is_none_or(|timeout| now < timeout) {
+            return;
+        }
+        self.next_timeout = None;
+        for _ in 0..self.waiters.len() {
+            let Some(waiter) = self.waiters.pop_front() else { break };
+            let held = self.table.find(waiter.page).copied();
+            if held.is_some_and(|held| held.expires_at <= now) {
+                self.counters.count(Event::Expire);
+                self.table.remove(waiter.page);
+            }
+            let runs = held.is_some_and(|held| held.expires_at > now);
+            if !runs {
+                self.tell_end(&waiter);
+            } else if waiter.until <= now {
+                // It asks the home by itself.
+                self.counters.count(Event::WaitOver);
+            } else {
+                self.arm(waiter.until);
+                self.waiters.push_back(waiter);
+            }
+        }
+    }
+
+    /// Leases that are held, some of which may have ended by their deadline.
+    #[must_use]
+    pub const fn held_count(&self) -> usize {
+        self.table.count()
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn waiting_count(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What the owner was made with.
+    #[must_use]
+    pub const fn config(&self) -> &OwnerConfig {
+        &self.config
+    }
+
+    /// Forgets leases that ended by their deadline.
+    fn sweep(&mut self, now: Instant) {
+        while let Some(page) = self.table.expired(now) {
+            self.counters.count(Event::Expire);
+            self.table.remove(page);
+            self.end_waiting(page, u64::MAX);
+        }
+    }
+
+    /// Sends home what waits for a page under an epoch below.
+    fn end_waiting(&mut self, page: Page, below: u64) {
+        for _ in 0..self.waiters.len() {
+            let Some(waiter) = self.waiters.pop_front() else { break };
+            if waiter.page == page && waiter.epoch < below {
+                self.tell_end(&waiter);
+            } else {
+                self.waiters.push_back(waiter);
+            }
+        }
+    }
+
+    fn tell_end(&mut self, waiter: &Waiter) {
+        self.counters.count(Event::WaitEnd);
+        self.reply(waiter.asked, Status::NotOwner, Header::default());
+    }
+
+    /// Takes note of somebody's waiting that ends at `when`.
+    fn arm(&mut self, when: Instant) {
+        self.next_timeout = Some(self.next_timeout.map_or(when, |timeout| timeout.min(when)));
+    }
+}

@@ -1,0 +1,1 @@
+//! The owner against requests made by hand.
