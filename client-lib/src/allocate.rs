@@ -90,7 +90,7 @@ impl<T: Transport> Client<T> {
     }
 
     /// Two places, the emptier one first; one that does not answer comes last.
-    fn compare(&mut self, first: usize, second: usize) -> (usize, usize) {
+    pub(crate) fn compare(&mut self, first: usize, second: usize) -> (usize, usize) {
         if first == second {
             return (first, second);
         }

@@ -8,7 +8,8 @@
 //! * [`Client::read`], [`Client::write`], [`Client::zero`]: any length, any alignment. A page
 //!   (4096 bytes) is read or written whole or not at all; a longer range is not one moment.
 //! * [`Client::compare_swap`], [`Client::fetch_add`]: atomics on 8 aligned bytes.
-//! * [`Client::read_many`], [`Client::write_many`]: many ranges on many servers at once.
+//! * [`Client::read_many`], [`Client::write_many`], [`Client::create_many`],
+//!   [`Client::delete_many`]: many ranges on many servers at once.
 //! * [`Placement`]: where new pages go.
 //!
 //! Every call ends by its deadline. An [`Error`] says who is at fault ([`Error::fault`]) and what
@@ -41,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod allocate_many;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod client;
@@ -53,6 +55,7 @@ mod many;
 mod placement;
 mod transfer;
 
+pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncClient, QUEUE_LENGTH};
 pub use bluebridge_protocol::requester::{Counters, Event};

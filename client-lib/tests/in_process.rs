@@ -5,7 +5,7 @@ include!("support/rack.rs");
 use std::time::Duration;
 
 use bluebridge::{
-    Client, EndpointConfig, Error, Event, Fault, MemoryNode, NodeId, Placement, Pointer,
+    Client, CreateRequest, DeleteRequest, EndpointConfig, Error, Event, Fault, MemoryNode, NodeId, Placement, Pointer,
     ReadRequest, Status, WriteRequest,
 };
 use bluebridge_transport::memory::MemoryTransport;
@@ -227,4 +227,55 @@ fn a_read_of_a_page_waits_asleep() {
     let before = cpu();
     client.read(silent, &mut [0]).expect_err("there is no such node");
     assert!(cpu() - before < Duration::from_millis(40), "it slept for most of 400 ms");
+}
+
+#[test]
+fn many_allocations_on_many_nodes_are_made_and_freed_one_by_one() {
+    let rack = Rack::start(&NODES, 4 << 20);
+    let mut client = client(&rack);
+    let placements = [Placement::Anywhere, Placement::Node(NodeId(2)), Placement::TwoChoices];
+    let data: Vec<_> = (0..300).map(|seed| pattern(seed * 31 % 9000, seed)).collect();
+    let mut creations: Vec<_> = data
+        .iter()
+        .enumerate()
+        .map(|(at, data)| match placements[at % 3] {
+            placement if at % 2 == 0 => CreateRequest::new(1 + at as u64 * 20, placement),
+            placement => CreateRequest::holding(data, placement),
+        })
+        .collect();
+    creations.push(CreateRequest::new(0, Placement::Anywhere));
+    creations.push(CreateRequest::new(1 << 40, Placement::Node(NodeId(1))));
+    client.create_many(&mut creations).expect("the carrier works");
+    let mut deletions = Vec::new();
+    for (at, creation) in creations.iter().enumerate() {
+        let is_empty = at < data.len() && at % 2 == 1 && data[at].is_empty();
+        if is_empty || at == data.len() {
+            assert!(matches!(creation.result, Err(Error::Length)), "{at}");
+            continue;
+        }
+        if at > data.len() {
+            let refused = matches!(creation.result, Err(Error::Refused { .. }));
+            assert!(refused, "{:?}", creation.result);
+            continue;
+        }
+        let region = creation.result.clone().expect("there is room");
+        if at % 2 == 1 {
+            let mut back = vec![0; data[at].len()];
+            client.read(region.base(), &mut back).expect("it is ours");
+            assert!(back == data[at], "{at}");
+        }
+        if at % 3 == 1 {
+            assert_eq!(region.base().node, NodeId(2));
+        }
+        deletions.push(DeleteRequest::new(region));
+    }
+    let again = deletions.first().map(|first| DeleteRequest::new(first.region));
+    client.delete_many(&mut deletions).expect("the carrier works");
+    assert!(deletions.iter().all(|deletion| deletion.result.is_ok()), "each is freed once");
+    let mut again: Vec<_> = again.into_iter().collect();
+    client.delete_many(&mut again).expect("the carrier works");
+    assert!(again.iter().all(|deletion| deletion.result.is_err()), "and not twice");
+    for node in NODES {
+        assert_eq!(client.stat(node).expect("it answers").used_pages, 0);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bluebridge::{MemoryNode, Placement, Pointer, ReadRequest, WriteRequest};
+use bluebridge::{CreateRequest, MemoryNode, Placement, Pointer, ReadRequest, WriteRequest};
 use bluebridge_cli::rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
 
@@ -35,7 +35,7 @@ pub struct Report {
     pub neighbours: Neighbours,
 }
 
-/// Creates `count` pages one by one, writes to each, reads each back and compares, by some clients
+/// Creates `count` pages, each by a request of its own, writes to each, reads each back and compares, by some clients
 /// of one endpoint, while the neighbour table of its namespace is watched.
 ///
 /// # Panics
@@ -99,15 +99,23 @@ fn create(
     nodes: &[MemoryNode],
     list: &mut Vec<Pointer>,
 ) {
-    for step in 0..count {
+    let request = |step: usize| {
         let node = nodes.get((step / 4 + number) % nodes.len()).expect("a node").node;
         let placement = if step % 4 < 2 { Placement::Anywhere } else { Placement::Node(node) };
-        let made = if step % 2 == 0 {
-            client.create_at(PAGE_BYTES as u64, placement)
+        if step.is_multiple_of(2) {
+            CreateRequest::new(PAGE_BYTES as u64, placement)
         } else {
-            client.alloc_write_at(b"something that is overwritten", placement)
-        };
-        list.push(made.unwrap_or_else(|error| panic!("page {step}: {error}")).base());
+            CreateRequest::holding(b"something that is overwritten", placement)
+        }
+    };
+    let steps: Vec<usize> = (0..count).collect();
+    for call in steps.chunks(CALL_COUNT) {
+        let mut requests: Vec<_> = call.iter().map(|step| request(*step)).collect();
+        client.create_many(&mut requests).unwrap_or_else(|error| panic!("{error}"));
+        for (request, step) in requests.into_iter().zip(call) {
+            let made = request.result.unwrap_or_else(|error| panic!("page {step}: {error}"));
+            list.push(made.base());
+        }
     }
 }
 

@@ -1,0 +1,221 @@
+//! Getting and freeing many allocations at once, pipelined over all the servers.
+
+use bluebridge_protocol::requester::{Answer, Buffers, Operation, Server};
+use bluebridge_transport::Transport;
+use bluebridge_wire::{
+    Pointer, Region, Status,
+    address::{LINE_BYTES, PAGE_BYTES},
+};
+
+use crate::{client::Client, drive::Work, error::Error, placement::Placement, transfer};
+
+/// Memory to allocate.
+#[derive(Debug)]
+pub struct CreateRequest<'a> {
+    bytes: u64,
+    data: &'a [u8],
+    /// Where it goes.
+    pub placement: Placement,
+    /// The region; the call sets it.
+    pub result: Result<Region, Error>,
+    /// What is asked, once its place is chosen.
+    operation: Option<Operation>,
+}
+
+impl<'a> CreateRequest<'a> {
+    /// Zeroed memory for `bytes` bytes; the region is made of whole pages.
+    #[must_use]
+    pub const fn new(bytes: u64, placement: Placement) -> Self {
+        Self { bytes, data: &[], placement, result: Err(Error::Length), operation: None }
+    }
+
+    /// Memory that holds `data`, 1 byte to 32 KiB.
+    #[must_use]
+    pub const fn holding(data: &'a [u8], placement: Placement) -> Self {
+        let mut request = Self::new(data.len() as u64, placement);
+        request.data = data;
+        request
+    }
+
+    fn pages(&self) -> Result<u32, Error> {
+        let pages = u32::try_from(self.bytes.div_ceil(PAGE_BYTES as u64)).ok();
+        let fits = self.data.len() <= LINE_BYTES;
+        pages.filter(|pages| *pages > 0 && fits).ok_or(Error::Length)
+    }
+
+    fn ask(&mut self, server: Option<Server>) -> Result<(), Error> {
+        let pages = self.pages()?;
+        self.operation = Some(if self.data.is_empty() {
+            Operation::Create { server, pages }
+        } else {
+            let length = u32::try_from(self.data.len()).map_err(|_| Error::Length)?;
+            Operation::AllocWrite { server, length }
+        });
+        Ok(())
+    }
+}
+
+/// An allocation to free.
+#[derive(Debug)]
+pub struct DeleteRequest {
+    /// The whole region, as it was created.
+    pub region: Region,
+    /// How it ended; the call sets it.
+    pub result: Result<(), Error>,
+}
+
+impl DeleteRequest {
+    /// A request that was not made yet.
+    #[must_use]
+    pub const fn new(region: Region) -> Self {
+        Self { region, result: Ok(()) }
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// Allocates many regions at once; each request tells its own or why there is none.
+    ///
+    /// # Errors
+    /// Only if the carrier failed; what was under way may stay allocated.
+    pub fn create_many(&mut self, requests: &mut [CreateRequest<'_>]) -> Result<(), Error> {
+        for request in &mut *requests {
+            let server = self.choose(request.placement, request.pages().unwrap_or(0));
+            let asked = server.and_then(|server| request.ask(server));
+            // Replaced by the answer; what could not be asked keeps its error.
+            request.result = asked.and(Err(Error::Length));
+        }
+        self.driver.run(&mut Creations(requests), self.deadline)?;
+        for request in requests {
+            let is_full = matches!(
+                request.result,
+                Err(Error::Refused { status: Status::OutOfMemory, .. })
+            );
+            if is_full && request.placement == Placement::TwoChoices {
+                request.result = if request.data.is_empty() {
+                    self.create_at(request.bytes, request.placement)
+                } else {
+                    self.alloc_write_at(request.data, request.placement)
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// The server that is asked; any for [`Placement::Anywhere`].
+    fn choose(&mut self, placement: Placement, pages: u32) -> Result<Option<Server>, Error> {
+        #[cfg(feature = "join")]
+        self.refresh_places();
+        match placement {
+            Placement::Anywhere => Ok(None),
+            Placement::Node(node) => Ok(Some(self.places.draw_of(node))),
+            Placement::TwoChoices => {
+                let (first, second) = self.places.draw_two().ok_or(Error::NoMemoryNode)?;
+                let (better, _) = self.compare(first, second);
+                self.places.take(better, pages);
+                Ok(self.places.at(better).map(|place| place.server))
+            }
+        }
+    }
+
+    /// Frees many allocations at once, in no order; each request tells how it ended.
+    ///
+    /// # Errors
+    /// Only if the carrier failed; what was under way may be freed.
+    pub fn delete_many(&mut self, requests: &mut [DeleteRequest]) -> Result<(), Error> {
+        for request in &mut *requests {
+            request.result = Ok(());
+        }
+        self.driver.run(&mut Deletions(requests), self.deadline)
+    }
+}
+
+struct Creations<'a, 'b>(&'a mut [CreateRequest<'b>]);
+
+impl Buffers for Creations<'_, '_> {
+    fn outgoing(&self, token: u64) -> &[u8] {
+        self.0.get(transfer::untoken(token).0).map_or(&[], |request| request.data)
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl Work for Creations<'_, '_> {
+    fn transfer_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
+        let request = self.0.get(transfer).ok_or(Error::Length)?;
+        Ok(u32::from(request.operation.is_some()))
+    }
+
+    fn operation(
+        &self,
+        transfer: usize,
+        _line: u32,
+    ) -> Result<(Operation, Option<Pointer>), Error> {
+        let request = self.0.get(transfer).ok_or(Error::Length)?;
+        Ok((request.operation.ok_or(Error::Length)?, None))
+    }
+
+    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+        let Some(request) = self.0.get_mut(transfer) else { return };
+        request.result = result.and_then(|answer| match answer {
+            Answer::Pointer(pointer) => {
+                let length = u64::from(request.pages()?) * PAGE_BYTES as u64;
+                Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
+            }
+            _ => Err(Error::Violation { node: bluebridge_wire::NodeId::ANY }),
+        });
+    }
+
+    fn is_failed(&self, transfer: usize) -> bool {
+        self.0.get(transfer).is_none_or(|request| request.operation.is_none())
+    }
+}
+
+struct Deletions<'a>(&'a mut [DeleteRequest]);
+
+impl Buffers for Deletions<'_> {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        &[]
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl Work for Deletions<'_> {
+    fn transfer_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
+        Ok(1)
+    }
+
+    fn operation(
+        &self,
+        transfer: usize,
+        _line: u32,
+    ) -> Result<(Operation, Option<Pointer>), Error> {
+        let region = self.0.get(transfer).ok_or(Error::Length)?.region;
+        let pages = region.length_bytes().div_ceil(PAGE_BYTES as u64);
+        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
+        let pointer = region.base();
+        Ok((Operation::Delete { pointer, pages }, Some(pointer)))
+    }
+
+    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+        if let Some(request) = self.0.get_mut(transfer) {
+            request.result = result.map(|_| ());
+        }
+    }
+
+    fn is_failed(&self, transfer: usize) -> bool {
+        self.0.get(transfer).is_none_or(|request| request.result.is_err())
+    }
+}
