@@ -9,6 +9,7 @@
 //!   representation ([`Header`]).
 //! * [`datagram`]: a whole received datagram, checked ([`Datagram::parse`]), and the sealing of
 //!   one to be sent ([`seal`]).
+//! * [`copy`]: the beginning of a reply, as the controller's copies have it ([`ReplyCopy`]).
 //!
 //! Nothing here panics on input: a `parse` returns an error, and the accessors of a view that
 //! passed its check are total. The `emit` functions panic if the buffer is shorter than the
@@ -22,6 +23,7 @@
 
 pub mod address;
 pub mod command;
+pub mod copy;
 pub mod datagram;
 pub mod header;
 pub mod tlv;
@@ -32,6 +34,7 @@ pub use address::{
     ReplySource, Space, Tag,
 };
 pub use command::{Command, Fault, LeaseEnd, Status, WireCommand};
+pub use copy::{CopyError, ReplyCopy};
 pub use datagram::{Datagram, DatagramError, seal};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};
 pub use usage::Usage;
