@@ -7,6 +7,7 @@ mod anywhere;
 mod atomic_and_small;
 mod bench;
 mod joining;
+mod leases;
 mod moved;
 mod mutated;
 mod reads;
@@ -33,6 +34,11 @@ pub(super) mod run {
             a_smaller_link_is_heeded_from_the_next_train_on;
         atomic_and_small: atomics_answer_what_was_there, small_requests_and_their_answers,
             a_close_waits_for_what_was_started_before;
+        leases: an_update_is_joined_and_committed, a_lease_counts_from_the_try_that_was_answered,
+            a_grant_to_somebody_else_is_not_taken, an_update_waits_at_the_home, a_long_wait_keeps_its_place_and_its_time,
+            a_read_waits_for_the_page_that_is_leased, waiting_ends_at_the_deadline, a_grant_that_ran_out_is_asked_for_anew,
+            a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read,
+            an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up;
         moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, a_grant_that_is_late_is_waited_for, pages_that_moved_apart_are_asked_one_by_one,
             a_range_that_moves_for_ever_is_given_up, a_page_that_was_changed_is_not_forgotten,
             a_page_is_asked_for_anew_in_a_new_session;

@@ -3,11 +3,11 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use bluebridge_wire::{Command, Status, tlv};
+use bluebridge_wire::{Command, Flags, Status, tlv};
 use proptest::prelude::*;
 
 use super::super::{Operation, Server};
-use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, Sent, pattern, pointer};
+use super::bench::{Bench, CLIENT, HOME, OTHER, PIECE, Reply, SERVER, Sent, pattern, pointer};
 
 /// What a reply says, beside what belongs to the request.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ struct Whim {
     new_incarnation: bool,
     pages: usize,
     pass_us: u64,
+    flags: u16,
+    epoch: u64,
 }
 
 fn whims() -> impl Strategy<Value = Whim> {
@@ -34,11 +36,13 @@ fn whims() -> impl Strategy<Value = Whim> {
     let offset = prop_oneof![Just(0), Just(PIECE), Just(4096), Just(4096 + PIECE), any::<u16>()];
     let data_bytes =
         prop_oneof![Just(0), Just(8), Just(usize::from(PIECE)), Just(64), 0_usize..5000];
-    let node = prop_oneof![Just(0), Just(HOME.0), Just(OTHER.0), any::<u16>()];
+    let node = prop_oneof![Just(0), Just(CLIENT.0), Just(HOME.0), Just(OTHER.0), any::<u16>()];
     let place = (status, any::<bool>(), offset, data_bytes, 0_u64..4, any::<u32>(), node);
     let rest =
         (0_u16..80, prop::bool::weighted(0.1), prop::bool::weighted(0.1), 0_usize..9, 0_u64..9000);
-    (place, rest).prop_map(|(place, rest)| {
+    // Any of the flags, seldom with the try of something else.
+    let lease = (prop_oneof![4 => 0_u16..64, 1 => any::<u16>()], 0_u64..3);
+    (place, rest, lease).prop_map(|(place, rest, (flags, epoch))| {
         let (status, from_other, offset, data_bytes, version, detail, node) = place;
         let (credit, wrong_number, new_incarnation, pages, pass_us) = rest;
         Whim {
@@ -54,6 +58,8 @@ fn whims() -> impl Strategy<Value = Whim> {
             new_incarnation,
             pages,
             pass_us,
+            flags,
+            epoch,
         }
     })
 }
@@ -74,6 +80,8 @@ fn answer(sent: &Sent, whim: &Whim, session: u64) -> Reply {
         header.detail = if opens { 2 } else { whim.detail };
         header.node = whim.node;
         header.credit = whim.credit;
+        header.flags = Flags::from_bits(header.flags.bits() ^ (whim.flags & !(0b11 << 8)));
+        (header.lease_epoch, header.lease_remaining_ms) = (whim.epoch, whim.credit);
         header.sequence = header.sequence.wrapping_add(u64::from(whim.wrong_number));
         header.incarnation += u32::from(whim.new_incarnation);
         if opens {
@@ -91,7 +99,8 @@ fn answer(sent: &Sent, whim: &Whim, session: u64) -> Reply {
 fn operation(kind: u8, offset: u64, length: u32) -> Operation {
     let pointer = pointer(offset);
     let anywhere = (kind & 0x10 == 0).then_some(SERVER);
-    match kind % 11 {
+    let epoch = 1;
+    match kind % 16 {
         0 => Operation::AllocWrite { server: anywhere, length },
         1 => Operation::Close { server: SERVER },
         2 => Operation::CompareSwap { pointer, expected: 1, new: 2 },
@@ -102,6 +111,11 @@ fn operation(kind: u8, offset: u64, length: u32) -> Operation {
         7 => Operation::Stat { server: SERVER },
         8 => Operation::Write { pointer, length },
         9 => Operation::Zero { pointer, length },
+        10 => Operation::Update { pointer, length, lease_ms: 100, wait: kind & 0x20 == 0 },
+        11 => Operation::Commit { pointer, length, epoch },
+        12 => Operation::Abort { pointer, length, epoch },
+        13 => Operation::Renew { pointer, length, epoch, lease_ms: 0 },
+        14 => Operation::ReadStale { pointer, length },
         _ => Operation::Read { pointer, length },
     }
 }
