@@ -192,6 +192,20 @@ impl Arena {
         budget - left
     }
 
+    /// Where the allocation at a location begins here, and its pages, if it has so many.
+    fn extent_of(&self, access: Access, pages: u32) -> Result<(usize, u32), Status> {
+        self.check(access)?;
+        let start = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
+        let PageState { link: length, part, .. } = self.pages[start];
+        if part != Use::Head || !access.location.is_page_aligned() {
+            return Err(Status::Unaligned);
+        }
+        if pages != 0 && pages != length {
+            return Err(Status::BadLength);
+        }
+        Ok((start, length))
+    }
+
     /// The page's number here; `None` if the location leads elsewhere.
     fn index(&self, page: u64) -> Option<usize> {
         let number = index_of(page.checked_sub(self.first_page)?);
@@ -325,23 +339,20 @@ impl PageStore for Arena {
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
-        self.check(access)?;
-        let Some(start) = self.index(access.location.page()) else {
-            return Err(Status::OutOfRange);
-        };
-        let PageState { link: length, part, space, .. } = self.pages[start];
-        if part != Use::Head || !access.location.is_page_aligned() {
-            return Err(Status::Unaligned);
-        }
-        if pages != 0 && pages != length {
-            return Err(Status::BadLength);
-        }
+        let (start, length) = self.extent_of(access, pages)?;
+        let space = self.pages[start].space;
         for page in &mut self.pages[start..start + length as usize] {
             page.part = Use::None;
         }
         self.quota(space).used_pages -= u64::from(length);
         self.lay_to_rest(u32::try_from(start).unwrap_or(u32::MAX), length);
         Ok(length)
+    }
+
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
+        let (_, length) = self.extent_of(access, pages)?;
+        let first = access.location.page();
+        Ok(first..first + u64::from(length))
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {

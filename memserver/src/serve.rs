@@ -18,7 +18,7 @@ use bluebridge_protocol::{
     store::PageStore,
 };
 use bluebridge_transport::{Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait};
-use bluebridge_wire::{Datagram, NodeId};
+use bluebridge_wire::{Datagram, NodeId, Space};
 
 use crate::{Arena, ArenaUsage, statistics::ShardStatistics};
 
@@ -91,6 +91,8 @@ pub enum Order {
     Authority(Option<Authority>),
     /// Answer MOVED for these pages.
     Move(core::ops::Range<u64>, NodeId),
+    /// Send notices of what is created and deleted in this space, or no more.
+    Notices(Space, bool),
     /// Give up a range of another node.
     Release(Adopted),
     /// Serve these pages again.
@@ -206,9 +208,16 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
         }
         self.flush(statistics)?;
-        // Nothing waits, so the responder cannot ask to send first.
-        let timed = self.responder.handle_timeout(now, &mut self.store);
-        debug_assert!(timed.is_ok(), "the queue was flushed");
+        // Nothing waits, so the responder cannot ask to send first. Requests that waited for a
+        // lease that ran out may be answered now, and be more than fit at once.
+        while self.responder.poll_timeout().is_some_and(|due| due <= now) {
+            let timed = self.responder.handle_timeout(now, &mut self.store);
+            debug_assert!(timed.is_ok(), "the queue was flushed");
+            if self.responder.reply_count() == 0 {
+                break;
+            }
+            self.flush(statistics)?;
+        }
         Ok(())
     }
 
@@ -294,6 +303,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 true
             }
             Order::Move(pages, node) => self.responder.add_moved(pages, node).is_ok(),
+            Order::Notices(space, is_on) => {
+                self.responder.set_notices(space, is_on);
+                true
+            }
             Order::Release(adopted) => self.responder.remove_adopted(&adopted),
             Order::Return(pages) => self.responder.remove_moved(&pages),
         };

@@ -48,6 +48,12 @@ pub trait PageStore {
     /// [`Status::BadLength`] if the allocation has another length.
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status>;
 
+    /// The pages that [`Self::delete`] of the same would free.
+    ///
+    /// # Errors
+    /// What [`Self::delete`] would refuse.
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status>;
+
     /// Whether the range may be accessed: generation, bounds, allocated, colour, space.
     ///
     /// # Errors

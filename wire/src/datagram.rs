@@ -129,6 +129,19 @@ impl<'a> Datagram<'a> {
         Ok(datagram)
     }
 
+    /// A datagram of parts that were parsed before, without data, options and trailer: of a request
+    /// that waited.
+    #[must_use]
+    pub const fn bare(
+        source: Ipv6Addr,
+        from: Fields,
+        to: Fields,
+        target: Fields,
+        header: Header,
+    ) -> Self {
+        Self { source, from, to, header, target, data: &[], trailer: &[], options: &[] }
+    }
+
     /// Whether it is a reply (else a request or a notice).
     #[must_use]
     pub const fn is_reply(&self) -> bool {

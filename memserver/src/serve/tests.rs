@@ -112,6 +112,9 @@ impl PageStore for Refusing {
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
         self.0.delete(access, pages)
     }
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
+        self.0.allocation(access, pages)
+    }
     fn check(&self, access: Access) -> Result<(), Status> {
         self.0.check(access)
     }

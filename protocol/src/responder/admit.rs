@@ -110,9 +110,9 @@ impl Responder {
         let missing = header.required.missing_from(Features::SUPPORTED);
         if missing.0 != 0 {
             let (status, detail) = (Status::UnsupportedFeature, u32::from(missing.0));
-            return Verdict::Refuse(Refusal { status, detail, node: 0 });
+            return Verdict::Refuse(Refusal { detail, ..status.into() });
         }
-        let Some(command) = code.command().filter(|&command| is_served(command)) else {
+        let Some(command) = code.command() else {
             return Status::UnknownCommand.into();
         };
         if header.key_id != 0 || !datagram.trailer.is_empty() {
@@ -209,6 +209,7 @@ impl Responder {
             return;
         }
         self.counters.count(Event::IncarnationRaised);
+        self.end_superseded_leases(request);
         while let Some(slot) = self.sessions.superseded_by(asker) {
             self.end_session(slot, Event::SessionSuperseded, store);
         }
@@ -251,7 +252,10 @@ impl Responder {
         }
         if record.progress == Progress::Answered {
             self.counters.count(Event::AnswerRepeated);
-            return self.answer(request, &record);
+            if matches!(command, Command::Update | Command::Renew) && record.status.is_ok() {
+                self.counters.count(Event::LeaseRepeated);
+            }
+            return self.answer(request, slot, &record, store);
         }
         if self.is_shutting_down && record.progress == Progress::Fresh && command != Command::Close
         {
@@ -303,8 +307,8 @@ impl Responder {
 
     /// Answers a refusal that is not recorded.
     pub(super) fn refuse(&mut self, request: &Request<'_>, refusal: Refusal) {
-        let Refusal { status, detail, node } = refusal;
-        let header = Header { detail, node, ..self.reply_header(request) };
+        let Refusal { status, detail, node, epoch } = refusal;
+        let header = Header { detail, node, lease_epoch: epoch, ..self.reply_header(request) };
         match several_pages(request, status) {
             Some(cut) => {
                 for part in cut.parts() {
@@ -338,9 +342,4 @@ fn several_pages(request: &Request<'_>, status: Status) -> Option<Pieces> {
 
 fn same_beside_node(to: &Fields, target: &Fields) -> bool {
     (to.space, to.tag, to.location) == (target.space, target.tag, target.location)
-}
-
-/// Leases are later work: the one place that says so.
-const fn is_served(command: Command) -> bool {
-    !matches!(command, Command::Update | Command::Commit | Command::Abort | Command::Renew)
 }

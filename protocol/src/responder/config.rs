@@ -72,6 +72,7 @@ impl Config {
         if !(PIECE_BYTES_MIN..=PIECE_BYTES_MAX).contains(&self.piece_bytes) {
             return Err(ConfigError::PieceBytes(self.piece_bytes));
         }
+        self.timers.check()?;
         self.limits.check()
     }
 }
@@ -102,6 +103,14 @@ pub struct Limits {
     pub node_provisional_count: u16,
     /// Pages that those may hold; an anywhere-CREATE of more is refused for good.
     pub node_provisional_pages: u64,
+    /// Pages that are leased, or whose last lease's end is remembered; about 100 bytes each.
+    pub lease_count: u16,
+    /// Pages that one node may have leased at once.
+    pub node_lease_count: u16,
+    /// READs and UPDATEs that wait for leased pages, 65,534 at most; about 256 bytes each.
+    pub wait_count: u16,
+    /// Those of one node.
+    pub node_wait_count: u16,
     /// Ranges that moved away, and ranges that came from other nodes.
     pub range_count: u16,
     /// Replies that wait to be sent; 64 or more.
@@ -120,6 +129,10 @@ impl Default for Limits {
             provisional_pages: 65536,
             node_provisional_count: 1024,
             node_provisional_pages: 16384,
+            lease_count: 16384,
+            node_lease_count: 4096,
+            wait_count: 1024,
+            node_wait_count: 256,
             range_count: 1024,
             reply_count: 256,
             credit_pages: 16384,
@@ -142,6 +155,10 @@ impl Limits {
             ("buffer_pages", u64::from(self.buffer_pages), 8, 65534),
             ("provisional_count", u64::from(self.provisional_count), 1, 65535),
             ("node_provisional_count", u64::from(self.node_provisional_count), 1, 65535),
+            ("lease_count", u64::from(self.lease_count), 8, 65535),
+            ("node_lease_count", u64::from(self.node_lease_count), 8, 65535),
+            ("wait_count", u64::from(self.wait_count), 1, 65534),
+            ("node_wait_count", u64::from(self.node_wait_count), 1, 65534),
             ("range_count", u64::from(self.range_count), 1, 65535),
             ("reply_count", u64::from(self.reply_count), 64, 65535),
         ];
@@ -164,6 +181,12 @@ pub struct Timers {
     pub incarnation_rest: Duration,
     /// An anywhere-CREATE that nobody confirmed for so long is freed; 1 ms to 49 days.
     pub provisional: Duration,
+    /// A lease that names no time of its own is for so long; 1 ms to `lease_max`.
+    pub lease_default: Duration,
+    /// No lease is longer, but it may be renewed; 65,535 ms at most.
+    pub lease_max: Duration,
+    /// Who waits for a leased page must repeat its request within this time; 1 ms to 49 days.
+    pub lease_wait: Duration,
     /// A train without a new piece for so long loses its buffers.
     pub train: Duration,
     /// A train without a new piece for so long loses its buffers when another needs them.
@@ -176,8 +199,27 @@ impl Default for Timers {
             session_idle: Duration::from_secs(60),
             incarnation_rest: Duration::from_secs(90),
             provisional: Duration::from_secs(2),
+            lease_default: Duration::from_secs(1),
+            lease_max: Duration::from_secs(10),
+            lease_wait: Duration::from_millis(200),
             train: Duration::from_secs(1),
             train_pressed: Duration::from_millis(20),
+        }
+    }
+}
+
+impl Timers {
+    fn check(&self) -> Result<(), ConfigError> {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let lease_max = millis(self.lease_max);
+        let times = [
+            ("lease_max", lease_max, u64::from(u16::MAX)),
+            ("lease_default", millis(self.lease_default), lease_max),
+            ("lease_wait", millis(self.lease_wait), u64::from(u32::MAX)),
+        ];
+        match times.into_iter().find(|&(_, value, most)| value < 1 || value > most) {
+            Some((name, value, most)) => Err(ConfigError::Timer { name, value, most }),
+            None => Ok(()),
         }
     }
 }
@@ -196,6 +238,16 @@ pub enum ConfigError {
         /// The least that works.
         least: u64,
         /// The most that works.
+        most: u64,
+    },
+    /// A time is out of its bounds.
+    #[error("the time {name} is {value} ms; it must be 1 to {most} ms")]
+    Timer {
+        /// Its field's name.
+        name: &'static str,
+        /// What was given, in milliseconds.
+        value: u64,
+        /// The most that works, in milliseconds.
         most: u64,
     },
     /// The node is 0 or 65535, which name no single node.

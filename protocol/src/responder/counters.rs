@@ -65,8 +65,36 @@ events! {
     IncarnationForgotten = "incarnation_forgotten";
     /// A node came with a higher incarnation than before.
     IncarnationRaised = "incarnation_raised";
+    /// A READ of a leased page got its last committed contents.
+    LastCommittedRead = "last_committed_read";
+    /// A page's lease ended by ABORT.
+    LeaseAborted = "lease_aborted";
+    /// An UPDATE was refused because its node has its share of leases.
+    LeaseBeyondShare = "lease_beyond_share";
+    /// A page's lease ended by COMMIT.
+    LeaseCommitted = "lease_committed";
+    /// An answer said that a lease is fought over.
+    LeaseContended = "lease_contended";
+    /// A page's lease ran out.
+    LeaseExpired = "lease_expired";
+    /// A page's lease was forgotten, because the page was freed or moved.
+    LeaseForgotten = "lease_forgotten";
+    /// A page was leased.
+    LeaseGranted = "lease_granted";
+    /// A COMMIT, ABORT or RENEW came when the lease was not held.
+    LeaseNotHeld = "lease_not_held";
+    /// A page's lease was renewed.
+    LeaseRenewed = "lease_renewed";
+    /// An UPDATE or RENEW that was answered came again.
+    LeaseRepeated = "lease_repeated";
+    /// A page's lease ended because its owner came with a higher incarnation.
+    LeaseSuperseded = "lease_superseded";
+    /// An UPDATE was refused because the table of leases is full.
+    LeaseTableFull = "lease_table_full";
     /// A session's low-water mark moved up.
     LowWaterRaised = "low_water_raised";
+    /// A notice was sent.
+    NoticeSent = "notice_sent";
     /// An OPEN that came again.
     OpenRepeated = "open_repeated";
     /// A piece that was there already.
@@ -113,6 +141,20 @@ events! {
     TrainPressed = "train_pressed";
     /// A train lost its buffers by time.
     TrainTimedOut = "train_timed_out";
+    /// A request that waited was answered.
+    WaiterAnswered = "waiter_answered";
+    /// A request that waits is not wanted any more, or its session ended.
+    WaiterForgotten = "waiter_forgotten";
+    /// A request that waited was given up, because it did not come again in time.
+    WaiterGone = "waiter_gone";
+    /// A request began to wait for leased pages.
+    WaiterJoined = "waiter_joined";
+    /// A request came again that waits no more.
+    WaiterLeft = "waiter_left";
+    /// A request could not wait, because there is no room or its node has its share.
+    WaiterRefused = "waiter_refused";
+    /// A request that waits came again.
+    WaiterRepeated = "waiter_repeated";
 }
 
 /// Counts since the start.

@@ -18,12 +18,13 @@ use crate::store::{Access, Grant, PageStore};
 
 impl Responder {
     pub(super) fn create<S: PageStore + ?Sized>(
-        &self,
+        &mut self,
         request: &Request<'_>,
         store: &mut S,
     ) -> Result<Record, Refusal> {
         let pages = pages_of_create(request)?;
         let grant = self.allocate(request, pages, store)?;
+        self.tell_created(request, grant, u64::from(pages));
         Ok(record_of(Command::Create, request, grant, Progress::Answered))
     }
 
@@ -42,7 +43,7 @@ impl Responder {
             Ok(begun) => begun,
             Err(refusal) => {
                 let command = Command::AllocWrite;
-                return self.conclude_refused(request, command, slot, before, refusal);
+                return self.conclude_refused(request, command, slot, before, refusal, store);
             }
         };
         let arrived = u32::try_from(record.value).unwrap_or(0);
@@ -53,7 +54,9 @@ impl Responder {
         };
         if arrived == cut.bits() {
             record = Record { value: 0, progress: Progress::Answered, ..record };
-            return self.conclude(request, slot, record);
+            let pages = pages_of_bytes(request.header().length);
+            self.tell_created(request, grant, u64::from(pages));
+            return self.conclude(request, slot, record, store);
         }
         record.value = u64::from(arrived);
         self.sessions.at(slot).keep(request.header().sequence, record);
@@ -242,13 +245,14 @@ impl Responder {
             return;
         }
         let Some(index) = self.provisional.holding(location.page()) else { return };
-        let Provisional { asker, grant, .. } = *self.provisional.at(index);
+        let Provisional { asker, grant, pages, .. } = *self.provisional.at(index);
         let is_same = grant.tag.0 == target.tag
             && grant.location.generation() == location.generation()
             && asker == request.asker();
         if is_same {
             self.provisional.remove(index);
             self.counters.count(event);
+            self.tell_created(request, grant, u64::from(pages));
         }
     }
 

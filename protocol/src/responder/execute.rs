@@ -9,8 +9,9 @@ use super::{
     Event, Refusal, Responder,
     admit::Request,
     cut::{PagePart, Pieces},
+    lease::{line_bits, line_of},
     record::{Progress, Record},
-    replies::INLINE_BYTES,
+    replies::{INLINE_BYTES, Way},
 };
 use crate::store::{Access, Grant, PageStore};
 
@@ -41,15 +42,19 @@ impl Responder {
             self.counters.count(Event::ServedAdopted);
         }
         if header.page_shift != HEADER_PAGE_SHIFT {
-            return self.conclude_refused(request, command, slot, record, Status::Malformed.into());
+            let refusal = Status::Malformed.into();
+            return self.conclude_refused(request, command, slot, record, refusal, store);
         }
         let outcome = match command {
             Command::Close => return self.close(request, slot, store),
             Command::Ping => return self.ping(request),
-            Command::Read => return self.read(request, slot, store),
+            Command::Read => return self.read(request, slot, record, store),
             Command::Stat => return self.stat(request, store),
             Command::Write => return self.write(request, slot, record, store),
+            Command::Update => return self.update(request, slot, record, store),
+            Command::Commit => return self.commit(request, slot, record, store),
             Command::AllocWrite => return self.alloc_write(request, slot, record, store),
+            Command::Abort => self.abort(request, slot, store),
             Command::CompareSwap => self.compare_swap(request, store),
             Command::Confirm => self.confirm(request, store),
             Command::Create => self.create(request, store),
@@ -58,44 +63,58 @@ impl Responder {
             }
             Command::Delete => self.delete(request, store),
             Command::FetchAdd => self.fetch_add(request, store),
+            Command::Renew => self.renew(request, slot, store),
             // Refused or taken out before; an answer all the same if that should ever change.
             _ => Err(Status::UnknownCommand.into()),
         };
         match outcome {
-            Ok(record) => self.conclude(request, slot, record),
-            Err(refusal) => self.conclude_refused(request, command, slot, record, refusal),
+            Ok(record) => self.conclude(request, slot, record, store),
+            Err(refusal) => self.conclude_refused(request, command, slot, record, refusal, store),
         }
     }
 
     /// Records the answer of a mutating request and gives it.
-    pub(super) fn conclude(&mut self, request: &Request<'_>, slot: u16, record: Record) {
+    pub(super) fn conclude<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        record: Record,
+        store: &S,
+    ) {
         if is_recorded(record.command, record.status) {
             self.sessions.at(slot).keep(request.header().sequence, record);
             self.counters.count(Event::AnswerRecorded);
         }
-        self.answer(request, &record);
+        self.answer(request, slot, &record, store);
     }
 
     /// Refuses a request; the refusal is recorded unless a train of the same number is under way,
     /// which a contradicting piece must not end.
-    pub(super) fn conclude_refused(
+    pub(super) fn conclude_refused<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         command: Command,
         slot: u16,
         before: &Record,
         refusal: Refusal,
+        store: &S,
     ) {
         if before.progress != Progress::Fresh {
             return self.refuse(request, refusal);
         }
-        let Refusal { status, detail, node } = refusal;
+        let Refusal { status, detail, node, epoch } = refusal;
         let answer = Record::answer(command, status, request.header().length);
-        self.conclude(request, slot, Record { detail, node, ..answer });
+        self.conclude(request, slot, Record { detail, node, value: epoch, ..answer }, store);
     }
 
     /// Gives the answer that `record` describes.
-    pub(super) fn answer(&mut self, request: &Request<'_>, record: &Record) {
+    pub(super) fn answer<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        record: &Record,
+        store: &S,
+    ) {
         let mut header = self.reply_header(request);
         header.length = record.length;
         (header.detail, header.node) = (record.detail, record.node);
@@ -105,6 +124,13 @@ impl Responder {
             Command::AllocWrite | Command::Create if is_done => {
                 header.target = self.granted(request, record.location, record.tag);
                 self.push(request, record.status, &header, &[], &[]);
+            }
+            Command::Update if is_done => self.answer_grant(request, slot, record, store),
+            Command::Renew if is_done => self.answer_renewal(request, slot, record, store),
+            _ if record.status == Status::Busy => self.answer_busy(request, false, store),
+            Command::Update | Command::Commit | Command::Abort | Command::Renew => {
+                header.lease_epoch = record.value;
+                self.push_told(request, record.status, &header, record.contended);
             }
             Command::CompareSwap | Command::FetchAdd if is_done => {
                 self.push(request, record.status, &header, &[], &value);
@@ -166,29 +192,78 @@ impl Responder {
         self.push(request, Status::Ok, &header, &[], &record.emit());
     }
 
-    fn read<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, slot: u16, store: &S) {
+    fn read<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        store: &S,
+    ) {
         let cut = no_data(request).map_err(Refusal::from).and_then(|()| {
             let cut = self.cut(request, slot)?;
             let wanted = wanted(request, cut).ok_or(Status::Malformed)?;
             Ok((cut, wanted, self.resolve(request, store)?))
         });
         match cut {
-            Ok((cut, wanted, local)) => self.read_pages(request, cut, wanted, local, store),
+            Ok((cut, wanted, local)) => {
+                let is_plain = self.leases.is_idle() && before.progress == Progress::Fresh;
+                let pages = if is_plain {
+                    ReadPages::ALL
+                } else {
+                    self.look_at_leases(request, slot, before, (cut, wanted, local), store)
+                };
+                self.read_pages(request, cut, wanted, local, pages, store);
+            }
             Err(refusal) => self.refuse(request, refusal),
         }
     }
 
-    fn read_pages<S: PageStore + ?Sized>(
+    /// Which pages of a READ are leased, and whether it waits for them.
+    fn look_at_leases<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        (cut, wanted, local): (Pieces, u32, Location),
+        store: &S,
+    ) -> ReadPages {
+        let mut leased = 0_u8;
+        let mut of_line = 0_u8;
+        for (number, part) in cut.parts().enumerate() {
+            let access = part_access(request, local, part);
+            let page = access.location.page();
+            let is_leased = self.leases.holder(request.now, page).is_some();
+            if wanted & part.bits != 0 && is_leased && store.check(access).is_ok() {
+                leased |= 1 << number;
+                of_line |= line_bits(&(page..page + 1));
+            }
+        }
+        if request.header().flags.contains(Flags::MAY_BE_STALE) {
+            self.stop_waiting(request, slot, before, Event::WaiterLeft);
+            return ReadPages { stale: leased, ..ReadPages::ALL };
+        }
+        let line = line_of(local.page());
+        let waits = leased != 0 && self.wait_for(request, slot, before, (line, of_line));
+        if !waits {
+            let is_over = leased == 0;
+            let event = if is_over { Event::WaiterAnswered } else { Event::WaiterLeft };
+            self.stop_waiting(request, slot, before, event);
+        }
+        ReadPages { busy: leased, waits, ..ReadPages::ALL }
+    }
+
+    pub(super) fn read_pages<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         cut: Pieces,
         wanted: u32,
         local: Location,
+        pages: ReadPages,
         store: &S,
     ) {
         let header = self.reply_header(request);
         let way = self.way(request, Status::Ok);
-        for part in cut.parts() {
+        for (number, part) in cut.parts().enumerate() {
             if wanted & part.bits == 0 {
                 continue;
             }
@@ -197,15 +272,38 @@ impl Responder {
                 self.refuse_page(request, &header, part, status);
                 continue;
             }
-            let page = access.location.page();
-            let place = access.location.bits();
-            let header = Header { page_version: store.version(page), ..header };
-            for piece in numbers(wanted & part.bits).filter_map(|number| cut.piece(number)) {
-                let header = Header { offset: small(piece.offset), ..header };
-                let range = small(piece.start)..small(piece.start + piece.bytes);
-                self.counters.count_answer(Status::Ok);
-                self.replies.push_page(way, &header, (place, page, range), store);
+            let mut header = header;
+            if pages.busy & (1 << number) != 0 {
+                header.offset = small(part.offset);
+                let page = access.location.page();
+                self.counters.count(Event::PageRefused);
+                self.push_busy(request, &header, Some((page, part.offset)), pages.waits);
+                continue;
             }
+            if pages.stale & (1 << number) != 0 {
+                header.flags = header.flags.with(Flags::LAST_COMMITTED);
+                self.counters.count(Event::LastCommittedRead);
+            }
+            self.push_part(way, &header, (cut, wanted & part.bits, access), store);
+        }
+    }
+
+    /// Queues the pieces of one page; the data stays in the store until it is sent.
+    pub(super) fn push_part<S: PageStore + ?Sized>(
+        &mut self,
+        way: Way,
+        header: &Header,
+        (cut, bits, access): (Pieces, u32, Access),
+        store: &S,
+    ) {
+        let page = access.location.page();
+        let place = access.location.bits();
+        let header = Header { page_version: store.version(page), ..*header };
+        for piece in numbers(bits).filter_map(|number| cut.piece(number)) {
+            let header = Header { offset: small(piece.offset), ..header };
+            let range = small(piece.start)..small(piece.start + piece.bytes);
+            self.counters.count_answer(Status::Ok);
+            self.replies.push_page(way, &header, (place, page, range), store);
         }
     }
 
@@ -233,7 +331,16 @@ impl Responder {
         no_data(request)?;
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
         let local = self.resolve(request, store)?;
-        let freed = store.delete(access(request, local, 1), request.header().length)?;
+        let (access, length) = (access(request, local, 1), request.header().length);
+        if !self.leases.is_idle() {
+            let pages = store.allocation(access, length)?;
+            if self.leases.holder_in(request.now, pages).is_some() {
+                return Err(Status::Busy.into());
+            }
+        }
+        let freed = store.delete(access, length)?;
+        self.forget_leases(local.page()..local.page() + u64::from(freed));
+        self.tell_invalid(request, u64::from(freed));
         // An entry that outlived its pages would stand in the way of whoever gets them next.
         self.provisional.forget(local.page());
         Ok(Record::answer(Command::Delete, Status::Ok, freed))
@@ -249,10 +356,13 @@ impl Responder {
         let cut = self.cut(request, slot)?;
         let local = self.resolve(request, store)?;
         let mut record = Record::answer(Command::Delete, Status::Ok, request.header().length);
+        let mut zeroed_count = 0;
         for (number, part) in cut.parts().enumerate() {
             let access = part_access(request, local, part);
-            let status = store.check(access).err().unwrap_or(Status::Ok);
+            let may_change = self.check_to_change(request, access, store);
+            let status = may_change.err().unwrap_or(Status::Ok);
             if status.is_ok() {
+                zeroed_count += 1;
                 store.zero(access.location.page(), part.start..part.start + part.bytes);
             } else {
                 self.counters.count(Event::PageRefused);
@@ -260,7 +370,24 @@ impl Responder {
             record.finish_page(number, status);
         }
         record.conclude_pages();
+        if zeroed_count > 0 {
+            self.tell_invalid(request, cut.page_count() as u64);
+        }
         Ok(record)
+    }
+
+    /// Step 7 for a part of a page that is about to change.
+    pub(super) fn check_to_change<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        access: Access,
+        store: &S,
+    ) -> Result<(), Status> {
+        store.check(access)?;
+        if self.leases.holder(request.now, access.location.page()).is_some() {
+            return Err(Status::Busy);
+        }
+        Ok(())
     }
 
     fn compare_swap<S: PageStore + ?Sized>(
@@ -299,7 +426,7 @@ impl Responder {
     ) -> Result<Access, Refusal> {
         let local = self.resolve(request, store)?;
         let access = access(request, local, 8);
-        store.check(access)?;
+        self.check_to_change(request, access, store)?;
         Ok(access)
     }
 
@@ -321,7 +448,7 @@ impl Responder {
         let node = request.datagram.target.node;
         let local = if self.is_own_node(node) {
             if let Some(to) = self.ranges.moved_to(location.page()) {
-                return Err(Refusal { status: Status::Moved, detail: 0, node: to.0 });
+                return Err(Refusal { node: to.0, ..Status::Moved.into() });
             }
             location
         } else {
@@ -360,6 +487,22 @@ impl Responder {
     }
 }
 
+/// What leases mean for the pages of a READ, one bit per page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadPages {
+    /// Answered BUSY.
+    busy: u8,
+    /// Answered with their last committed contents.
+    stale: u8,
+    /// Whether the READ waits for those that are busy.
+    waits: bool,
+}
+
+impl ReadPages {
+    /// No page is leased.
+    pub(super) const ALL: Self = Self { busy: 0, stale: 0, waits: false };
+}
+
 /// Which answers are kept for a repetition (section 3).
 const fn is_recorded(command: Command, status: Status) -> bool {
     command.is_mutating()
@@ -375,7 +518,7 @@ const fn is_recorded(command: Command, status: Status) -> bool {
 }
 
 /// The pieces that a READ asks for; `None` if it asks for none.
-fn wanted(request: &Request<'_>, cut: Pieces) -> Option<u32> {
+pub(super) fn wanted(request: &Request<'_>, cut: Pieces) -> Option<u32> {
     let header = request.header();
     let asked = if header.flags.contains(Flags::SELECTIVE) { header.detail } else { u32::MAX };
     Some(asked & cut.bits()).filter(|&bits| bits != 0)

@@ -15,6 +15,12 @@ mod counters;
 mod create;
 mod cut;
 mod execute;
+mod lease;
+mod lease_commit;
+mod lease_queue;
+mod lease_table;
+mod lease_wait;
+mod notice;
 mod provisional;
 mod ranges;
 mod record;
@@ -40,6 +46,8 @@ pub use counters::{Counters, Event};
 pub use ranges::{Adopted, RangeError};
 pub use replies::Transmit;
 
+use lease_queue::WaitQueue;
+use lease_table::LeaseTable;
 use provisional::ProvisionalTable;
 use ranges::Ranges;
 use record::{NO_TRAIN, Progress, Record};
@@ -68,6 +76,10 @@ pub struct Responder {
     trains: TrainPool,
     provisional: ProvisionalTable,
     ranges: Ranges,
+    leases: LeaseTable,
+    queue: WaitQueue,
+    /// Spaces in which notices are sent.
+    notices: Vec<Space>,
     replies: ReplyQueue,
     counters: Counters,
     credit_pages: u16,
@@ -106,6 +118,9 @@ impl Responder {
             trains: TrainPool::new(limits.buffer_pages),
             provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
+            leases: LeaseTable::new(&limits, config.incarnation),
+            queue: WaitQueue::new(&limits),
+            notices: Vec::with_capacity(config.spaces.len()),
             replies: ReplyQueue::new(usize::from(limits.reply_count)),
             counters: Counters::default(),
             credit_pages: 1,
@@ -119,7 +134,8 @@ impl Responder {
     /// Takes a received datagram that came from UDP port `source_port`.
     ///
     /// # Errors
-    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    /// [`DrainFirst`] if replies must be sent before; then nothing happened to it (others that
+    /// waited for their pages may have been answered).
     pub fn handle_datagram<S: PageStore + ?Sized>(
         &mut self,
         now: Instant,
@@ -127,12 +143,17 @@ impl Responder {
         datagram: &Datagram<'_>,
         store: &mut S,
     ) -> Result<(), DrainFirst> {
-        if self.replies.room() < Limits::REPLIES_PER_REQUEST || self.may_tear(datagram, store) {
+        let is_settled = self.queue.is_empty() || self.settle_before(now, datagram, store);
+        let has_room = self.replies.room() >= Limits::REPLIES_PER_REQUEST;
+        if !is_settled || !has_room || self.may_tear(datagram, store) {
             self.counters.count(Event::DrainFirst);
             return Err(DrainFirst);
         }
         self.counters.count(Event::Received);
         self.admit(now, source_port, datagram, store);
+        if !self.queue.is_empty() {
+            self.settle(now, store);
+        }
         Ok(())
     }
 
@@ -181,7 +202,9 @@ impl Responder {
         self.wake_at
     }
 
-    /// Ends what is over: idle sessions, trains without new pieces, pages nobody confirmed.
+    /// Ends what is over: idle sessions, trains without new pieces, pages nobody confirmed, leases
+    /// that others wait for. These are answered, so there may be replies to send afterwards; if
+    /// there was no room for all, [`Self::poll_timeout`] is due again at once.
     ///
     /// # Errors
     /// [`DrainFirst`] if replies must be sent before; then nothing happened.
@@ -210,7 +233,15 @@ impl Responder {
         while let Some(slot) = self.sessions.idle_at(now, self.timers.session_idle) {
             self.end_session(slot, Event::SessionIdle, store);
         }
+        self.wake_at = None;
+        if self.queue.is_empty() {
+            self.end_all_expired(now);
+        } else {
+            self.end_awaited(now);
+            self.settle(now, store);
+        }
         self.wake_at = [
+            self.next_release(now),
             self.provisional.next_expiry(),
             self.trains.oldest().map(|(_, _, heard_at)| heard_at + self.timers.train),
             self.sessions.oldest_heard().map(|heard_at| heard_at + self.timers.session_idle),
@@ -232,7 +263,10 @@ impl Responder {
     /// # Errors
     /// [`RangeError`]; nothing changed.
     pub fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
-        self.ranges.add_moved(pages, to)
+        self.ranges.add_moved(pages.clone(), to)?;
+        self.forget_leases(pages);
+        self.wake_at = Some(Instant::default());
+        Ok(())
     }
 
     /// Takes a range back that was noted as moved; says whether it was.
@@ -250,7 +284,22 @@ impl Responder {
 
     /// Gives a range of another node up; says whether it was served here.
     pub fn remove_adopted(&mut self, adopted: &Adopted) -> bool {
-        self.ranges.remove_adopted(adopted)
+        let is_removed = self.ranges.remove_adopted(adopted);
+        if is_removed {
+            let first = adopted.local_page;
+            self.forget_leases(first..first.saturating_add(adopted.page_count));
+            self.wake_at = Some(Instant::default());
+        }
+        is_removed
+    }
+
+    /// Sends notices of what is created and deleted in a space, or stops that; a space that is not
+    /// served has none.
+    pub fn set_notices(&mut self, space: Space, is_on: bool) {
+        self.notices.retain(|&other| other != space);
+        if is_on && self.incarnations.serves(space) {
+            self.notices.push(space);
+        }
     }
 
     /// Answers SHUTTING_DOWN to whatever is new from now on.
@@ -270,6 +319,18 @@ impl Responder {
         self.sessions.count()
     }
 
+    /// Pages that are leased; some may have run out since somebody looked.
+    #[must_use]
+    pub const fn leased_pages(&self) -> usize {
+        self.leases.running_count()
+    }
+
+    /// Requests that wait for leased pages.
+    #[must_use]
+    pub fn waiting_count(&self) -> usize {
+        self.queue.count()
+    }
+
     /// Pages that anywhere-CREATEs gave and nobody confirmed yet.
     #[must_use]
     pub const fn provisional_pages(&self) -> u64 {
@@ -284,7 +345,9 @@ impl Responder {
         let zeroes = datagram.header.flags.contains(bluebridge_wire::Flags::ZERO);
         let may_hold = || self.replies.may_hold_line(self.place(&datagram.target, store));
         match datagram.command().command() {
-            Some(Command::Write | Command::CompareSwap | Command::FetchAdd) => may_hold(),
+            Some(Command::Write | Command::Commit | Command::CompareSwap | Command::FetchAdd) => {
+                may_hold()
+            }
             Some(Command::Delete) if zeroes => may_hold(),
             // These may free pages, or fill pages that were guessed and read before their answer.
             Some(
@@ -329,6 +392,9 @@ impl Responder {
     fn forget_below<S: PageStore + ?Sized>(&mut self, slot: u16, to: u64, store: &mut S) {
         let space = self.sessions.at(slot).asker.space;
         while let Some(record) = self.sessions.at(slot).forget_below(to) {
+            if record.progress == Progress::Waits && self.queue.remove(record.waiter).is_some() {
+                self.counters.count(Event::WaiterForgotten);
+            }
             if record.progress != Progress::Pieces {
                 continue;
             }
@@ -357,8 +423,12 @@ impl Responder {
         store: &mut S,
     ) {
         let access = Access { location, length_bytes: 1, tag, space };
-        if store.delete(access, 0).is_err() {
-            self.counters.count(Event::FreeRefused);
+        match store.delete(access, 0) {
+            Ok(pages) => {
+                let first = location.page();
+                self.forget_leases(first..first + u64::from(pages));
+            }
+            Err(_) => self.counters.count(Event::FreeRefused),
         }
     }
 
@@ -373,10 +443,12 @@ struct Refusal {
     status: Status,
     detail: u32,
     node: u16,
+    /// Of a lease, if one is named.
+    epoch: u64,
 }
 
 impl From<Status> for Refusal {
     fn from(status: Status) -> Self {
-        Self { status, detail: 0, node: 0 }
+        Self { status, detail: 0, node: 0, epoch: 0 }
     }
 }

@@ -11,6 +11,8 @@ pub(super) enum Progress {
     Fresh,
     /// Some of its pieces arrived.
     Pieces,
+    /// It waits for leased pages.
+    Waits,
     /// It is answered.
     Answered,
 }
@@ -22,9 +24,10 @@ pub(super) const NO_TRAIN: u16 = u16::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     /// Answered CAS and FETCH_ADD: what was there. WRITE and ZERO: a status per page. ALLOC_WRITE
-    /// with pieces missing: those that arrived.
+    /// with pieces missing: those that arrived. UPDATE, COMMIT, ABORT and RENEW: the lease's epoch.
     pub(super) value: u64,
-    /// Location bits: of a WRITE with pieces missing its target's, of a CREATE the new pages'.
+    /// Location bits: of a WRITE or COMMIT with pieces missing and of an answered UPDATE or RENEW its
+    /// target's, of a CREATE the new pages'.
     pub(super) location: u64,
     /// Bytes or pages, as the answer says.
     pub(super) length: u32,
@@ -34,6 +37,8 @@ pub(super) struct Record {
     pub(super) node: u16,
     /// Where the pieces of unfinished pages are.
     pub(super) train: u16,
+    /// The place in the queue of one that waits.
+    pub(super) waiter: u16,
     pub(super) command: Command,
     pub(super) status: Status,
     /// Colour of the target or of the new pages.
@@ -41,6 +46,8 @@ pub(super) struct Record {
     pub(super) progress: Progress,
     /// One bit per page that is written or refused.
     pub(super) pages_done: u8,
+    /// Whether the answer tells the switch that the lease was fought over.
+    pub(super) contended: bool,
 }
 
 const _: () = assert!(size_of::<Record>() == 40);
@@ -53,11 +60,13 @@ impl Record {
         detail: 0,
         node: 0,
         train: NO_TRAIN,
+        waiter: u16::MAX,
         command: Command::Ping,
         status: Status::Ok,
         tag: 0,
         progress: Progress::Fresh,
         pages_done: 0,
+        contended: false,
     };
 
     /// An answer without anything beside its status and length.

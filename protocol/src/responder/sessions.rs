@@ -64,6 +64,15 @@ impl Session {
         }
     }
 
+    /// Forgets what is known of `sequence`, as if it never came.
+    pub(super) fn forget(&mut self, sequence: u64) {
+        if let Some(slot) = self.window.get_mut(slot_of(sequence)) {
+            let was_fresh = slot.progress == Progress::Fresh;
+            *slot = Record::FRESH;
+            self.record_count -= u16::from(!was_fresh);
+        }
+    }
+
     /// Raises low water towards `to` and gives the first record on the way that is not fresh; to
     /// be called until there is none.
     pub(super) fn forget_below(&mut self, to: u64) -> Option<Record> {

@@ -24,13 +24,14 @@ impl Responder {
             Ok(found) => found,
             Err(status) => {
                 let refusal = status.into();
-                return self.conclude_refused(request, Command::Write, slot, before, refusal);
+                let command = Command::Write;
+                return self.conclude_refused(request, command, slot, before, refusal, store);
             }
         };
         let Some(part) = cut.part(piece.page) else { return };
         let mut record = *before;
         if record.progress == Progress::Fresh {
-            record = begin(request);
+            record = begin(request, Command::Write);
         }
         if record.page_is_done(piece.page) {
             self.counters.count(Event::PieceDuplicate);
@@ -42,7 +43,7 @@ impl Responder {
                 // The range went before the first page: all of it is refused.
                 Err(refusal) if before.progress == Progress::Fresh => {
                     let command = Command::Write;
-                    return self.conclude_refused(request, command, slot, before, refusal);
+                    return self.conclude_refused(request, command, slot, before, refusal, store);
                 }
                 Err(refusal) => {
                     record.node = if record.node == 0 { refusal.node } else { record.node };
@@ -50,12 +51,12 @@ impl Responder {
                 }
             }
         }
-        self.go_on(request, slot, record, cut);
+        self.go_on(request, slot, record, cut, store);
     }
 
     /// The cut and the piece that a datagram carries, if it fits the piece rule and what earlier
     /// pieces said.
-    fn piece_of_write(
+    pub(super) fn piece_of_write(
         &mut self,
         request: &Request<'_>,
         slot: u16,
@@ -84,7 +85,7 @@ impl Responder {
         let access = part_access(request, local, part);
         let page = access.location.page();
         // Pages that cannot be written are refused at their first piece, and need no buffer.
-        if let Err(status) = store.check(access) {
+        if let Err(status) = self.check_to_change(request, access, store) {
             return self.refuse_train_page(record, piece.page, part, status);
         }
         if part.is_one_piece() {
@@ -128,7 +129,7 @@ impl Responder {
     }
 
     /// Stores a piece in the record's train; takes buffers from a silent train if none is free.
-    fn store_piece(
+    pub(super) fn store_piece(
         &mut self,
         request: &Request<'_>,
         owner: TrainOwner,
@@ -178,7 +179,14 @@ impl Responder {
     }
 
     /// Answers if all pages are finished, else keeps what there is.
-    fn go_on(&mut self, request: &Request<'_>, slot: u16, mut record: Record, cut: Pieces) {
+    fn go_on<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        mut record: Record,
+        cut: Pieces,
+        store: &S,
+    ) {
         let is_finished = record.pages_done.count_ones() as usize == cut.page_count();
         if is_finished {
             if record.train != NO_TRAIN {
@@ -186,7 +194,7 @@ impl Responder {
                 record.train = NO_TRAIN;
             }
             record.conclude_pages();
-            return self.conclude(request, slot, record);
+            return self.conclude(request, slot, record, store);
         }
         let done = cut.parts().enumerate().filter(|&(page, _)| record.page_is_done(page));
         let buffered = self.trains.arrived(record.train);
@@ -216,13 +224,13 @@ impl Responder {
     }
 }
 
-fn begin(request: &Request<'_>) -> Record {
+pub(super) fn begin(request: &Request<'_>, command: Command) -> Record {
     let target = request.datagram.target;
     Record {
         location: target.location,
         tag: target.tag,
         length: request.header().length,
-        command: Command::Write,
+        command,
         progress: Progress::Pieces,
         ..Record::FRESH
     }

@@ -69,6 +69,10 @@ impl PageStore for Watched {
         Ok(pages)
     }
 
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
+        self.arena.allocation(access, pages)
+    }
+
     fn check(&self, access: Access) -> Result<(), Status> {
         self.arena.check(access)
     }

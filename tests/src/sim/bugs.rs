@@ -100,6 +100,10 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
         Ok(freed)
     }
 
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
+        self.inner.allocation(self.mended(access), pages)
+    }
+
     fn check(&self, access: Access) -> Result<(), Status> {
         self.inner.check(self.mended(access))
     }

@@ -78,6 +78,8 @@ impl Server {
         while self.responder.handle_timeout(now, &mut self.store) == Err(DrainFirst) {
             self.drain(frames);
         }
+        // Requests that waited for a lease may have been answered.
+        self.drain(frames);
     }
 
     /// Moves the waiting replies to `frames`.

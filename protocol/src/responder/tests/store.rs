@@ -79,6 +79,14 @@ impl PageStore for PlainStore {
         if self.keeps {
             return Err(Status::Internal);
         }
+        let range = self.allocation(access, pages)?;
+        for page in &mut self.pages[range.start as usize..range.end as usize] {
+            page.held = None;
+        }
+        Ok((range.end - range.start) as u32)
+    }
+
+    fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
         self.check(access)?;
         let first = access.location.page() as usize;
         let (start, length, ..) = self.pages[first].held.unwrap();
@@ -88,10 +96,7 @@ impl PageStore for PlainStore {
         if pages != 0 && pages as usize != length {
             return Err(Status::BadLength);
         }
-        for page in &mut self.pages[start..start + length] {
-            page.held = None;
-        }
-        Ok(length as u32)
+        Ok(first as u64..(first + length) as u64)
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {

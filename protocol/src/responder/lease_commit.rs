@@ -1,0 +1,113 @@
+//! COMMIT: a train that is applied as a whole (`docs/protocol.md`, sections 4 and 10).
+
+use bluebridge_wire::{Command, Location, Status};
+
+use super::{
+    Event, Refusal, Responder,
+    admit::Request,
+    cut::Pieces,
+    execute::part_access,
+    lease::pages_of,
+    record::{NO_TRAIN, Progress, Record},
+    trains::{Stored, TrainOwner},
+    write::begin,
+};
+use crate::store::PageStore;
+
+impl Responder {
+    pub(super) fn commit<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        store: &mut S,
+    ) {
+        let command = Command::Commit;
+        let epoch = request.header().lease_epoch;
+        let form = self.piece_of_write(request, slot, before).and_then(|found| {
+            let is_same = before.progress != Progress::Pieces || before.value == epoch;
+            if is_same { Ok(found) } else { Err(Status::Malformed) }
+        });
+        let (cut, piece) = match form {
+            Ok(found) => found,
+            Err(status) => {
+                let refusal = status.into();
+                return self.conclude_refused(request, command, slot, before, refusal, store);
+            }
+        };
+        let Some(part) = cut.part(piece.page) else { return };
+        let mut record = *before;
+        if record.progress == Progress::Fresh {
+            record = Record { value: epoch, ..begin(request, command) };
+        }
+        // A lease that is lost stays lost: no piece that is still to come can help.
+        let local = match self.held(request, cut, epoch, store) {
+            Ok(local) => local,
+            Err(refusal) => return self.give_commit_up(request, slot, record, refusal, store),
+        };
+        if cut.bits() == piece.bit {
+            let access = part_access(request, local, part);
+            store.write(access.location.page(), part.start, request.datagram.data);
+            self.counters.count(Event::PageWrittenStraight);
+            return self.conclude_commit(request, slot, (local, cut), store);
+        }
+        let owner = TrainOwner { session: slot, sequence: request.header().sequence };
+        match self.store_piece(request, owner, &mut record, (part, piece)) {
+            Stored::Complete | Stored::More => {}
+            Stored::Duplicate => self.counters.count(Event::PieceDuplicate),
+            Stored::NoBuffer => self.counters.count(Event::PiecePressed),
+        }
+        let arrived = self.trains.arrived(record.train);
+        if arrived == cut.bits() {
+            self.apply(request, (local, cut), record.train, store);
+            return self.conclude_commit(request, slot, (local, cut), store);
+        }
+        if arrived != 0 {
+            self.sessions.at(slot).keep(request.header().sequence, record);
+        }
+        self.incomplete(request, arrived);
+    }
+
+    /// Writes all pages of a complete train.
+    fn apply<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        (local, cut): (Location, Pieces),
+        train: u16,
+        store: &mut S,
+    ) {
+        for (number, part) in cut.parts().enumerate() {
+            let page = part_access(request, local, part).location.page();
+            store.write(page, part.start, self.trains.part(train, number, part));
+            self.counters.count(Event::PageWrittenJoined);
+        }
+        self.trains.end(train);
+    }
+
+    fn conclude_commit<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        (local, cut): (Location, Pieces),
+        store: &S,
+    ) {
+        let record = self.release_lease(request, pages_of(local, cut), Command::Commit);
+        self.conclude(request, slot, record, store);
+    }
+
+    /// Refuses a COMMIT for good, also in the middle of its train.
+    fn give_commit_up<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        record: Record,
+        refusal: Refusal,
+        store: &S,
+    ) {
+        if record.train != NO_TRAIN {
+            self.trains.end(record.train);
+        }
+        let command = Command::Commit;
+        self.conclude_refused(request, command, slot, &Record::FRESH, refusal, store);
+    }
+}

@@ -1,0 +1,204 @@
+//! Requests that wait for leased pages, in the order in which they came.
+
+use std::net::Ipv6Addr;
+
+use bluebridge_wire::{Command, Datagram, Header, NodeId, Space, address::Fields};
+
+use super::config::Limits;
+use crate::Instant;
+
+const NONE: u16 = u16::MAX;
+
+/// A READ or UPDATE that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiter {
+    /// Its session's slot.
+    pub(super) session: u16,
+    pub(super) command: Command,
+    pub(super) port: u16,
+    /// Pages of replies that the requester takes at once.
+    pub(super) takes_pages: u16,
+    /// The line of its pages in the store.
+    pub(super) line: u64,
+    /// The pages of the line that it waits for, bit 0 the first.
+    pub(super) pages: u8,
+    /// It is given up when it did not come again by then.
+    pub(super) repeat_by: Instant,
+    pub(super) source: Ipv6Addr,
+    pub(super) from: Fields,
+    pub(super) to: Fields,
+    pub(super) target: Fields,
+    pub(super) header: Header,
+}
+
+impl Waiter {
+    /// The request as it came last.
+    pub(super) const fn datagram(&self) -> Datagram<'static> {
+        Datagram::bare(self.source, self.from, self.to, self.target, self.header)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    /// `None` while the place is vacant.
+    waiter: Option<Waiter>,
+    before: u16,
+    behind: u16,
+}
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    first: u16,
+    last: u16,
+}
+
+/// A bounded pool of waiters, in lists by the hash of their lines.
+pub(super) struct WaitQueue {
+    places: Vec<Place>,
+    /// The waiters' nodes, apart because every newcomer's share is counted; node 0 is vacant.
+    nodes: Vec<(Space, NodeId)>,
+    vacant: Vec<u16>,
+    buckets: Vec<Bucket>,
+    node_limit: usize,
+    /// Lines whose waiters may be answered.
+    ready: Vec<u64>,
+}
+
+const NOBODY: (Space, NodeId) = (Space(0), NodeId::ANY);
+
+impl WaitQueue {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let count = usize::from(limits.wait_count);
+        let bucket = Bucket { first: NONE, last: NONE };
+        Self {
+            places: vec![Place { waiter: None, before: NONE, behind: NONE }; count],
+            nodes: vec![NOBODY; count],
+            vacant: (0..limits.wait_count).rev().collect(),
+            buckets: vec![bucket; count.next_power_of_two()],
+            node_limit: usize::from(limits.node_wait_count),
+            ready: Vec::with_capacity(count),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    /// Whether anybody of this node may still join.
+    pub(super) fn has_room(&self, of: (Space, NodeId)) -> bool {
+        let held = self.nodes.iter().filter(|&&node| node == of).count();
+        !self.vacant.is_empty() && held < self.node_limit
+    }
+
+    /// Puts a waiter behind all others; room was checked.
+    pub(super) fn join(&mut self, waiter: Waiter) -> Option<u16> {
+        let number = self.vacant.pop()?;
+        let bucket = self.bucket(waiter.line);
+        let before = core::mem::replace(&mut self.buckets[bucket].last, number);
+        match self.places.get_mut(usize::from(before)) {
+            Some(place) => place.behind = number,
+            None => self.buckets[bucket].first = number,
+        }
+        self.nodes[usize::from(number)] = (waiter.from.space, waiter.from.node);
+        self.places[usize::from(number)] = Place { waiter: Some(waiter), before, behind: NONE };
+        Some(number)
+    }
+
+    pub(super) fn at(&mut self, number: u16) -> Option<&mut Waiter> {
+        self.places.get_mut(usize::from(number))?.waiter.as_mut()
+    }
+
+    /// Takes a waiter out; whoever waits behind it may be next.
+    pub(super) fn remove(&mut self, number: u16) -> Option<Waiter> {
+        let Place { waiter, before, behind } = *self.places.get(usize::from(number))?;
+        let waiter = waiter?;
+        let bucket = self.bucket(waiter.line);
+        match self.places.get_mut(usize::from(before)) {
+            Some(place) => place.behind = behind,
+            None => self.buckets[bucket].first = behind,
+        }
+        match self.places.get_mut(usize::from(behind)) {
+            Some(place) => place.before = before,
+            None => self.buckets[bucket].last = before,
+        }
+        self.places[usize::from(number)].waiter = None;
+        self.nodes[usize::from(number)] = NOBODY;
+        self.vacant.push(number);
+        self.make_ready(waiter.line);
+        Some(waiter)
+    }
+
+    /// The first waiter of a line, with its number.
+    pub(super) fn first(&self, line: u64) -> Option<(u16, &Waiter)> {
+        self.from(self.buckets[self.bucket(line)].first, line)
+    }
+
+    /// The waiter of a line behind another.
+    pub(super) fn behind(&self, number: u16, line: u64) -> Option<(u16, &Waiter)> {
+        self.from(self.places[usize::from(number)].behind, line)
+    }
+
+    fn from(&self, mut number: u16, line: u64) -> Option<(u16, &Waiter)> {
+        while let Some(place) = self.places.get(usize::from(number)) {
+            if let Some(waiter) = place.waiter.as_ref().filter(|waiter| waiter.line == line) {
+                return Some((number, waiter));
+            }
+            number = place.behind;
+        }
+        None
+    }
+
+    /// The pages of a line that UPDATEs in front of a waiter, or all of them, wait for.
+    pub(super) fn wanted(&self, line: u64, until: Option<u16>) -> u8 {
+        let mut wanted = 0;
+        let mut next = if self.is_empty() { None } else { self.first(line) };
+        while let Some((number, waiter)) = next {
+            if Some(number) == until {
+                break;
+            }
+            wanted |= if waiter.command == Command::Update { waiter.pages } else { 0 };
+            next = self.behind(number, line);
+        }
+        wanted
+    }
+
+    /// Every waiter, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
+        self.places.iter().filter_map(|place| place.waiter.as_ref())
+    }
+
+    /// Somebody that was to come again by now and did not.
+    pub(super) fn gone(&self, now: Instant) -> Option<u16> {
+        let is_gone = |place: &Place| place.waiter.is_some_and(|waiter| waiter.repeat_by < now);
+        let number = self.places.iter().position(is_gone)?;
+        u16::try_from(number).ok()
+    }
+
+    /// Notes that waiters of a line may be answered.
+    pub(super) fn make_ready(&mut self, line: u64) {
+        if !self.is_empty() && self.first(line).is_some() && !self.ready.contains(&line) {
+            self.ready.push(line);
+        }
+    }
+
+    /// A line whose waiters may be answered.
+    pub(super) fn ready(&self) -> Option<u64> {
+        self.ready.last().copied()
+    }
+
+    /// Notes that those of a line were.
+    pub(super) fn settle(&mut self, line: u64) {
+        self.ready.retain(|&other| other != line);
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the mask is below 65,536")]
+    fn bucket(&self, line: u64) -> usize {
+        // The same hash as of the table of leases.
+        let mixed = line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        mixed as usize & (self.buckets.len() - 1)
+    }
+}

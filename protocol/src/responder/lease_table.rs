@@ -1,0 +1,512 @@
+//! Which pages are leased, to whom and until when, and how the last lease of a page ended.
+
+use core::{ops::Range, time::Duration};
+
+use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};
+
+use super::{config::Limits, sessions::Asker};
+use crate::Instant;
+
+/// A lease that is fought over is told to the switch only when it has run for so long, ...
+const CONTENDED_AFTER: Duration = Duration::from_millis(2);
+
+/// ... when so much of it is left, ...
+const CONTENDED_LEFT: Duration = Duration::from_millis(5);
+
+/// ... and not again before so long.
+const CONTENDED_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Bits of an epoch that count; those above them are of the server's incarnation.
+const EPOCH_COUNT_BITS: u32 = 40;
+
+const NONE: u32 = u32::MAX;
+
+/// The last lease of a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    /// The page's number in the store.
+    pub(super) page: u64,
+    pub(super) owner: Asker,
+    pub(super) epoch: u64,
+    pub(super) granted_at: Instant,
+    pub(super) expires_at: Instant,
+    /// When a reply said that it is fought over, if one ever did.
+    pub(super) contended_at: Option<Instant>,
+    /// `None` while it runs, or ran out and nobody looked since.
+    end: Option<LeaseEnd>,
+}
+
+impl Lease {
+    fn holds_at(&self, now: Instant) -> bool {
+        self.end.is_none() && now < self.expires_at
+    }
+
+    /// Whole milliseconds until it ends.
+    pub(super) fn remaining_ms(&self, now: Instant) -> u16 {
+        u16::try_from((self.expires_at - now).as_millis()).unwrap_or(u16::MAX)
+    }
+}
+
+/// Why a lease is not held.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Lost {
+    pub(super) end: LeaseEnd,
+    /// To whom the page is leased instead, and under which epoch.
+    pub(super) to: Option<(NodeId, u64)>,
+}
+
+impl From<LeaseEnd> for Lost {
+    fn from(end: LeaseEnd) -> Self {
+        Self { end, to: None }
+    }
+}
+
+/// Why a lease cannot be granted now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoRoom {
+    /// The asker's node has its share.
+    Node,
+    /// As many pages are leased as can be.
+    Table,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    lease: Lease,
+    /// Neighbours in the order in which leases ended; of no meaning while it runs.
+    older: u32,
+    newer: u32,
+}
+
+/// The running leases of one node; a node is here while it has one.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    of: (Space, NodeId),
+    count: usize,
+}
+
+/// A bounded table; what ended longest ago gives way to what is new.
+pub(super) struct LeaseTable {
+    slots: Vec<Slot>,
+    vacant: Vec<u32>,
+    /// Slots by their pages, linear probing; at most half full.
+    index: Vec<u32>,
+    oldest_ended: u32,
+    newest_ended: u32,
+    ended_count: usize,
+    running_count: usize,
+    shares: Vec<Share>,
+    node_limit: usize,
+    last_epoch: u64,
+    /// No running lease ends by time before this.
+    expires_from: Instant,
+}
+
+impl LeaseTable {
+    pub(super) fn new(limits: &Limits, incarnation: u32) -> Self {
+        let limit = u32::from(limits.lease_count);
+        let index = (2 * usize::from(limits.lease_count)).next_power_of_two();
+        Self {
+            slots: Vec::with_capacity(usize::from(limits.lease_count)),
+            vacant: (0..limit).rev().collect(),
+            index: vec![NONE; index],
+            oldest_ended: NONE,
+            newest_ended: NONE,
+            ended_count: 0,
+            running_count: 0,
+            shares: Vec::with_capacity(usize::from(limits.lease_count)),
+            node_limit: usize::from(limits.node_lease_count),
+            last_epoch: u64::from(incarnation & 0xff) << EPOCH_COUNT_BITS,
+            expires_from: Instant::default(),
+        }
+    }
+
+    /// Whether no page is leased: what every access looks at first.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.running_count == 0
+    }
+
+    /// Whether nothing is known of any page.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.running_count == 0 && self.ended_count == 0
+    }
+
+    /// Leases that run, or ran out and nobody looked since.
+    pub(super) const fn running_count(&self) -> usize {
+        self.running_count
+    }
+
+    /// The next number for a grant. It comes round after 2^48 grants, and by then nobody remembers
+    /// the first ones.
+    pub(super) const fn draw_epoch(&mut self) -> u64 {
+        self.last_epoch = if self.last_epoch >= LEASE_EPOCH_MAX { 1 } else { self.last_epoch + 1 };
+        self.last_epoch
+    }
+
+    /// The lease that a page is under.
+    pub(super) fn holder(&self, now: Instant, page: u64) -> Option<&Lease> {
+        if self.is_idle() {
+            return None;
+        }
+        let lease = &self.slots[self.find(page)?].lease;
+        lease.holds_at(now).then_some(lease)
+    }
+
+    /// One of the leases that pages of a range are under, of the first of them if they are few.
+    pub(super) fn holder_in(&self, now: Instant, pages: Range<u64>) -> Option<&Lease> {
+        if self.is_idle() {
+            return None;
+        }
+        let is_short = pages.end - pages.start <= self.slots.len() as u64;
+        if is_short {
+            return pages.into_iter().find_map(|page| self.holder(now, page));
+        }
+        let leases = self.slots.iter().map(|slot| &slot.lease);
+        leases.filter(|lease| pages.contains(&lease.page)).find(|lease| lease.holds_at(now))
+    }
+
+    /// Whether `asker` holds a page under `epoch`.
+    ///
+    /// # Errors
+    /// What became of that lease.
+    pub(super) fn held(
+        &self,
+        now: Instant,
+        page: u64,
+        asker: &Asker,
+        epoch: u64,
+    ) -> Result<&Lease, Lost> {
+        let Some(slot) = self.find(page) else { return Err(LeaseEnd::Unknown.into()) };
+        let lease = &self.slots[slot].lease;
+        if lease.epoch != epoch {
+            // Epochs of a page only grow, so an older one may have been granted.
+            if epoch == 0 || epoch > lease.epoch {
+                return Err(LeaseEnd::Unknown.into());
+            }
+            let to = lease.holds_at(now).then_some((lease.owner.node, lease.epoch));
+            return Err(Lost { end: LeaseEnd::LeasedAgain, to });
+        }
+        if !lease.owner.is_node_of(asker) {
+            return Err(LeaseEnd::Unknown.into());
+        }
+        match lease.end {
+            Some(end) => Err(end.into()),
+            None if now >= lease.expires_at => Err(LeaseEnd::Expired.into()),
+            None if lease.owner != *asker => Err(LeaseEnd::Unknown.into()),
+            None => Ok(lease),
+        }
+    }
+
+    /// Leases pages, none of which is leased, all under one epoch.
+    ///
+    /// # Errors
+    /// [`NoRoom`]; then nothing changed. [`Self::end_expired`] may make room.
+    pub(super) fn grant(
+        &mut self,
+        now: Instant,
+        owner: Asker,
+        pages: Range<u64>,
+        expires_at: Instant,
+    ) -> Result<u64, NoRoom> {
+        self.admit(&owner, pages.clone())?;
+        let epoch = self.draw_epoch();
+        let new = |page| Lease {
+            page,
+            owner,
+            epoch,
+            granted_at: now,
+            expires_at,
+            contended_at: None,
+            end: None,
+        };
+        // Pages that are known first, so that what gives way to the others is none of them.
+        for page in pages.clone() {
+            if let Some(slot) = self.find(page) {
+                self.end_slot(slot, LeaseEnd::Expired);
+                self.unlink_ended(slot);
+                self.start(slot, new(page));
+            }
+        }
+        for page in pages {
+            if self.find(page).is_none() {
+                let slot = self.take_slot(new(page));
+                self.insert(page, slot);
+                self.start(slot, new(page));
+            }
+        }
+        Ok(epoch)
+    }
+
+    fn admit(&self, owner: &Asker, pages: Range<u64>) -> Result<(), NoRoom> {
+        let count = pages.clone().count();
+        // What ran out and was not looked at yet counts, until there is no room.
+        let held = self.share(owner).map_or(0, |at| self.shares[at].count);
+        if held + count > self.node_limit {
+            return Err(NoRoom::Node);
+        }
+        let known = pages.filter_map(|page| self.find(page));
+        let (mut known_count, mut known_ended) = (0, 0);
+        for slot in known {
+            known_count += 1;
+            known_ended += usize::from(self.slots[slot].lease.end.is_some());
+        }
+        let room = self.vacant.len() + self.ended_count - known_ended;
+        if count - known_count > room { Err(NoRoom::Table) } else { Ok(()) }
+    }
+
+    /// Sets the deadline of a page's running lease anew.
+    pub(super) fn renew(&mut self, page: u64, expires_at: Instant) {
+        if let Some(slot) = self.find(page) {
+            self.slots[slot].lease.expires_at = expires_at;
+            self.expires_from = self.expires_from.min(expires_at);
+        }
+    }
+
+    /// Ends the running lease of a page; says whether it was ever told to be fought over.
+    pub(super) fn end(&mut self, page: u64, how: LeaseEnd) -> bool {
+        let Some(slot) = self.find(page) else { return false };
+        self.end_slot(slot, how);
+        self.slots[slot].lease.contended_at.is_some()
+    }
+
+    /// Notes that somebody was refused because of a page's lease; says whether the switch should
+    /// hear of it.
+    pub(super) fn contend(&mut self, now: Instant, page: u64) -> bool {
+        let Some(slot) = self.find(page) else { return false };
+        let lease = &mut self.slots[slot].lease;
+        let is_due = lease.contended_at.is_none_or(|at| now - at >= CONTENDED_INTERVAL);
+        let is_told = is_due
+            && now - lease.granted_at >= CONTENDED_AFTER
+            && lease.expires_at - now >= CONTENDED_LEFT;
+        if is_told {
+            lease.contended_at = Some(now);
+        }
+        is_told
+    }
+
+    /// Ends what ran out by `now`, and names its pages.
+    pub(super) fn end_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) -> usize {
+        if self.is_idle() || now < self.expires_from {
+            return 0;
+        }
+        let mut expires_from = None::<Instant>;
+        let mut count = 0;
+        for slot in 0..self.slots.len() {
+            let Lease { page, expires_at, end, .. } = self.slots[slot].lease;
+            if end.is_some() {
+                continue;
+            }
+            if expires_at <= now {
+                self.end_slot(slot, LeaseEnd::Expired);
+                ended(page);
+                count += 1;
+            } else {
+                expires_from = Some(expires_from.map_or(expires_at, |at| at.min(expires_at)));
+            }
+        }
+        // With none running, the next grant lowers it.
+        self.expires_from = expires_from.unwrap_or(Instant::from_nanos(u64::MAX));
+        count
+    }
+
+    /// Ends a page's lease if it ran out by `now`; says whether it did.
+    pub(super) fn end_if_expired(&mut self, now: Instant, page: u64) -> bool {
+        let Some(slot) = self.find(page) else { return false };
+        let lease = &self.slots[slot].lease;
+        let is_over = lease.end.is_none() && lease.expires_at <= now;
+        if is_over {
+            self.end_slot(slot, LeaseEnd::Expired);
+        }
+        is_over
+    }
+
+    /// Ends the leases of older incarnations of the asker's node, and names their pages.
+    pub(super) fn end_superseded(&mut self, asker: &Asker, mut ended: impl FnMut(u64)) -> usize {
+        let mut left = self.share(asker).map_or(0, |at| self.shares[at].count);
+        let mut count = 0;
+        for slot in 0..self.slots.len() {
+            if left == 0 {
+                break;
+            }
+            let Lease { page, owner, end, .. } = self.slots[slot].lease;
+            if end.is_some() || !owner.is_node_of(asker) {
+                continue;
+            }
+            left -= 1;
+            if owner.incarnation < asker.incarnation {
+                self.end_slot(slot, LeaseEnd::Superseded);
+                ended(page);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Forgets all about the pages of a range, because they are not what they were; names those
+    /// whose leases ran.
+    pub(super) fn forget(&mut self, pages: Range<u64>, mut ended: impl FnMut(u64)) {
+        if self.is_empty() {
+            return;
+        }
+        let is_short = pages.end - pages.start <= self.slots.len() as u64;
+        if is_short {
+            for page in pages {
+                if let Some(slot) = self.find(page)
+                    && self.forget_slot(slot)
+                {
+                    ended(page);
+                }
+            }
+            return;
+        }
+        for slot in 0..self.slots.len() {
+            let page = self.slots[slot].lease.page;
+            // A vacant slot still names a page, which then leads to no slot or to another.
+            if pages.contains(&page) && self.find(page) == Some(slot) && self.forget_slot(slot) {
+                ended(page);
+            }
+        }
+    }
+
+    /// Forgets a slot; says whether its lease ran.
+    fn forget_slot(&mut self, slot: usize) -> bool {
+        let has_run = self.slots[slot].lease.end.is_none();
+        self.end_slot(slot, LeaseEnd::Unknown);
+        self.unlink_ended(slot);
+        self.remove(self.slots[slot].lease.page);
+        self.vacant.push(narrow(slot));
+        has_run
+    }
+
+    fn start(&mut self, slot: usize, lease: Lease) {
+        self.slots[slot].lease = lease;
+        if self.running_count == 0 {
+            self.expires_from = lease.expires_at;
+        }
+        self.expires_from = self.expires_from.min(lease.expires_at);
+        self.running_count += 1;
+        match self.share(&lease.owner) {
+            Ok(at) => self.shares[at].count += 1,
+            Err(at) => {
+                let of = (lease.owner.space, lease.owner.node);
+                self.shares.insert(at, Share { of, count: 1 });
+            }
+        }
+    }
+
+    /// Ends the lease in a slot if it runs.
+    fn end_slot(&mut self, slot: usize, how: LeaseEnd) {
+        let Lease { owner, end, .. } = self.slots[slot].lease;
+        if end.is_some() {
+            return;
+        }
+        self.slots[slot].lease.end = Some(how);
+        self.running_count -= 1;
+        if let Ok(at) = self.share(&owner) {
+            self.shares[at].count -= 1;
+            if self.shares[at].count == 0 {
+                self.shares.remove(at);
+            }
+        }
+        self.ended_count += 1;
+        let newest = core::mem::replace(&mut self.newest_ended, narrow(slot));
+        (self.slots[slot].older, self.slots[slot].newer) = (newest, NONE);
+        match self.slots.get_mut(newest as usize) {
+            Some(before) => before.newer = narrow(slot),
+            None => self.oldest_ended = narrow(slot),
+        }
+    }
+
+    fn unlink_ended(&mut self, slot: usize) {
+        let Slot { older, newer, .. } = self.slots[slot];
+        match self.slots.get_mut(older as usize) {
+            Some(before) => before.newer = newer,
+            None => self.oldest_ended = newer,
+        }
+        match self.slots.get_mut(newer as usize) {
+            Some(behind) => behind.older = older,
+            None => self.newest_ended = older,
+        }
+        self.ended_count -= 1;
+    }
+
+    /// A slot for a page that has none; room was checked.
+    fn take_slot(&mut self, lease: Lease) -> usize {
+        if let Some(slot) = self.vacant.pop() {
+            let slot = slot as usize;
+            if slot >= self.slots.len() {
+                // The capacity is there since the start.
+                self.slots.resize(slot + 1, Slot { lease, older: NONE, newer: NONE });
+            }
+            return slot;
+        }
+        let slot = self.oldest_ended as usize;
+        self.unlink_ended(slot);
+        self.remove(self.slots[slot].lease.page);
+        slot
+    }
+
+    fn share(&self, asker: &Asker) -> Result<usize, usize> {
+        self.shares.binary_search_by_key(&(asker.space, asker.node), |share| share.of)
+    }
+
+    fn place(&self, page: u64) -> usize {
+        // Fibonacci hashing (Knuth, volume 3, section 6.4): the upper bits are the mixed ones.
+        let mixed = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        usize::try_from(mixed).unwrap_or(0) & (self.index.len() - 1)
+    }
+
+    fn find(&self, page: u64) -> Option<usize> {
+        let mut place = self.place(page);
+        loop {
+            let slot = self.index[place];
+            if slot == NONE {
+                return None;
+            }
+            if self.slots[slot as usize].lease.page == page {
+                return Some(slot as usize);
+            }
+            place = (place + 1) & (self.index.len() - 1);
+        }
+    }
+
+    fn insert(&mut self, page: u64, slot: usize) {
+        let mut place = self.place(page);
+        while self.index[place] != NONE {
+            place = (place + 1) & (self.index.len() - 1);
+        }
+        self.index[place] = narrow(slot);
+        self.slots[slot].lease.page = page;
+    }
+
+    fn remove(&mut self, page: u64) {
+        let mask = self.index.len() - 1;
+        let mut hole = self.place(page);
+        while self.index[hole] != NONE && self.slots[self.index[hole] as usize].lease.page != page {
+            hole = (hole + 1) & mask;
+        }
+        // What probed past the hole moves up, so that no search ends early.
+        let mut place = hole;
+        loop {
+            self.index[hole] = NONE;
+            loop {
+                place = (place + 1) & mask;
+                let slot = self.index[place];
+                if slot == NONE {
+                    return;
+                }
+                let wanted = self.place(self.slots[slot as usize].lease.page);
+                if (place.wrapping_sub(wanted) & mask) >= (place.wrapping_sub(hole) & mask) {
+                    self.index[hole] = slot;
+                    hole = place;
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A slot's number; there are at most 65,535.
+fn narrow(slot: usize) -> u32 {
+    u32::try_from(slot).unwrap_or(NONE)
+}

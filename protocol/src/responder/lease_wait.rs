@@ -1,0 +1,266 @@
+//! Waiting for leased pages (`docs/protocol.md`, section 10).
+
+use core::ops::Range;
+
+use bluebridge_wire::{Command, Datagram, Flags, address::LINE_PAGES};
+
+use super::{
+    Event, Responder,
+    admit::Request,
+    execute::{ReadPages, no_data, wanted},
+    lease::{line_bits, line_of},
+    lease_queue::Waiter,
+    record::{Progress, Record},
+};
+use crate::{Instant, store::PageStore};
+
+/// Replies that the answer to a waiter takes at most: the pieces of a line.
+const WAITER_REPLIES: usize = bluebridge_wire::TRAIN_PIECES_MAX;
+
+impl Responder {
+    /// Lets a request wait for pages of one line if it may, or notes that it came again; says
+    /// whether it waits.
+    pub(super) fn wait(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        pages: &Range<u64>,
+    ) -> bool {
+        let bits = line_bits(pages);
+        self.wait_for(request, slot, before, (line_of(pages.start), bits))
+    }
+
+    pub(super) fn wait_for(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        (line, pages): (u64, u8),
+    ) -> bool {
+        let Some(command) = request.datagram.command().command() else { return false };
+        let Datagram { source, from, to, target, header, .. } = *request.datagram;
+        if !header.flags.contains(Flags::QUEUED) {
+            return false;
+        }
+        let waiter = Waiter {
+            session: slot,
+            command,
+            port: request.port,
+            takes_pages: request.takes_pages,
+            line,
+            pages,
+            repeat_by: request.now + self.timers.lease_wait,
+            source,
+            from,
+            to,
+            target,
+            header,
+        };
+        if before.progress == Progress::Waits
+            && let Some(place) = self.queue.at(before.waiter)
+            && place.line == line
+        {
+            *place = waiter;
+            self.counters.count(Event::WaiterRepeated);
+        } else {
+            let of = (from.space, from.node);
+            while !self.queue.has_room(of)
+                && let Some(gone) = self.queue.gone(request.now)
+            {
+                self.give_up(gone);
+            }
+            let place = if self.queue.has_room(of) { self.queue.join(waiter) } else { None };
+            let Some(place) = place else {
+                self.counters.count(Event::WaiterRefused);
+                return false;
+            };
+            let record =
+                Record { command, progress: Progress::Waits, waiter: place, ..Record::FRESH };
+            self.sessions.at(slot).keep(header.sequence, record);
+            self.counters.count(Event::WaiterJoined);
+        }
+        self.wake_for_line(request.now, line);
+        true
+    }
+
+    /// Takes a request out of the queue, and forgets that it came, if it was waiting.
+    pub(super) fn stop_waiting(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        before: &Record,
+        event: Event,
+    ) {
+        if before.progress == Progress::Waits && self.queue.remove(before.waiter).is_some() {
+            self.sessions.at(slot).forget(request.header().sequence);
+            self.counters.count(event);
+        }
+    }
+
+    /// Gives up a waiter that did not come again in time.
+    fn give_up(&mut self, place: u16) {
+        if let Some(waiter) = self.queue.remove(place) {
+            self.sessions.at(waiter.session).forget(waiter.header.sequence);
+            self.counters.count(Event::WaiterGone);
+        }
+    }
+
+    /// Before a request is looked at: whoever waits for pages of its line comes first, also when
+    /// their leases ran out just now. Says whether all who could be answered were.
+    pub(super) fn settle_before<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        datagram: &Datagram<'_>,
+        store: &S,
+    ) -> bool {
+        let place = self.place(&datagram.target, store);
+        if let Some(location) = bluebridge_wire::Location::from_bits(place) {
+            self.end_expired_of_line(now, line_of(location.page()), u8::MAX);
+        }
+        self.settle(now, store)
+    }
+
+    /// When time passed: ends the leases that anybody waits for and that ran out.
+    pub(super) fn end_awaited(&mut self, now: Instant) {
+        let mut place = 0;
+        while !self.queue.is_empty() && place < self.limits.wait_count {
+            if let Some(&mut Waiter { line, pages, .. }) = self.queue.at(place) {
+                self.end_expired_of_line(now, line, pages);
+            }
+            place += 1;
+        }
+    }
+
+    fn end_expired_of_line(&mut self, now: Instant, line: u64, bits: u8) {
+        for page in pages_of_line(line, bits) {
+            self.end_if_expired(now, page);
+        }
+    }
+
+    /// The first deadline of a lease that anybody waits for; `now` if somebody can be answered.
+    pub(super) fn next_release(&self, now: Instant) -> Option<Instant> {
+        if self.queue.ready().is_some() {
+            return Some(now);
+        }
+        self.queue
+            .iter()
+            .flat_map(|waiter| pages_of_line(waiter.line, waiter.pages))
+            .filter_map(|page| self.leases.holder(now, page))
+            .map(|lease| lease.expires_at)
+            .min()
+    }
+
+    fn wake_for_line(&mut self, now: Instant, line: u64) {
+        let leases = pages_of_line(line, u8::MAX).filter_map(|page| self.leases.holder(now, page));
+        if let Some(expires_at) = leases.map(|lease| lease.expires_at).min() {
+            self.wake_by(expires_at);
+        }
+    }
+
+    /// Answers waiters whose pages are free, as far as there is room for replies; says whether
+    /// that was enough.
+    pub(super) fn settle<S: PageStore + ?Sized>(&mut self, now: Instant, store: &S) -> bool {
+        while let Some(line) = self.queue.ready() {
+            if !self.settle_line(now, line, store) {
+                self.wake_by(now);
+                return false;
+            }
+            self.queue.settle(line);
+            if self.queue.first(line).is_some() {
+                self.wake_for_line(now, line);
+            }
+        }
+        true
+    }
+
+    /// Goes through a line's waiters in their order: nobody gets pages that are leased, or that
+    /// an UPDATE in front waits for.
+    fn settle_line<S: PageStore + ?Sized>(&mut self, now: Instant, line: u64, store: &S) -> bool {
+        let mut blocked = self.leased_bits(now, line);
+        let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
+        while let Some((place, waiter)) = next {
+            next = self.queue.behind(place, line).map(|(place, waiter)| (place, *waiter));
+            if waiter.repeat_by < now {
+                self.give_up(place);
+                continue;
+            }
+            let free = waiter.pages & !blocked;
+            let is_update = waiter.command == Command::Update;
+            let is_next = if is_update { free == waiter.pages } else { free != 0 };
+            if is_next && self.replies.room() < WAITER_REPLIES {
+                return false;
+            }
+            if is_next && is_update {
+                self.answer_waiting_update(now, &waiter, store);
+                blocked |= self.leased_bits(now, line);
+            } else if is_next {
+                self.answer_waiting_read(now, &waiter, free, store);
+            } else if is_update {
+                blocked |= waiter.pages;
+            }
+        }
+        true
+    }
+
+    fn leased_bits(&self, now: Instant, line: u64) -> u8 {
+        let leased =
+            pages_of_line(line, u8::MAX).filter(|&page| self.leases.holder(now, page).is_some());
+        leased.fold(0, |bits, page| bits | 1 << (page % LINE_PAGES as u64))
+    }
+
+    /// Offers an UPDATE that waits again, as it came last.
+    fn answer_waiting_update<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        waiter: &Waiter,
+        store: &S,
+    ) {
+        let datagram = waiter.datagram();
+        let Waiter { session, port, takes_pages, .. } = *waiter;
+        let request = Request { now, port, datagram: &datagram, takes_pages };
+        let record = self.sessions.at(session).record(waiter.header.sequence);
+        self.update(&request, session, &record, store);
+    }
+
+    /// Answers the pages of a READ that are free, and ends its waiting if these were the last.
+    fn answer_waiting_read<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        waiter: &Waiter,
+        free: u8,
+        store: &S,
+    ) {
+        let datagram = waiter.datagram();
+        let Waiter { session, port, takes_pages, .. } = *waiter;
+        let request = &Request { now, port, datagram: &datagram, takes_pages };
+        let record = self.sessions.at(session).record(waiter.header.sequence);
+        let left = waiter.pages & !free;
+        match self.queue.at(record.waiter) {
+            Some(place) if left != 0 => place.pages = left,
+            _ => self.stop_waiting(request, session, &record, Event::WaiterAnswered),
+        }
+        let found = no_data(request).and_then(|()| self.cut(request, session)).map(|cut| {
+            let wanted = wanted(request, cut).unwrap_or(0);
+            (cut, wanted, self.resolve(request, store))
+        });
+        match found {
+            Ok((cut, wanted, Ok(local))) => {
+                let first = local.page();
+                let freed = cut.parts().enumerate().filter(|&(number, _)| {
+                    free & line_bits(&(first + number as u64..first + number as u64 + 1)) != 0
+                });
+                let bits = freed.fold(0, |bits, (_, part)| bits | part.bits);
+                self.read_pages(request, cut, wanted & bits, local, ReadPages::ALL, store);
+            }
+            Ok((_, _, Err(refusal))) => self.refuse(request, refusal),
+            Err(status) => self.refuse(request, status.into()),
+        }
+    }
+}
+
+/// The pages of a line whose bits are set.
+fn pages_of_line(line: u64, bits: u8) -> impl Iterator<Item = u64> {
+    let first = line * LINE_PAGES as u64;
+    (0..LINE_PAGES as u64).filter(move |number| bits & (1 << number) != 0).map(move |n| first + n)
+}
