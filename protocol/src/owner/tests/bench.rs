@@ -1,0 +1,191 @@
+//! An owner, its clock, and what is sent to it.
+
+use core::{net::Ipv6Addr, time::Duration};
+
+use bluebridge_wire::{
+    ArenaGeneration, Command, Datagram, EndpointAddress, Flags, Header, Location, NodeId, Pointer,
+    Space, Status, Tag, WireCommand, address::Fields, header::HEADER_BYTES, seal,
+};
+
+use super::super::{Committed, Counters, Event, Notice, Owner, OwnerConfig, Policy};
+use crate::Instant;
+
+pub(super) const SPACE: Space = Space(7);
+pub(super) const OWNER: NodeId = NodeId(1000);
+pub(super) const CLIENT: NodeId = NodeId(1001);
+pub(super) const HOME: NodeId = NodeId(3);
+pub(super) const PORT: u16 = 4242;
+pub(super) const EPOCH: u64 = 77;
+pub(super) const SESSION: u64 = 0x5e55;
+
+/// A request or notice; every field can be bent.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    pub(super) from: Fields,
+    pub(super) to: Fields,
+    pub(super) header: Header,
+    pub(super) port: u16,
+}
+
+impl Ask {
+    /// The request with number 1 about 100 bytes of memory.
+    pub(super) fn new(command: Command, offset: u64) -> Self {
+        let pointer = pointer(offset);
+        let byte = WireCommand::request(command, false).bits();
+        let to = Fields { command: byte, ..fields(pointer.to_ipv6()) };
+        Self {
+            from: fields(EndpointAddress::new(SPACE, CLIENT, 5).to_ipv6()),
+            to,
+            header: Header {
+                target: pointer.to_ipv6(),
+                session: SESSION,
+                sequence: 1,
+                incarnation: 9,
+                length: 100,
+                ..Header::default()
+            },
+            port: PORT,
+        }
+    }
+
+    pub(super) fn read_waiting(number: u64) -> Self {
+        Self::new(Command::Read, 0).with(|header| {
+            (header.sequence, header.flags) = (number, Flags::QUEUED);
+        })
+    }
+
+    pub(super) fn with(mut self, change: impl FnOnce(&mut Header)) -> Self {
+        change(&mut self.header);
+        self
+    }
+
+    pub(super) fn bent(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// A reply that was sent, taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) status: Status,
+    pub(super) from: Fields,
+    pub(super) destination: Ipv6Addr,
+    pub(super) port: u16,
+    pub(super) header: Header,
+    pub(super) data: Vec<u8>,
+}
+
+pub(super) struct Bench {
+    pub(super) now: Instant,
+    pub(super) owner: Owner,
+}
+
+impl Bench {
+    pub(super) fn with(change: impl FnOnce(&mut OwnerConfig)) -> Self {
+        let mut config = OwnerConfig::new(SPACE, OWNER, 5);
+        (config.lease_count, config.contents_count) = (4, 2);
+        (config.wait_count, config.reply_count) = (3, 5);
+        change(&mut config);
+        Self { now: Instant::from_nanos(1_000_000_000), owner: Owner::new(config) }
+    }
+
+    /// An owner of one page, for a second, by a policy.
+    pub(super) fn holding(policy: Policy) -> Self {
+        let mut bench = Self::with(|config| config.policy = policy);
+        bench.hold(0, EPOCH);
+        bench
+    }
+
+    pub(super) fn hold(&mut self, offset: u64, epoch: u64) {
+        let end = self.now + Duration::from_secs(1);
+        let held = self.owner.hold(self.now, pointer(offset), epoch, end, None, None);
+        held.expect("there is room");
+    }
+
+    pub(super) fn hold_contents(&mut self, offset: u64, epoch: u64, start: usize, bytes: &[u8]) {
+        let end = self.now + Duration::from_secs(1);
+        let committed = Some(Committed { start, bytes });
+        let held = self.owner.hold(self.now, pointer(offset), epoch, end, None, committed);
+        held.expect("there is room");
+    }
+
+    pub(super) fn give(&mut self, ask: &Ask) -> Option<Notice> {
+        let (source, destination) = (ask.from.to_ipv6(), ask.to.to_ipv6());
+        let mut payload = vec![0; HEADER_BYTES];
+        ask.header.emit(&mut payload, 0);
+        seal(source, destination, &mut payload, &[]);
+        let datagram = Datagram::parse(source, destination, &payload).expect("well formed");
+        self.owner.handle_datagram(self.now, ask.port, &datagram)
+    }
+
+    pub(super) fn sent(&mut self) -> Vec<Answer> {
+        let mut all = Vec::new();
+        while let Some(transmit) = self.owner.poll_transmit() {
+            let payload = [transmit.head, transmit.data].concat();
+            let (source, destination) = (transmit.source, transmit.destination);
+            let reply = Datagram::parse(source, destination, &payload).expect("well formed");
+            assert!(reply.is_reply());
+            assert_eq!((reply.from.space, reply.from.node), (SPACE, OWNER));
+            assert_eq!(reply.header.incarnation, 5);
+            all.push(Answer {
+                status: Status::from_code(reply.from.tag).expect("known"),
+                from: reply.from,
+                destination,
+                port: transmit.destination_port,
+                header: reply.header,
+                data: reply.data.to_vec(),
+            });
+        }
+        all
+    }
+
+    /// The only answer to a request, which repeats what every answer repeats.
+    pub(super) fn answer(&mut self, ask: &Ask) -> Answer {
+        self.give(ask);
+        let mut sent = self.sent();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        let answer = sent.remove(0);
+        answers(&answer, ask);
+        answer
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.owner.handle_timeout(self.now);
+    }
+
+    pub(super) fn count(&self, event: Event) -> u64 {
+        self.owner.counters().of(event)
+    }
+
+    /// Nothing is left to be sent; answers what was counted.
+    pub(super) fn end(mut self) -> Counters {
+        assert_eq!(self.sent().len(), 0);
+        self.owner.counters().clone()
+    }
+}
+
+/// An answer repeats what every answer repeats of its request.
+pub(super) fn answers(answer: &Answer, ask: &Ask) {
+    assert_eq!((answer.destination, answer.port), (ask.from.to_ipv6(), ask.port));
+    assert_eq!(answer.from.location, ask.to.location);
+    let (told, asked) = (&answer.header, &ask.header);
+    assert_eq!((told.session, told.sequence), (asked.session, asked.sequence));
+    assert_eq!((told.length, told.target), (asked.length, asked.target));
+    assert_eq!(told.flags.attempt(), asked.flags.attempt());
+}
+
+pub(super) fn fields(address: Ipv6Addr) -> Fields {
+    Fields::unpack(address).expect("a fabric address")
+}
+
+pub(super) fn pointer(offset: u64) -> Pointer {
+    let generation = ArenaGeneration::new(2).expect("15 bits");
+    let location = Location::new(generation, 0x10_0000 + offset).expect("48 bits");
+    Pointer { space: SPACE, node: HOME, tag: Tag(77), location }
+}
+
+pub(super) fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
