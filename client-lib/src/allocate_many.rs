@@ -86,10 +86,8 @@ impl<T: Transport> Client<T> {
         }
         self.driver.run(&mut Creations(requests), self.deadline)?;
         for request in requests {
-            let is_full = matches!(
-                request.result,
-                Err(Error::Refused { status: Status::OutOfMemory, .. })
-            );
+            let is_full =
+                matches!(request.result, Err(Error::Refused { status: Status::OutOfMemory, .. }));
             if is_full && request.placement == Placement::TwoChoices {
                 request.result = if request.data.is_empty() {
                     self.create_at(request.bytes, request.placement)

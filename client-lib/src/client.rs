@@ -12,6 +12,8 @@ use crate::{
     error::Error,
     many::{ReadRequest, Reads, Single, WriteRequest, Writes, Zeroing},
     placement::{Placement, Places},
+    service::{Notices, ServiceState, Tenant},
+    update::SpareLists,
 };
 
 /// How long [`Client::close`] waits for the servers.
@@ -23,6 +25,12 @@ pub struct Client<T> {
     pub(crate) deadline: Duration,
     pub(crate) placement: Placement,
     pub(crate) places: Places,
+    /// This client's side of the endpoint's service thread.
+    pub(crate) tenant: Option<Tenant>,
+    /// Whether the service was looked for.
+    pub(crate) met_service: bool,
+    pub(crate) lease_count: u16,
+    pub(crate) spare_lists: SpareLists,
     /// The most data bytes of a datagram that the carrier takes.
     #[cfg(feature = "join")]
     pub(crate) largest_piece_bytes: u16,
@@ -45,6 +53,10 @@ impl<T: Transport> Client<T> {
             deadline: config.deadline,
             placement: config.placement,
             places: Places::new(&config.memory_nodes, config.seed),
+            tenant: config.service.as_ref().map(|service| service.admit(config.lease_count)),
+            met_service: config.service.is_some(),
+            lease_count: config.lease_count,
+            spare_lists: SpareLists::new(),
             #[cfg(feature = "join")]
             largest_piece_bytes,
             #[cfg(feature = "join")]
@@ -215,6 +227,39 @@ impl<T: Transport> Client<T> {
     #[must_use]
     pub const fn unsent_count(&self) -> u64 {
         self.driver.unsent_count
+    }
+
+    /// What the endpoint's service thread can do: renew leases, answer redirected requests, take
+    /// notices.
+    #[must_use]
+    pub fn service_state(&self) -> ServiceState {
+        if let Some(tenant) = &self.tenant {
+            return tenant.service().state();
+        }
+        #[cfg(feature = "join")]
+        if let Some(joined) = &self.membership {
+            return joined.service_state();
+        }
+        ServiceState::Absent
+    }
+
+    /// The notices of the space that arrive from now on; starts the endpoint's service thread if
+    /// that is not done. `None` if it has none.
+    pub fn notices(&mut self) -> Option<Notices> {
+        self.meet_service();
+        self.tenant.as_ref().map(|tenant| tenant.service().notices())
+    }
+
+    /// Takes up the endpoint's service, if there is one that was not taken up yet.
+    pub(crate) fn meet_service(&mut self) {
+        if self.met_service {
+            return;
+        }
+        self.met_service = true;
+        #[cfg(feature = "join")]
+        if let Some(service) = self.membership.as_ref().and_then(crate::join::Joined::service) {
+            self.tenant = Some(service.admit(self.lease_count));
+        }
     }
 
     /// The carrier.

@@ -7,7 +7,7 @@ use bluebridge_protocol::requester::{self, Timing};
 use bluebridge_transport::Capabilities;
 use bluebridge_wire::{IP_UDP_BYTES, NodeId, Space, piece_bytes};
 
-use crate::placement::Placement;
+use crate::{placement::Placement, service::Service};
 
 /// A memory node as the controller names it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,6 +43,10 @@ pub struct EndpointConfig {
     pub server_count: u16,
     /// Pages that may be on their way at once; `None`: what the carrier's receive buffer holds.
     pub credit_pages: Option<u16>,
+    /// Lines of 32 KiB that this client can hold leases on at once, if its leases are renewed.
+    pub lease_count: u16,
+    /// The endpoint's service thread; [`crate::Client::join`] starts one of its own when it is needed.
+    pub service: Option<Service>,
     /// Where random choices come from; differ it per client.
     pub seed: u64,
 }
@@ -63,6 +67,8 @@ impl EndpointConfig {
             operation_count: 512,
             server_count: 256,
             credit_pages: None,
+            lease_count: 256,
+            service: None,
             // The standard library seeds its hash maps from the system's entropy.
             seed: RandomState::new().hash_one(node.0),
         }

@@ -227,7 +227,7 @@ impl<T: Transport> Driver<T> {
     }
 }
 
-fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
     Outgoing {
         source: transmit.source,
         destination: transmit.destination,

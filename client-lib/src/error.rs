@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bluebridge_protocol::requester::{Failure, StartError};
-use bluebridge_wire::{self as wire, NodeId, Pointer, Status};
+use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, Status};
 
 /// Who is at fault for an [`Error`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,6 +41,18 @@ pub enum Error {
         /// What the carrier said.
         reason: Arc<str>,
     },
+    /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
+    #[error(
+        "the update of the page at {pointer} came too late, and nothing of it was written ({how}{});          update again, with the contents as they are then", now_of(*.owner)
+    )]
+    LeaseLost {
+        /// The first byte of the part whose lease it was.
+        pointer: Pointer,
+        /// How it ended.
+        how: LeaseEnd,
+        /// To whom the page is leased now, if the home told.
+        owner: Option<NodeId>,
+    },
     /// A length is zero, or more than can be addressed.
     #[error("the length is zero or too large")]
     Length,
@@ -49,8 +61,8 @@ pub enum Error {
     NoMemoryNode,
     /// It was sent, and how it ended is not known: it was done once, or not at all.
     #[error(
-        "node {node} did not answer in time, and the operation was done once or not at all; \
-         look before doing it again"
+        "{} did not answer in time, and the operation was done once or not at all; \
+         look before doing it again", whom(*.node)
     )]
     OutcomeUnknown {
         /// Who was asked last.
@@ -59,6 +71,20 @@ pub enum Error {
         pointer: Option<Pointer>,
         /// Whether the node answered anything meanwhile.
         answering: bool,
+    },
+    /// Of an update over several lines the first ones are written, and the rest is not.
+    #[error(
+        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written,          and nothing at {pointer} or behind ({cause})"
+    )]
+    PartlyCommitted {
+        /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of
+        /// that line too.
+        pointer: Pointer,
+        /// How many bytes are written, in the order of their addresses.
+        committed_bytes: u64,
+        /// Why that line failed.
+        #[source]
+        cause: Box<Self>,
     },
     /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
     /// the lost contents.
@@ -71,8 +97,14 @@ pub enum Error {
         /// The first byte that it refused, if it was about memory.
         pointer: Option<Pointer>,
     },
+    /// Two ranges of one update have a page in common.
+    #[error("two ranges of the update share the page {pointer}; make them one range")]
+    SharedPage {
+        /// The page's first byte.
+        pointer: Pointer,
+    },
     /// The node answers, but not this, and not in time; nothing was changed.
-    #[error("node {node} is too slow; allow more time, or ask for less at once")]
+    #[error("{} is too slow; allow more time, or ask for less at once", whom(*.node))]
     TimedOut {
         /// Who was asked last.
         node: NodeId,
@@ -83,12 +115,15 @@ pub enum Error {
         /// Where it is said to be.
         node: NodeId,
     },
+    /// More lines are leased at once than configured.
+    #[error("too many leases at once; end updates first, or raise `lease_count`")]
+    TooManyLeases,
     /// More servers than configured are needed at once.
     #[error("too many servers at once; raise `server_count`")]
     TooManyServers,
     /// Nothing was heard from the node, and nothing was changed. Node 0 stands for all memory
     /// nodes.
-    #[error("node {node} does not answer; is it up, and does the switch know it?")]
+    #[error("{} does not answer; is it up, and does the switch know it?", whom(*.node))]
     Unreachable {
         /// Who was asked.
         node: NodeId,
@@ -113,13 +148,17 @@ pub enum Error {
 impl Error {
     /// Who is at fault.
     #[must_use]
-    pub const fn fault(&self) -> Fault {
+    pub fn fault(&self) -> Fault {
         match self {
             Self::Busy { .. }
+            | Self::LeaseLost { .. }
             | Self::Length
+            | Self::SharedPage { .. }
+            | Self::TooManyLeases
             | Self::TooManyServers
             | Self::WrongNode { .. }
             | Self::WrongSpace => Fault::You,
+            Self::PartlyCommitted { cause, .. } => cause.fault(),
             Self::Carrier { .. } | Self::Unreachable { .. } => Fault::Network,
             Self::NoMemoryNode | Self::TooManyHops { .. } => Fault::Controller,
             Self::OutcomeUnknown { answering: true, .. }
@@ -153,14 +192,22 @@ impl Error {
             Self::Violation { .. } => 10,
             Self::WrongNode { .. } => 11,
             Self::WrongSpace => 12,
+            Self::LeaseLost { .. } => 13,
+            Self::PartlyCommitted { .. } => 14,
+            Self::SharedPage { .. } => 15,
+            Self::TooManyLeases => 16,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
 
     /// Whether something may have been changed nonetheless, once.
     #[must_use]
-    pub const fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Self::OutcomeUnknown { .. })
+    pub fn is_outcome_unknown(&self) -> bool {
+        match self {
+            Self::OutcomeUnknown { .. } => true,
+            Self::PartlyCommitted { cause, .. } => cause.is_outcome_unknown(),
+            _ => false,
+        }
     }
 
     pub(crate) fn of_start(error: StartError) -> Self {
@@ -183,6 +230,12 @@ impl Error {
             Failure::Busy { owner, remaining_ms, .. } => match pointer {
                 Some(pointer) => Self::Busy { pointer, owner, remaining_ms },
                 None => Self::TimedOut { node: owner },
+            },
+            Failure::LeaseLost { node, how, owner } => match pointer {
+                Some(pointer) => {
+                    Self::LeaseLost { pointer, how, owner: owner.map(|(node, _)| node) }
+                }
+                None => Self::Violation { node },
             },
             Failure::NotSent { .. } => {
                 let reason = carrier.map_or_else(|| Arc::from("not sent"), Arc::clone);
@@ -215,6 +268,18 @@ impl Error {
         });
         Self::Refused { status, node, pointer: first_byte }
     }
+}
+
+/// Node 0 is whichever memory node the switch chooses.
+fn whom(node: NodeId) -> String {
+    match node {
+        NodeId::ANY => "the memory node that the switch chose".to_owned(),
+        node => format!("node {node}"),
+    }
+}
+
+fn now_of(owner: Option<NodeId>) -> String {
+    owner.map_or_else(String::new, |owner| format!(", to node {owner}"))
 }
 
 fn at(pointer: Option<Pointer>) -> String {

@@ -1,6 +1,10 @@
 //! Joining a rack: the controller tells who the client is, and which memory nodes there are.
 
-use std::io;
+use std::{
+    hash::{BuildHasher, RandomState},
+    io,
+    sync::{Arc, OnceLock},
+};
 
 use bluebridge_northbound::{
     Attachment, Carrier, Connection, Membership, MembershipError, Options, Registration, Role,
@@ -11,9 +15,22 @@ use bluebridge_transport::{
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
-use bluebridge_wire::{NodeId, Space, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN};
+use bluebridge_wire::{
+    NodeId, Space, UDP_PORT, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN,
+};
 
-use crate::{Client, EndpointConfig, MemoryNode, Placement};
+use crate::{Client, EndpointConfig, MemoryNode, Placement, Service, ServiceState};
+
+/// When an endpoint's service thread starts.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum ServiceStart {
+    /// Before the client joins, which fails if another process has the fabric's port on the
+    /// interface: then that one is the endpoint.
+    AtOnce,
+    /// With the first update or subscription.
+    #[default]
+    OnNeed,
+}
 
 /// How a client joins.
 #[derive(Clone, Debug)]
@@ -30,6 +47,8 @@ pub struct JoinOptions {
     pub membership: Options,
     /// The UDP socket; its device is the interface unless it names one.
     pub carrier: UdpConfig,
+    /// When the endpoint's service thread starts.
+    pub service: ServiceStart,
     /// Everything else about the client; who it is and what there is comes from the controller.
     pub behaviour: EndpointConfig,
 }
@@ -46,6 +65,7 @@ impl JoinOptions {
             attachment: Attachment::Interface(switch_interface.to_owned()),
             membership: Options::default(),
             carrier: UdpConfig::default(),
+            service: ServiceStart::OnNeed,
             behaviour: EndpointConfig {
                 placement: Placement::TwoChoices,
                 ..EndpointConfig::new(space, NodeId::ANY, 0)
@@ -77,8 +97,71 @@ pub enum JoinError {
 
 /// A membership, and what of its news the client has taken in.
 pub(crate) struct Joined {
-    membership: Membership,
+    endpoint: Arc<Endpoint>,
     version: u64,
+}
+
+/// What the clients of one endpoint share.
+struct Endpoint {
+    /// First, so that it ends while the membership lasts.
+    service: OnceLock<Result<Service, Arc<str>>>,
+    membership: Membership,
+    carrier: UdpConfig,
+    behaviour: EndpointConfig,
+}
+
+impl Endpoint {
+    /// Who the endpoint is, and what the rack is like now.
+    fn config(&self, snapshot: &Snapshot) -> EndpointConfig {
+        let assignment = self.membership.assignment();
+        EndpointConfig {
+            space: assignment.space,
+            node: assignment.node,
+            incarnation: assignment.incarnation,
+            piece_bytes: u16::try_from(snapshot.piece_bytes).ok(),
+            memory_nodes: memory_nodes(snapshot),
+            ..self.behaviour.clone()
+        }
+    }
+
+    fn start_service(&self, carrier: UdpTransport) -> Result<Service, Arc<str>> {
+        let config = self.config(&self.membership.snapshot());
+        Service::start(&config, carrier).map_err(|error| Arc::from(error.to_string()))
+    }
+}
+
+impl Joined {
+    /// The endpoint's service, started if it was not; `None` if that is impossible.
+    pub(crate) fn service(&self) -> Option<&Service> {
+        let endpoint = &*self.endpoint;
+        let started = endpoint.service.get_or_init(|| {
+            let carrier = service_carrier(&endpoint.carrier, UDP_PORT)
+                .or_else(|_| service_carrier(&endpoint.carrier, 0));
+            let carrier = carrier.map_err(|error| Arc::from(error.to_string()))?;
+            endpoint.start_service(carrier)
+        });
+        started.as_ref().ok()
+    }
+
+    pub(crate) fn service_state(&self) -> ServiceState {
+        match self.endpoint.service.get() {
+            None => ServiceState::NotStarted,
+            Some(Ok(service)) => service.state(),
+            Some(Err(reason)) => ServiceState::Failed { reason: Arc::clone(reason) },
+        }
+    }
+}
+
+/// The socket of a service thread: few datagrams come, and rarely.
+fn service_carrier(carrier: &UdpConfig, port: u16) -> Result<UdpTransport, OpenError> {
+    UdpTransport::open(&UdpConfig {
+        port,
+        receive_batch_count: 4,
+        send_batch_count: 8,
+        receive_buffer_bytes: 1 << 20,
+        send_buffer_bytes: 1 << 20,
+        ..carrier.clone()
+    })
 }
 
 impl Client<UdpTransport> {
@@ -90,8 +173,16 @@ impl Client<UdpTransport> {
     /// # Errors
     /// [`JoinError`]; nothing keeps running.
     pub fn join(controller: &str, options: JoinOptions) -> Result<Self, JoinError> {
-        let JoinOptions { name, space, interface, attachment, membership, carrier, behaviour } =
-            options;
+        let JoinOptions {
+            name,
+            space,
+            interface,
+            attachment,
+            membership,
+            carrier,
+            behaviour,
+            service,
+        } = options;
         let link = self::interface(&interface)?;
         let registration = Registration {
             name,
@@ -102,6 +193,7 @@ impl Client<UdpTransport> {
             carrier: Carrier::Socket,
             mtu: link.mtu,
             previous: None,
+            notices: false,
         };
         let filter = ipnet_of_fabric();
         let carrier = UdpConfig {
@@ -110,20 +202,38 @@ impl Client<UdpTransport> {
             ..carrier
         };
         let transport = UdpTransport::open(&carrier)?;
-        let membership = Membership::join_with(controller, registration, membership)?;
-        let assignment = membership.assignment();
-        let snapshot = membership.snapshot();
-        let config = EndpointConfig {
-            space: assignment.space,
-            node: assignment.node,
-            incarnation: assignment.incarnation,
-            piece_bytes: u16::try_from(snapshot.piece_bytes).ok(),
-            memory_nodes: memory_nodes(&snapshot),
-            ..behaviour
+        // Whoever has the port is the endpoint, so it is taken before another could be told of.
+        let service_socket = match service {
+            ServiceStart::AtOnce => Some(service_carrier(&carrier, UDP_PORT)?),
+            ServiceStart::OnNeed => None,
         };
+        let membership = Membership::join_with(controller, registration, membership)?;
+        let service = OnceLock::new();
+        let endpoint = Arc::new(Endpoint { service, membership, carrier, behaviour });
+        if let Some(socket) = service_socket {
+            let _ = endpoint.service.set(endpoint.start_service(socket));
+        }
+        Ok(Self::of_endpoint(endpoint, transport))
+    }
+
+    /// Another client of the same endpoint, for another thread; it must be in the network namespace
+    /// in which the endpoint joined. The membership lasts as long as one of them.
+    ///
+    /// # Errors
+    /// [`OpenError`] if no socket can be opened; `None` if the client was opened without a controller.
+    pub fn open_another(&self) -> Option<Result<Self, OpenError>> {
+        let endpoint = Arc::clone(&self.membership.as_ref()?.endpoint);
+        let transport = UdpTransport::open(&UdpConfig { port: 0, ..endpoint.carrier.clone() });
+        Some(transport.map(|transport| Self::of_endpoint(endpoint, transport)))
+    }
+
+    fn of_endpoint(endpoint: Arc<Endpoint>, transport: UdpTransport) -> Self {
+        let snapshot = endpoint.membership.snapshot();
+        let seed = RandomState::new().hash_one(snapshot.version);
+        let config = EndpointConfig { seed, ..endpoint.config(&snapshot) };
         let mut client = Self::open(config, transport);
-        client.membership = Some(Joined { membership, version: snapshot.version });
-        Ok(client)
+        client.membership = Some(Joined { endpoint, version: snapshot.version });
+        client
     }
 }
 
@@ -131,7 +241,7 @@ impl<T> Client<T> {
     /// What the endpoint knows of the rack; `None` if it was opened without a controller.
     #[must_use]
     pub fn rack(&self) -> Option<Snapshot> {
-        self.membership.as_ref().map(|joined| joined.membership.snapshot())
+        self.membership.as_ref().map(|joined| joined.endpoint.membership.snapshot())
     }
 
     /// Whether the controller is heard; `None` if the client was opened without one.
@@ -140,10 +250,15 @@ impl<T> Client<T> {
         self.rack().map(|rack| rack.connection)
     }
 
+    /// Whether the controller told this client of no memory node.
+    pub(crate) fn knows_that_none_is_there(&self) -> bool {
+        self.rack().is_some_and(|rack| rack.memory_nodes.is_empty())
+    }
+
     /// Takes in the newest list of memory nodes, and the piece size that all their links carry.
     pub(crate) fn refresh_places(&mut self) {
         let Some(joined) = &mut self.membership else { return };
-        let snapshot = joined.membership.snapshot();
+        let snapshot = joined.endpoint.membership.snapshot();
         if snapshot.version != joined.version {
             joined.version = snapshot.version;
             self.places.replace(&memory_nodes(&snapshot));

@@ -45,30 +45,41 @@ mod allocate;
 mod allocate_many;
 #[cfg(feature = "tokio")]
 mod asynchronous;
+mod barrier;
 mod client;
 mod config;
 mod drive;
 mod error;
 #[cfg(feature = "join")]
 mod join;
+mod lock;
 mod many;
 mod placement;
+mod service;
 mod transfer;
+mod update;
 
 pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncClient, QUEUE_LENGTH};
+pub use barrier::{BARRIER_BYTES, Barrier};
 pub use bluebridge_protocol::requester::{Counters, Event};
 pub use bluebridge_wire::{
-    ArenaGeneration, NodeId, Pointer, PointerError, Region, Space, Status, Usage,
+    ArenaGeneration, LeaseEnd, NodeId, Pointer, PointerError, Region, Space, Status, Usage,
 };
 pub use client::Client;
 pub use config::{EndpointConfig, MemoryNode};
 pub use error::{Error, Fault};
 #[cfg(feature = "join")]
-pub use join::{JoinError, JoinOptions};
+pub use join::{JoinError, JoinOptions, ServiceStart};
+pub use lock::{LOCK_BYTES, Lock, LockError, LockHeld};
 pub use many::{ReadRequest, WriteRequest};
 pub use placement::Placement;
+pub use service::{
+    NOTICES_WAITING_MAX, Notice, NoticeKind, Notices, OwnerPolicy, Service, ServiceCounters,
+    ServiceState,
+};
+pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
 
 /// Compiles the examples of the README.
 #[cfg(all(doctest, feature = "join"))]

@@ -5,8 +5,8 @@ include!("support/rack.rs");
 use std::time::Duration;
 
 use bluebridge::{
-    Client, CreateRequest, DeleteRequest, EndpointConfig, Error, Event, Fault, MemoryNode, NodeId, Placement, Pointer,
-    ReadRequest, Status, WriteRequest,
+    Client, CreateRequest, DeleteRequest, EndpointConfig, Error, Event, Fault, MemoryNode, NodeId,
+    Placement, Pointer, ReadRequest, Status, WriteRequest,
 };
 use bluebridge_transport::memory::MemoryTransport;
 use rack::{Rack, SPACE};

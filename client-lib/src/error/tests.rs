@@ -46,6 +46,18 @@ fn every_error_has_a_code_and_a_text_of_its_own() {
 }
 
 #[test]
+fn a_node_that_the_switch_chose_has_no_number() {
+    for error in [
+        Error::OutcomeUnknown { node: NodeId::ANY, pointer: None, answering: false },
+        Error::TimedOut { node: NodeId::ANY },
+        Error::Unreachable { node: NodeId::ANY },
+    ] {
+        let text = error.to_string();
+        assert!(text.starts_with("the memory node that the switch chose"), "{text}");
+    }
+}
+
+#[test]
 fn the_fault_is_named() {
     let refused = |status| Error::Refused { status, node: NODE, pointer: None }.fault();
     assert_eq!(refused(Status::StaleTag), Fault::You);

@@ -3,9 +3,9 @@
 mod rack {
     use bluebridge_memserver::{Claim, Server, ServerConfig, run};
     use bluebridge_transport::Transport;
-    use bluebridge_transport::memory::{Hub, MemoryTransport};
+    use bluebridge_transport::memory::{EndpointId, Hub, MemoryTransport};
     use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN};
-    use bluebridge_wire::{NodeId, Space, UDP_PORT};
+    use bluebridge_wire::{Command, NodeId, Pointer, Space, UDP_PORT, WireCommand};
 
     /// The tenant of every rack here.
     pub const SPACE: Space = Space(1);
@@ -21,12 +21,21 @@ mod rack {
     /// Memory servers on a hub of this process; node 0 leads to the first of them.
     pub struct Rack {
         hub: Hub,
-        _servers: Vec<Server>,
+        servers: Vec<(NodeId, Server)>,
     }
 
     impl Rack {
         /// Starts a server per node, each with `bytes` of memory.
         pub fn start(nodes: &[NodeId], bytes: u64) -> Self {
+            Self::start_behind(nodes, bytes, |transport| transport)
+        }
+
+        /// Starts a server per node behind whatever is put around its carrier.
+        pub fn start_behind<T: Transport + Send + 'static>(
+            nodes: &[NodeId],
+            bytes: u64,
+            wrap: impl Fn(MemoryTransport) -> T,
+        ) -> Self {
             let hub = Hub::new(4096);
             let mut servers = Vec::new();
             for (at, node) in nodes.iter().enumerate() {
@@ -34,9 +43,42 @@ mod rack {
                 if at == 0 {
                     hub.route(prefix(NodeId::ANY), &[transport.id()]).expect("it is attached");
                 }
-                servers.push(serve(*node, bytes, transport));
+                servers.push((*node, serve(*node, bytes, wrap(transport))));
             }
-            Self { hub, _servers: servers }
+            Self { hub, servers }
+        }
+
+        /// Stops a node's server.
+        pub fn stop(&mut self, node: NodeId) {
+            self.servers.retain(|(other, _)| *other != node);
+        }
+
+        /// The carriers of an endpoint of several clients, and one on the fabric's port.
+        pub fn attach_endpoint(
+            &self,
+            node: NodeId,
+            client_count: u16,
+        ) -> (Vec<MemoryTransport>, MemoryTransport) {
+            let attach = |port| self.hub.attach(port, &[]).expect("there is room");
+            let clients: Vec<_> = (0..client_count).map(|at| attach(41_000 + at)).collect();
+            let service = attach(UDP_PORT);
+            let mut ids: Vec<_> = clients.iter().map(MemoryTransport::id).collect();
+            ids.push(service.id());
+            self.hub.route(prefix(node), &ids).expect("they are attached");
+            (clients, service)
+        }
+
+        /// Leads requests of a command for a page to an endpoint, as a switch's redirect does.
+        pub fn redirect(&self, page: Pointer, command: Command, to: &[EndpointId]) {
+            let fields = Fields {
+                space: page.space,
+                node: page.node,
+                command: WireCommand::request(command, false).bits(),
+                tag: page.tag.0,
+                location: page.page_start().location.bits(),
+            };
+            let page = ipnet::Ipv6Net::new(fields.to_ipv6(), 116).expect("a prefix");
+            self.hub.route(page, to).expect("they are attached");
         }
 
         /// A carrier for a client.

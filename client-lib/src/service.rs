@@ -1,0 +1,227 @@
+//! The endpoint's service thread: it renews leases, sends the ABORTs that a dropped guard could
+//! not, answers what the switch redirects to this endpoint, and takes notices, while the
+//! application's threads compute.
+//!
+//! The threads tell it of their leases in a [`ledger`] each. They wake it only if it would look
+//! too late: it says beforehand when it looks next.
+
+mod ledger;
+mod notices;
+mod run;
+mod tenant;
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::{fmt, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    thread::{Builder, JoinHandle},
+};
+
+use bluebridge_transport::{Wakeable, Waker};
+use bluebridge_wire::UDP_PORT;
+
+pub use bluebridge_protocol::owner::{Notice, NoticeKind, Policy as OwnerPolicy};
+pub(crate) use ledger::{Entry, SlotId};
+pub use notices::{NOTICES_WAITING_MAX, Notices};
+pub(crate) use tenant::Tenant;
+
+use crate::config::EndpointConfig;
+use ledger::Ledger;
+use notices::Subscribers;
+
+/// What an endpoint's service thread can do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ServiceState {
+    /// There is none: leases are not renewed. Give one to [`EndpointConfig::service`], or join.
+    Absent,
+    /// It could not be started, or ended: leases are not renewed.
+    Failed {
+        /// Why.
+        reason: Arc<str>,
+    },
+    /// It starts with the first update.
+    NotStarted,
+    /// Another process has the fabric's UDP port on the interface, so leases are renewed, but
+    /// redirected requests are not answered (their senders ask the home) and notices do not arrive.
+    RenewalsOnly,
+    /// It does all that it is for.
+    Serving,
+}
+
+/// What a service thread did so far.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct ServiceCounters {
+    /// Leases renewed.
+    pub renewed_count: u64,
+    /// Leases found lost when they were to be renewed.
+    pub lost_count: u64,
+    /// RENEWs that failed otherwise.
+    pub renew_failed_count: u64,
+    /// ABORTs sent for guards whose own had no answer.
+    pub aborted_count: u64,
+    /// Requests and notices that arrived.
+    pub request_count: u64,
+    /// Notices among them.
+    pub notice_count: u64,
+    /// Datagrams that were damaged, or none of the protocol's.
+    pub malformed_count: u64,
+    /// Times that the thread looked at its clients' leases.
+    pub look_count: u64,
+    /// Times that a client woke it.
+    pub wake_count: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    renewed: AtomicU64,
+    lost: AtomicU64,
+    renew_failed: AtomicU64,
+    aborted: AtomicU64,
+    requests: AtomicU64,
+    notices: AtomicU64,
+    malformed: AtomicU64,
+    looks: AtomicU64,
+    wakes: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the service thread and its clients share.
+#[derive(Debug)]
+struct Shared {
+    waker: Waker,
+    /// When the thread looks next of itself, in nanoseconds of its clock; 0 once it was woken.
+    next_look: AtomicU64,
+    /// Somebody waits here for a lease to end.
+    release_matters: AtomicBool,
+    stop: AtomicBool,
+    is_serving: bool,
+    failure: OnceLock<Arc<str>>,
+    ledgers: Mutex<Vec<Arc<Ledger>>>,
+    /// Ledgers that were ever added.
+    ledger_count: AtomicU64,
+    subscribers: Subscribers,
+    counts: Counts,
+}
+
+impl Shared {
+    fn ledgers(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
+        self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the thread, unless that was done already.
+    fn wake(&self) {
+        if self.next_look.swap(0, Ordering::AcqRel) != 0 {
+            count(&self.counts.wakes);
+            self.waker.wake();
+        }
+    }
+}
+
+/// An endpoint's service thread; clones are the same one, which ends with the last of them.
+///
+/// [`crate::Client::join`] starts one when it is needed. Who opens clients of an endpoint otherwise
+/// starts one by hand and gives it to all of them, in [`EndpointConfig::service`].
+#[derive(Clone)]
+pub struct Service {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Starts the service of the endpoint that `config` names, over a carrier of its own: on the
+    /// fabric's port ([`bluebridge_wire::UDP_PORT`]) it can serve, on another only renew.
+    ///
+    /// # Errors
+    /// If the system gives no thread, or no descriptor to wake it with.
+    pub fn start<T>(config: &EndpointConfig, mut transport: T) -> io::Result<Self>
+    where
+        T: Wakeable + Send + 'static,
+    {
+        let shared = Arc::new(Shared {
+            waker: transport.waker()?,
+            next_look: AtomicU64::new(0),
+            release_matters: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            is_serving: transport.local_port() == UDP_PORT,
+            failure: OnceLock::new(),
+            ledgers: Mutex::default(),
+            ledger_count: AtomicU64::new(0),
+            subscribers: Subscribers::default(),
+            counts: Counts::default(),
+        });
+        let mut serving = run::Serving::new(config, transport, Arc::clone(&shared));
+        let thread =
+            Builder::new().name("bluebridge-service".to_owned()).spawn(move || serving.run())?;
+        Ok(Self { handle: Arc::new(Handle { shared, thread: Some(thread) }) })
+    }
+
+    /// What it can do.
+    #[must_use]
+    pub fn state(&self) -> ServiceState {
+        let shared = &self.handle.shared;
+        match shared.failure.get() {
+            Some(reason) => ServiceState::Failed { reason: Arc::clone(reason) },
+            None if shared.is_serving => ServiceState::Serving,
+            None => ServiceState::RenewalsOnly,
+        }
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> ServiceCounters {
+        let counts = &self.handle.shared.counts;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ServiceCounters {
+            renewed_count: of(&counts.renewed),
+            lost_count: of(&counts.lost),
+            renew_failed_count: of(&counts.renew_failed),
+            aborted_count: of(&counts.aborted),
+            request_count: of(&counts.requests),
+            notice_count: of(&counts.notices),
+            malformed_count: of(&counts.malformed),
+            look_count: of(&counts.looks),
+            wake_count: of(&counts.wakes),
+        }
+    }
+
+    /// The notices that arrive from now on, as many as are taken in time: of
+    /// [`NOTICES_WAITING_MAX`] that wait, further ones are dropped and counted.
+    #[must_use]
+    pub fn notices(&self) -> Notices {
+        self.handle.shared.subscribers.subscribe()
+    }
+
+    /// A client's side of the service.
+    pub(crate) fn admit(&self, lease_count: u16) -> Tenant {
+        Tenant::new(self.clone(), lease_count)
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // It ends within `run::END_DEADLINE`; if it panicked, nothing is left to be done.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How long the thread goes on when nobody needs it any more, for the ABORTs that are left.
+const END_DEADLINE: Duration = Duration::from_millis(200);

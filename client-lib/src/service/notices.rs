@@ -1,0 +1,73 @@
+//! Notices of the space: memory that was freed, zeroed or given.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+};
+
+use bluebridge_protocol::owner::Notice;
+
+/// Notices that wait in a subscription at most.
+pub const NOTICES_WAITING_MAX: usize = 1024;
+
+/// A subscription to the space's notices.
+#[derive(Debug)]
+pub struct Notices {
+    receiver: Receiver<Notice>,
+    lost_count: Arc<AtomicU64>,
+}
+
+impl Notices {
+    /// A notice that waits; `None` if there is none.
+    #[must_use]
+    pub fn try_next(&self) -> Option<Notice> {
+        self.receiver.try_recv().ok()
+    }
+
+    /// The next notice; `None` if none came in time, or the service ended.
+    #[must_use]
+    pub fn next_within(&self, timeout: Duration) -> Option<Notice> {
+        self.receiver.recv_timeout(timeout).ok()
+    }
+
+    /// Notices that were dropped because [`NOTICES_WAITING_MAX`] waited.
+    #[must_use]
+    pub fn lost_count(&self) -> u64 {
+        self.lost_count.load(Ordering::Relaxed)
+    }
+}
+
+/// Who takes notices.
+#[derive(Debug, Default)]
+pub(super) struct Subscribers(Mutex<Vec<Subscriber>>);
+
+#[derive(Debug)]
+struct Subscriber {
+    sender: SyncSender<Notice>,
+    lost_count: Arc<AtomicU64>,
+}
+
+impl Subscribers {
+    pub(super) fn subscribe(&self) -> Notices {
+        let (sender, receiver) = sync_channel(NOTICES_WAITING_MAX);
+        let lost_count = Arc::<AtomicU64>::default();
+        let subscriber = Subscriber { sender, lost_count: Arc::clone(&lost_count) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(subscriber);
+        Notices { receiver, lost_count }
+    }
+
+    /// Hands a notice to all; who has no room loses it, and who is gone is forgotten.
+    pub(super) fn tell(&self, notice: Notice) {
+        let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        subscribers.retain(|subscriber| match subscriber.sender.try_send(notice) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                subscriber.lost_count.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        });
+    }
+}

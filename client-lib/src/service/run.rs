@@ -1,0 +1,450 @@
+//! The service thread's loop: look at the leases, do what is due, say when the next look is, sleep.
+
+use core::sync::atomic::{Ordering, fence};
+use core::time::Duration;
+use std::sync::Arc;
+
+use bluebridge_protocol::{
+    Instant,
+    owner::{Committed, Owner, OwnerConfig},
+    requester::{Answer, Buffers, Completion, Failure, Operation, Requester},
+};
+use bluebridge_transport::{Outgoing, Timestamp, TransmitError, Transport, Wait};
+use bluebridge_wire::{Datagram, UDP_PORT};
+
+use super::{END_DEADLINE, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
+use crate::{config::EndpointConfig, drive::outgoing};
+
+/// Operations that the service has under way at once.
+const OPERATION_COUNT: u16 = 256;
+
+/// Servers that the service talks to at once.
+const SERVER_COUNT: u16 = 64;
+
+/// How long the thread sleeps at most.
+const SLEEP: Duration = Duration::from_secs(60);
+
+/// When a RENEW that could not be sent, or was refused for now, is tried again.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Clients of one endpoint that the service knows at most: what a token has room for.
+const LEDGER_COUNT_MAX: usize = 1 << 16;
+
+const NEVER: Instant = Instant::from_nanos(u64::MAX);
+
+/// The thread's state.
+pub(super) struct Serving<T> {
+    transport: T,
+    requester: Requester,
+    owner: Owner,
+    shared: Arc<Shared>,
+    tenants: Vec<Option<Known>>,
+    /// Ledgers that were ever taken in.
+    ledger_count: u64,
+}
+
+/// A client, as the thread knows it.
+struct Known {
+    ledger: Arc<Ledger>,
+    leases: Vec<KnownLease>,
+    held_count: u64,
+}
+
+/// A slot of a client, as the thread saw it last.
+#[derive(Clone, Copy, Default)]
+struct KnownLease {
+    version: u32,
+    entry: Option<Entry>,
+    /// A RENEW or the ABORT is under way.
+    is_busy: bool,
+    /// Nothing more is to be done for it.
+    is_over: bool,
+    not_before: Instant,
+    /// Until when the owner's side holds it; the start of time if it does not.
+    held_until: Instant,
+}
+
+impl Known {
+    /// Whether the client is gone, and nothing is left to be done for it.
+    fn is_gone(&self) -> bool {
+        // A place that is given to another has no operation of the one before under way.
+        let is_open = |lease: &KnownLease| {
+            let is_abandoned = lease.entry.is_some_and(|entry| entry.is_abandoned);
+            lease.is_busy || is_abandoned && !lease.is_over
+        };
+        self.ledger.is_closed()
+            && self.ledger.held_count() == self.held_count
+            && !self.leases.iter().any(is_open)
+    }
+}
+
+impl KnownLease {
+    /// When something is to be done for the lease.
+    fn due_at(&self) -> Instant {
+        match self.entry {
+            Some(entry) if !self.is_busy && !self.is_over => {
+                let at = if entry.is_abandoned { Instant::default() } else { entry.renew_at() };
+                if entry.is_abandoned || at <= entry.renew_until {
+                    at.max(self.not_before)
+                } else {
+                    NEVER
+                }
+            }
+            _ => NEVER,
+        }
+    }
+}
+
+impl KnownLease {
+    /// Tells the owner's side of the lease, or of its extension.
+    fn hold(&mut self, owner: &mut Owner, now: Instant, index: u16, ledger: &Ledger) {
+        let Some(entry) = self.entry else { return };
+        let is_new = self.held_until == Instant::default();
+        self.held_until = entry.expires_at;
+        let mut hold = |committed: &[u8]| {
+            for (page, part) in entry.pages() {
+                let bytes = committed.get(part).filter(|bytes| !bytes.is_empty());
+                let start = if page == entry.pointer.page_start() {
+                    entry.pointer.location.in_page()
+                } else {
+                    0
+                };
+                let committed = bytes.map(|bytes| Committed { start, bytes });
+                let policy = Some(entry.policy);
+                // A page that it has no room for, it sends home.
+                let _ = owner.hold(now, page, entry.epoch, entry.expires_at, policy, committed);
+            }
+        };
+        if is_new && entry.policy == OwnerPolicy::Serve {
+            ledger.with_contents(index, self.version, hold);
+        } else {
+            hold(&[]);
+        }
+    }
+
+    /// Tells the owner's side that the lease is over.
+    fn let_go(&mut self, owner: &mut Owner) {
+        if self.held_until == Instant::default() {
+            return;
+        }
+        self.held_until = Instant::default();
+        for (page, _) in self.entry.iter().flat_map(Entry::pages) {
+            owner.release(page, self.entry.map_or(0, |entry| entry.epoch));
+        }
+    }
+}
+
+/// The service sends no data and receives none.
+struct NoBuffers;
+
+impl Buffers for NoBuffers {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        &[]
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl<T: Transport> Serving<T> {
+    pub(super) fn new(config: &EndpointConfig, transport: T, shared: Arc<Shared>) -> Self {
+        // Its own source address and nonces: its replies are none of the clients'.
+        let own = EndpointConfig::new(config.space, config.node, config.incarnation);
+        let own = EndpointConfig {
+            piece_bytes: config.piece_bytes,
+            operation_count: OPERATION_COUNT,
+            server_count: SERVER_COUNT,
+            ..own
+        };
+        let requester = Requester::new(own.requester(transport.capabilities()));
+        let owner = Owner::new(OwnerConfig::new(config.space, config.node, config.incarnation));
+        Self { transport, requester, owner, shared, tenants: Vec::new(), ledger_count: 0 }
+    }
+
+    pub(super) fn run(&mut self) {
+        let mut stop_at = None;
+        loop {
+            let now = self.now();
+            if self.shared.stop.load(Ordering::SeqCst) {
+                let until = *stop_at.get_or_insert(now + END_DEADLINE);
+                if now >= until || !self.is_needed() {
+                    return self.say_goodbye();
+                }
+            }
+            let look_at = self.look(now);
+            self.act(now);
+            self.flush(now);
+            let until = self.promise(look_at, stop_at);
+            if let Err(reason) = self.wait(until) {
+                let _ = self.shared.failure.set(Arc::from(reason));
+                return;
+            }
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.transport.now().as_nanos())
+    }
+
+    /// Takes in what the clients hold; answers when to look again though nothing is due.
+    fn look(&mut self, now: Instant) -> Instant {
+        count(&self.shared.counts.looks);
+        self.admit();
+        let mut next = NEVER;
+        for tenant in self.tenants.iter_mut().flatten() {
+            let held_count = tenant.ledger.held_count();
+            if held_count != tenant.held_count {
+                tenant.held_count = held_count;
+                // A client at work holds the next lease soon: who looks before half of it is over
+                // need not be woken.
+                let shortest = tenant.ledger.take_shortest().unwrap_or(1000);
+                next = next.min(now + Duration::from_micros(shortest.max(1) * 400));
+            }
+        }
+        self.sync(now);
+        next
+    }
+
+    /// Takes in new clients, and forgets those that are gone.
+    fn admit(&mut self) {
+        let ledger_count = self.shared.ledger_count.load(Ordering::Acquire);
+        if ledger_count != self.ledger_count {
+            self.ledger_count = ledger_count;
+            for ledger in self.shared.ledgers().drain(..) {
+                let known = Known { ledger, leases: Vec::new(), held_count: 0 };
+                let free = self.tenants.iter().position(Option::is_none);
+                if free.is_none() && self.tenants.len() < LEDGER_COUNT_MAX {
+                    self.tenants.push(None);
+                }
+                let place = free.unwrap_or(self.tenants.len() - 1);
+                // The leases of more clients than there is room for run out by themselves.
+                if let Some(place @ None) = self.tenants.get_mut(place) {
+                    *place = Some(known);
+                }
+            }
+        }
+        for place in &mut self.tenants {
+            let Some(tenant) = place.as_mut().filter(|tenant| tenant.is_gone()) else { continue };
+            for lease in &mut tenant.leases {
+                lease.let_go(&mut self.owner);
+            }
+            *place = None;
+        }
+    }
+
+    /// Compares what is known with the ledgers.
+    fn sync(&mut self, now: Instant) {
+        let is_serving = self.shared.is_serving;
+        for tenant in self.tenants.iter_mut().flatten() {
+            let used = tenant.ledger.used();
+            if tenant.leases.len() < usize::from(used) {
+                tenant.leases.resize(usize::from(used), KnownLease::default());
+            }
+            for (index, known) in (0..used).zip(&mut tenant.leases) {
+                match tenant.ledger.read(index) {
+                    None => {
+                        known.let_go(&mut self.owner);
+                        *known = KnownLease::default();
+                    }
+                    Some((version, entry)) => {
+                        if version != known.version || known.entry.is_none() {
+                            known.let_go(&mut self.owner);
+                            *known = KnownLease { version, ..KnownLease::default() };
+                        }
+                        known.entry = Some(entry);
+                        if entry.expires_at <= now && !known.is_busy && !known.is_over {
+                            known.is_over = true;
+                            if entry.is_abandoned {
+                                tenant.ledger.give_back(index, version);
+                            }
+                        }
+                        if known.is_over || entry.is_abandoned {
+                            known.let_go(&mut self.owner);
+                        } else if is_serving && known.held_until != entry.expires_at {
+                            known.hold(&mut self.owner, now, index, &tenant.ledger);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins what is due.
+    fn act(&mut self, now: Instant) {
+        for (tenant, known) in (0_u64..).zip(&mut self.tenants) {
+            let Some(known) = known else { continue };
+            for (slot, lease) in (0_u64..).zip(&mut known.leases) {
+                let Some(entry) = lease.entry.filter(|_| lease.due_at() <= now) else { continue };
+                let Entry { pointer, length, epoch, granted_ms, .. } = entry;
+                let operation = if entry.is_abandoned {
+                    Operation::Abort { pointer, length, epoch }
+                } else {
+                    Operation::Renew { pointer, length, epoch, lease_ms: granted_ms }
+                };
+                let token = tenant << 48 | slot << 32 | u64::from(lease.version);
+                match self.requester.start_until(now, operation, token, entry.expires_at) {
+                    Ok(_) => lease.is_busy = true,
+                    Err(_) => lease.not_before = now + RETRY,
+                }
+            }
+        }
+    }
+
+    /// Says when the thread looks next, and looks once more: a client that saw what was said
+    /// before may have relied on it.
+    fn promise(&mut self, look_at: Instant, stop_at: Option<Instant>) -> Instant {
+        let mut until = self.due(look_at).min(stop_at.unwrap_or(NEVER));
+        loop {
+            self.shared.next_look.store(until.as_nanos(), Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if self.shared.stop.load(Ordering::SeqCst) != stop_at.is_some() {
+                return Instant::default();
+            }
+            let now = self.now();
+            self.sync(now);
+            let due = self.due(until);
+            if due >= until {
+                return until;
+            }
+            until = due;
+        }
+    }
+
+    /// The first moment at which something is due, at most `until`.
+    fn due(&self, until: Instant) -> Instant {
+        let leases = self.tenants.iter().flatten().flat_map(|tenant| &tenant.leases);
+        let first = leases.map(KnownLease::due_at).min().unwrap_or(NEVER);
+        let timer = self.requester.poll_timeout().unwrap_or(NEVER);
+        let waiting = self.owner.poll_timeout().unwrap_or(NEVER);
+        until.min(first).min(timer).min(waiting)
+    }
+
+    /// Sleeps until datagrams come, somebody wakes the thread, or the time; takes in what came.
+    fn wait(&mut self, until: Instant) -> Result<(), String> {
+        let now = self.now();
+        let until = until.min(now + SLEEP).as_nanos().max(1);
+        let wait = Wait::until(Timestamp::from_nanos(until));
+        let received = self.transport.receive(wait).map_err(|error| error.to_string())?;
+        // From here on a client need not wake it: it looks before it sleeps.
+        self.shared.next_look.store(0, Ordering::Relaxed);
+        let now = self.now();
+        if received > 0 {
+            // A request that was redirected here is about a lease of just now.
+            self.sync(now);
+        }
+        for index in 0..received {
+            self.take(now, index);
+        }
+        self.requester.handle_timeout(now);
+        self.owner.handle_timeout(now);
+        let somebody_waits = self.owner.waiting_count() > 0;
+        self.shared.release_matters.store(somebody_waits, Ordering::Relaxed);
+        while let Some(completion) = self.requester.poll_completion() {
+            self.settle(now, &completion);
+        }
+        Ok(())
+    }
+
+    /// Takes in one datagram.
+    fn take(&mut self, now: Instant, index: usize) {
+        let incoming = self.transport.incoming(index);
+        let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);
+        let counts = &self.shared.counts;
+        match datagram {
+            Ok(datagram) if datagram.is_reply() && incoming.source_port == UDP_PORT => {
+                self.requester.handle_datagram(now, &datagram, &mut NoBuffers);
+            }
+            Ok(datagram) if !datagram.is_reply() && self.shared.is_serving => {
+                count(&counts.requests);
+                let port = incoming.source_port;
+                if let Some(notice) = self.owner.handle_datagram(now, port, &datagram) {
+                    count(&counts.notices);
+                    self.shared.subscribers.tell(notice);
+                }
+            }
+            _ => count(&counts.malformed),
+        }
+    }
+
+    /// Takes note of the end of a RENEW or an ABORT.
+    fn settle(&mut self, now: Instant, completion: &Completion) {
+        let token = completion.token;
+        let part = |shift: u32, mask: u64| usize::try_from(token >> shift & mask).unwrap_or(0);
+        let counts = &self.shared.counts;
+        let Some(Some(tenant)) = self.tenants.get_mut(part(48, 0xffff)) else { return };
+        let slot = part(32, 0xffff);
+        let Some(lease) = tenant.leases.get_mut(slot) else { return };
+        let version = u32::try_from(token & u64::from(u32::MAX)).unwrap_or(0);
+        let Some(entry) = lease.entry.as_mut().filter(|_| lease.version == version) else {
+            // The guard ended meanwhile, so what came of its RENEW does not matter.
+            return;
+        };
+        lease.is_busy = false;
+        let index = u16::try_from(slot).unwrap_or(u16::MAX);
+        match &completion.result {
+            Ok(Answer::Leased(renewed)) => {
+                count(&counts.renewed);
+                entry.expires_at = renewed.expires_at;
+                tenant.ledger.note_renewal(index, version, renewed.expires_at);
+            }
+            Ok(_) => count(&counts.aborted),
+            Err(Failure::LeaseLost { .. }) => {
+                count(&counts.lost);
+                lease.is_over = true;
+            }
+            Err(_) => {
+                count(&counts.renew_failed);
+                lease.not_before = now + RETRY;
+                lease.is_over = entry.expires_at <= now;
+            }
+        }
+        // The operation of an abandoned lease may have been the RENEW before.
+        let is_settled = lease.is_over || matches!(&completion.result, Ok(Answer::Done));
+        if entry.is_abandoned && is_settled {
+            lease.is_over = true;
+            tenant.ledger.give_back(index, version);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        while let Some(transmit) = self.requester.poll_transmit(now, &NoBuffers) {
+            let origin = transmit.origin;
+            match self.transport.transmit(&[outgoing(&transmit)]) {
+                // A busy carrier's datagram is sent again when its timer runs out.
+                Ok(_) | Err(TransmitError::Socket(_)) => {}
+                Err(_) => self.requester.transmit_refused(now, origin, 1),
+            }
+        }
+        while let Some(reply) = self.owner.poll_transmit() {
+            let reply = Outgoing {
+                source: reply.source,
+                destination: reply.destination,
+                destination_port: reply.destination_port,
+                header: reply.head,
+                data: reply.data,
+            };
+            // Whoever gets no answer asks the home.
+            let _ = self.transport.transmit(&[reply]);
+        }
+    }
+
+    /// Whether an ABORT is still to be sent or answered.
+    fn is_needed(&self) -> bool {
+        let leases = self.tenants.iter().flatten().flat_map(|tenant| &tenant.leases);
+        let mut open = leases.filter_map(|lease| lease.entry.filter(|_| !lease.is_over));
+        open.any(|entry| entry.is_abandoned)
+    }
+
+    /// Closes the sessions, so that the servers need not wait for them to idle out.
+    fn say_goodbye(&mut self) {
+        let now = self.now();
+        self.requester.cancel_all();
+        let servers: Vec<_> = self.requester.open_servers().collect();
+        for server in servers {
+            // Nobody waits for the answer: a session that is not closed ends by its idleness.
+            let _ = self.requester.start(now, Operation::Close { server }, 0);
+        }
+        self.flush(now);
+    }
+}
