@@ -376,6 +376,8 @@ impl Responder {
 
     /// Ends the leases of older incarnations of the asker's node.
     pub(super) fn end_superseded_leases(&mut self, request: &Request<'_>) {
+        // What ran out before is told so.
+        self.end_all_expired(request.now);
         let Self { leases, queue, counters, .. } = self;
         leases.end_superseded(&request.asker(), |page| {
             counters.count(Event::LeaseSuperseded);

@@ -1,5 +1,9 @@
 //! Which pages are leased, to whom and until when, and how the last lease of a page ended.
 
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+mod tests;
+
 use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};

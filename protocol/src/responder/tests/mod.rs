@@ -6,10 +6,12 @@ mod anywhere;
 mod checks;
 mod commands;
 mod counters;
+mod leases;
 mod model;
 mod sessions;
 mod store;
 mod trains;
+mod waiting;
 mod window;
 
 use core::time::Duration;

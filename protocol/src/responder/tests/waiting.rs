@@ -1,0 +1,282 @@
+//! Section 10 of the contract: who waits for a leased page, in which order, and for how long.
+
+use super::{
+    leases::{Client, OTHER, millis, two},
+    *,
+};
+
+fn patient(header: &mut Header) {
+    header.flags = header.flags.with(Flags::QUEUED);
+}
+
+fn repeat_within(reply: &Reply) -> Option<u32> {
+    assert_eq!(reply.status, Status::Busy);
+    reply.header.flags.contains(Flags::QUEUED).then_some(reply.header.detail)
+}
+
+/// Sends a request that has to wait, and says that it does.
+fn waits(world: &mut World, ask: &Ask) {
+    let reply = world.one(ask);
+    assert_eq!(repeat_within(&reply), Some(200), "{reply:?}");
+}
+
+fn numbers(replies: &[Reply]) -> Vec<(u64, u64)> {
+    replies.iter().map(|reply| (reply.header.session, reply.header.sequence)).collect()
+}
+
+fn name(ask: &Ask) -> (u64, u64) {
+    (ask.header.session, ask.header.sequence)
+}
+
+#[test]
+pub(super) fn waiters_are_answered_in_their_order() {
+    let (mut world, at, mut owner, mut other) = two();
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    (other.low_water, third.low_water) = (Some(1), Some(1));
+    let epoch = owner.lease(&mut world, at, 4096);
+    let asks = [
+        other.ask(Command::Read, at, 10).with(patient),
+        third.ask(Command::Read, at, 20).with(patient),
+        other.ask(Command::Update, at, 30).with(patient),
+        third.ask(Command::Read, at, 40).with(patient),
+        third.ask(Command::Update, at, 50).with(patient),
+    ];
+    for ask in &asks {
+        waits(&mut world, ask);
+    }
+    assert_eq!(world.responder.waiting_count(), 5);
+    let commit = owner.commit(at, b"new", epoch);
+    let replies = world.send(&commit[0]);
+    // The answer to the COMMIT, the READs in front of the first UPDATE, and that.
+    assert_eq!(numbers(&replies)[1..], [name(&asks[0]), name(&asks[1]), name(&asks[2])]);
+    assert!(replies.iter().all(|reply| reply.status == Status::Ok));
+    assert!(replies[1..].iter().all(|reply| &reply.data[..3] == b"new"));
+    assert_eq!(replies[3].header.node, OTHER.0);
+    let granted = replies[3].header.lease_epoch;
+    assert!(granted > epoch);
+    let replies = world.send(&other.under(Command::Abort, at, 30, granted));
+    assert_eq!(numbers(&replies)[1..], [name(&asks[3]), name(&asks[4])]);
+    assert_eq!(replies[2].header.node, 23);
+    assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterAnswered)), (0, 5));
+    // A READ that was answered is an ordinary one when it comes again, a grant a recorded one.
+    assert_eq!(world.status(&asks[3]), Status::Busy);
+    assert_eq!(world.one(&asks[4]).header.lease_epoch, granted + 1);
+}
+
+#[test]
+pub(super) fn whoever_does_not_come_again_never_gets_a_lease() {
+    let (mut world, at, mut owner, mut other) = two();
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    let epoch = owner.lease(&mut world, at, 4096);
+    let gone = other.ask(Command::Update, at, 1).with(patient);
+    let alive = third.ask(Command::Update, at, 2).with(patient);
+    waits(&mut world, &gone);
+    waits(&mut world, &alive);
+    world.now = world.now + millis(150);
+    waits(&mut world, &alive.clone().attempt(1));
+    world.now = world.now + millis(51);
+    let replies = world.send(&owner.under(Command::Abort, at, 1, epoch));
+    assert_eq!(numbers(&replies)[1..], [name(&alive)]);
+    assert_eq!((replies[1].status, replies[1].header.flags.attempt()), (Status::Ok, 1));
+    assert_eq!((world.event(Event::WaiterGone), world.event(Event::WaiterRepeated)), (1, 1));
+    // It may come back, behind everybody.
+    waits(&mut world, &gone);
+    assert_eq!(world.event(Event::WaiterJoined), 3);
+}
+
+#[test]
+pub(super) fn time_alone_ends_the_waiting() {
+    let (mut world, at, mut owner, mut other) = two();
+    let short = owner.ask(Command::Update, at, 1).with(|header| header.lease_remaining_ms = 100);
+    assert_eq!(world.status(&short), Status::Ok);
+    let update = other.ask(Command::Update, at, 1).with(patient);
+    waits(&mut world, &update);
+    let due = world.responder.poll_timeout().unwrap();
+    assert_eq!(due - world.now, millis(100));
+    world.pass(millis(99));
+    assert_eq!(world.drain(), []);
+    world.pass(millis(1));
+    let replies = world.drain();
+    assert_eq!((numbers(&replies), replies[0].status), (vec![name(&update)], Status::Ok));
+    assert_eq!(world.event(Event::LeaseExpired), 1);
+}
+
+#[test]
+pub(super) fn what_is_newer_does_not_overtake_a_lease_that_just_ran_out() {
+    let (mut world, at, mut owner, mut other) = two();
+    let short = owner.ask(Command::Update, at, 1).with(|header| header.lease_remaining_ms = 100);
+    assert_eq!(world.status(&short), Status::Ok);
+    let update = other.ask(Command::Update, at, 1).with(patient);
+    waits(&mut world, &update);
+    world.now = world.now + millis(100);
+    // No timer has fired, and the first owner asks again.
+    let replies = world.send(&owner.ask(Command::Update, at, 1));
+    assert_eq!(numbers(&replies)[0], name(&update));
+    assert_eq!((replies[0].status, replies[1].status), (Status::Ok, Status::Busy));
+    assert_eq!(replies[1].header.node, OTHER.0);
+}
+
+#[test]
+pub(super) fn a_read_gets_the_free_pages_at_once_and_the_others_later() {
+    let (mut world, at, mut owner, mut other) = two();
+    let first = owner.lease(&mut world, page_of(at, 1), 1);
+    let second = owner.lease(&mut world, page_of(at, 2), 1);
+    let read = other.ask(Command::Read, at, 4 * 4096).with(patient);
+    let replies = world.send(&read);
+    let statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [Status::Ok, Status::Busy, Status::Busy, Status::Ok]);
+    assert_eq!(repeat_within(&replies[2]), Some(200));
+    assert_eq!(replies[2].header.lease_epoch, second);
+    let replies = world.send(&owner.under(Command::Abort, page_of(at, 1), 1, first));
+    assert_eq!((replies.len(), replies[1].header.offset), (2, 4096));
+    assert!(replies[1].data == stamp(32768, 1)[4096..8192]);
+    // Its other pieces were lost: it asks for what is missing and keeps its place.
+    let again = read.attempt(1).with(|header| {
+        header.flags = header.flags.with(Flags::SELECTIVE);
+        header.detail = 0b1101;
+    });
+    let statuses: Vec<_> = world.send(&again).iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [Status::Ok, Status::Busy, Status::Ok]);
+    let replies = world.send(&owner.under(Command::Abort, page_of(at, 2), 1, second));
+    assert_eq!((replies.len(), replies[1].header.offset), (2, 8192));
+    assert_eq!(world.responder.waiting_count(), 0);
+}
+
+#[test]
+pub(super) fn an_update_of_several_pages_is_not_starved() {
+    let (mut world, at, mut owner, mut other) = two();
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    let first = owner.lease(&mut world, at, 1);
+    let second = owner.lease(&mut world, page_of(at, 1), 1);
+    let both = other.ask(Command::Update, at, 8192).with(patient);
+    waits(&mut world, &both);
+    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, first)).len(), 1);
+    // The first page is free, but somebody waits for it: a patient one comes behind.
+    let late = third.ask(Command::Update, at, 1).with(patient);
+    let reply = world.one(&late);
+    assert_eq!((repeat_within(&reply), reply.header.lease_epoch), (Some(200), 0));
+    let replies = world.send(&owner.under(Command::Abort, page_of(at, 1), 1, second));
+    assert_eq!(numbers(&replies)[1..], [name(&both); 2]);
+    let epoch = replies[1].header.lease_epoch;
+    let replies = world.send(&other.under(Command::Abort, at, 8192, epoch));
+    assert_eq!(numbers(&replies)[1..], [name(&late)]);
+}
+
+#[test]
+pub(super) fn what_is_not_wanted_any_more_waits_no_more() {
+    let (mut world, at, mut owner, mut other) = two();
+    let epoch = owner.lease(&mut world, at, 4096);
+    // It stops waiting by asking without the flag: the refusal is final.
+    let update = other.ask(Command::Update, at, 1).with(patient);
+    waits(&mut world, &update);
+    let plain = update.clone().attempt(1).with(|header| header.flags = Flags::default());
+    assert_eq!(repeat_within(&world.one(&plain)), None);
+    assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterLeft)), (0, 1));
+    assert_eq!(repeat_within(&world.one(&update)), None, "recorded");
+    // A READ is never recorded, so it may begin to wait anew.
+    let read = other.ask(Command::Read, at, 1).with(patient);
+    waits(&mut world, &read);
+    let plain = read.clone().with(|header| header.flags = Flags::default());
+    assert_eq!(repeat_within(&world.one(&plain)), None);
+    waits(&mut world, &read);
+    // Low water passes it, and the session ends.
+    let next = other.ask(Command::Update, at, 1).with(patient);
+    waits(&mut world, &next);
+    assert_eq!(world.responder.waiting_count(), 1);
+    let close = other.number(Ask::server(Command::Close)).with(|header| {
+        header.answered_distance = 1;
+    });
+    assert_eq!(world.status(&close), Status::Ok);
+    assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterForgotten)), (0, 2));
+    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, epoch)).len(), 1);
+}
+
+#[test]
+pub(super) fn the_queue_is_bounded_in_all_and_per_node() {
+    let limits = Limits { wait_count: 3, node_wait_count: 2, ..Limits::default() };
+    let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
+    let at = world.create(8);
+    let mut owner = Client::open(&mut world, NodeId(22), 1);
+    let mut other = Client::open(&mut world, OTHER, 1);
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    (other.low_water, third.low_water) = (Some(1), Some(1));
+    let epoch = owner.lease(&mut world, at, 4096);
+    waits(&mut world, &other.ask(Command::Read, at, 1).with(patient));
+    waits(&mut world, &other.ask(Command::Read, at, 1).with(patient));
+    assert_eq!(repeat_within(&world.one(&other.ask(Command::Read, at, 1).with(patient))), None);
+    waits(&mut world, &third.ask(Command::Read, at, 1).with(patient));
+    let refused = third.ask(Command::Update, at, 1).with(patient);
+    assert_eq!(repeat_within(&world.one(&refused)), None);
+    assert_eq!(world.event(Event::WaiterRefused), 2);
+    // Whoever is gone gives way.
+    world.now = world.now + millis(201);
+    waits(&mut world, &third.ask(Command::Update, at, 1).with(patient));
+    assert_eq!(world.event(Event::WaiterGone), 3);
+    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, epoch)).len(), 2);
+}
+
+#[test]
+pub(super) fn waiters_are_refused_by_what_happens_to_their_pages() {
+    let (mut world, at, mut owner, mut other) = two();
+    (other.low_water, owner.low_water) = (Some(1), Some(1));
+    let asks = |other: &mut Client| {
+        [
+            other.ask(Command::Read, at, 8192).with(patient),
+            other.ask(Command::Update, at, 8192).with(patient),
+        ]
+    };
+    owner.lease(&mut world, at, 8192);
+    for ask in asks(&mut other) {
+        world.send(&ask);
+    }
+    assert_eq!(world.responder.waiting_count(), 2);
+    world.responder.add_moved(0..8, NodeId(44)).unwrap();
+    world.pass(Duration::ZERO);
+    let replies = world.drain();
+    let statuses: Vec<_> = replies.iter().map(|reply| (reply.status, reply.header.node)).collect();
+    assert_eq!(statuses, [(Status::Moved, 44); 3], "a READ page by page, an UPDATE as a whole");
+    assert!(world.responder.remove_moved(&(0..8)));
+    // The owner comes back as another: its lease is over, and the waiters get the page.
+    owner.lease(&mut world, at, 8192);
+    for ask in asks(&mut other) {
+        world.send(&ask);
+    }
+    let replies = world.send(&open(NodeId(22), 2, 4711, 4096));
+    assert_eq!(replies.len(), 5);
+    assert!(replies.iter().all(|reply| reply.status == Status::Ok));
+}
+
+#[test]
+pub(super) fn more_waiters_than_replies_fit_are_answered_step_by_step() {
+    let limits = Limits { reply_count: 64, ..Limits::default() };
+    let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
+    let at = world.create(8);
+    let mut owner = Client::open(&mut world, NodeId(22), 1);
+    let epoch = owner.lease(&mut world, at, 32768);
+    let mut readers = Vec::new();
+    for number in 0..20 {
+        let mut reader = Client::with(&mut world, NodeId(30 + number), 1, 1024);
+        let ask = reader.ask(Command::Read, at, 32768).with(patient);
+        assert_eq!(world.send(&ask).len(), 8);
+        readers.push(ask);
+    }
+    world.offer(&owner.under(Command::Abort, at, 32768, epoch)).unwrap();
+    assert_eq!(world.responder.poll_timeout(), Some(world.now));
+    let mut replies = Vec::new();
+    // Neither time nor another request loses anybody.
+    let ping = owner.number(Ask::server(Command::Ping));
+    while world.responder.waiting_count() > 0 {
+        let more = world.drain();
+        assert!(!more.is_empty() && more.len() <= 64);
+        replies.extend(more);
+        if world.responder.waiting_count() > 10 {
+            world.pass(Duration::ZERO);
+        } else if world.offer(&ping) == Ok(()) {
+            break;
+        }
+    }
+    replies.extend(world.drain());
+    let answered = replies.iter().filter(|reply| reply.from.command & 0x3f == 6);
+    assert_eq!(answered.count(), 20 * 32);
+    assert_eq!(world.responder.waiting_count(), 0);
+}
