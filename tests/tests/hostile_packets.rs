@@ -10,16 +10,14 @@ use bluebridge_wire::Status;
 
 /// Hostile packets of a test run; others by `BLUEBRIDGE_HOSTILE_PACKETS`.
 const PACKETS: u64 = 1_050_000;
-/// Another by `BLUEBRIDGE_HOSTILE_SEED`. Of the four seeds tried, only this one makes the responder
-/// run out of train buffers (`piece_pressed`): the attack should be made to reach it by design.
-const SEED: u64 = 2;
+/// Another by `BLUEBRIDGE_HOSTILE_SEED`; what chance makes too seldom is led to, so any will do.
+const SEED: u64 = 1;
 
 /// Statuses that no packet can cause, and why.
-const NEVER: [(Status, &str); 6] = [
+const NEVER: [(Status, &str); 5] = [
     (Status::Busy, "leases are later work"),
     (Status::NotOwner, "leases are later work"),
     (Status::LeaseLost, "leases are later work"),
-    (Status::Forbidden, "permissions are later work"),
     (Status::UnsupportedVersion, "the parser drops other versions, whose form is not known"),
     (Status::Internal, "stands for a record with a status that nobody writes"),
 ];

@@ -216,7 +216,7 @@ impl Draw<'_> {
         train
     }
 
-    fn anywhere(&mut self, command: Command) -> Forged {
+    pub(super) fn anywhere(&mut self, command: Command) -> Forged {
         let target = Fields { node: NodeId::ANY, ..self.endpoint() };
         let pages = self.below(3) + 1;
         let mut datagram = self.bare(command, target, pages);
