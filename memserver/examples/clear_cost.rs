@@ -1,4 +1,5 @@
-//! What zeroing freed pages costs: writing zeros, or giving the pages back and touching them anew.
+//! What it costs that pages were used before: CREATE and DELETE of many, and the first writes,
+//! which zero what an earlier allocation left.
 //!
 //! ```text
 //! cargo run --release -p bluebridge-memserver --example clear_cost
@@ -12,49 +13,52 @@ use bluebridge_wire::Space;
 
 const SPACE: Space = Space(7);
 
-/// Creates, dirties and deletes `pages` pages some times; the mean times of a CREATE of dirty
-/// pages and of writing to each page once after it.
-fn measure(claim: Claim, prefer_huge_pages: bool, pages: u32) -> (Duration, Duration) {
+/// Rounds after the first, in which the pages are clean.
+const ROUNDS: u32 = 5;
+
+/// Mean times of CREATE, of writing `data` to each page once, and of DELETE.
+fn measure(pages: u32, data: &[u8]) -> [Duration; 3] {
     let bytes = u64::from(pages) * 4096;
-    let reservation = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages };
+    let claim = Claim::Prefault;
+    let reservation = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: true };
     let mut reserved = reservation.reserve().expect("memory");
     let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
     let mut arena = Arena::new(&config, reserved.parts.remove(0));
-    let (mut creating, mut touching) = (Duration::ZERO, Duration::ZERO);
-    let rounds = 5;
-    for round in 0..=rounds {
+    let mut times = [Duration::ZERO; 3];
+    for round in 0..=ROUNDS {
         let begun = Instant::now();
         let grant = arena.create(SPACE, pages).expect("room");
         let created = begun.elapsed();
         let begun = Instant::now();
         let first = grant.location.page();
         for page in first..first + u64::from(pages) {
-            arena.write(page, 0, &[1; 4096]);
+            arena.write(page, 0, data);
         }
-        // The first round has clean pages.
-        if round > 0 {
-            creating += created;
-            touching += begun.elapsed();
-        }
+        let written = begun.elapsed();
         let (location, tag) = (grant.location, grant.tag);
         let access = Access { location, length_bytes: 1, tag, space: SPACE };
+        let begun = Instant::now();
         arena.delete(access, pages).expect("its own");
+        if round > 0 {
+            let now = [created, written, begun.elapsed()];
+            times.iter_mut().zip(now).for_each(|(sum, time)| *sum += time);
+        }
     }
-    (creating / rounds, touching / rounds)
+    times.map(|sum| sum / ROUNDS)
 }
 
 fn main() {
-    for pages in [1, 16, 512, 4096, 16384, 65536] {
-        for (name, claim) in [("zeros written", Claim::Prefault), ("given back", Claim::OnDemand)] {
-            for huge in [false, true] {
-                let (creating, touching) = measure(claim, huge, pages);
-                println!(
-                    "{pages:6} pages, {name:13}, huge {huge:5}: CREATE {:6} ns a page, first \
-                     writes {:5} ns a page",
-                    creating.as_nanos() / u128::from(pages),
-                    touching.as_nanos() / u128::from(pages),
-                );
-            }
+    for pages in [1, 16, 512, 16_384, 262_144] {
+        for data in [&[1_u8; 8][..], &[1; 4096]] {
+            let [create, write, delete] = measure(pages, data);
+            println!(
+                "{pages:6} pages: CREATE {:9.2} us, DELETE {:9.2} us; first writes of {:4} bytes \
+                 {:4} ns a page",
+                create.as_secs_f64() * 1e6,
+                delete.as_secs_f64() * 1e6,
+                data.len(),
+                write.as_nanos() / u128::from(pages),
+            );
         }
     }
 }

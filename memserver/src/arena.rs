@@ -17,6 +17,9 @@ use crate::{extent_tree::ExtentTree, memory::Memory};
 /// The last colour; an offset that had it is not used again in this generation.
 const LAST_TAG: u8 = u8::MAX;
 
+/// What is read of pages that nobody wrote since they were allocated.
+static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
 /// The most pages of a shard: its share of the offset range.
 pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 
@@ -27,7 +30,8 @@ pub struct ArenaConfig {
     pub generation: ArenaGeneration,
     /// The shard whose locations these pages are.
     pub shard: u8,
-    /// How many pages a space may have; spaces without an entry have `default_quota_pages`.
+    /// How many pages a space may have; spaces without an entry have `default_quota_pages`. As
+    /// many pages' colours are kept for it, so that no other space uses them up.
     pub quotas: Vec<(Space, u64)>,
     /// The quota of all other spaces, in pages.
     pub default_quota_pages: u64,
@@ -60,6 +64,19 @@ enum Use {
     Body,
 }
 
+/// What is in a page's memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Contents {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// What an earlier allocation left. An allocation's page reads as zeros, and is zeroed by its
+    /// first write: to zero all pages of a CREATE would keep other clients waiting.
+    Leftover,
+    /// What its allocation wrote, which may be over since.
+    Written,
+}
+
 /// What is known of a page.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageState {
@@ -70,8 +87,7 @@ struct PageState {
     /// The colour it has, or had last; 0 if none yet.
     tag: u8,
     part: Use,
-    /// Bytes other than zero may be left from an earlier allocation.
-    is_dirty: bool,
+    contents: Contents,
 }
 
 const _: () = assert!(size_of::<PageState>() <= 24);
@@ -88,9 +104,9 @@ struct Resting {
 pub struct ArenaUsage {
     /// Pages in all.
     pub capacity_pages: u64,
-    /// Pages that can be allocated now.
+    /// Pages that can be allocated: capacity less what is used and what is retired.
     pub free_pages: u64,
-    /// Freed pages that rest; they are given out again when others run short.
+    /// Those among the free ones that rest, and are given out again when others run short.
     pub resting_pages: u64,
     /// Pages whose colours are used up in this generation.
     pub retired_pages: u64,
@@ -117,6 +133,8 @@ pub struct Arena {
     resting_pages: u32,
     rest_limit_pages: u32,
     retired_pages: u64,
+    /// Colours that all pages together have used up.
+    worn_colours: u64,
     quotas: Vec<Quota>,
     default_quota_pages: u64,
 }
@@ -126,7 +144,26 @@ struct Quota {
     space: Space,
     limit_pages: u64,
     used_pages: u64,
+    /// Colours that its allocations used up.
+    worn_colours: u64,
 }
+
+impl Quota {
+    const fn new(space: Space, limit_pages: u64) -> Self {
+        Self { space, limit_pages, used_pages: 0, worn_colours: 0 }
+    }
+
+    /// Colours that are kept for the space; without a quota, none.
+    const fn kept_colours(&self) -> u64 {
+        match self.limit_pages {
+            u64::MAX => 0,
+            pages => pages.saturating_mul(COLOURS_PER_PAGE).saturating_sub(self.worn_colours),
+        }
+    }
+}
+
+/// Allocations that an offset is good for in a generation, if each is a page.
+const COLOURS_PER_PAGE: u64 = LAST_TAG as u64;
 
 impl Arena {
     /// An arena over zeroed `memory`, which is cut into whole pages; what no shard can address is
@@ -136,8 +173,7 @@ impl Arena {
         let page_count = (memory.len() / PAGE_BYTES).min(index_of(PAGES_MAX));
         let capacity = u32::try_from(page_count).unwrap_or(u32::MAX);
         let rest_limit_pages = capacity / config.rest_divisor.max(1);
-        let quota =
-            |&(space, limit_pages): &(Space, u64)| Quota { space, limit_pages, used_pages: 0 };
+        let quota = |&(space, limit_pages): &(Space, u64)| Quota::new(space, limit_pages);
         Self {
             generation: config.generation,
             first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
@@ -151,6 +187,7 @@ impl Arena {
             resting_pages: 0,
             rest_limit_pages,
             retired_pages: 0,
+            worn_colours: 0,
             quotas: config.quotas.iter().map(quota).collect(),
             default_quota_pages: config.default_quota_pages,
         }
@@ -166,15 +203,15 @@ impl Arena {
     #[must_use]
     pub fn arena_usage(&self) -> ArenaUsage {
         let capacity_pages = self.pages.len() as u64;
-        let free_pages = u64::from(self.free.free_pages());
         let resting_pages = u64::from(self.resting_pages);
+        let free_pages = u64::from(self.free.free_pages()) + resting_pages;
         let retired_pages = self.retired_pages;
-        let used_pages = capacity_pages - free_pages - resting_pages - retired_pages;
+        let used_pages = capacity_pages - free_pages - retired_pages;
         ArenaUsage { capacity_pages, free_pages, resting_pages, retired_pages, used_pages }
     }
 
-    /// Zeroes up to `budget` resting pages, so that a later CREATE need not; says how many. For
-    /// the serving loop when it is idle.
+    /// Zeroes up to `budget` resting pages, so that later writes need not and nothing stays in
+    /// memory that was freed; says how many. For the serving loop when it is idle.
     pub fn tidy(&mut self, budget: u32) -> u32 {
         let mut left = budget;
         while left > 0 {
@@ -225,7 +262,7 @@ impl Arena {
         let place = self.quotas.iter().position(|quota| quota.space == space);
         let place = place.unwrap_or_else(|| {
             let limit_pages = self.default_quota_pages;
-            self.quotas.push(Quota { space, limit_pages, used_pages: 0 });
+            self.quotas.push(Quota::new(space, limit_pages));
             self.quotas.len() - 1
         });
         &mut self.quotas[place]
@@ -256,19 +293,28 @@ impl Arena {
         Some(())
     }
 
-    /// Zeroes what is dirty in an extent, in as few stretches as there are.
+    /// Whether a space may use up so many colours: its own, or those that are kept for nobody.
+    fn may_wear(&mut self, space: Space, colours: u64) -> bool {
+        if self.quota(space).kept_colours() >= colours {
+            return true;
+        }
+        let others = self.quotas.iter().filter(|quota| quota.space != space);
+        let kept = others.fold(0_u64, |sum, quota| sum.saturating_add(quota.kept_colours()));
+        let all = self.pages.len() as u64 * COLOURS_PER_PAGE;
+        all.saturating_sub(self.worn_colours).saturating_sub(colours) >= kept
+    }
+
+    /// Zeroes what is not zero in an extent, in as few stretches as there are.
     fn clear_extent(&mut self, start: u32, pages: u32) {
         let end = start as usize + pages as usize;
         let mut number = start as usize;
         while number < end {
             let from = number;
-            while number < end && self.pages[number].is_dirty {
-                self.pages[number].is_dirty = false;
+            while number < end && self.pages[number].contents != Contents::Zeros {
+                self.pages[number].contents = Contents::Zeros;
                 number += 1;
             }
-            if from < number {
-                self.memory.clear(from * PAGE_BYTES..number * PAGE_BYTES);
-            }
+            self.memory[from * PAGE_BYTES..number * PAGE_BYTES].fill(0);
             number += usize::from(from == number);
         }
     }
@@ -297,16 +343,22 @@ fn index_of(pages: u64) -> usize {
 
 impl Arena {
     /// A colour that the pages of a free extent never had, and that differs from the allocations
-    /// on both sides, so that who runs over an end is refused and not served the neighbour's bytes.
-    fn colour(&self, extent: Range<usize>) -> u8 {
+    /// on both sides, so that who runs over an end is refused and not served the neighbour's bytes;
+    /// and how many colours of its pages that uses up.
+    fn colour(&self, extent: Range<usize>) -> (u8, u64) {
         let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
         let after = self.pages.get(extent.end);
         let beside = [before, after].map(|page| page.filter(|page| page.part != Use::None));
         let is_beside = |tag: u8| beside.iter().flatten().any(|page| page.tag == tag);
+        let pages = &self.pages[extent];
+        let (highest, sum) = pages.iter().fold((0, 0), |(highest, sum): (u8, u64), page| {
+            (highest.max(page.tag), sum + u64::from(page.tag))
+        });
         // Pages that rest or are free never had the last colour.
-        let first = self.pages[extent].iter().map(|page| page.tag).max().unwrap_or(0) + 1;
+        let first = highest + 1;
         // Of three colours one is on neither side. Where they are used up, the first must do.
-        (first..=u8::MAX).take(3).find(|tag| !is_beside(*tag)).unwrap_or(first)
+        let tag = (first..=u8::MAX).take(3).find(|tag| !is_beside(*tag)).unwrap_or(first);
+        (tag, pages.len() as u64 * u64::from(tag) - sum)
     }
 }
 
@@ -326,14 +378,24 @@ impl PageStore for Arena {
         let start = self.take(pages).ok_or(Status::OutOfMemory)?;
         let offset = (self.first_page + u64::from(start)) << PAGE_SHIFT;
         let location = Location::new(self.generation, offset).ok_or(Status::OutOfMemory)?;
-        self.quota(space).used_pages += u64::from(pages);
-        self.clear_extent(start, pages);
         let extent = start as usize..start as usize + pages as usize;
-        let tag = self.colour(extent.clone());
+        let (tag, colours) = self.colour(extent.clone());
+        if !self.may_wear(space, colours) {
+            self.free.release(start, pages);
+            return Err(Status::QuotaExceeded);
+        }
+        let quota = self.quota(space);
+        quota.used_pages += u64::from(pages);
+        quota.worn_colours += colours;
+        self.worn_colours += colours;
         for (back, page) in (0..).zip(&mut self.pages[extent]) {
             let (part, link) = if back == 0 { (Use::Head, pages) } else { (Use::Body, back) };
             let version = page.version + 1;
-            *page = PageState { version, link, space, tag, part, is_dirty: false };
+            let contents = match page.contents {
+                Contents::Zeros => Contents::Zeros,
+                Contents::Leftover | Contents::Written => Contents::Leftover,
+            };
+            *page = PageState { version, link, space, tag, part, contents };
         }
         Ok(Grant { location, tag: Tag(tag) })
     }
@@ -384,21 +446,33 @@ impl PageStore for Arena {
     }
 
     fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
-        &self.memory[self.bytes_of(page, &range)]
+        match self.pages[index_of(page - self.first_page)].contents {
+            Contents::Leftover => &ZEROS[range],
+            Contents::Written | Contents::Zeros => &self.memory[self.bytes_of(page, &range)],
+        }
     }
 
     fn write(&mut self, page: u64, start: usize, data: &[u8]) {
-        let bytes = self.bytes_of(page, &(start..start + data.len()));
-        self.memory[bytes].copy_from_slice(data);
+        let bytes = self.bytes_of(page, &(0..PAGE_BYTES));
         let state = self.page(page);
         state.version += 1;
-        state.is_dirty = true;
+        let before = core::mem::replace(&mut state.contents, Contents::Written);
+        let bytes = &mut self.memory[bytes];
+        let end = start + data.len();
+        if before == Contents::Leftover {
+            bytes[..start].fill(0);
+            bytes[end..].fill(0);
+        }
+        bytes[start..end].copy_from_slice(data);
     }
 
     fn zero(&mut self, page: u64, range: Range<usize>) {
         let bytes = self.bytes_of(page, &range);
-        self.memory[bytes].fill(0);
-        self.page(page).version += 1;
+        let state = self.page(page);
+        state.version += 1;
+        if state.contents == Contents::Written {
+            self.memory[bytes].fill(0);
+        }
     }
 
     fn version(&self, page: u64) -> u64 {
@@ -411,7 +485,7 @@ impl PageStore for Arena {
             .map_or((self.default_quota_pages, 0), |quota| (quota.limit_pages, quota.used_pages));
         StoreUsage {
             capacity_pages: self.pages.len() as u64,
-            free_pages: u64::from(self.free.free_pages()),
+            free_pages: self.arena_usage().free_pages,
             quota_pages,
             used_pages,
         }

@@ -34,8 +34,6 @@ pub enum PageKind {
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    kind: PageKind,
-    is_shared: bool,
     /// Keeps the memory findable for whoever shall share it later; `None` if it is private.
     _file: Option<OwnedFd>,
 }
@@ -66,16 +64,6 @@ impl Part {
         // SAFETY: the range lies inside of the mapping, by `split`.
         unsafe { self.mapping.start.as_ptr().add(self.range.start) }
     }
-
-    /// Gives the pages of a range back to the system; they read as zeros afterwards.
-    fn discard(&mut self, range: Range<usize>) -> Result<(), Errno> {
-        let advice =
-            if self.mapping.is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
-        let bytes = &mut self[range];
-        let (start, length) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the range is exclusively ours, and any bytes are valid ones.
-        unsafe { mm::madvise(start.cast(), length, advice) }
-    }
 }
 
 impl Deref for Part {
@@ -102,7 +90,7 @@ pub struct Memory(Bytes);
 #[derive(Debug)]
 enum Bytes {
     Heap(Vec<u8>),
-    Mapped { part: Part, may_discard: bool },
+    Mapped(Part),
 }
 
 impl Memory {
@@ -112,30 +100,10 @@ impl Memory {
         Self(Bytes::Heap(vec![0; bytes]))
     }
 
-    /// `may_discard`: whether pages may go back to the system while they are not used.
-    pub(crate) const fn mapped(part: Part, may_discard: bool) -> Self {
-        Self(Bytes::Mapped { part, may_discard })
-    }
-
-    /// Zeroes a range; by giving it back to the system if it is long and that is allowed.
-    pub(crate) fn clear(&mut self, range: Range<usize>) {
-        if let Bytes::Mapped { part, may_discard: true } = &mut self.0
-            && range.len() >= DISCARD_BYTES
-            && part.mapping.kind == PageKind::Transparent
-            && !part.mapping.is_shared
-            && part.discard(range.clone()).is_ok()
-        {
-            return;
-        }
-        self[range].fill(0);
+    pub(crate) const fn mapped(part: Part) -> Self {
+        Self(Bytes::Mapped(part))
     }
 }
-
-/// From here on giving private transparent huge pages back beats zeroing them: measured by
-/// `examples/clear_cost.rs`, 60 ns a page instead of 1 us, and 0.3 us more when it is written
-/// first. For small pages the first writes become four times as dear, so those are never given
-/// back.
-const DISCARD_BYTES: usize = 64 << 20;
 
 impl Deref for Memory {
     type Target = [u8];
@@ -143,7 +111,7 @@ impl Deref for Memory {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Bytes::Heap(bytes) => bytes,
-            Bytes::Mapped { part, .. } => part,
+            Bytes::Mapped(part) => part,
         }
     }
 }
@@ -152,7 +120,7 @@ impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Bytes::Heap(bytes) => bytes,
-            Bytes::Mapped { part, .. } => part,
+            Bytes::Mapped(part) => part,
         }
     }
 }
@@ -165,7 +133,7 @@ pub(crate) fn map(bytes: usize, kind: PageKind, is_shared: bool) -> Result<Part,
     } else {
         (map_private(bytes)?, None)
     };
-    let mapping = Mapping { start, bytes, kind, is_shared, _file: file };
+    let mapping = Mapping { start, bytes, _file: file };
     if kind == PageKind::Transparent {
         // SAFETY: the advice changes nothing that a program could see.
         unsafe { mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) }?;

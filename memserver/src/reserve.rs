@@ -135,10 +135,9 @@ impl Reservation {
             memory::lock(&mut whole)
                 .map_err(|error| ReserveError::Lock { bytes: total as u64, error })?;
         }
-        let may_discard = claim == Claim::OnDemand;
         let parts = memory::split(whole, usize::from(shard_count))
             .into_iter()
-            .map(|part| Memory::mapped(part, may_discard))
+            .map(Memory::mapped)
             .collect();
         Ok(Reserved { parts, page_kind, refusals })
     }
@@ -298,21 +297,6 @@ mod tests {
             let parts = asked.reserve().unwrap().parts;
             let total: usize = parts.iter().map(|part| part.len()).sum();
             assert_eq!(total, taken, "{bytes} in {shard_count}");
-        }
-    }
-
-    #[test]
-    fn discarded_pages_read_as_zeros() {
-        for prefer_huge_pages in [false, true] {
-            let bytes = 128 << 20;
-            let claim = Claim::OnDemand;
-            let asked = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages };
-            let mut memory = asked.reserve().unwrap().parts.remove(0);
-            memory.fill(7);
-            memory.clear(4096..(100 << 20));
-            assert!(memory[4096..100 << 20].iter().all(|&byte| byte == 0));
-            assert!(memory[..4096].iter().all(|&byte| byte == 7));
-            assert!(memory[100 << 20..].iter().all(|&byte| byte == 7));
         }
     }
 

@@ -83,7 +83,8 @@ pub trait PageStore {
 pub struct StoreUsage {
     /// Pages in all.
     pub capacity_pages: u64,
-    /// Pages that can be allocated now (resting ones not counted).
+    /// Pages that can be allocated: neither in an allocation nor unusable. Those of a large
+    /// allocation must also lie together.
     pub free_pages: u64,
     /// Pages that the space may have; `u64::MAX` without a quota.
     pub quota_pages: u64,

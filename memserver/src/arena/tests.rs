@@ -180,7 +180,7 @@ fn freed_pages_rest_in_order_until_others_run_short() {
     let first = arena.create(SPACE, 1).unwrap();
     arena.delete(access(first, 1), 1).unwrap();
     assert_eq!(arena.arena_usage().resting_pages, 1);
-    assert_eq!(arena.arena_usage().free_pages, 15);
+    assert_eq!(arena.arena_usage().free_pages, 16, "it can be allocated, if need be");
     let other = arena.create(SPACE, 1).unwrap();
     assert_ne!(other.location, first.location, "a page at rest was given out");
     let big = arena.create(SPACE, 14).unwrap();
@@ -234,6 +234,86 @@ fn tidying_zeroes_what_rests() {
     assert_eq!(arena.tidy(u32::MAX), 0);
     assert!(arena.memory.iter().all(|&byte| byte == 0));
     assert!(arena.create(SPACE, 8).is_ok());
+}
+
+#[test]
+fn what_an_allocation_left_is_never_read_and_goes_with_the_first_write() {
+    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 1);
+    let is_zero =
+        |arena: &Arena, range: Range<usize>| arena.read(0, range).iter().all(|&byte| byte == 0);
+    let leave = |arena: &mut Arena| {
+        let grant = arena.create(SPACE, 1).unwrap();
+        arena.write(0, 0, &[9; PAGE_BYTES]);
+        arena.delete(access(grant, 1), 1).unwrap();
+    };
+    leave(&mut arena);
+    let grant = arena.create(SPACE, 1).unwrap();
+    assert_eq!(arena.byte_of(0, 7), 9, "CREATE does not pay for it");
+    assert!(is_zero(&arena, 0..PAGE_BYTES));
+    let version = arena.version(0);
+    arena.zero(0, 100..200);
+    assert!(is_zero(&arena, 0..PAGE_BYTES) && arena.version(0) > version);
+    arena.write(0, 4000, b"end");
+    assert!(is_zero(&arena, 0..4000) && is_zero(&arena, 4003..PAGE_BYTES));
+    assert_eq!(arena.read(0, 4000..4003), b"end");
+    arena.zero(0, 4001..4002);
+    assert_eq!(arena.read(0, 4000..4003), b"e\0d");
+    arena.delete(access(grant, 1), 1).unwrap();
+    // Nor when it lay there for two allocations.
+    leave(&mut arena);
+    let idle = arena.create(SPACE, 1).unwrap();
+    arena.delete(access(idle, 1), 1).unwrap();
+    arena.create(SPACE, 1).unwrap();
+    assert!(is_zero(&arena, 0..PAGE_BYTES));
+}
+
+/// Creates and deletes a page until that is refused; answers how often it went well.
+fn churn(arena: &mut Arena, space: Space) -> (u64, Status) {
+    let mut count = 0;
+    loop {
+        match arena.create(space, 1) {
+            Ok(grant) => arena.delete(Access { space, ..access(grant, 1) }, 1).unwrap(),
+            Err(status) => return (count, status),
+        };
+        count += 1;
+    }
+}
+
+#[test]
+fn no_space_uses_up_the_colours_that_are_kept_for_another() {
+    let (tenant, other, guest) = (Space(1), Space(2), Space(3));
+    let config = ArenaConfig {
+        quotas: vec![(tenant, 4), (other, 3)],
+        rest_divisor: u32::MAX,
+        ..ArenaConfig::default()
+    };
+    let mut arena = Arena::on_heap(&config, 8);
+    // A guest without a quota has what is kept for nobody.
+    assert_eq!(churn(&mut arena, guest), (255, Status::QuotaExceeded));
+    let (count, status) = churn(&mut arena, tenant);
+    assert_eq!((count, status), (4 * 255, Status::QuotaExceeded));
+    assert_eq!(arena.usage(tenant).used_pages, 0);
+    let (count, _) = churn(&mut arena, other);
+    assert_eq!(count, 3 * 255, "all that was kept for it");
+    assert_eq!(arena.arena_usage().retired_pages, 8);
+}
+
+#[test]
+fn colours_that_are_kept_for_nobody_are_everybodys() {
+    let tenant = Space(1);
+    let config = ArenaConfig {
+        quotas: vec![(tenant, 1), (Space(2), 1)],
+        rest_divisor: u32::MAX,
+        ..ArenaConfig::default()
+    };
+    let mut arena = Arena::on_heap(&config, 8);
+    let (count, status) = churn(&mut arena, tenant);
+    assert_eq!((count, status), (7 * 255, Status::QuotaExceeded));
+    assert_eq!(churn(&mut arena, Space(2)).0, 255);
+    // Without quotas, who wears a server out is not held back.
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 4);
+    assert_eq!(churn(&mut arena, tenant), (4 * 255, Status::OutOfMemory));
 }
 
 /// What the model knows of an allocation.
