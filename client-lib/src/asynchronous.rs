@@ -2,16 +2,15 @@
 
 use std::{io, thread};
 
-use bluebridge_protocol::requester::{Answer, Buffers, Operation};
+use bluebridge_protocol::requester::Operation;
 use bluebridge_transport::Transport;
 use bluebridge_wire::{NodeId, Pointer, Region, Usage};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     client::Client,
-    drive::Work,
     error::Error,
-    many::{ReadRequest, Reads, WriteRequest, Writes},
+    many::{Transfer, Transfers, lines},
     placement::Placement,
 };
 
@@ -39,7 +38,8 @@ enum Call {
 /// A client for async code; clones share one worker thread.
 ///
 /// The READs and the WRITEs that are queued when a round begins are done together, pipelined over
-/// all servers; calls that are awaited one after the other keep their order. A call whose future
+/// all servers, and each caller is told when its own is done; what is queued meanwhile waits for
+/// the next round. Calls that are awaited one after the other keep their order. A call whose future
 /// is dropped still happens, once. The worker ends when the last clone is gone.
 #[derive(Clone, Debug)]
 pub struct AsyncClient {
@@ -150,16 +150,20 @@ impl AsyncClient {
 
 fn work<T: Transport>(mut client: Client<T>, mut queue: mpsc::Receiver<Call>) {
     let mut calls = Vec::with_capacity(ROUND);
+    let mut round = Vec::with_capacity(ROUND);
     while queue.blocking_recv_many(&mut calls, ROUND) > 0 {
-        let mut round = Round::default();
         for call in calls.drain(..) {
             match call {
-                Call::Read(pointer, buffer, reply) => round.reads.push((pointer, buffer, reply)),
-                Call::Write(pointer, data, reply) => round.writes.push((pointer, data, reply)),
+                Call::Read(pointer, buffer, reply) => {
+                    round.push(Queued::new(pointer, Waiting::Read(buffer, reply)));
+                }
+                Call::Write(pointer, data, reply) => {
+                    round.push(Queued::new(pointer, Waiting::Write(data, reply)));
+                }
                 other => alone(&mut client, other),
             }
         }
-        round.run(&mut client);
+        together(&mut client, &mut round);
     }
     // Nobody is left to be told of a failure.
     let _ = client.close();
@@ -201,102 +205,94 @@ fn alone<T: Transport>(client: &mut Client<T>, call: Call) {
     }
 }
 
-/// The READs and WRITEs of one round.
-#[derive(Default)]
-struct Round {
-    reads: Vec<(Pointer, Vec<u8>, Reply<Vec<u8>>)>,
-    writes: Vec<(Pointer, Vec<u8>, Reply<()>)>,
+/// A READ or WRITE of a round, with its caller's memory.
+struct Queued {
+    pointer: Pointer,
+    length: u64,
+    /// `None` once its caller was told.
+    call: Option<Waiting>,
+    /// Lines that did not end yet.
+    lines_left: u32,
+    result: Result<(), Error>,
 }
 
-impl Round {
-    fn run<T: Transport>(mut self, client: &mut Client<T>) {
-        let reads = self.reads.iter_mut();
-        let mut reads: Vec<_> =
-            reads.map(|(pointer, buffer, _)| ReadRequest::new(*pointer, buffer)).collect();
-        let writes = self.writes.iter();
-        let mut writes: Vec<_> =
-            writes.map(|(pointer, data, _)| WriteRequest::new(*pointer, data)).collect();
-        let mut both = Both { reads: Reads(&mut reads), writes: Writes(&mut writes) };
-        let carrier = client.driver.run(&mut both, client.deadline);
-        let outcome = |result: Result<(), Error>| match (&carrier, result) {
-            (Err(error), Ok(())) => Err(error.clone()),
-            (_, result) => result,
-        };
-        let reads: Vec<_> = reads.into_iter().map(|request| outcome(request.result)).collect();
-        let writes: Vec<_> = writes.into_iter().map(|request| outcome(request.result)).collect();
-        for ((_, buffer, reply), result) in self.reads.into_iter().zip(reads) {
-            let _ = reply.send(result.map(|()| buffer));
-        }
-        for ((_, _, reply), result) in self.writes.into_iter().zip(writes) {
-            let _ = reply.send(result);
-        }
-    }
+/// The bytes, and who waits for them.
+enum Waiting {
+    Read(Vec<u8>, Reply<Vec<u8>>),
+    Write(Vec<u8>, Reply<()>),
 }
 
-/// READs and WRITEs as one piece of work: the transfers of the READs come first.
-struct Both<'a, 'b> {
-    reads: Reads<'a, 'b>,
-    writes: Writes<'a, 'b>,
-}
-
-impl Both<'_, '_> {
-    /// The number of a WRITE among the WRITEs.
-    fn write(&self, transfer: usize) -> Option<usize> {
-        transfer.checked_sub(self.reads.transfer_count())
+impl Queued {
+    fn new(pointer: Pointer, call: Waiting) -> Self {
+        let (Waiting::Read(bytes, _) | Waiting::Write(bytes, _)) = &call;
+        let length = bytes.len() as u64;
+        // A length that cannot be is told when its turn comes.
+        let lines_left = lines(pointer, length).unwrap_or(0);
+        Self { pointer, length, call: Some(call), lines_left, result: Ok(()) }
     }
 
-    fn split(&self, token: u64) -> Result<u64, u64> {
-        let (transfer, line) = crate::transfer::untoken(token);
-        self.write(transfer).map_or(Err(token), |write| Ok(crate::transfer::token(write, line)))
-    }
-}
-
-impl Buffers for Both<'_, '_> {
-    fn outgoing(&self, token: u64) -> &[u8] {
-        match self.split(token) {
-            Ok(token) => self.writes.outgoing(token),
-            Err(token) => self.reads.outgoing(token),
-        }
-    }
-
-    fn incoming(&mut self, token: u64) -> &mut [u8] {
-        match self.split(token) {
-            Ok(token) => self.writes.incoming(token),
-            Err(token) => self.reads.incoming(token),
+    /// Tells the caller, who may have stopped waiting.
+    fn answer(&mut self, result: Result<(), Error>) {
+        match self.call.take() {
+            Some(Waiting::Read(buffer, reply)) => drop(reply.send(result.map(|()| buffer))),
+            Some(Waiting::Write(_, reply)) => drop(reply.send(result)),
+            None => {}
         }
     }
 }
 
-impl Work for Both<'_, '_> {
-    fn transfer_count(&self) -> usize {
-        self.reads.transfer_count() + self.writes.transfer_count()
+impl Transfer for Queued {
+    fn pointer(&self) -> Pointer {
+        self.pointer
     }
 
-    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
-        match self.write(transfer) {
-            Some(write) => self.writes.line_count(write),
-            None => self.reads.line_count(transfer),
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn operation(&self, pointer: Pointer, length: u32) -> Operation {
+        match self.call {
+            Some(Waiting::Write(..)) => Operation::Write { pointer, length },
+            _ => Operation::Read { pointer, length },
         }
     }
 
-    fn operation(&self, transfer: usize, line: u32) -> Result<(Operation, Option<Pointer>), Error> {
-        match self.write(transfer) {
-            Some(write) => self.writes.operation(write, line),
-            None => self.reads.operation(transfer, line),
+    fn outgoing(&self) -> &[u8] {
+        match &self.call {
+            Some(Waiting::Write(data, _)) => data,
+            _ => &[],
         }
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
-        match self.write(transfer) {
-            Some(write) => self.writes.settle(write, result),
-            None => self.reads.settle(transfer, result),
+    fn incoming(&mut self) -> &mut [u8] {
+        match &mut self.call {
+            Some(Waiting::Read(buffer, _)) => buffer,
+            _ => &mut [],
         }
     }
 
-    fn is_failed(&self, transfer: usize) -> bool {
-        match self.write(transfer) {
-            Some(write) => self.writes.is_failed(write),
-            None => self.reads.is_failed(transfer),
+    /// What went well is told at once; a failure at the end of the round, when nothing of it can
+    /// be under way any more.
+    fn settle(&mut self, result: Result<(), Error>) {
+        self.lines_left = self.lines_left.saturating_sub(1);
+        if self.result.is_ok() {
+            self.result = result;
         }
+        if self.result.is_ok() && self.lines_left == 0 {
+            self.answer(Ok(()));
+        }
+    }
+
+    fn is_failed(&self) -> bool {
+        self.result.is_err()
+    }
+}
+
+/// Does the READs and WRITEs of one round together.
+fn together<T: Transport>(client: &mut Client<T>, round: &mut Vec<Queued>) {
+    let carrier = client.driver.run(&mut Transfers(round), client.deadline);
+    for mut queued in round.drain(..) {
+        let result = core::mem::replace(&mut queued.result, Ok(()));
+        queued.answer(result.and_then(|()| carrier.clone()));
     }
 }

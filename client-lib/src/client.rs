@@ -10,17 +10,20 @@ use crate::{
     config::EndpointConfig,
     drive::Driver,
     error::Error,
-    many::{ReadRequest, Reads, Single, WriteRequest, Writes, Zeroing},
+    many::{Closing, ReadRequest, Single, Transfers, WriteRequest, ZeroRequest},
     placement::{Placement, Places},
     service::{Notices, ServiceState, Tenant},
     update::SpareLists,
 };
 
-/// How long [`Client::close`] waits for the servers.
+/// How long [`Client::close`] waits for the servers, all together.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(100);
 
 /// One thread's hold on the rack's memory; see the crate's documentation.
-pub struct Client<T> {
+///
+/// A client that is dropped tells every server that it has a session with, once, and waits for
+/// none; [`Client::close`] makes sure.
+pub struct Client<T: Transport> {
     pub(crate) driver: Driver<T>,
     pub(crate) deadline: Duration,
     pub(crate) placement: Placement,
@@ -75,7 +78,7 @@ impl<T: Transport> Client<T> {
     /// [`Error`]; the buffer's contents are then unspecified.
     pub fn read(&mut self, pointer: Pointer, buffer: &mut [u8]) -> Result<(), Error> {
         let mut requests = [ReadRequest::new(pointer, buffer)];
-        self.driver.run(&mut Reads(&mut requests), self.deadline)?;
+        self.driver.run(&mut Transfers(&mut requests), self.deadline)?;
         let [request] = requests;
         request.result
     }
@@ -86,7 +89,7 @@ impl<T: Transport> Client<T> {
     /// [`Error`]; pages other than the one it names may be written.
     pub fn write(&mut self, pointer: Pointer, data: &[u8]) -> Result<(), Error> {
         let mut requests = [WriteRequest::new(pointer, data)];
-        self.driver.run(&mut Writes(&mut requests), self.deadline)?;
+        self.driver.run(&mut Transfers(&mut requests), self.deadline)?;
         let [request] = requests;
         request.result
     }
@@ -96,9 +99,10 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`]; pages other than the one it names may be zeroed.
     pub fn zero(&mut self, pointer: Pointer, length: u64) -> Result<(), Error> {
-        let mut work = Zeroing { pointer, length, result: Ok(()) };
-        self.driver.run(&mut work, self.deadline)?;
-        work.result
+        let mut requests = [ZeroRequest { pointer, length, result: Ok(()) }];
+        self.driver.run(&mut Transfers(&mut requests), self.deadline)?;
+        let [request] = requests;
+        request.result
     }
 
     /// Reads many ranges at once; each request tells how it ended.
@@ -109,7 +113,7 @@ impl<T: Transport> Client<T> {
         for request in &mut *requests {
             request.result = Ok(());
         }
-        self.driver.run(&mut Reads(requests), self.deadline)
+        self.driver.run(&mut Transfers(requests), self.deadline)
     }
 
     /// Writes many ranges at once, in no order; each request tells how it ended.
@@ -120,7 +124,7 @@ impl<T: Transport> Client<T> {
         for request in &mut *requests {
             request.result = Ok(());
         }
-        self.driver.run(&mut Writes(requests), self.deadline)
+        self.driver.run(&mut Transfers(requests), self.deadline)
     }
 
     /// Replaces the 8 bytes at an aligned pointer (little endian) by `new` if they are `expected`;
@@ -202,13 +206,8 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Only if the carrier failed.
     pub fn close(mut self) -> Result<(), Error> {
-        let servers: Vec<Server> = self.driver.requester.open_servers().collect();
-        for server in servers {
-            let operation = Operation::Close { server };
-            let mut work = Single { operation, pointer: None, data: &[], result: None };
-            self.driver.run(&mut work, CLOSE_DEADLINE)?;
-        }
-        Ok(())
+        let servers = self.driver.requester.open_servers().collect();
+        self.driver.run(&mut Closing(servers), CLOSE_DEADLINE)
     }
 
     /// What the protocol's requester counted.
@@ -298,5 +297,11 @@ impl<T: Transport> Client<T> {
             Answer::Freed(pages) => Ok(pages),
             _ => Err(Error::Violation { node: pointer.node }),
         }
+    }
+}
+
+impl<T: Transport> Drop for Client<T> {
+    fn drop(&mut self) {
+        self.driver.leave();
     }
 }

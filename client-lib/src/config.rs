@@ -29,7 +29,7 @@ pub struct EndpointConfig {
     pub incarnation: u32,
     /// The space's largest piece in bytes; `None`: what the carrier's largest payload allows.
     pub piece_bytes: Option<u16>,
-    /// The memory nodes, for placement.
+    /// The memory nodes, for placement; [`Placement::TwoChoices`], the usual one, needs them.
     pub memory_nodes: Vec<MemoryNode>,
     /// Where [`crate::Client::create`] and [`crate::Client::alloc_write`] allocate.
     pub placement: Placement,
@@ -61,7 +61,7 @@ impl EndpointConfig {
             incarnation,
             piece_bytes: None,
             memory_nodes: Vec::new(),
-            placement: Placement::Anywhere,
+            placement: Placement::default(),
             deadline: Duration::from_secs(5),
             spin: Duration::from_micros(50),
             operation_count: 512,

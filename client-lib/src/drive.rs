@@ -11,7 +11,7 @@ use bluebridge_protocol::{
 use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
 use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 
-use crate::{error::Error, transfer};
+use crate::{error::Error, many::Closing, transfer};
 
 /// Datagrams handed to the carrier at once.
 const BATCH: usize = 64;
@@ -219,6 +219,14 @@ impl<T: Transport> Driver<T> {
         }
         self.requester.handle_timeout(now);
         Ok(now)
+    }
+
+    /// Gives everything up; each server is told once, and none is waited for.
+    pub(crate) fn leave(&mut self) {
+        self.requester.leave();
+        let now = self.now();
+        // What is not sent ends at the server by its idleness.
+        let _ = self.flush(now, &Closing(Vec::new()));
     }
 
     fn carrier_failed(&mut self, reason: &str) -> Error {

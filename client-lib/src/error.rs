@@ -88,7 +88,7 @@ pub enum Error {
     },
     /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
     /// the lost contents.
-    #[error("node {node} refused{}: {status}; {}", at(*.pointer), advice(*.status))]
+    #[error("node {node} refused: {status}{}; {}", at(*.pointer), advice(*.status))]
     Refused {
         /// Why.
         status: Status,
@@ -283,7 +283,8 @@ fn now_of(owner: Option<NodeId>) -> String {
 }
 
 fn at(pointer: Option<Pointer>) -> String {
-    pointer.map_or_else(String::new, |pointer| format!(" at {pointer}"))
+    // A pointer may end in colons, so no colon of ours may follow it.
+    pointer.map_or_else(String::new, |pointer| format!(" (at {pointer})"))
 }
 
 const fn advice(status: Status) -> &'static str {

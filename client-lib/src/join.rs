@@ -11,7 +11,7 @@ use bluebridge_northbound::{
     Snapshot,
 };
 use bluebridge_transport::{
-    OpenError,
+    OpenError, Transport,
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
@@ -19,7 +19,7 @@ use bluebridge_wire::{
     NodeId, Space, UDP_PORT, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN,
 };
 
-use crate::{Client, EndpointConfig, MemoryNode, Placement, Service, ServiceState};
+use crate::{Client, EndpointConfig, MemoryNode, Service, ServiceState};
 
 /// When an endpoint's service thread starts.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -66,10 +66,7 @@ impl JoinOptions {
             membership: Options::default(),
             carrier: UdpConfig::default(),
             service: ServiceStart::OnNeed,
-            behaviour: EndpointConfig {
-                placement: Placement::TwoChoices,
-                ..EndpointConfig::new(space, NodeId::ANY, 0)
-            },
+            behaviour: EndpointConfig::new(space, NodeId::ANY, 0),
         }
     }
 }
@@ -237,7 +234,7 @@ impl Client<UdpTransport> {
     }
 }
 
-impl<T> Client<T> {
+impl<T: Transport> Client<T> {
     /// What the endpoint knows of the rack; `None` if it was opened without a controller.
     #[must_use]
     pub fn rack(&self) -> Option<Snapshot> {

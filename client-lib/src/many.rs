@@ -1,6 +1,6 @@
 //! Many ranges at once, pipelined over all the servers that they are on.
 
-use bluebridge_protocol::requester::{Answer, Buffers, Operation};
+use bluebridge_protocol::requester::{Answer, Buffers, Operation, Server};
 use bluebridge_wire::Pointer;
 
 use crate::{
@@ -47,7 +47,8 @@ impl<'a> WriteRequest<'a> {
     }
 }
 
-fn lines(pointer: Pointer, length: u64) -> Result<u32, Error> {
+/// How many lines a range touches.
+pub(crate) fn lines(pointer: Pointer, length: u64) -> Result<u32, Error> {
     if length == 0 || length > RANGE_BYTES_MAX {
         return Err(Error::Length);
     }
@@ -62,140 +63,171 @@ fn line(pointer: Pointer, length: u64, line: u32) -> Result<(Pointer, u32), Erro
     Ok((start, length))
 }
 
-fn bytes(pointer: Pointer, length: usize, line: u32) -> core::ops::Range<usize> {
-    let part = transfer::part(pointer, length as u64, line);
-    let at = |offset| usize::try_from(offset).unwrap_or(length).min(length);
+/// Where one line's part of a range is in the caller's memory.
+fn bytes(pointer: Pointer, length: u64, line: u32) -> core::ops::Range<usize> {
+    let part = transfer::part(pointer, length, line);
+    let at = |offset: u64| usize::try_from(offset.min(length)).unwrap_or(usize::MAX);
     at(part.start)..at(part.end)
 }
 
-pub(crate) struct Reads<'a, 'b>(pub(crate) &'a mut [ReadRequest<'b>]);
+/// A range of bytes that goes to the caller's memory, from there, or is zeroed.
+pub(crate) trait Transfer {
+    fn pointer(&self) -> Pointer;
 
-impl Buffers for Reads<'_, '_> {
-    fn outgoing(&self, _token: u64) -> &[u8] {
+    /// Bytes.
+    fn length(&self) -> u64;
+
+    /// The operation on one line's part of it.
+    fn operation(&self, pointer: Pointer, length: u32) -> Operation;
+
+    /// The caller's bytes that are sent; empty if none are.
+    fn outgoing(&self) -> &[u8] {
         &[]
     }
 
-    fn incoming(&mut self, token: u64) -> &mut [u8] {
-        let (transfer, line) = transfer::untoken(token);
-        let Some(request) = self.0.get_mut(transfer) else { return &mut [] };
-        let range = bytes(request.pointer, request.buffer.len(), line);
-        request.buffer.get_mut(range).unwrap_or_default()
-    }
-}
-
-impl Work for Reads<'_, '_> {
-    fn transfer_count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        lines(request.pointer, request.buffer.len() as u64)
-    }
-
-    fn operation(&self, transfer: usize, at: u32) -> Result<(Operation, Option<Pointer>), Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        let (pointer, length) = line(request.pointer, request.buffer.len() as u64, at)?;
-        Ok((Operation::Read { pointer, length }, Some(pointer)))
-    }
-
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
-        if let (Some(request), Err(error)) = (self.0.get_mut(transfer), result)
-            && request.result.is_ok()
-        {
-            request.result = Err(error);
-        }
-    }
-
-    fn is_failed(&self, transfer: usize) -> bool {
-        self.0.get(transfer).is_none_or(|request| request.result.is_err())
-    }
-}
-
-pub(crate) struct Writes<'a, 'b>(pub(crate) &'a mut [WriteRequest<'b>]);
-
-impl Buffers for Writes<'_, '_> {
-    fn outgoing(&self, token: u64) -> &[u8] {
-        let (transfer, line) = transfer::untoken(token);
-        let Some(request) = self.0.get(transfer) else { return &[] };
-        request.data.get(bytes(request.pointer, request.data.len(), line)).unwrap_or_default()
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+    /// The caller's bytes that are received; empty if none are.
+    fn incoming(&mut self) -> &mut [u8] {
         &mut []
     }
+
+    /// A line's operation ended.
+    fn settle(&mut self, result: Result<(), Error>);
+
+    /// Whether the rest of it is of no use any more.
+    fn is_failed(&self) -> bool;
 }
 
-impl Work for Writes<'_, '_> {
-    fn transfer_count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        lines(request.pointer, request.data.len() as u64)
-    }
-
-    fn operation(&self, transfer: usize, at: u32) -> Result<(Operation, Option<Pointer>), Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        let (pointer, length) = line(request.pointer, request.data.len() as u64, at)?;
-        Ok((Operation::Write { pointer, length }, Some(pointer)))
-    }
-
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
-        if let (Some(request), Err(error)) = (self.0.get_mut(transfer), result)
-            && request.result.is_ok()
-        {
-            request.result = Err(error);
-        }
-    }
-
-    fn is_failed(&self, transfer: usize) -> bool {
-        self.0.get(transfer).is_none_or(|request| request.result.is_err())
+/// Keeps the first error.
+fn note(first: &mut Result<(), Error>, result: Result<(), Error>) {
+    if first.is_ok() {
+        *first = result;
     }
 }
 
-/// Zeroes one range.
-pub(crate) struct Zeroing {
+impl Transfer for ReadRequest<'_> {
+    fn pointer(&self) -> Pointer {
+        self.pointer
+    }
+
+    fn length(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
+    fn operation(&self, pointer: Pointer, length: u32) -> Operation {
+        Operation::Read { pointer, length }
+    }
+
+    fn incoming(&mut self) -> &mut [u8] {
+        self.buffer
+    }
+
+    fn settle(&mut self, result: Result<(), Error>) {
+        note(&mut self.result, result);
+    }
+
+    fn is_failed(&self) -> bool {
+        self.result.is_err()
+    }
+}
+
+impl Transfer for WriteRequest<'_> {
+    fn pointer(&self) -> Pointer {
+        self.pointer
+    }
+
+    fn length(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    fn operation(&self, pointer: Pointer, length: u32) -> Operation {
+        Operation::Write { pointer, length }
+    }
+
+    fn outgoing(&self) -> &[u8] {
+        self.data
+    }
+
+    fn settle(&mut self, result: Result<(), Error>) {
+        note(&mut self.result, result);
+    }
+
+    fn is_failed(&self) -> bool {
+        self.result.is_err()
+    }
+}
+
+/// A range to be zeroed.
+pub(crate) struct ZeroRequest {
     pub(crate) pointer: Pointer,
     pub(crate) length: u64,
     pub(crate) result: Result<(), Error>,
 }
 
-impl Buffers for Zeroing {
-    fn outgoing(&self, _token: u64) -> &[u8] {
-        &[]
+impl Transfer for ZeroRequest {
+    fn pointer(&self) -> Pointer {
+        self.pointer
     }
 
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        &mut []
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn operation(&self, pointer: Pointer, length: u32) -> Operation {
+        Operation::Zero { pointer, length }
+    }
+
+    fn settle(&mut self, result: Result<(), Error>) {
+        note(&mut self.result, result);
+    }
+
+    fn is_failed(&self) -> bool {
+        self.result.is_err()
     }
 }
 
-impl Work for Zeroing {
+/// Ranges as one piece of work, line by line.
+pub(crate) struct Transfers<'a, R>(pub(crate) &'a mut [R]);
+
+impl<R: Transfer> Buffers for Transfers<'_, R> {
+    fn outgoing(&self, token: u64) -> &[u8] {
+        let (transfer, line) = transfer::untoken(token);
+        let Some(request) = self.0.get(transfer) else { return &[] };
+        let range = bytes(request.pointer(), request.length(), line);
+        request.outgoing().get(range).unwrap_or_default()
+    }
+
+    fn incoming(&mut self, token: u64) -> &mut [u8] {
+        let (transfer, line) = transfer::untoken(token);
+        let Some(request) = self.0.get_mut(transfer) else { return &mut [] };
+        let range = bytes(request.pointer(), request.length(), line);
+        request.incoming().get_mut(range).unwrap_or_default()
+    }
+}
+
+impl<R: Transfer> Work for Transfers<'_, R> {
     fn transfer_count(&self) -> usize {
-        1
+        self.0.len()
     }
 
-    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
-        lines(self.pointer, self.length)
+    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
+        let request = self.0.get(transfer).ok_or(Error::Length)?;
+        lines(request.pointer(), request.length())
     }
 
-    fn operation(&self, _transfer: usize, at: u32) -> Result<(Operation, Option<Pointer>), Error> {
-        let (pointer, length) = line(self.pointer, self.length, at)?;
-        Ok((Operation::Zero { pointer, length }, Some(pointer)))
+    fn operation(&self, transfer: usize, at: u32) -> Result<(Operation, Option<Pointer>), Error> {
+        let request = self.0.get(transfer).ok_or(Error::Length)?;
+        let (pointer, length) = line(request.pointer(), request.length(), at)?;
+        Ok((request.operation(pointer, length), Some(pointer)))
     }
 
-    fn settle(&mut self, _transfer: usize, result: Result<Answer, Error>) {
-        if let Err(error) = result
-            && self.result.is_ok()
-        {
-            self.result = Err(error);
+    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+        if let Some(request) = self.0.get_mut(transfer) {
+            request.settle(result.map(|_| ()));
         }
     }
 
-    fn is_failed(&self, _transfer: usize) -> bool {
-        self.result.is_err()
+    fn is_failed(&self, transfer: usize) -> bool {
+        self.0.get(transfer).is_none_or(R::is_failed)
     }
 }
 
@@ -240,5 +272,44 @@ impl Work for Single<'_> {
 
     fn is_failed(&self, _transfer: usize) -> bool {
         self.result.is_some()
+    }
+}
+
+/// CLOSEs of many sessions.
+pub(crate) struct Closing(pub(crate) Vec<Server>);
+
+impl Buffers for Closing {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        &[]
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl Work for Closing {
+    fn transfer_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
+        Ok(1)
+    }
+
+    fn operation(
+        &self,
+        transfer: usize,
+        _line: u32,
+    ) -> Result<(Operation, Option<Pointer>), Error> {
+        let server = *self.0.get(transfer).ok_or(Error::Length)?;
+        Ok((Operation::Close { server }, None))
+    }
+
+    /// A server that does not answer ends the session by itself.
+    fn settle(&mut self, _transfer: usize, _result: Result<Answer, Error>) {}
+
+    fn is_failed(&self, _transfer: usize) -> bool {
+        false
     }
 }

@@ -10,12 +10,14 @@ use crate::config::MemoryNode;
 /// Where new pages go.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Placement {
-    /// Wherever the switch sends it, by the free memory that the nodes report.
-    #[default]
+    /// Wherever the switch sends it, by the free memory that the nodes report; two round trips,
+    /// because nobody knows before which server will answer.
     Anywhere,
     /// To this memory node.
     Node(NodeId),
-    /// To the emptier of two memory nodes chosen at random, which are asked how full they are.
+    /// To the emptier of two memory nodes chosen at random, which are asked how full they are. The
+    /// usual placement, for [`crate::Client::open`] as for [`crate::Client::join`].
+    #[default]
     TwoChoices,
 }
 

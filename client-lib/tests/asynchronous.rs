@@ -3,11 +3,21 @@
 
 include!("support/rack.rs");
 
-use bluebridge::{AsyncClient, Client, EndpointConfig, Error, NodeId, QUEUE_LENGTH};
+use core::time::Duration;
+
+use bluebridge::{
+    AsyncClient, Client, EndpointConfig, Error, MemoryNode, NodeId, Pointer, QUEUE_LENGTH,
+};
 use rack::{Rack, SPACE};
 
 fn client(rack: &Rack) -> AsyncClient {
-    let config = EndpointConfig::new(SPACE, NodeId(1000), 1);
+    client_with(rack, Duration::from_secs(5))
+}
+
+fn client_with(rack: &Rack, deadline: Duration) -> AsyncClient {
+    let mut config = EndpointConfig::new(SPACE, NodeId(1000), 1);
+    config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
+    config.deadline = deadline;
     AsyncClient::new(Client::open(config, rack.attach(NodeId(1000)))).expect("a thread")
 }
 
@@ -45,11 +55,47 @@ async fn a_dropped_call_leaves_the_others_alone() -> Result<(), Error> {
     let region = client.create(4096, None).await?;
     for _ in 0..100 {
         let add = client.fetch_add(region.base(), 1);
-        drop(tokio::time::timeout(core::time::Duration::from_micros(1), add).await);
+        drop(tokio::time::timeout(Duration::from_micros(1), add).await);
     }
     let total = client.fetch_add(region.base(), 0).await?;
     assert!(total <= 100, "each happened once or was never queued: {total}");
     let error = client.read(region.base(), 0).await.expect_err("nothing to read");
     assert!(matches!(error, Error::Length));
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Error> {
+    let rack = Rack::start(&[NodeId(1)], 1 << 20);
+    let client = client_with(&rack, Duration::from_secs(1));
+    let region = client.create(20_000, None).await?;
+    let nowhere = Pointer { node: NodeId(9), ..region.base() };
+    // What is queued while the first READ waits for nobody is one round.
+    let (held, slow) = (client.read(nowhere, 1), client.read(nowhere, 1));
+    let quick = async {
+        let (read, write) = tokio::join!(
+            client.read(region.base(), 20_000),
+            client.write(region.base(), vec![1; 9000])
+        );
+        Ok::<_, Error>((read?.len(), write?))
+    };
+    tokio::pin!(held, slow, quick);
+    // The worker begins with the first alone or with all of them; both rounds wait for node 9.
+    tokio::select! {
+        biased;
+        _ = &mut held => panic!("it cannot be done so soon"),
+        () = tokio::time::sleep(Duration::from_millis(100)) => {}
+    }
+    let (held, (slow_first, read)) = tokio::join!(held, async {
+        tokio::select! {
+            biased;
+            slow = &mut slow => (slow.is_err(), quick.await),
+            read = &mut quick => (false, read),
+        }
+    });
+    held.expect_err("there is no such node");
+    assert_eq!(read?.0, 20_000);
+    assert!(!slow_first, "who was done waited for the slowest of the round");
+    slow.await.expect_err("there is no such node");
     Ok(())
 }

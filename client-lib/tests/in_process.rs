@@ -75,6 +75,7 @@ fn sixty_four_mebibytes_come_and_go() {
     let rack = Rack::start(&NODES[..1], 80 << 20);
     let mut client = client_with(&rack, 1000, |config| {
         config.piece_bytes = Some(4096);
+        config.placement = Placement::Node(NODES[0]);
         config.deadline = Duration::from_secs(60);
     });
     let data = pattern(64 << 20, 5);
@@ -83,6 +84,19 @@ fn sixty_four_mebibytes_come_and_go() {
     client.read(region.base(), &mut back).expect("it is ours");
     assert!(back == data);
     client.delete(region).expect("it is ours");
+}
+
+#[test]
+fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
+    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let mut client = client_with(&rack, 1000, |config| {
+        config.memory_nodes.truncate(2);
+        config.deadline = Duration::from_secs(60);
+    });
+    let begun = std::time::Instant::now();
+    let region = client.create(1).expect("one of the two is there");
+    assert_eq!(region.base().node, NODES[0]);
+    assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the other");
 }
 
 #[test]
@@ -122,10 +136,11 @@ fn many_ranges_on_many_nodes_end_one_by_one() {
 fn allocations_go_where_they_are_told() {
     let rack = Rack::start(&NODES, 4 << 20);
     let mut client = client(&rack);
-    let anywhere = client.create(1).expect("there is room");
+    let anywhere = client.create_at(1, Placement::Anywhere).expect("there is room");
     assert_eq!(anywhere.base().node, NODES[0], "where the switch leads");
     assert_eq!(anywhere.length_bytes(), 4096);
-    let written = client.alloc_write(&pattern(9000, 3)).expect("there is room");
+    let written = client.alloc_write_at(&pattern(9000, 3), Placement::Anywhere);
+    let written = written.expect("there is room");
     let mut back = vec![1; 12_288];
     client.read(written.base(), &mut back).expect("it is ours");
     assert_eq!(back[..9000], pattern(9000, 3));

@@ -58,6 +58,22 @@ fn a_node_that_the_switch_chose_has_no_number() {
 }
 
 #[test]
+fn a_pointer_can_be_copied_out_of_the_text() {
+    let location = Location::new(ArenaGeneration::default(), 0).expect("48 bits");
+    let pointer = Pointer { location, ..pointer() };
+    assert!(pointer.to_string().ends_with("::"));
+    for error in [
+        Error::Busy { pointer, owner: NODE, remaining_ms: 4 },
+        Error::Refused { status: Status::StaleTag, node: NODE, pointer: Some(pointer) },
+    ] {
+        let text = error.to_string();
+        let at = text.find(&pointer.to_string()).expect("it is named");
+        let behind = text[at + pointer.to_string().len()..].chars().next();
+        assert!(matches!(behind, Some(' ' | ')')), "{text}");
+    }
+}
+
+#[test]
 fn the_fault_is_named() {
     let refused = |status| Error::Refused { status, node: NODE, pointer: None }.fault();
     assert_eq!(refused(Status::StaleTag), Fault::You);
