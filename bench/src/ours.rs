@@ -52,7 +52,7 @@ impl Operation {
 }
 
 /// One operation at a time on one server.
-pub struct Ours<T> {
+pub struct Ours<T: Transport> {
     client: Client<T>,
     operation: Operation,
     server: NodeId,

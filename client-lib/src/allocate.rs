@@ -1,5 +1,7 @@
 //! Getting pages.
 
+use core::time::Duration;
+
 use bluebridge_protocol::requester::{Answer, Operation, Server};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{
@@ -8,6 +10,9 @@ use bluebridge_wire::{
 };
 
 use crate::{client::Client, error::Error, placement::Placement};
+
+/// How long a placement waits for a node's word about its free pages; the other one may be there.
+const STAT_PATIENCE: Duration = Duration::from_millis(250);
 
 impl<T: Transport> Client<T> {
     /// Allocates zeroed memory for `bytes` bytes at the configured placement.
@@ -108,7 +113,11 @@ impl<T: Transport> Client<T> {
             return Some(free_pages);
         }
         let server = known.server;
-        let usage = self.stat_server(server).ok()?;
+        let deadline = self.deadline;
+        self.deadline = deadline.min(STAT_PATIENCE);
+        let usage = self.stat_server(server);
+        self.deadline = deadline;
+        let usage = usage.ok()?;
         let now = self.driver.now();
         self.places.note(place, usage.free_pages, now);
         Some(usage.free_pages)

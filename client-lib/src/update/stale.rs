@@ -8,7 +8,7 @@ use crate::{
     client::Client,
     drive::Work,
     error::Error,
-    many::{ReadRequest, Reads},
+    many::{ReadRequest, Transfers},
 };
 
 impl<T: Transport> Client<T> {
@@ -19,7 +19,7 @@ impl<T: Transport> Client<T> {
     /// [`Error`]; the buffer's contents are then unspecified.
     pub fn read_stale(&mut self, pointer: Pointer, buffer: &mut [u8]) -> Result<bool, Error> {
         let mut requests = [ReadRequest::new(pointer, buffer)];
-        let mut work = StaleReads { reads: Reads(&mut requests), is_stale: false };
+        let mut work = StaleReads { reads: Transfers(&mut requests), is_stale: false };
         self.driver.run(&mut work, self.deadline)?;
         let is_stale = work.is_stale;
         let [request] = requests;
@@ -29,7 +29,7 @@ impl<T: Transport> Client<T> {
 
 /// READs that take the last committed contents.
 struct StaleReads<'a, 'b> {
-    reads: Reads<'a, 'b>,
+    reads: Transfers<'a, ReadRequest<'b>>,
     is_stale: bool,
 }
 

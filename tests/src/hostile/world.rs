@@ -460,6 +460,7 @@ fn limits(node: u16) -> Limits {
         range_count: 8,
         reply_count: 96,
         credit_pages: 512,
+        ..Limits::default()
     }
 }
 
@@ -484,6 +485,7 @@ fn server(index: u16, life: u32) -> Server {
         provisional: Duration::from_millis(200),
         train: Duration::from_millis(if index == 2 { 40 } else { 300 }),
         train_pressed: Duration::from_millis(2),
+        ..Timers::default()
     };
     let mut responder = Responder::new(&config).expect("a good configuration");
     if is_odd {

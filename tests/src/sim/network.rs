@@ -8,7 +8,7 @@ use bluebridge_p4::pipeline::{
 };
 use bluebridge_protocol::Instant;
 use bluebridge_switch::{
-    dataplane::{DataPlane, Drops, ImpairmentCounters, TableError},
+    dataplane::{DataPlane, Drops, ImpairmentCounters},
     soft::{Offload, Pipeline},
 };
 use bluebridge_wire::{NodeId, Space, UDP_PORT, address::NODE_PREFIX_LEN};
@@ -159,17 +159,6 @@ impl Network {
             if self.pipeline.insert(&entry).is_err() {
                 self.pipeline.modify(&entry).expect("an entry is absent or present");
             }
-        }
-    }
-
-    /// Lets an endpoint send from another space as well: then it is the server's to refuse.
-    pub(super) fn allow(&mut self, endpoint: usize, space: Space, node: NodeId) {
-        let (port, src_scope) = (port_of(endpoint), space.scope());
-        let key = Key::IngressGuard { port, src_scope, src_node: node.0 };
-        let entry = Entry { key, action: Action::Allow, idle_timeout: None, metadata: Vec::new() };
-        match self.pipeline.insert(&entry) {
-            Ok(()) | Err(TableError::Exists(_)) => {}
-            Err(error) => panic!("the guard takes an entry: {error}"),
         }
     }
 

@@ -17,8 +17,8 @@ use super::{SPACE, network};
 /// The prober's node.
 pub(super) const NODE: NodeId = NodeId(0x0300);
 
-/// The space that it speaks from beside its own, and that no server serves.
-pub(super) const FOREIGN: Space = Space(2);
+/// The space that it pretends to be of; the switch's guard keeps that from the servers.
+const FOREIGN: Space = Space(2);
 
 /// Where its session with a server is.
 #[derive(Clone, Copy, Debug, Default)]

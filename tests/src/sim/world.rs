@@ -258,7 +258,6 @@ impl World {
             .map(|end| (clients..clients + servers).contains(&end))
             .collect();
         self.network.program(&nodes, &is_server);
-        self.network.allow(clients + servers, prober::FOREIGN, prober::NODE);
     }
 
     fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {

@@ -17,7 +17,7 @@ const SIZES: [usize; 7] = [1, 4095, 4096, 4097, 32_769, 1 << 20, 8 << 20];
 const ADDITIONS: u64 = 500;
 
 /// The two clients, and the memory nodes by name.
-pub(super) struct Cast<T> {
+pub(super) struct Cast<T: Transport> {
     pub(super) first: Client<T>,
     pub(super) second: Client<T>,
     pub(super) nodes: Vec<(String, NodeId)>,

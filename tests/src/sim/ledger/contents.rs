@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::{
     Instant,
-    requester::{Answer, Failure},
+    requester::{Answer, Failure, PageStatuses},
 };
 use bluebridge_wire::Status;
 
@@ -55,10 +55,7 @@ impl Ledger {
         (index, offset, length): (usize, u64, usize),
         result: Result<Answer, Failure>,
     ) -> Result<(), String> {
-        let partial = match &result {
-            Err(Failure::Partial(statuses)) => Some(*statuses),
-            _ => None,
-        };
+        let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
         if matches!(outcome, Outcome::Done) || partial.is_some() {
             self.settle(slot, index);
@@ -68,7 +65,7 @@ impl Ledger {
         };
         for (number, Part { page, start, data }) in parts(offset, length).enumerate() {
             let bytes = &slot.outgoing[data];
-            let status = partial.as_ref().and_then(|p| p.as_slice().get(number).copied());
+            let status = status_of(partial, number);
             match (&outcome, status) {
                 (Outcome::Done, _) | (_, Some(Status::Ok)) => pages[page].write(start, bytes),
                 (Outcome::Unknown, _) => pages[page].write_unknown(start, bytes),
@@ -90,16 +87,13 @@ impl Ledger {
         (index, offset, length): (usize, u64, usize),
         result: Result<Answer, Failure>,
     ) -> Result<(), String> {
-        let partial = match &result {
-            Err(Failure::Partial(statuses)) => Some(*statuses),
-            _ => None,
-        };
+        let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
         let Contents::Shared(registers) = &mut self.regions[index].contents else {
             return Err("not a shared region".to_owned());
         };
         for (number, Part { page, start, data }) in parts(offset, length).enumerate() {
-            let status = partial.as_ref().and_then(|p| p.as_slice().get(number).copied());
+            let status = status_of(partial, number);
             if !matches!((&outcome, status), (Outcome::Done, _) | (_, Some(Status::Ok))) {
                 continue;
             }
@@ -117,16 +111,13 @@ impl Ledger {
         (index, pages, value): (usize, core::ops::Range<usize>, u64),
         result: Result<Answer, Failure>,
     ) -> Result<(), String> {
-        let partial = match &result {
-            Err(Failure::Partial(statuses)) => Some(*statuses),
-            _ => None,
-        };
+        let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
         let Contents::Shared(registers) = &mut self.regions[index].contents else {
             return Err("not a shared region".to_owned());
         };
         for (number, page) in pages.enumerate() {
-            let status = partial.as_ref().and_then(|p| p.as_slice().get(number).copied());
+            let status = status_of(partial, number);
             match (&outcome, status) {
                 (Outcome::Done, _) | (_, Some(Status::Ok)) => {
                     registers[page].acknowledge(value | page as u64, now);
@@ -206,4 +197,16 @@ impl Ledger {
         }
         .map_err(|error| format!("cell {cell} of {}: {error}", self.regions[index].pointer))
     }
+}
+
+/// The statuses of an operation whose pages ended differently.
+const fn partial_of(result: &Result<Answer, Failure>) -> Option<PageStatuses> {
+    match result {
+        Err(Failure::Partial(statuses)) => Some(*statuses),
+        _ => None,
+    }
+}
+
+fn status_of(partial: Option<PageStatuses>, page: usize) -> Option<Status> {
+    partial.and_then(|statuses| statuses.as_slice().get(page).copied())
 }
