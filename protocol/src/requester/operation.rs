@@ -105,7 +105,7 @@ pub enum Operation {
         /// Bytes.
         length: u32,
     },
-    /// Extend a lease.
+    /// Set the end of a lease anew; until it is answered the earlier end counts.
     Renew {
         /// The first byte of what the UPDATE covered, or of a part of it.
         pointer: Pointer,

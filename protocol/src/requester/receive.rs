@@ -178,7 +178,7 @@ impl Requester {
             }
             Operation::Abort { .. } | Operation::Commit { .. } => Some(Answer::Done),
             Operation::Renew { epoch, .. } => {
-                // The answer of the first try is repeated to the later ones.
+                // Whichever try was done, the first one was sent before.
                 let lease = super::lease::granted(op.first_sent, &reply.header);
                 self.counters.count(Event::Renewal);
                 (lease.epoch == epoch).then_some(Answer::Leased(lease))
