@@ -5,6 +5,7 @@
 
 mod desired;
 mod join;
+mod lease;
 mod record;
 mod tables;
 mod weight;
@@ -16,7 +17,14 @@ use bluebridge_p4::pipeline::{Key, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space, piece_bytes};
 
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
+#[cfg(test)]
+pub(crate) use lease::testing;
+pub use lease::{
+    Attached, Endpoints, KNOWN_MAX, LeaseCounts, PacketIn, REDIRECT_BUDGET, REDIRECTS_MAX,
+    RedirectPolicy, Redirects, Refusal,
+};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
+pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
 
 /// The multicast group through which `l2` floods.
@@ -64,8 +72,12 @@ pub struct CoreConfig {
     pub client_rest: Duration,
     /// Ports to flood through if the switch does not list its ports.
     pub ports: Vec<SwitchPort>,
-    /// What the switch copies to the controller; nothing depends on it.
+    /// What the switch copies to the controller beside what redirects need; nothing depends on it.
     pub notify: Vec<NotifyRule>,
+    /// Which leased pages are redirected to their owners.
+    pub redirects: RedirectPolicy,
+    /// The most redirects, up to [`REDIRECTS_MAX`].
+    pub redirect_budget: usize,
 }
 
 impl Default for CoreConfig {
@@ -76,6 +88,8 @@ impl Default for CoreConfig {
             client_rest: Duration::from_secs(120),
             ports: Vec::new(),
             notify: Vec::new(),
+            redirects: RedirectPolicy::default(),
+            redirect_budget: REDIRECT_BUDGET,
         }
     }
 }

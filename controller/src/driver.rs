@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use bluebridge_p4::pipeline::{Counter, Key};
 
-use crate::core::{Ports, Tables};
+use crate::core::{PacketIn, Ports, Tables};
 use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 
@@ -41,6 +41,22 @@ pub enum DriverError {
     /// The switch did not answer in time. Passing.
     #[error("the switch did not answer to {0} in time")]
     Timeout(&'static str),
+    /// What is not the fabric's is flooded through one group, which could never be installed. The
+    /// operator gave the switch too many ports.
+    #[error("the switch has {count} ports, but can flood to {most} at most; start it with fewer")]
+    TooManyPorts {
+        /// Its ports.
+        count: usize,
+        /// The most that the controller can use.
+        most: usize,
+    },
+}
+
+impl DriverError {
+    /// Whether trying again is of no use before an operator did something.
+    pub(crate) const fn is_final(&self) -> bool {
+        matches!(self, Self::Fenced { .. } | Self::TooManyPorts { .. })
+    }
 }
 
 /// Why a single update was not made.
@@ -65,6 +81,8 @@ pub struct Capabilities {
     pub driver: &'static str,
     /// The most updates of a batch.
     pub batch_max: usize,
+    /// Whether entries that are to end do so in the switch, and say what they have left.
+    pub keeps_time: bool,
 }
 
 /// Whether a switch kept its tables.
@@ -85,13 +103,21 @@ pub struct Installed {
     pub counters: BTreeMap<Key, Counter>,
 }
 
+/// The most copies of frames in one event.
+pub const PACKET_INS_AT_ONCE: usize = 256;
+
 /// What a switch says of its own accord.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum SwitchEvent {
     /// The driver is of no use any more.
     Broken(DriverError),
-    /// A copy of a frame, by a rule of `notify`.
-    PacketIn,
+    /// Copies of frames, by rules of `notify`.
+    PacketIns {
+        /// The copies, [`PACKET_INS_AT_ONCE`] at most.
+        packets: Vec<PacketIn>,
+        /// How many were lost on their way here since the last event, because nobody took them.
+        lost: u64,
+    },
 }
 
 /// A connection to a switch, on which this controller is the primary.

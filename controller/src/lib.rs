@@ -27,6 +27,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
+use crate::core::Redirects;
 pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
 use rack::Rack;
@@ -61,7 +62,7 @@ pub enum ControllerError {
     /// The store cannot be used; nothing unstored was acknowledged.
     #[error(transparent)]
     Store(Arc<StoreError>),
-    /// Another controller has the switch.
+    /// Another controller has the switch, or it has more ports than can be flooded to.
     #[error(transparent)]
     Switch(DriverError),
     /// The certificate or key is not there or not right.
@@ -106,6 +107,11 @@ impl Controller {
     /// [`ControllerError`].
     pub async fn bind(config: Config) -> Result<Self, ControllerError> {
         let server = server(&config)?;
+        let count = config.core.ports.len();
+        if count > core::GROUP_PORTS_MAX {
+            let most = core::GROUP_PORTS_MAX;
+            return Err(ControllerError::Switch(DriverError::TooManyPorts { count, most }));
+        }
         let store = match &config.store {
             Some(path) => Store::open(path)?,
             None => Store::in_memory()?,
@@ -160,8 +166,15 @@ impl Controller {
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
         let (desires, desired) = watch::channel(Desired::default());
-        let (reconciler, view) =
-            Reconciler::new(connector, self.store.election_id(), self.config.timing, desired);
+        let core = &self.config.core;
+        let redirects = Redirects::new(core.redirects, core.redirect_budget);
+        let (reconciler, view) = Reconciler::new(
+            connector,
+            self.store.election_id(),
+            self.config.timing,
+            redirects,
+            desired,
+        );
         let rack = Arc::new(Rack::new(self.config.core, self.store, desires, view)?);
         let _closing = Closing(Arc::clone(&rack));
         let (stop, stopped) = oneshot::channel::<()>();

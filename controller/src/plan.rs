@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use bluebridge_p4::pipeline::{Key, SwitchPort};
 
-use crate::core::{Body, Tables};
+use crate::core::{Body, Tables, compared};
 
 /// What can be programmed, with its value.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -82,11 +82,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan that turns `actual` into `desired`.
+    /// The plan that turns `actual` into `desired`, redirects left out: they have a faster way
+    /// ([`crate::core::Redirects`]).
     #[must_use]
     pub fn new(desired: &Tables, actual: &Tables) -> Self {
         let mut stages = vec![Vec::new(); 2 * STAGES];
-        for (key, body) in &desired.entries {
+        for (key, body) in compared(desired) {
             let object = || Object::Entry(*key, body.clone());
             match actual.entries.get(key) {
                 None => stages[stage(key)].push(TableUpdate::Insert(object())),
@@ -106,7 +107,7 @@ impl Plan {
                 Some(_) => {}
             }
         }
-        let foreign = actual.entries.iter().filter(|(key, _)| !desired.entries.contains_key(key));
+        let foreign = compared(actual).filter(|(key, _)| !desired.entries.contains_key(key));
         for (key, body) in foreign {
             let update = TableUpdate::Delete(Object::Entry(*key, body.clone()));
             stages[last_call(stage(key))].push(update);

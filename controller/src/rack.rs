@@ -187,13 +187,18 @@ fn publish(core: &mut Core, desired: &watch::Sender<Desired>) {
     if !core.take_dirty() {
         return;
     }
-    let tables = core.desired();
+    let (tables, endpoints) = (core.desired(), core.endpoints());
     desired.send_if_modified(|desired| {
-        let changed = *desired.tables != tables || desired.ports != *core.ports();
+        let changed = *desired.tables != tables
+            || *desired.endpoints != endpoints
+            || desired.ports != *core.ports();
         if changed {
             desired.version += 1;
             desired.ports = core.ports().clone();
             desired.tables = Arc::new(tables);
+            if *desired.endpoints != endpoints {
+                desired.endpoints = Arc::new(endpoints);
+            }
         }
         changed
     });

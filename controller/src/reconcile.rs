@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::core::{Ports, Tables};
+use crate::core::{Endpoints, GROUP_PORTS_MAX, LeaseCounts, PacketIn, Ports, Redirects, Tables};
 use crate::driver::{
     DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
 };
@@ -53,6 +53,8 @@ pub struct Desired {
     pub version: u64,
     /// The state.
     pub tables: Arc<Tables>,
+    /// The endpoints that it has entries for, which redirects may lead to.
+    pub endpoints: Arc<Endpoints>,
     /// The ports that it was made for. Nothing is written to a switch with other ports.
     pub ports: Ports,
 }
@@ -86,6 +88,8 @@ pub struct SwitchCounts {
     pub repaired: u64,
     /// Copies of frames.
     pub packet_ins: u64,
+    /// Copies of frames that came too fast for the loop.
+    pub packet_ins_lost: u64,
 }
 
 /// The switch as the controller sees it.
@@ -107,6 +111,19 @@ pub struct SwitchView {
     pub version: u64,
     /// What was done.
     pub counts: SwitchCounts,
+    /// What is known of leases.
+    pub leases: LeaseView,
+}
+
+/// Leases and redirects as the controller sees them.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LeaseView {
+    /// Leases kept in mind.
+    pub known: usize,
+    /// The most redirects.
+    pub budget: usize,
+    /// What became of copies and updates.
+    pub counts: LeaseCounts,
 }
 
 /// The loop.
@@ -115,6 +132,7 @@ pub struct Reconciler<C> {
     election_id: ElectionId,
     timing: Timing,
     desired: watch::Receiver<Desired>,
+    redirects: Redirects,
     view: watch::Sender<SwitchView>,
     /// Connections tried.
     try_count: u64,
@@ -124,20 +142,32 @@ pub struct Reconciler<C> {
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
-    /// A loop over one switch. `election_id` is the first of this start.
+    /// A loop over one switch, which has no other redirects than `redirects` tells. `election_id` is
+    /// the first of this start.
     pub fn new(
         connector: C,
         election_id: ElectionId,
         timing: Timing,
+        redirects: Redirects,
         desired: watch::Receiver<Desired>,
     ) -> (Self, watch::Receiver<SwitchView>) {
         let uri = connector.uri();
         let (view, seen) = watch::channel(SwitchView { uri, ..SwitchView::default() });
         let (try_count, refused_before) = (0, false);
-        (Self { connector, election_id, timing, desired, view, try_count, refused_before }, seen)
+        let reconciler = Self {
+            connector,
+            election_id,
+            timing,
+            desired,
+            redirects,
+            view,
+            try_count,
+            refused_before,
+        };
+        (reconciler, seen)
     }
 
-    /// Reconciles until this controller is fenced, or nobody desires anything any more.
+    /// Reconciles until this controller is fenced, the switch is none that it can work with, or nobody desires anything any more.
     pub async fn run(mut self) -> DriverError {
         let mut retry = self.timing.retry_min;
         loop {
@@ -151,7 +181,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
             });
-            if matches!(error, DriverError::Fenced { .. }) || self.desired.has_changed().is_err() {
+            if error.is_final() || self.desired.has_changed().is_err() {
                 return error;
             }
             if self.view.borrow().counts.connects != connected_before {
@@ -184,6 +214,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.refused_before = false;
         loop {
             let desired = self.desired.borrow_and_update().clone();
+            self.redirects.learn(&desired.endpoints);
             if desired.ports != self.view.borrow().ports {
                 // Its maker will hear of these ports and make another.
                 if self.wait(driver, next_check).await? {
@@ -211,27 +242,73 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
     }
 
-    /// Waits for something to do; whether it is the next check.
+    /// Keeps the redirects up until there is something else to do; whether it is the next check.
+    /// Whatever comes in, the other work is looked for after each batch.
     async fn wait(
         &mut self,
         driver: &mut dyn SwitchDriver,
         next_check: Instant,
     ) -> Result<bool, DriverError> {
         loop {
+            let due = self.redirects.poll_timeout().map_or(next_check, Instant::from_std);
+            let has_updates = self.redirects.has_updates();
             tokio::select! {
+                biased;
                 changed = self.desired.changed() => match changed {
                     Ok(()) => return Ok(false),
                     Err(_) => return Err(DriverError::Lost("the controller ends".to_owned())),
                 },
                 () = sleep_until(next_check) => return Ok(true),
+                () = sleep_until(due) => self.redirects.handle_timeout(Instant::now().into_std()),
+                () = std::future::ready(()), if has_updates => self.write_redirects(driver).await?,
                 event = driver.next_event() => match event {
                     SwitchEvent::Broken(error) => return Err(error),
-                    SwitchEvent::PacketIn => {
-                        self.view.send_modify(|view| view.counts.packet_ins += 1);
-                    }
+                    SwitchEvent::PacketIns { packets, lost } => self.obey(&packets, lost),
                 },
             }
         }
+    }
+
+    fn obey(&mut self, packets: &[PacketIn], lost: u64) {
+        let now = Instant::now().into_std();
+        for packet in packets {
+            if let Err(refusal) = self.redirects.obey(now, packet) {
+                tracing::debug!(port = packet.ingress_port.0, ?refusal, "a copy was not obeyed");
+            }
+        }
+        self.view.send_modify(|view| {
+            view.counts.packet_ins += u64::try_from(packets.len()).unwrap_or(u64::MAX);
+            view.counts.packet_ins_lost += lost;
+            view.leases = leases(&self.redirects);
+        });
+    }
+
+    /// Writes one batch of redirects.
+    async fn write_redirects(&mut self, driver: &mut dyn SwitchDriver) -> Result<(), DriverError> {
+        let now = Instant::now().into_std();
+        let batch = self.redirects.next_updates(now, driver.capabilities().batch_max.max(1));
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let deadline = self.timing.call_deadline;
+        let results = within(deadline, "writing redirects", driver.apply(&batch)).await?;
+        let redirects = &mut self.redirects;
+        self.view.send_modify(|view| {
+            let installed = Arc::make_mut(&mut view.installed);
+            for (update, result) in batch.iter().zip(&results) {
+                redirects.settle(now, update, result);
+                let gone = matches!(update, TableUpdate::Delete(_))
+                    && matches!(result, Err(UpdateError::NotFound(_)));
+                if result.is_ok() || gone {
+                    view.counts.updates += 1;
+                    update.apply_to(&mut installed.tables);
+                } else {
+                    view.counts.refused += 1;
+                }
+            }
+            view.leases = leases(redirects);
+        });
+        Ok(())
     }
 
     /// Makes sure of the pipeline and reads everything; the time for the next check.
@@ -243,14 +320,26 @@ impl<C: SwitchConnector> Reconciler<C> {
         let (began, deadline) = (Instant::now(), self.timing.call_deadline);
         let pipeline = within(deadline, "the pipeline", driver.ensure_pipeline()).await?;
         let ports = within(deadline, "listing the ports", driver.ports()).await?;
+        if let Ports::Listed(listed) = &ports
+            && listed.len() > GROUP_PORTS_MAX
+        {
+            return Err(DriverError::TooManyPorts { count: listed.len(), most: GROUP_PORTS_MAX });
+        }
         let installed = within(deadline, "reading the tables", driver.read()).await?;
+        let keeps_time = driver.capabilities().keeps_time;
+        let now = Instant::now().into_std();
+        let redirects = &mut self.redirects;
+        redirects.handle_timeout(now);
+        let strayed = redirects.compare(now, &installed.tables.entries, keeps_time);
         self.view.send_modify(|view| {
             view.counts.readings += 1;
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
             if !first {
-                let differences = view.installed.tables.difference_count(&installed.tables);
+                let differences =
+                    strayed + view.installed.tables.difference_count(&installed.tables);
                 view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
             }
+            view.leases = leases(redirects);
             view.ports = ports;
             view.installed = Arc::new(installed);
         });
@@ -307,6 +396,11 @@ impl<C: SwitchConnector> Reconciler<C> {
         });
         all_made
     }
+}
+
+fn leases(redirects: &Redirects) -> LeaseView {
+    let (known, budget) = (redirects.lease_count(), redirects.budget());
+    LeaseView { known, budget, counts: *redirects.counts() }
 }
 
 async fn within<T>(

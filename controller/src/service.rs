@@ -150,8 +150,11 @@ impl Controller for Northbound {
         let mut status = proto::StatusResponse {
             nodes: self.rack.look(answer::nodes).await,
             switch: Some(answer::switch(&view)),
-            desired_entry_count: count(desired.tables.count()),
+            desired_entry_count: count(
+                desired.tables.count() + view.installed.tables.redirect_count(),
+            ),
             installed_entry_count: count(view.installed.tables.count()),
+            leases: Some(answer::leases(&view, self.rack.look(|c| c.config().redirects).await)),
             uptime_ms: u64::try_from(self.rack.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..proto::StatusResponse::default()
         };
@@ -289,6 +292,7 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
         mtu: request.mtu,
         nonce: request.nonce,
         previous,
+        notices: request.notices,
     })
 }
 

@@ -37,6 +37,18 @@ const BIRTH_STRIDE: u64 = 10_125;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
+    /// The folder that the configured file would be in is not there. Whether it is forgotten or a
+    /// disk is not mounted, a store begun elsewhere would forget the rack: the operator decides.
+    #[error(
+        "the controller's store {path}: there is no directory {folder}; make it, or mount what \
+         holds it"
+    )]
+    NoFolder {
+        /// The file.
+        path: String,
+        /// The directory.
+        folder: String,
+    },
     /// The file is not there, not ours, damaged, or another controller has it open.
     #[error("the controller's store {path}: {reason}")]
     Open {
@@ -94,14 +106,19 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or makes the store, and counts this start.
+    /// Opens the store, or makes it in a folder that is there, and counts this start.
     ///
     /// # Errors
     /// [`StoreError`]: the file cannot be opened, read or written.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let open = |reason: String| StoreError::Open { path: path.display().to_string(), reason };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(|error| open(error.to_string()))?;
+            let found = std::fs::metadata(folder);
+            if found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+                let (path, folder) = (path.display().to_string(), folder.display().to_string());
+                return Err(StoreError::NoFolder { path, folder });
+            }
+            found.map_err(|error| open(format!("{}: {error}", folder.display())))?;
         }
         let database = Database::create(path).map_err(|error| open(error.to_string()))?;
         Self::start(database)

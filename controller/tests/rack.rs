@@ -5,7 +5,7 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use bluebridge_controller::ControllerError;
-use bluebridge_controller::core::NotifyRule;
+use bluebridge_controller::core::{NotifyRule, RedirectPolicy};
 use bluebridge_controller::driver::DriverError;
 use bluebridge_northbound::proto::{NodeState, SwitchState};
 use bluebridge_northbound::{
@@ -308,6 +308,8 @@ fn copies_are_asked_for_only_by_rule() {
     });
     assert!(!agent.clone_sessions().is_empty());
     drop(controller);
-    let _without = Running::start(&agent, None);
+    let mut config = Running::config(&agent);
+    config.core.redirects = RedirectPolicy::Off;
+    let _without = Running::start_with(config);
     until("the rule is gone", || agent.entries().is_empty() && agent.clone_sessions().is_empty());
 }

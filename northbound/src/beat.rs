@@ -121,6 +121,7 @@ async fn join(
                         range_epoch: assignment.range_epoch,
                         piece_bytes: assignment.piece_bytes,
                         installed: assignment.installed,
+                        notices_wanted: assignment.notices_wanted,
                     },
                     match registration.role {
                         Role::Client => 0,
@@ -262,10 +263,12 @@ impl Member {
         self.shared.change(|snapshot| {
             let mut changed = snapshot.connection != Connection::Connected
                 || snapshot.range_epoch != answer.range_epoch
-                || snapshot.installed != answer.installed;
+                || snapshot.installed != answer.installed
+                || snapshot.notices_wanted != answer.notices_wanted;
             snapshot.connection = Connection::Connected;
             snapshot.range_epoch = answer.range_epoch;
             snapshot.installed = answer.installed;
+            snapshot.notices_wanted = answer.notices_wanted;
             if piece_bytes >= 1024 && piece_bytes != snapshot.piece_bytes {
                 snapshot.piece_bytes = piece_bytes;
                 changed = true;

@@ -37,6 +37,8 @@ pub struct Snapshot {
     pub piece_bytes: usize,
     /// Whether the switch has this endpoint's entries.
     pub installed: bool,
+    /// Whether anybody in the space wants notices, so that a memory node should send them.
+    pub notices_wanted: bool,
 }
 
 /// How patient and how secret a membership is.

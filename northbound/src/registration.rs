@@ -83,6 +83,8 @@ pub struct Registration {
     pub mtu: u32,
     /// What an earlier join of the same name was given, if it is known.
     pub previous: Option<Previous>,
+    /// Whether it wants the space's notices of what is created and deleted.
+    pub notices: bool,
 }
 
 impl Registration {
@@ -109,6 +111,7 @@ impl Registration {
             carrier: carrier.into(),
             mtu: self.mtu,
             nonce,
+            notices: self.notices,
             previous: self.previous.map(|previous| proto::Previous {
                 node: previous.node.0.into(),
                 token: previous.token.0.to_vec(),
@@ -144,6 +147,8 @@ pub struct Assignment {
     /// Whether the switch had its entries when the join was answered. If not they follow; until
     /// then its packets are lost and sent again.
     pub installed: bool,
+    /// Whether anybody in the space wanted notices at the time of the join.
+    pub notices_wanted: bool,
 }
 
 impl Assignment {
@@ -166,6 +171,7 @@ impl Assignment {
             heartbeat_interval: Duration::from_millis(answer.heartbeat_interval_ms.into()),
             token: Token(answer.token.as_slice().try_into().map_err(|_| bad("token"))?),
             installed: answer.installed,
+            notices_wanted: answer.notices_wanted,
         })
     }
 }

@@ -116,6 +116,7 @@ fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
         carrier: Carrier::Socket,
         mtu: interface.mtu,
         previous: None,
+        notices: false,
     };
     let tls = endpoint.trust.config(endpoint.controller)?;
     let uri = controller_uri(endpoint.controller, tls.as_ref());

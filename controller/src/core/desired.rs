@@ -8,7 +8,7 @@ use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
 use super::tables::{Body, Tables};
-use super::{Core, FLOOD_GROUP, Node, Ports, weight};
+use super::{Attached, Core, Endpoints, FLOOD_GROUP, Node, Ports, weight};
 
 /// The directory's key for all of a node's locations.
 pub(crate) const fn node_prefix(space: Space, node: NodeId) -> Key {
@@ -29,11 +29,19 @@ impl Core {
             self.add_anycast(&mut tables, Space(*space));
         }
         self.add_flood(&mut tables);
-        for rule in &self.config.notify {
+        let rules = self.config.redirects.notify_rules();
+        for rule in self.config.notify.iter().chain(&rules) {
             tables.entries.insert(rule.key(), Body::new(Action::Notify));
+            tables.notify_session = true;
         }
-        tables.notify_session = !self.config.notify.is_empty();
         tables
+    }
+
+    /// The endpoints that the switch should have entries for.
+    #[must_use]
+    pub fn endpoints(&self) -> Endpoints {
+        let nodes = self.nodes.values().filter(|node| self.has_entries(node));
+        nodes.map(|node| (node.record.id(), Attached::new(&node.record))).collect()
     }
 
     /// An attached node whose port exists, as far as is known.
@@ -43,6 +51,13 @@ impl Core {
                 Ports::Listed(ports) => ports.contains_key(&node.record.port()),
                 Ports::Unknown | Ports::Unlisted => true,
             }
+    }
+
+    /// Whether anybody in a space wants notices.
+    #[must_use]
+    pub fn notices_wanted(&self, space: Space) -> bool {
+        let attached = self.nodes.values().filter(|node| node.record.attached);
+        attached.map(|node| &node.record).any(|record| record.notices && record.space() == space)
     }
 
     fn group_of(&self, space: Space) -> Option<u16> {
@@ -110,7 +125,7 @@ fn add_node(tables: &mut Tables, node: &Node, group: Option<u16>) {
     tables.entries.insert(node_prefix(space, record.id()), Body::new(forward.clone()));
     tables.entries.insert(Key::L2 { dst_mac }, Body::new(forward));
     tables.entries.insert(Key::PortMac { port }, Body::new(Action::SetDstMac(dst_mac)));
-    if let Some(group) = group {
+    if let Some(group) = group.filter(|_| record.notices) {
         let multicast = Key::Multicast { dst_scope: src_scope };
         tables.entries.insert(multicast, Body::new(Action::Multicast { group }));
         tables.groups.entry(group).or_default().insert(port);

@@ -1,5 +1,6 @@
 //! Who becomes which node.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
@@ -53,6 +54,8 @@ pub struct Join {
     pub nonce: u64,
     /// What it was given before.
     pub previous: Option<Previous>,
+    /// Whether it wants the space's notices.
+    pub notices: bool,
 }
 
 /// What an endpoint is from now on: its record says it all.
@@ -130,6 +133,7 @@ impl Core {
         }
         let replaced = self.conflicts(join, port, same)?;
         self.check_room(join.space, same, &replaced)?;
+        self.check_flood(port, same, &replaced)?;
         let group = self.group_for(join.space)?;
         let mut record = self.identity(now, join, same, token)?;
         let kept = join.previous.is_some_and(|previous| previous.contents_kept);
@@ -145,6 +149,7 @@ impl Core {
         record.mtu = join.mtu;
         record.shard_count = join.shard_count;
         record.capacity_pages = join.capacity_pages;
+        record.notices = join.notices;
         for id in replaced {
             self.detach(now, id);
         }
@@ -279,6 +284,28 @@ impl Core {
         Err(JoinError::SpaceFull { space: space.0, most: GROUP_PORTS_MAX })
     }
 
+    /// Whether the flood's group takes the port too, of a switch whose ports nobody lists.
+    fn check_flood(
+        &self,
+        port: SwitchPort,
+        same: Option<NodeId>,
+        replaced: &[NodeId],
+    ) -> Result<(), JoinError> {
+        if matches!(self.ports, Ports::Listed(_)) {
+            return Ok(());
+        }
+        let stays = |id: &NodeId| Some(*id) != same && !replaced.contains(id);
+        let attached = self.nodes.iter().filter(|(id, node)| node.record.attached && stays(id));
+        let mut ports: BTreeSet<SwitchPort> =
+            attached.map(|(_, node)| node.record.port()).collect();
+        ports.extend(self.config.ports.iter().copied());
+        ports.insert(port);
+        if ports.len() <= GROUP_PORTS_MAX {
+            return Ok(());
+        }
+        Err(JoinError::Exhausted("ports in the group of 64 that it floods to"))
+    }
+
     /// The group that a space has yet to take; `None` if it has one.
     fn group_for(&self, space: Space) -> Result<Option<u16>, JoinError> {
         if self.spaces.contains_key(&space.0) {
@@ -349,6 +376,7 @@ impl Core {
             level: None,
             attached: false,
             retired: false,
+            notices: false,
         };
         if join.role == Role::Client
             && let Some(rested) = self.rested_client(now)

@@ -64,6 +64,9 @@ pub struct NodeRecord {
     pub attached: bool,
     /// Whether its generations are used up: its name is free, its id is not.
     pub retired: bool,
+    /// Whether it wants the space's notices.
+    #[serde(default)]
+    pub notices: bool,
 }
 
 impl NodeRecord {

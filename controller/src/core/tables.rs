@@ -36,6 +36,11 @@ impl Body {
     }
 }
 
+/// The entries of a switch that are compared as a whole: all but the redirects.
+pub(crate) fn compared(tables: &Tables) -> impl Iterator<Item = (&Key, &Body)> {
+    tables.entries.iter().filter(|(key, _)| !matches!(key, Key::Redirect { .. }))
+}
+
 /// All that can be programmed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Tables {
@@ -50,19 +55,26 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Entries, groups and settings that differ from another's.
+    /// Entries, groups and settings that differ from another's. Redirects, which end by themselves,
+    /// are compared elsewhere ([`super::Redirects::compare`]).
     #[must_use]
     pub fn difference_count(&self, other: &Self) -> usize {
         let one_sided = |a: &Self, b: &Self| {
-            a.entries.iter().filter(|(key, body)| b.entries.get(key) != Some(body)).count()
+            compared(a).filter(|(key, body)| b.entries.get(key) != Some(body)).count()
                 + a.groups.iter().filter(|(id, ports)| b.groups.get(id) != Some(ports)).count()
         };
-        let only_there = other.entries.keys().filter(|key| !self.entries.contains_key(key)).count()
+        let only_there = compared(other).filter(|(key, _)| !self.entries.contains_key(key)).count()
             + other.groups.keys().filter(|id| !self.groups.contains_key(id)).count();
         one_sided(self, other)
             + only_there
             + usize::from(self.flood_group != other.flood_group)
             + usize::from(self.notify_session != other.notify_session)
+    }
+
+    /// Redirects.
+    #[must_use]
+    pub fn redirect_count(&self) -> usize {
+        self.entries.len() - compared(self).count()
     }
 
     /// Entries, groups and settings.

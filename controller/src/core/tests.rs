@@ -29,6 +29,7 @@ fn client(name: &str, port: u16) -> Join {
         mtu: 9000,
         nonce: 1,
         previous: None,
+        notices: true,
     }
 }
 
@@ -312,6 +313,48 @@ fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
 }
 
 #[test]
+fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
+    let now = Instant::now();
+    let config = CoreConfig { ports: vec![SwitchPort(100)], ..CoreConfig::default() };
+    let mut core = Core::new(config, Stored::default(), 1, now);
+    core.learn_ports(Ports::Unlisted);
+    for port in 1..=63 {
+        let space = Space(1 + port % 2);
+        join(&mut core, now, &Join { space, ..client(&format!("c{port}"), port) });
+    }
+    let text = refusal(&mut core, now, &client("c64", 64));
+    assert!(text.contains("no ports in the group of 64"), "{text}");
+    join(&mut core, now, &again(&client("c2", 2)));
+    join(&mut core, now, &Join { space: Space(3), ..client("uplink", 100) });
+    assert_eq!(core.desired().groups[&FLOOD_GROUP].len(), 64);
+}
+
+#[test]
+fn notices_go_to_those_who_want_them_and_to_no_group_if_nobody_does() {
+    let (mut core, now) = core();
+    let quiet = |join: Join| Join { notices: false, ..join };
+    let key = Key::Multicast { dst_scope: SPACE.scope() };
+    join(&mut core, now, &quiet(memory("m1", 1, 10)));
+    join(&mut core, now, &quiet(client("c1", 2)));
+    assert!(!core.notices_wanted(SPACE));
+    let groups = |core: &Core| core.desired().groups.into_keys().collect::<Vec<_>>();
+    assert!(!core.desired().entries.contains_key(&key));
+    assert_eq!(groups(&core), [FLOOD_GROUP]);
+    let c2 = join(&mut core, now, &client("c2", 3));
+    join(&mut core, now, &client("c3", 4));
+    join(&mut core, now, &Join { space: Space(2), ..client("d1", 5) });
+    assert!(core.notices_wanted(SPACE));
+    let desired = core.desired();
+    let Some(Action::Multicast { group }) = desired.entries[&key].action else { panic!() };
+    assert_eq!(desired.groups[&group], BTreeSet::from([SwitchPort(3), SwitchPort(4)]));
+    core.leave(now, member(&c2)).unwrap();
+    // Joining again without the wish takes it back.
+    join(&mut core, now, &quiet(again(&client("c3", 4))));
+    assert!(!core.notices_wanted(SPACE) && core.notices_wanted(Space(2)));
+    assert!(!core.desired().entries.contains_key(&key));
+}
+
+#[test]
 fn silence_takes_the_anycast_share_but_not_the_directory() {
     let (mut core, now) = core();
     let first = join(&mut core, now, &memory("m1", 1, 1000));
@@ -405,11 +448,33 @@ fn notify_rules_bring_their_clone_session() {
     let now = Instant::now();
     let rule =
         NotifyRule { src_command: Ternary { value: 0x80, mask: 0x80 }, ..NotifyRule::default() };
-    let config = CoreConfig { notify: vec![rule], ..CoreConfig::default() };
+    let off = CoreConfig { redirects: RedirectPolicy::Off, ..CoreConfig::default() };
+    let config = CoreConfig { notify: vec![rule], ..off.clone() };
     let tables = Core::new(config, Stored::default(), 1, now).desired();
     assert!(tables.notify_session);
     assert_eq!(tables.entries[&rule.key()], Body::new(Action::Notify));
-    assert!(!Core::new(CoreConfig::default(), Stored::default(), 1, now).desired().notify_session);
+    assert!(!Core::new(off, Stored::default(), 1, now).desired().notify_session);
+}
+
+#[test]
+fn what_is_copied_follows_from_the_policy() {
+    let rules = |redirects| {
+        let config = CoreConfig { redirects, ..CoreConfig::default() };
+        let tables = Core::new(config, Stored::default(), 1, Instant::now()).desired();
+        assert_eq!(tables.notify_session, redirects != RedirectPolicy::Off);
+        let ternaries = tables.entries.into_keys().map(|key| match key {
+            Key::Notify { src_command: c, src_status: s, .. } => (c.value, c.mask, s.value, s.mask),
+            other => panic!("{other:?}"),
+        });
+        ternaries.collect::<Vec<_>>()
+    };
+    let contended = (0xc0, 0xc0, 0, 0);
+    assert_eq!(rules(RedirectPolicy::Off), []);
+    assert_eq!(rules(RedirectPolicy::Contended), [contended]);
+    // UPDATE, COMMIT, ABORT and RENEW, with the contended bit or without it, if they are OK.
+    let mut always = rules(RedirectPolicy::Always);
+    always.retain(|rule| *rule != contended);
+    assert_eq!(always, [0x88, 0x89, 0x8a, 0x8b].map(|command| (command, 0xbf, 0, 0xff)));
 }
 
 /// What a store would hold.
@@ -614,6 +679,7 @@ fn check(core: &Core) {
                 assert!(tables.groups.contains_key(group));
             }
             (Key::PortMac { port }, Action::SetDstMac(_)) => exists(*port),
+            (Key::Notify { .. }, Action::Notify) => assert!(tables.notify_session),
             other => panic!("unexpected {other:?}"),
         }
     }

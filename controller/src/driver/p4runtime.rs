@@ -259,7 +259,12 @@ impl P4RuntimeDriver {
 #[tonic::async_trait]
 impl SwitchDriver for P4RuntimeDriver {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { driver: "P4Runtime", batch_max: BATCH_MAX }
+        Capabilities {
+            driver: "P4Runtime",
+            batch_max: BATCH_MAX,
+            // The embedded switch does; a P4 program has no clock for its entries.
+            keeps_time: self.device_config == p4info::DEVICE_CONFIG,
+        }
     }
 
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {

@@ -50,7 +50,8 @@ fn racks() -> impl Strategy<Value = Tables> {
 /// Entries of nobody.
 fn add_foreign(tables: &mut Tables, pages: &[u64]) {
     for page in pages {
-        let key = Key::Redirect { dst_scope: 1, dst_node: 1, page: *page };
+        let Ok(scope) = u32::try_from(*page) else { continue };
+        let key = Key::Anycast { dst_scope: 100 + scope };
         let body = Body { action: None, idle_timeout: None, metadata: vec![1] };
         tables.entries.insert(key, body);
     }
@@ -78,6 +79,16 @@ fn check(tables: &Tables) {
         }
     }
     assert!(tables.flood_group.is_none_or(|group| tables.groups.contains_key(&group)));
+}
+
+#[test]
+fn redirects_are_left_to_their_own_way() {
+    let key = Key::Redirect { dst_scope: 1, dst_node: 1, page: 7 };
+    let mut there = Tables::default();
+    there.entries.insert(key, Body::new(Action::Forward(forward(3))));
+    assert!(Plan::new(&Tables::default(), &there).is_empty());
+    assert!(Plan::new(&there, &Tables::default()).is_empty());
+    assert_eq!((there.difference_count(&Tables::default()), there.redirect_count()), (0, 1));
 }
 
 proptest! {

@@ -20,6 +20,7 @@ fn client(port: u16) -> Join {
         mtu: 1500,
         nonce: 1,
         previous: None,
+        notices: false,
     }
 }
 

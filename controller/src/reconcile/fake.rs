@@ -1,17 +1,20 @@
 //! A switch in memory that fails on purpose.
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bluebridge_p4::pipeline::{Action, Key};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
-use crate::core::{Ports, Tables};
+use crate::core::{PacketIn, Ports, Tables};
 use crate::driver::{
-    Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
-    UpdateError,
+    Capabilities, DriverError, Installed, PACKET_INS_AT_ONCE, Pipeline, SwitchConnector,
+    SwitchDriver, SwitchEvent, UpdateError,
 };
 use crate::plan::{Object, TableUpdate};
 use crate::store::ElectionId;
@@ -47,6 +50,8 @@ pub(super) struct Met {
 #[derive(Debug)]
 struct State {
     tables: Tables,
+    /// When entries were written, for those that end.
+    written: HashMap<Key, Instant>,
     pipeline: bool,
     capacity: usize,
     highest: ElectionId,
@@ -54,6 +59,7 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
+    ports: Ports,
 }
 
 /// The switch; clones are the same one.
@@ -62,12 +68,16 @@ pub(super) struct FakeSwitch {
     state: Arc<Mutex<State>>,
     /// Counts the times that every connection was cut.
     cuts: Arc<watch::Sender<u64>>,
+    /// Copies for whoever asks next.
+    copies: Arc<Mutex<VecDeque<PacketIn>>>,
+    copied: Arc<Notify>,
 }
 
 impl FakeSwitch {
     pub(super) fn new(seed: u64) -> Self {
         let state = State {
             tables: Tables::default(),
+            written: HashMap::new(),
             pipeline: false,
             capacity: usize::MAX,
             highest: ElectionId::default(),
@@ -75,8 +85,14 @@ impl FakeSwitch {
             met: Met::default(),
             rng: SmallRng::seed_from_u64(seed),
             tried_after_fence: false,
+            ports: Ports::Unlisted,
         };
-        Self { state: Arc::new(Mutex::new(state)), cuts: Arc::new(watch::channel(0).0) }
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            cuts: Arc::new(watch::channel(0).0),
+            copies: Arc::default(),
+            copied: Arc::default(),
+        }
     }
 
     pub(super) fn tables(&self) -> Tables {
@@ -115,13 +131,28 @@ impl FakeSwitch {
         self.cut();
     }
 
+    /// Copies a frame to the controller.
+    pub(super) fn copy(&self, packet: PacketIn) {
+        self.copies.lock().unwrap().push_back(packet);
+        self.copied.notify_one();
+    }
+
+    /// Copies that nobody asked for yet.
+    pub(super) fn waiting_copies(&self) -> usize {
+        self.copies.lock().unwrap().len()
+    }
+
     /// Breaks every connection.
     pub(super) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    pub(super) fn ports() -> Ports {
-        Ports::Unlisted
+    pub(super) fn ports(&self) -> Ports {
+        self.state.lock().unwrap().ports.clone()
+    }
+
+    pub(super) fn set_ports(&self, ports: Ports) {
+        self.state.lock().unwrap().ports = ports;
     }
 }
 
@@ -213,6 +244,9 @@ fn make(state: &mut State, update: &TableUpdate) -> Result<(), UpdateError> {
         state.met.lost += 1;
     } else {
         update.apply_to(&mut state.tables);
+        if let Object::Entry(key, _) = update.object() {
+            state.written.insert(*key, Instant::now());
+        }
     }
     Ok(())
 }
@@ -220,7 +254,7 @@ fn make(state: &mut State, update: &TableUpdate) -> Result<(), UpdateError> {
 #[tonic::async_trait]
 impl SwitchDriver for FakeDriver {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { driver: "fake", batch_max: 3 }
+        Capabilities { driver: "fake", batch_max: 3, keeps_time: true }
     }
 
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
@@ -235,7 +269,7 @@ impl SwitchDriver for FakeDriver {
 
     async fn ports(&mut self) -> Result<Ports, DriverError> {
         self.check()?;
-        Ok(FakeSwitch::ports())
+        Ok(self.switch.ports())
     }
 
     async fn apply(
@@ -275,12 +309,36 @@ impl SwitchDriver for FakeDriver {
             state.met.wiped += 1;
             state.tables = Tables::default();
         }
-        Ok(Installed { tables: state.tables.clone(), ..Installed::default() })
+        let mut tables = state.tables.clone();
+        for (key, body) in &mut tables.entries {
+            if let Some(Action::RedirectUntil { lease_ms, .. }) = &mut body.action {
+                let passed = state.written.get(key).map_or(0, |at| at.elapsed().as_millis());
+                *lease_ms = lease_ms.saturating_sub(u16::try_from(passed).unwrap_or(u16::MAX));
+            }
+        }
+        Ok(Installed { tables, ..Installed::default() })
     }
 
     async fn next_event(&mut self) -> SwitchEvent {
-        let changed = self.cuts.changed().await;
-        debug_assert!(changed.is_ok(), "the switch outlives its connections");
+        loop {
+            let copied = self.switch.copied.notified();
+            let packets: Vec<PacketIn> = {
+                let mut copies = self.switch.copies.lock().unwrap();
+                let count = copies.len().min(PACKET_INS_AT_ONCE);
+                copies.drain(..count).collect()
+            };
+            if !packets.is_empty() {
+                return SwitchEvent::PacketIns { packets, lost: 0 };
+            }
+            tokio::select! {
+                biased;
+                changed = self.cuts.changed() => {
+                    debug_assert!(changed.is_ok(), "the switch outlives its connections");
+                    break;
+                }
+                () = copied => {}
+            }
+        }
         SwitchEvent::Broken(match self.check() {
             Err(error @ DriverError::Fenced { .. }) => error,
             _ => DriverError::Lost("cut".to_owned()),

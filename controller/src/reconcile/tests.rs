@@ -5,7 +5,7 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeSwitch, Trouble};
 use super::*;
-use crate::core::Body;
+use crate::core::{Body, Endpoints, GROUP_PORTS_MAX, Ports, RedirectPolicy, Refusal, testing};
 
 fn way(node: u16) -> Key {
     Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
@@ -41,7 +41,9 @@ impl Bench {
     fn new(switch: &FakeSwitch, start: u64) -> Self {
         let (desires, desired) = watch::channel(Desired::default());
         let election_id = ElectionId { high: 1, low: start << 32 };
-        let (reconciler, view) = Reconciler::new(switch.clone(), election_id, timing(), desired);
+        let redirects = Redirects::new(RedirectPolicy::Contended, 100);
+        let (reconciler, view) =
+            Reconciler::new(switch.clone(), election_id, timing(), redirects, desired);
         let running = tokio::spawn(reconciler.run());
         Self { switch: switch.clone(), desires, view, running }
     }
@@ -50,7 +52,7 @@ impl Bench {
         self.desires.send_modify(|desired| {
             desired.version += 1;
             desired.tables = Arc::new(tables);
-            desired.ports = FakeSwitch::ports();
+            desired.ports = self.switch.ports();
         });
     }
 
@@ -139,6 +141,23 @@ async fn a_restarted_controller_finds_its_tables_and_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_switch_with_more_ports_than_it_can_flood_to_ends_the_controller_at_once() {
+    let switch = FakeSwitch::new(1);
+    let ports = |count: u16| {
+        Ports::Listed((1..=count).map(|port| (SwitchPort(port), format!("p{port}"))).collect())
+    };
+    switch.set_ports(ports(64));
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(5, 1));
+    bench.settled(&tables(5, 1)).await;
+    switch.set_ports(ports(65));
+    let mut bench = Bench::new(&switch, 2);
+    let end = timeout(Duration::from_secs(5), &mut bench.running).await;
+    let expected = DriverError::TooManyPorts { count: 65, most: GROUP_PORTS_MAX };
+    assert_eq!(end.unwrap().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_older_controller_is_fenced_for_good() {
     let switch = FakeSwitch::new(1);
     let mut older = Bench::new(&switch, 1);
@@ -221,4 +240,143 @@ async fn every_kind_of_trouble_ends_well() {
     }
     let all = [met.refused, met.lost, met.broken, met.hung, met.unreachable, met.wiped];
     assert!(all.iter().all(|count| *count > 0), "{met:?}");
+}
+
+/// Desired tables for the endpoints that [`testing`] has.
+fn attach(bench: &Bench, endpoints: Endpoints) {
+    bench.desires.send_modify(|desired| {
+        desired.version += 1;
+        desired.tables = Arc::new(tables(5, 1));
+        desired.endpoints = Arc::new(endpoints);
+        desired.ports = bench.switch.ports();
+    });
+}
+
+fn redirected(switch: &FakeSwitch) -> Vec<u64> {
+    let tables = switch.tables();
+    let page = |key: &Key| match key {
+        Key::Redirect { page, .. } => Some(*page),
+        _ => None,
+    };
+    tables.entries.keys().filter_map(page).collect()
+}
+
+/// Waits until these pages are redirected and no others; how long that took.
+async fn redirects(bench: &Bench, pages: &[u64]) -> Duration {
+    let began = Instant::now();
+    while redirected(&bench.switch) != pages {
+        let found = redirected(&bench.switch);
+        assert!(began.elapsed() < Duration::from_secs(60), "{found:?}, not {pages:?}");
+        sleep(Duration::from_millis(1)).await;
+    }
+    began.elapsed()
+}
+
+async fn with_endpoints(switch: &FakeSwitch) -> Bench {
+    let bench = Bench::new(switch, 1);
+    attach(&bench, testing::endpoints());
+    bench.settled(&tables(5, 1)).await;
+    bench
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_becomes_a_redirect_at_once_and_goes_at_its_deadline() {
+    let bench = with_endpoints(&FakeSwitch::new(1)).await;
+    bench.switch.copy(testing::busy(7, 1, 900));
+    assert!(redirects(&bench, &[7]).await < Duration::from_millis(5));
+    assert_eq!(bench.view.borrow().state, SwitchState::InSync);
+    sleep(Duration::from_millis(880)).await;
+    assert_eq!(redirected(&bench.switch), [7], "readings leave it alone");
+    assert!(redirects(&bench, &[]).await < Duration::from_millis(40));
+    let view = bench.view.borrow().clone();
+    assert_eq!((view.counts.repaired, view.counts.refused, view.leases.known), (0, 0, 0));
+    assert_eq!((view.leases.counts.installed, view.leases.counts.removed), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn redirects_are_read_back_and_mended_like_everything_else() {
+    let bench = with_endpoints(&FakeSwitch::new(1)).await;
+    for page in 1..=10 {
+        bench.switch.copy(testing::busy(page, page, 60_000));
+    }
+    let all: Vec<u64> = (1..=10).collect();
+    redirects(&bench, &all).await;
+    let key = |page| Key::Redirect { dst_scope: testing::SCOPE, dst_node: 1, page };
+    bench.switch.meddle(|there| {
+        there.entries.remove(&key(1));
+        let elsewhere = Forward { port: SwitchPort(9), dst_mac: MacAddr([9; 6]) };
+        there.entries.insert(key(2), Body::new(Action::Forward(elsewhere)));
+        there.entries.insert(key(99), Body { action: None, ..Body::new(Action::Drop) });
+    });
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(redirected(&bench.switch), all);
+    let tables = bench.switch.tables();
+    let owner = testing::endpoints()[&testing::OWNER].forward;
+    assert!(matches!(
+        tables.entries[&key(2)].action,
+        Some(Action::RedirectUntil { forward, lease_ms }) if forward == owner && lease_ms > 50_000
+    ));
+    assert_eq!(bench.view.borrow().counts.repaired, 3);
+    bench.switch.restart();
+    redirects(&bench, &[]).await;
+    redirects(&bench, &all).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_controller_deletes_the_redirects_that_it_finds() {
+    let switch = FakeSwitch::new(1);
+    let first = with_endpoints(&switch).await;
+    switch.copy(testing::busy(7, 1, 60_000));
+    redirects(&first, &[7]).await;
+    drop(first);
+    let second = Bench::new(&switch, 2);
+    attach(&second, testing::endpoints());
+    redirects(&second, &[]).await;
+    switch.copy(testing::busy(7, 1, 50_000));
+    redirects(&second, &[7]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_goes_takes_its_redirects_along() {
+    let bench = with_endpoints(&FakeSwitch::new(1)).await;
+    bench.switch.copy(testing::busy(7, 1, 60_000));
+    redirects(&bench, &[7]).await;
+    let mut endpoints = testing::endpoints();
+    endpoints.remove(&testing::OWNER);
+    attach(&bench, endpoints);
+    assert!(redirects(&bench, &[]).await < Duration::from_millis(20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_copies_stops_neither_plans_nor_readings() {
+    let bench = with_endpoints(&FakeSwitch::new(1)).await;
+    let flooding = tokio::spawn({
+        let switch = bench.switch.clone();
+        async move {
+            for round in 0_u64.. {
+                for page in 0..300 {
+                    switch.copy(testing::busy((round * 300 + page) % 5000, round + 1, 9000));
+                }
+                while switch.waiting_copies() > 300 {
+                    sleep(Duration::from_micros(200)).await;
+                }
+                sleep(Duration::from_micros(200)).await;
+            }
+        }
+    });
+    sleep(Duration::from_millis(500)).await;
+    let before = bench.view.borrow().counts;
+    bench.desire(tables(9, 2));
+    let began = Instant::now();
+    while !bench.switch.tables().entries.contains_key(&way(9)) {
+        assert!(began.elapsed() < Duration::from_millis(50), "a plan waits for copies");
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(Duration::from_secs(2)).await;
+    flooding.abort();
+    let view = bench.view.borrow().clone();
+    assert!(view.counts.readings >= before.readings + 4, "{:?}", view.counts);
+    assert!(view.counts.packet_ins > 10_000, "{:?}", view.counts);
+    assert!(view.leases.counts.refused_for(Refusal::BudgetFull) > 0);
+    assert!(redirected(&bench.switch).len() <= 100, "the budget is hard");
 }

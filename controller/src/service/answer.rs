@@ -8,7 +8,10 @@ use bluebridge_p4::declaration::table_of;
 use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space};
 
-use crate::core::{BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, Role, Tables};
+use crate::core::{
+    BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, RedirectPolicy, Refusal, Role,
+    Tables,
+};
 use crate::driver::Installed;
 use crate::reconcile::{SwitchState, SwitchView};
 
@@ -35,6 +38,7 @@ pub(super) fn joined(core: &Core, record: &NodeRecord, installed: bool) -> proto
         token: record.token.to_vec(),
         installed,
         memory_nodes: Some(memory_nodes(core, record.space())),
+        notices_wanted: core.notices_wanted(record.space()),
     }
 }
 
@@ -52,6 +56,7 @@ pub(super) fn beaten(
         piece_bytes: piece_bytes(core, space),
         heartbeat_interval_ms: interval_ms(core),
         installed,
+        notices_wanted: core.notices_wanted(space),
     }
 }
 
@@ -121,6 +126,7 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         capacity_pages: record.capacity_pages,
         free_pages: node.free_pages.unwrap_or(0),
         anycast_weight: anycast_weight.into(),
+        notices: record.notices,
         silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
     }
 }
@@ -155,12 +161,38 @@ pub(super) fn switch(view: &SwitchView) -> proto::SwitchStatus {
     }
 }
 
-/// What is desired, what is installed, or both.
+/// What is known of leases.
+pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseStatus {
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let counts = &view.leases.counts;
+    let refused = Refusal::ALL.map(|reason| proto::RefusedCopies {
+        reason: reason.name().to_owned(),
+        count: counts.refused_for(reason),
+    });
+    proto::LeaseStatus {
+        policy: policy.name().to_owned(),
+        known_count: number(view.leases.known),
+        redirect_count: number(view.installed.tables.redirect_count()),
+        redirect_budget: number(view.leases.budget),
+        budget_full_count: counts.refused_for(Refusal::BudgetFull),
+        obeyed_count: counts.obeyed,
+        refused: refused.into_iter().filter(|refused| refused.count != 0).collect(),
+        lost_count: view.counts.packet_ins_lost,
+        installed_count: counts.installed,
+        removed_count: counts.removed,
+        switch_refused_count: counts.switch_refused,
+    }
+}
+
+/// What is desired, what is installed, or both. Redirects follow copies at once, so those that end
+/// by themselves are the desired ones; others go as soon as they are found.
 pub(super) fn entries(desired: &Tables, installed: &Installed) -> Vec<proto::TableEntry> {
     let there = &installed.tables;
     let keys: BTreeSet<&Key> = desired.entries.keys().chain(there.entries.keys()).collect();
     let entries = keys.into_iter().map(|key| {
-        let (wanted, found) = (desired.entries.get(key), there.entries.get(key));
+        let found = there.entries.get(key);
+        let ends = |body: &&Body| matches!(body.action, Some(Action::RedirectUntil { .. }));
+        let wanted = desired.entries.get(key).or_else(|| found.filter(ends));
         let counter = installed.counters.get(key).copied().unwrap_or_default();
         proto::TableEntry {
             packets: counter.packets,
@@ -190,7 +222,12 @@ pub(super) fn entries(desired: &Tables, installed: &Installed) -> Vec<proto::Tab
         let (match_text, action) = ("anything else".to_owned(), format!("flood group {group}"));
         line("l2", match_text, action, wanted.is_some(), found == Some(group))
     });
-    entries.chain(groups).chain(flood).take(ENTRIES_MAX).collect()
+    let (wanted, found) = (desired.notify_session, there.notify_session);
+    let session = (wanted || found).then(|| {
+        let (match_text, action) = ("all copies".to_owned(), "to the controller".to_owned());
+        line("clone session", match_text, action, wanted, found)
+    });
+    entries.chain(groups).chain(flood).chain(session).take(ENTRIES_MAX).collect()
 }
 
 fn line(

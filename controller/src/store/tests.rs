@@ -12,7 +12,7 @@ impl Folder {
     }
 
     fn file(&self) -> std::path::PathBuf {
-        self.0.join("below").join("controller.redb")
+        self.0.join("controller.redb")
     }
 }
 
@@ -42,6 +42,7 @@ fn record(node: u16, incarnation: u32) -> NodeRecord {
         level: Some(30),
         attached: true,
         retired: false,
+        notices: true,
     }
 }
 
@@ -122,4 +123,16 @@ fn a_record_that_cannot_be_read_is_named() {
     write.commit().unwrap();
     let error = store.load().unwrap_err().to_string();
     assert!(error.contains("a record of node 9"), "{error}");
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_named_and_not_made() {
+    let folder = Folder::new("absent");
+    let absent = folder.0.join("mount");
+    let error = Store::open(&absent.join("controller.redb")).unwrap_err();
+    assert!(matches!(error, StoreError::NoFolder { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("no directory {}", absent.display())), "{error}");
+    assert!(!absent.exists());
+    let error = Store::open(&folder.0).unwrap_err();
+    assert!(matches!(error, StoreError::Open { .. }), "a directory is no store: {error}");
 }

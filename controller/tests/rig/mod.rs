@@ -56,6 +56,7 @@ pub(crate) fn client(name: &str, port: u16) -> Registration {
         carrier: Carrier::Socket,
         mtu: 9000,
         previous: None,
+        notices: true,
     }
 }
 

@@ -52,6 +52,10 @@ const IDLE_SCAN: Duration = Duration::from_millis(100);
 /// How often packet-ins are looked for where the data plane cannot say that there are some.
 const POLL: Duration = Duration::from_millis(2);
 
+/// How long packet-ins are left to gather after the ones before. The data plane wakes the agent for the
+/// first of them only, so a flood of copies costs it no more than this many wake-ups.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// How often packet-ins are looked for where it can, lest a wake-up was missed.
 const POLL_BACKSTOP: Duration = Duration::from_millis(250);
 
@@ -226,7 +230,12 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
         // nor replaces it before it is dropped and deregistered.
         unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.ok()
     });
+    let mut handed_over = std::time::Instant::now();
     loop {
+        if handed_over.elapsed() < GATHER {
+            // A lone copy does not wait, those that follow it closely go together.
+            tokio::time::sleep(GATHER).await;
+        }
         match &events {
             Some(events) => {
                 // Cleared before the data plane is drained, so that what comes later wakes again.
@@ -238,6 +247,7 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
             }
             None => tokio::time::sleep(POLL).await,
         }
+        handed_over = std::time::Instant::now();
         loop {
             match executor.run(Core::deliver_packets).await {
                 Ok(Ok(true)) => {}

@@ -53,6 +53,7 @@ impl Endpoint {
                 carrier: Carrier::Socket,
                 mtu: interface.mtu,
                 previous: None,
+                notices: false,
             };
             Membership::join(&uri, registration).unwrap_or_else(|error| panic!("{error}"))
         });

@@ -96,6 +96,7 @@ impl Endpoints {
             carrier: Carrier::Socket,
             mtu: interface.mtu,
             previous: None,
+            notices: false,
         };
         let membership = Membership::join(controller, registration)?;
         let nodes = membership.snapshot().memory_nodes;

@@ -218,6 +218,7 @@ fn admit(core: &mut Core, port: u16, name: &str, role: Role) -> anyhow::Result<N
         mtu: 9000,
         nonce: u64::from(port),
         previous: None,
+        notices: true,
     };
     let assigned = core.join(Instant::now(), &join, [0; 16])?;
     Ok(assigned.0)

@@ -1,10 +1,15 @@
 //! The stream on which a switch says who is the primary, and sends copies of frames.
 //!
 //! Its reader never waits for anybody: a switch whose primary does not read stops forwarding. What
-//! it cannot pass on is counted by the receiver's gap and lost, as notices may be.
+//! it cannot pass on is counted and lost, as notices may be.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bluebridge_p4::bytestring;
+use bluebridge_p4::declaration::PACKET_IN_FIELDS;
+use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_p4::proto::p4::v1;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -14,11 +19,12 @@ use tonic::transport::Channel;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::stream_message_response::Update;
 
-use crate::driver::{DriverError, SwitchEvent};
+use crate::core::PacketIn;
+use crate::driver::{DriverError, PACKET_INS_AT_ONCE, SwitchEvent};
 use crate::store::ElectionId;
 
 /// Packet-ins that wait for the controller.
-const PACKET_INS_MAX: usize = 1024;
+const PACKET_INS_MAX: usize = 4096;
 
 /// How long the switch may take to say who is the primary.
 const ARBITRATION_DEADLINE: Duration = Duration::from_secs(2);
@@ -37,7 +43,9 @@ enum Standing {
 /// An open stream on which we are the primary.
 pub(super) struct Stream {
     standing: watch::Receiver<Standing>,
-    packet_ins: mpsc::Receiver<v1::PacketIn>,
+    packet_ins: mpsc::Receiver<PacketIn>,
+    /// Copies that found no room.
+    lost: Arc<AtomicU64>,
     /// Kept open for as long as we want to be the primary.
     _requests: mpsc::Sender<v1::StreamMessageRequest>,
     reader: JoinHandle<()>,
@@ -75,8 +83,10 @@ impl Stream {
             .into_inner();
         let (stands, standing) = watch::channel(Standing::Asked);
         let (copies, packet_ins) = mpsc::channel(PACKET_INS_MAX);
-        let reader = tokio::spawn(read(responses, ours, stands, copies));
-        let mut stream = Self { standing, packet_ins, _requests: requests, reader };
+        let lost = Arc::new(AtomicU64::new(0));
+        let outlet = Outlet { copies, lost: Arc::clone(&lost) };
+        let reader = tokio::spawn(read(responses, ours, stands, outlet));
+        let mut stream = Self { standing, packet_ins, lost, _requests: requests, reader };
         let decided = stream.standing.wait_for(|standing| !matches!(standing, Standing::Asked));
         let standing = tokio::time::timeout(ARBITRATION_DEADLINE, decided)
             .await
@@ -89,8 +99,9 @@ impl Stream {
         }
     }
 
-    /// The end of the stream, or the next copy of a frame. Can be dropped without losing anything.
+    /// The end of the stream, or the next copies of frames. Can be dropped without losing anything.
     pub(super) async fn next(&mut self) -> SwitchEvent {
+        let mut packets = Vec::new();
         let broken = self.standing.wait_for(|standing| matches!(standing, Standing::Broken(_)));
         tokio::select! {
             biased;
@@ -98,7 +109,9 @@ impl Stream {
                 Ok(Standing::Broken(error)) => error.clone(),
                 _ => DriverError::Lost("the stream's reader ended".to_owned()),
             }),
-            Some(_) = self.packet_ins.recv() => SwitchEvent::PacketIn,
+            1.. = self.packet_ins.recv_many(&mut packets, PACKET_INS_AT_ONCE) => {
+                SwitchEvent::PacketIns { packets, lost: self.lost.swap(0, Ordering::Relaxed) }
+            }
         }
     }
 
@@ -111,11 +124,35 @@ impl Stream {
     }
 }
 
+/// Where the reader puts copies of frames.
+struct Outlet {
+    copies: mpsc::Sender<PacketIn>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Outlet {
+    /// What does not fit is lost: waiting would stop the switch.
+    fn pass(&self, packet: v1::PacketIn) {
+        let copy = PacketIn { ingress_port: ingress_port(&packet), frame: packet.payload };
+        if self.copies.try_send(copy).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The port that a copy's metadata names; 0, which no port has, if it names none.
+fn ingress_port(packet: &v1::PacketIn) -> SwitchPort {
+    let [field, _] = PACKET_IN_FIELDS;
+    let given = packet.metadata.iter().find(|given| given.metadata_id == field.id);
+    let number = given.and_then(|given| bytestring::decode(&given.value, field.bitwidth).ok());
+    SwitchPort(number.and_then(|number| u16::try_from(number).ok()).unwrap_or(0))
+}
+
 async fn read(
     mut responses: tonic::Streaming<v1::StreamMessageResponse>,
     ours: ElectionId,
     stands: watch::Sender<Standing>,
-    copies: mpsc::Sender<v1::PacketIn>,
+    outlet: Outlet,
 ) {
     let error = loop {
         match responses.message().await {
@@ -124,8 +161,7 @@ async fn read(
                     Standing::Broken(error) => break error,
                     primary => drop(stands.send_replace(primary)),
                 },
-                // What does not fit is lost: waiting would stop the switch.
-                Some(Update::Packet(packet)) => drop(copies.try_send(packet)),
+                Some(Update::Packet(packet)) => outlet.pass(packet),
                 Some(Update::Error(error)) => {
                     tracing::warn!(message = error.message, "the switch reports a stream error");
                 }

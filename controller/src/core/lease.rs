@@ -1,0 +1,414 @@
+//! Leases that the controller heard of, and the redirects that follow from them.
+//!
+//! A redirect is a hint: a missing one costs a refusal at the home, a stale one a try. So nothing
+//! here is stored, and nothing waits for it. Copies and the time go in ([`Redirects::obey`],
+//! [`Redirects::handle_timeout`]), single updates of the switch come out
+//! ([`Redirects::next_updates`]) past the comparison of all tables, which is too slow for them.
+
+mod copy;
+mod rule;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bluebridge_p4::pipeline::{Action, Forward, Key};
+use bluebridge_wire::address::{LINE_PAGES, PAGE_SHIFT};
+use bluebridge_wire::{NodeId, ReplyCopy, Space};
+
+pub use copy::PacketIn;
+pub use rule::{Attached, Endpoints, RedirectPolicy, Refusal};
+use rule::{Tale, client, serving, tale};
+
+/// How many pages are kept in mind, with a redirect or without one.
+pub const KNOWN_MAX: usize = 65_536;
+
+/// The most redirects that a switch holds, and so the greatest budget.
+pub const REDIRECTS_MAX: usize = 16_384;
+
+/// The budget unless told otherwise.
+pub const REDIRECT_BUDGET: usize = 4096;
+
+/// How far two ends of the same lease may lie apart: copies take their time.
+const SLACK: Duration = Duration::from_millis(20);
+
+/// A page of a node.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+struct Page {
+    scope: u32,
+    node: u16,
+    /// The upper 52 bits of the location.
+    number: u64,
+}
+
+impl Page {
+    const fn of(reply: &ReplyCopy) -> Self {
+        let target = &reply.target;
+        let (scope, node) = (target.space.scope(), target.node.0);
+        Self { scope, node, number: target.location >> PAGE_SHIFT }
+    }
+
+    const fn from_key(key: &Key) -> Option<Self> {
+        match *key {
+            Key::Redirect { dst_scope, dst_node, page } => {
+                Some(Self { scope: dst_scope, node: dst_node, number: page })
+            }
+            _ => None,
+        }
+    }
+
+    const fn key(self) -> Key {
+        Key::Redirect { dst_scope: self.scope, dst_node: self.node, page: self.number }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half of a scope is the space")]
+    const fn space(self) -> Space {
+        Space(self.scope as u16)
+    }
+
+    /// The pages behind this one in its line.
+    fn rest_of_line(self) -> impl Iterator<Item = Self> {
+        let end = (self.number | (LINE_PAGES as u64 - 1)) + 1;
+        (self.number + 1..end).map(move |number| Self { number, ..self })
+    }
+}
+
+/// The newest lease of a page that was heard of.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    owner: NodeId,
+    /// Which life of the owner it was granted to.
+    owner_incarnation: u32,
+    home_incarnation: u32,
+    epoch: u64,
+    until: Instant,
+    /// Whether requests are to go to the owner. Without it the lease is only kept in mind, so that
+    /// an older one's copy is not obeyed.
+    redirected: bool,
+    /// Whether it was released, or its owner went.
+    over: bool,
+}
+
+/// An entry as the switch has it, as far as is known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct There {
+    /// `None` for an action that is not known here.
+    forward: Option<Forward>,
+    /// `None` for one without an end.
+    until: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    lease: Option<Lease>,
+    there: Option<There>,
+    /// Whether it waits for [`Redirects::next_updates`].
+    queued: bool,
+}
+
+impl State {
+    /// Whether it takes a place of the budget.
+    fn is_placed(&self) -> bool {
+        self.there.is_some() || self.lease.is_some_and(|lease| lease.redirected)
+    }
+}
+
+/// What happened since the start.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LeaseCounts {
+    /// Copies obeyed.
+    pub obeyed: u64,
+    /// Copies not obeyed, in the order of [`Refusal::ALL`].
+    pub refused: [u64; Refusal::ALL.len()],
+    /// Redirects installed or renewed.
+    pub installed: u64,
+    /// Redirects removed.
+    pub removed: u64,
+    /// Redirects that the switch refused.
+    pub switch_refused: u64,
+}
+
+impl LeaseCounts {
+    /// Copies not obeyed for a reason.
+    #[must_use]
+    pub const fn refused_for(&self, reason: Refusal) -> u64 {
+        self.refused[reason as usize]
+    }
+}
+
+/// Known leases and redirects.
+#[derive(Debug)]
+pub struct Redirects {
+    policy: RedirectPolicy,
+    budget: usize,
+    endpoints: Arc<Endpoints>,
+    pages: HashMap<Page, State>,
+    deadlines: BTreeSet<(Instant, Page)>,
+    queue: VecDeque<Page>,
+    placed: usize,
+    leases: usize,
+    counts: LeaseCounts,
+}
+
+impl Redirects {
+    /// Without any lease, for at most `budget` redirects (and [`REDIRECTS_MAX`]).
+    #[must_use]
+    pub fn new(policy: RedirectPolicy, budget: usize) -> Self {
+        Self {
+            policy,
+            budget: budget.min(REDIRECTS_MAX),
+            endpoints: Arc::default(),
+            pages: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            queue: VecDeque::new(),
+            placed: 0,
+            leases: 0,
+            counts: LeaseCounts::default(),
+        }
+    }
+
+    /// Leases kept in mind.
+    #[must_use]
+    pub const fn lease_count(&self) -> usize {
+        self.leases
+    }
+
+    /// The most redirects.
+    #[must_use]
+    pub const fn budget(&self) -> usize {
+        self.budget
+    }
+
+    /// What happened.
+    #[must_use]
+    pub const fn counts(&self) -> &LeaseCounts {
+        &self.counts
+    }
+
+    /// Follows a copy, if the rules allow it.
+    ///
+    /// # Errors
+    /// The rule that it breaks; it is counted.
+    pub fn obey(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
+        let done = self.follow(now, copy);
+        match done {
+            Ok(()) => self.counts.obeyed += 1,
+            Err(refusal) => self.counts.refused[refusal as usize] += 1,
+        }
+        done
+    }
+
+    fn follow(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
+        if self.policy == RedirectPolicy::Off {
+            return Err(Refusal::Off);
+        }
+        let reply = copy.reply().ok_or(Refusal::Malformed)?;
+        let tale = tale(&reply)?;
+        let home = serving(&self.endpoints, copy.ingress_port, &reply)?;
+        let page = Page::of(&reply);
+        let known = self.pages.get(&page).and_then(|state| state.lease);
+        if known.is_some_and(|known| reply.lease_epoch < known.epoch) {
+            return Err(Refusal::StaleEpoch);
+        }
+        match tale {
+            Tale::Released => {
+                self.release(page, reply.lease_epoch);
+                Ok(())
+            }
+            Tale::Held | Tale::Renewed => self.hold(now, page, &home, &reply, tale),
+        }
+    }
+
+    /// A lease was released: this page's for good, and the others' of the line as a guess, because
+    /// the copy does not say how long the range was.
+    fn release(&mut self, page: Page, epoch: u64) {
+        self.change(page, |state| {
+            if let Some(lease) = &mut state.lease {
+                lease.epoch = epoch;
+                lease.redirected = false;
+                lease.over = true;
+            }
+        });
+        for other in page.rest_of_line() {
+            self.change(other, |state| {
+                if let Some(lease) = state.lease.as_mut().filter(|lease| lease.epoch == epoch) {
+                    lease.redirected = false;
+                }
+            });
+        }
+    }
+
+    fn hold(
+        &mut self,
+        now: Instant,
+        page: Page,
+        home: &Attached,
+        reply: &ReplyCopy,
+        tale: Tale,
+    ) -> Result<(), Refusal> {
+        let known = self.pages.get(&page).and_then(|state| state.lease);
+        let owner = NodeId(reply.node);
+        let attached = client(&self.endpoints, page.space(), owner).ok_or(Refusal::UnknownOwner)?;
+        let owner_incarnation = attached.incarnation;
+        if reply.lease_remaining_ms == 0 {
+            return Err(Refusal::Ended);
+        }
+        let same = known.filter(|known| known.epoch == reply.lease_epoch);
+        if reply.lease_epoch == 0 || same.is_some_and(|known| known.over || known.owner != owner) {
+            return Err(Refusal::StaleEpoch);
+        }
+        if known.is_none() && self.leases >= KNOWN_MAX {
+            return Err(Refusal::KnownFull);
+        }
+        let told = now + Duration::from_millis(reply.lease_remaining_ms.into());
+        // What is the same end but for the time that copies take stays, so that nothing is written.
+        let until = same.map(|known| known.until).filter(|until| until.abs_diff(told) <= SLACK);
+        let until = until.unwrap_or(told);
+        let is_placed = self.pages.get(&page).is_some_and(State::is_placed);
+        let redirected = is_placed || self.placed < self.budget;
+        let lease = Lease {
+            owner,
+            owner_incarnation,
+            home_incarnation: home.incarnation,
+            epoch: reply.lease_epoch,
+            until,
+            redirected,
+            over: false,
+        };
+        self.change(page, |state| state.lease = Some(lease));
+        if tale == Tale::Renewed {
+            self.renew_rest(page, reply.lease_epoch, until);
+        }
+        if redirected { Ok(()) } else { Err(Refusal::BudgetFull) }
+    }
+
+    /// The lease of a range has a new end; where the range ends is a guess.
+    fn renew_rest(&mut self, page: Page, epoch: u64, until: Instant) {
+        for other in page.rest_of_line() {
+            self.change(other, |state| {
+                let same = |lease: &&mut Lease| lease.epoch == epoch && !lease.over;
+                if let Some(lease) = state.lease.as_mut().filter(same) {
+                    lease.until = until;
+                }
+            });
+        }
+    }
+
+    /// Learns who is attached; leases of those who went, or came again, are over.
+    pub fn learn(&mut self, endpoints: &Arc<Endpoints>) {
+        if Arc::ptr_eq(&self.endpoints, endpoints) || self.endpoints == *endpoints {
+            return;
+        }
+        self.endpoints = Arc::clone(endpoints);
+        let incarnation = |node| endpoints.get(&node).map(|endpoint| endpoint.incarnation);
+        let gone = |page: &Page, lease: &Lease| {
+            let home = incarnation(NodeId(page.node)) != Some(lease.home_incarnation);
+            let owner = client(endpoints, page.space(), lease.owner);
+            let owner = owner.map(|owner| owner.incarnation) != Some(lease.owner_incarnation);
+            (home || owner).then_some((*page, home))
+        };
+        let leases = self.pages.iter().filter_map(|(page, state)| Some((page, state.lease?)));
+        let gone: Vec<_> = leases.filter_map(|(page, lease)| gone(page, &lease)).collect();
+        for (page, home_is_gone) in gone {
+            self.change(page, |state| {
+                if home_is_gone {
+                    state.lease = None;
+                } else if let Some(lease) = &mut state.lease {
+                    // Kept in mind: a late copy would name the node, which is another now.
+                    lease.redirected = false;
+                    lease.over = true;
+                }
+            });
+        }
+        // Whoever stayed may be reached another way.
+        let pages: Vec<_> = self.pages.keys().copied().collect();
+        for page in pages {
+            self.change(page, |_| {});
+        }
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(due, _)| *due)
+    }
+
+    /// Forgets the leases that ran out; their redirects go, also where the switch keeps time.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((_, page)) = self.deadlines.first().copied().filter(|(due, _)| *due <= now) {
+            self.change(page, |state| state.lease = None);
+        }
+    }
+
+    /// Changes what is known of a page, and keeps all that follows from it in step.
+    fn change(&mut self, page: Page, change: impl FnOnce(&mut State)) {
+        let mut state = self.pages.get(&page).copied().unwrap_or_default();
+        let before = state;
+        change(&mut state);
+        let deadline = |state: &State| state.lease.map(|lease| (lease.until, page));
+        if deadline(&before) != deadline(&state) {
+            deadline(&before).map(|due| self.deadlines.remove(&due));
+            deadline(&state).map(|due| self.deadlines.insert(due));
+        }
+        self.placed =
+            self.placed + usize::from(state.is_placed()) - usize::from(before.is_placed());
+        self.leases =
+            self.leases + usize::from(state.lease.is_some()) - usize::from(before.lease.is_some());
+        if !state.queued && self.differs(&state) {
+            state.queued = true;
+            self.queue.push_back(page);
+        }
+        if state.lease.is_none() && state.there.is_none() && !state.queued {
+            self.pages.remove(&page);
+        } else {
+            self.pages.insert(page, state);
+        }
+    }
+
+    /// What the switch should have of a page.
+    fn wanted(&self, state: &State) -> Option<(Forward, Instant)> {
+        let lease = state.lease.filter(|lease| lease.redirected)?;
+        Some((self.endpoints.get(&lease.owner)?.forward, lease.until))
+    }
+
+    /// Whether the switch has something else than it should.
+    fn differs(&self, state: &State) -> bool {
+        match (self.wanted(state), state.there) {
+            (None, there) => there.is_some(),
+            (Some(_), None) => true,
+            (Some((forward, until)), Some(there)) => {
+                there.forward != Some(forward)
+                    || there.until.is_none_or(|there| there.abs_diff(until) > SLACK)
+            }
+        }
+    }
+}
+
+/// The time between two moments, whichever comes first.
+trait AbsDiff {
+    fn abs_diff(self, other: Self) -> Duration;
+}
+
+impl AbsDiff for Instant {
+    fn abs_diff(self, other: Self) -> Duration {
+        self.saturating_duration_since(other).max(other.saturating_duration_since(self))
+    }
+}
+
+/// An entry that ends, given when it was read or written.
+fn there(action: Option<&Action>, now: Instant) -> There {
+    match action {
+        Some(Action::RedirectUntil { forward, lease_ms }) => There {
+            forward: Some(*forward),
+            until: Some(now + Duration::from_millis(u64::from(*lease_ms))),
+        },
+        Some(Action::Forward(forward)) => There { forward: Some(*forward), until: None },
+        _ => There { forward: None, until: None },
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

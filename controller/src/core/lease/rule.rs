@@ -1,0 +1,201 @@
+//! Which copies are obeyed (docs/protocol.md, section 10, "Redirects"), and what is counted.
+
+use std::collections::BTreeMap;
+
+use bluebridge_p4::pipeline::{Forward, SwitchPort, Ternary};
+use bluebridge_wire::{Command, NodeId, ReplyCopy, Space, Status, WireCommand};
+
+use crate::core::{NodeRecord, NotifyRule, Role};
+
+/// When pages are redirected to the owners of their leases.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum RedirectPolicy {
+    /// Every page that is leased.
+    Always,
+    /// Pages whose leases are fought over, as their home says.
+    #[default]
+    Contended,
+    /// None.
+    Off,
+}
+
+impl RedirectPolicy {
+    /// The policy of a name: `always`, `contended` or `off`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Always, Self::Contended, Self::Off].into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Contended => "contended",
+            Self::Off => "off",
+        }
+    }
+
+    /// What the switch has to copy.
+    pub(crate) fn notify_rules(self) -> Vec<NotifyRule> {
+        const EITHER_FORM: u8 = !WireCommand::CONTENDED;
+        let both = WireCommand::REPLY | WireCommand::CONTENDED;
+        let contended = NotifyRule {
+            src_command: Ternary { value: both, mask: both },
+            ..NotifyRule::default()
+        };
+        let done = |command| NotifyRule {
+            src_command: Ternary { value: WireCommand::reply(command).bits(), mask: EITHER_FORM },
+            src_status: Ternary { value: Status::Ok.code(), mask: u8::MAX },
+            ..NotifyRule::default()
+        };
+        match self {
+            Self::Off => Vec::new(),
+            Self::Contended => vec![contended],
+            Self::Always => {
+                let commands = [Command::Update, Command::Commit, Command::Abort, Command::Renew];
+                core::iter::once(contended).chain(commands.map(done)).collect()
+            }
+        }
+    }
+}
+
+/// What the rules need to know of an attached endpoint.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Attached {
+    /// What it is there for.
+    pub role: Role,
+    /// Its space.
+    pub space: Space,
+    /// Which of its lives this is.
+    pub incarnation: u32,
+    /// The generation of its arena.
+    pub generation: u16,
+    /// The way to it.
+    pub forward: Forward,
+}
+
+impl Attached {
+    pub(crate) const fn new(record: &NodeRecord) -> Self {
+        Self {
+            role: record.role,
+            space: record.space(),
+            incarnation: record.incarnation,
+            generation: record.generation,
+            forward: Forward { port: record.port(), dst_mac: record.mac() },
+        }
+    }
+}
+
+/// The endpoints that have entries in the switch.
+pub type Endpoints = BTreeMap<NodeId, Attached>;
+
+/// Why a copy was not obeyed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(usize)]
+pub enum Refusal {
+    /// There are as many redirects as the budget allows.
+    BudgetFull,
+    /// The lease that it tells of had no time left.
+    Ended,
+    /// More leases are known than are kept in mind.
+    KnownFull,
+    /// It is no reply, or one that cannot be read.
+    Malformed,
+    /// Its source does not serve the page.
+    NotServing,
+    /// Redirects are switched off.
+    Off,
+    /// A newer lease of the page is known, or this one was released.
+    StaleEpoch,
+    /// The owner is no attached client of the space.
+    UnknownOwner,
+    /// It says nothing of a lease.
+    Unrelated,
+    /// It came in by another port than that of the node that it claims to be from.
+    WrongPort,
+}
+
+impl Refusal {
+    /// Every reason.
+    pub const ALL: [Self; 10] = [
+        Self::BudgetFull,
+        Self::Ended,
+        Self::KnownFull,
+        Self::Malformed,
+        Self::NotServing,
+        Self::Off,
+        Self::StaleEpoch,
+        Self::UnknownOwner,
+        Self::Unrelated,
+        Self::WrongPort,
+    ];
+
+    /// Its name in a status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BudgetFull => "budget_full",
+            Self::Ended => "ended",
+            Self::KnownFull => "known_full",
+            Self::Malformed => "malformed",
+            Self::NotServing => "not_serving",
+            Self::Off => "off",
+            Self::StaleEpoch => "stale_epoch",
+            Self::UnknownOwner => "unknown_owner",
+            Self::Unrelated => "unrelated",
+            Self::WrongPort => "wrong_port",
+        }
+    }
+}
+
+/// What a copy tells of a page's lease.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Tale {
+    /// It is held: by a BUSY, a grant or a renewal, the last two for the rest of the line too.
+    Held,
+    /// It has a new end.
+    Renewed,
+    /// It was released.
+    Released,
+}
+
+/// What a reply tells, if anything.
+pub(super) const fn tale(reply: &ReplyCopy) -> Result<Tale, Refusal> {
+    match (reply.command, reply.status) {
+        (Command::Update, Status::Ok) | (_, Status::Busy) => Ok(Tale::Held),
+        (Command::Renew, Status::Ok) => Ok(Tale::Renewed),
+        (Command::Commit | Command::Abort, Status::Ok) => Ok(Tale::Released),
+        _ => Err(Refusal::Unrelated),
+    }
+}
+
+/// The node that serves the page of a reply, which must have sent it.
+pub(super) fn serving(
+    endpoints: &Endpoints,
+    port: SwitchPort,
+    reply: &ReplyCopy,
+) -> Result<Attached, Refusal> {
+    // A range is served by its home; ranges that migrated come with migration.
+    let home = endpoints
+        .get(&reply.from.node)
+        .filter(|_| reply.from.node == reply.target.node)
+        .filter(|home| home.role == Role::Memory && home.space == reply.from.space)
+        .filter(|home| generation(reply.target.location) == home.generation)
+        .ok_or(Refusal::NotServing)?;
+    if home.forward.port != port {
+        return Err(Refusal::WrongPort);
+    }
+    Ok(*home)
+}
+
+/// A client of a space.
+pub(super) fn client(endpoints: &Endpoints, space: Space, node: NodeId) -> Option<&Attached> {
+    endpoints.get(&node).filter(|owner| owner.role == Role::Client && owner.space == space)
+}
+
+/// The arena generation of a location with bit 63 clear.
+const fn generation(location: u64) -> u16 {
+    let [high, low, ..] = location.to_be_bytes();
+    u16::from_be_bytes([high, low])
+}

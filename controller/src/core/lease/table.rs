@@ -1,0 +1,129 @@
+//! Redirects and the switch's table: single updates, and what a reading finds.
+
+use super::{
+    AbsDiff as _, Action, BTreeMap, Duration, Instant, Key, Page, Redirects, SLACK, There, there,
+};
+use crate::core::Body;
+use crate::driver::UpdateError;
+use crate::plan::{Object, TableUpdate};
+
+/// How far the time that a switch says an entry has left may be from what was written.
+const READING_SLACK: Duration = Duration::from_millis(250);
+
+impl Redirects {
+    /// Whether there is something to write.
+    #[must_use]
+    pub fn has_updates(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next updates, at most so many, no two of one page.
+    pub fn next_updates(&mut self, now: Instant, most: usize) -> Vec<TableUpdate> {
+        let mut updates = Vec::new();
+        while updates.len() < most {
+            let Some(page) = self.queue.pop_front() else { break };
+            let Some(state) = self.pages.get_mut(&page) else { continue };
+            state.queued = false;
+            let state = *state;
+            let object = |action| Object::Entry(page.key(), Body::new(action));
+            match (self.wanted(&state), state.there) {
+                (Some((forward, until)), there) if self.differs(&state) => {
+                    let left = until.saturating_duration_since(now).as_millis();
+                    let lease_ms = u16::try_from(left).unwrap_or(u16::MAX);
+                    let object = object(Action::RedirectUntil { forward, lease_ms });
+                    updates.push(match there {
+                        None => TableUpdate::Insert(object),
+                        Some(_) => TableUpdate::Modify(object),
+                    });
+                }
+                (None, Some(there)) => {
+                    let forward = there.forward.map_or(Action::Drop, Action::Forward);
+                    updates.push(TableUpdate::Delete(object(forward)));
+                }
+                _ => self.change(page, |_| {}),
+            }
+        }
+        updates
+    }
+
+    /// Hears what became of an update that was made ready at `written`.
+    pub fn settle(
+        &mut self,
+        written: Instant,
+        update: &TableUpdate,
+        result: &Result<(), UpdateError>,
+    ) {
+        let Object::Entry(key, body) = update.object() else { return };
+        let Some(page) = Page::from_key(key) else { return };
+        match (update, result) {
+            (TableUpdate::Delete(_), Ok(()) | Err(UpdateError::NotFound(_))) => {
+                self.counts.removed += 1;
+                self.change(page, |state| state.there = None);
+            }
+            (TableUpdate::Insert(_) | TableUpdate::Modify(_), Ok(())) => {
+                self.counts.installed += 1;
+                let there = there(body.action.as_ref(), written);
+                self.change(page, |state| state.there = Some(there));
+            }
+            (TableUpdate::Insert(_) | TableUpdate::Modify(_), Err(UpdateError::Refused(_))) => {
+                // The next copy of the lease tries again, so that a full table is not hammered.
+                self.counts.switch_refused += 1;
+                self.change(page, |state| {
+                    if let Some(lease) = &mut state.lease {
+                        lease.redirected = false;
+                    }
+                });
+            }
+            // The next reading tells what is there.
+            (_, Err(_)) => self.counts.switch_refused += 1,
+        }
+    }
+
+    /// Compares a reading with what should be there, and queues what has to be mended; how many
+    /// entries were not as they were last known. `keeps_time` says whether the switch tells what an
+    /// entry has left.
+    pub fn compare(&mut self, now: Instant, read: &BTreeMap<Key, Body>, keeps_time: bool) -> usize {
+        let mut differences = 0;
+        let first = Key::Redirect { dst_scope: 0, dst_node: 0, page: 0 };
+        let found = read.range(first..).map_while(|(key, body)| Some((Page::from_key(key)?, body)));
+        for (page, body) in found {
+            let mut found = there(body.action.as_ref(), now);
+            let known = self.pages.get(&page).and_then(|state| state.there);
+            let same = known.is_some_and(|known| is_same(known, found, now, keeps_time));
+            if same || !keeps_time {
+                found.until = known.filter(|_| same).map_or(found.until, |known| known.until);
+            }
+            differences += usize::from(!same);
+            self.change(page, |state| state.there = Some(found));
+        }
+        let missing: Vec<Page> = self
+            .pages
+            .iter()
+            .filter(|(page, state)| state.there.is_some() && !read.contains_key(&page.key()))
+            .map(|(page, _)| *page)
+            .collect();
+        differences += missing.len();
+        for page in missing {
+            self.change(page, |state| state.there = None);
+        }
+        // Also what was left for this reading to tell.
+        let untold = self.pages.iter().filter(|(_, state)| !state.queued && self.differs(state));
+        let untold: Vec<Page> = untold.map(|(page, _)| *page).collect();
+        for page in untold {
+            self.change(page, |_| {});
+        }
+        differences
+    }
+}
+
+/// Whether what was read is what was known.
+fn is_same(known: There, found: There, now: Instant, keeps_time: bool) -> bool {
+    known.forward == found.forward
+        && match (known.until, found.until) {
+            (Some(known), Some(found)) => {
+                // Of what is over, a switch says that nothing is left.
+                !keeps_time || known.max(now).abs_diff(found.max(now)) <= READING_SLACK.max(SLACK)
+            }
+            (known, found) => known.is_none() == found.is_none(),
+        }
+}

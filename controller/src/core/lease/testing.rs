@@ -1,0 +1,104 @@
+//! Endpoints and copies for tests.
+
+use bluebridge_p4::pipeline::{Forward, MacAddr, SwitchPort};
+use bluebridge_wire::address::{ArenaGeneration, Location, Pointer};
+use bluebridge_wire::{
+    Command, EndpointAddress, Header, NodeId, ReplySource, Space, Status, Tag, UDP_PORT,
+};
+
+use super::{Attached, Endpoints, PacketIn};
+use crate::core::Role;
+
+pub(crate) const SPACE: Space = Space(1);
+pub(crate) const SCOPE: u32 = SPACE.scope();
+pub(crate) const HOME: NodeId = NodeId(1);
+pub(crate) const OWNER: NodeId = NodeId(0xfffe);
+pub(crate) const OTHER: NodeId = NodeId(0xfffd);
+pub(crate) const STRANGER: NodeId = NodeId(0xfffc);
+
+fn attached(role: Role, space: Space, port: u16) -> Attached {
+    let [high, low] = port.to_be_bytes();
+    let forward = Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, high, low]) };
+    Attached { role, space, incarnation: 1, generation: 0, forward }
+}
+
+/// Two memory nodes (1 and 2 at ports 1 and 2), two clients of their space (ports 3 and 4), and a
+/// client of another (port 5).
+pub(crate) fn endpoints() -> Endpoints {
+    Endpoints::from([
+        (HOME, attached(Role::Memory, SPACE, 1)),
+        (NodeId(2), attached(Role::Memory, SPACE, 2)),
+        (OWNER, attached(Role::Client, SPACE, 3)),
+        (OTHER, attached(Role::Client, SPACE, 4)),
+        (STRANGER, attached(Role::Client, Space(2), 5)),
+    ])
+}
+
+/// A reply about a page of the home, as it comes in when all is right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    pub(crate) command: Command,
+    pub(crate) status: Status,
+    pub(crate) from: NodeId,
+    pub(crate) port: u16,
+    pub(crate) home: NodeId,
+    pub(crate) generation: u16,
+    pub(crate) page: u64,
+    pub(crate) owner: NodeId,
+    pub(crate) epoch: u64,
+    pub(crate) remaining_ms: u16,
+}
+
+impl Reply {
+    pub(crate) fn copy(&self) -> PacketIn {
+        let generation = ArenaGeneration::new(self.generation).unwrap();
+        let location = Location::new(generation, self.page << 12).unwrap();
+        let source = ReplySource {
+            space: SPACE,
+            node: self.from,
+            command: self.command,
+            status: self.status,
+            contended: true,
+            location_bits: location.bits(),
+        };
+        let target = Pointer { space: SPACE, node: self.home, tag: Tag(3), location };
+        let header = Header {
+            node: self.owner.0,
+            target: target.to_ipv6(),
+            lease_epoch: self.epoch,
+            lease_remaining_ms: self.remaining_ms,
+            ..Header::default()
+        };
+        let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
+        frame.extend([0x60, 0, 0, 0, 0, 92, 17, 64]);
+        frame.extend(source.to_ipv6().octets());
+        frame.extend(EndpointAddress::new(SPACE, OTHER, 1).to_ipv6().octets());
+        frame.extend(UDP_PORT.to_be_bytes());
+        frame.extend([0x80, 0, 0, 92, 0, 0]);
+        let mut bytes = [0; 84];
+        header.emit(&mut bytes, 0);
+        frame.extend(&bytes[..32]);
+        PacketIn { ingress_port: SwitchPort(self.port), frame }
+    }
+}
+
+/// A BUSY answer to a READ of a page of node 1 that [`OWNER`] has.
+pub(crate) const fn reply(page: u64, epoch: u64, remaining_ms: u16) -> Reply {
+    Reply {
+        command: Command::Read,
+        status: Status::Busy,
+        from: HOME,
+        port: 1,
+        home: HOME,
+        generation: 0,
+        page,
+        owner: OWNER,
+        epoch,
+        remaining_ms,
+    }
+}
+
+/// The copy of [`reply`].
+pub(crate) fn busy(page: u64, epoch: u64, remaining_ms: u16) -> PacketIn {
+    reply(page, epoch, remaining_ms).copy()
+}

@@ -1,0 +1,389 @@
+use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_wire::{Command, Status};
+use proptest::prelude::*;
+
+use super::testing::{HOME, OTHER, OWNER, Reply, SCOPE, STRANGER, busy, endpoints, reply};
+use super::*;
+use crate::core::{Body, Role};
+use crate::driver::UpdateError;
+use crate::plan::{Object, TableUpdate};
+
+/// Redirects, a clock, and a switch that does what it is told.
+struct Bench {
+    redirects: Redirects,
+    now: Instant,
+    switch: BTreeMap<Key, Body>,
+}
+
+impl Bench {
+    fn new(budget: usize) -> Self {
+        let mut redirects = Redirects::new(RedirectPolicy::Contended, budget);
+        redirects.learn(&Arc::new(endpoints()));
+        Self { redirects, now: Instant::now(), switch: BTreeMap::new() }
+    }
+
+    fn obey(&mut self, reply: Reply) -> Result<(), Refusal> {
+        let before = self.redirects.counts;
+        let done = self.redirects.obey(self.now, &reply.copy());
+        let counts = &self.redirects.counts;
+        match done {
+            Ok(()) => assert_eq!(counts.obeyed, before.obeyed + 1),
+            Err(why) => assert_eq!(counts.refused_for(why), before.refused_for(why) + 1),
+        }
+        done
+    }
+
+    /// What is written; all of it succeeds.
+    fn write(&mut self) -> Vec<&'static str> {
+        let mut done = Vec::new();
+        while self.redirects.has_updates() {
+            for update in self.redirects.next_updates(self.now, 7) {
+                let Object::Entry(key, body) = update.object() else { panic!("{update:?}") };
+                done.push(match update {
+                    TableUpdate::Insert(_) => {
+                        assert!(self.switch.insert(*key, body.clone()).is_none());
+                        "insert"
+                    }
+                    TableUpdate::Modify(_) => {
+                        assert!(self.switch.insert(*key, body.clone()).is_some());
+                        "modify"
+                    }
+                    TableUpdate::Delete(_) => {
+                        assert!(self.switch.remove(key).is_some());
+                        "delete"
+                    }
+                });
+                self.redirects.settle(self.now, &update, &Ok(()));
+            }
+        }
+        done
+    }
+
+    fn pass(&mut self, time_ms: u64) {
+        self.now += Duration::from_millis(time_ms);
+        self.redirects.handle_timeout(self.now);
+    }
+
+    /// The switch's port that a page leads to, and for how long since it was written.
+    fn way(&self, page: u64) -> Option<(u16, u16)> {
+        let key = Key::Redirect { dst_scope: SCOPE, dst_node: HOME.0, page };
+        match self.switch.get(&key)?.action {
+            Some(Action::RedirectUntil { forward, lease_ms }) => Some((forward.port.0, lease_ms)),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_busy_answer_installs_and_a_commit_removes() {
+    for release in [Command::Commit, Command::Abort] {
+        let mut bench = Bench::new(10);
+        bench.obey(reply(7, 5, 1000)).unwrap();
+        assert_eq!(bench.write(), ["insert"]);
+        assert_eq!(bench.way(7), Some((3, 1000)));
+        bench
+            .obey(Reply { command: release, status: Status::Ok, remaining_ms: 0, ..reply(7, 5, 0) })
+            .unwrap();
+        assert_eq!(bench.write(), ["delete"]);
+        assert_eq!(bench.way(7), None);
+        // An older copy that was late brings nothing back, the next lease does.
+        assert_eq!(bench.obey(reply(7, 5, 900)), Err(Refusal::StaleEpoch));
+        assert_eq!(bench.write(), [""; 0]);
+        bench.obey(Reply { owner: OTHER, ..reply(7, 6, 800) }).unwrap();
+        assert_eq!(bench.write(), ["insert"]);
+        assert_eq!(bench.way(7), Some((4, 800)));
+    }
+}
+
+#[test]
+fn grants_and_renewals_install_and_extend() {
+    let mut bench = Bench::new(10);
+    let done =
+        |command, remaining_ms| Reply { command, status: Status::Ok, ..reply(7, 5, remaining_ms) };
+    bench.obey(done(Command::Update, 500)).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
+    bench.pass(200);
+    // The same end, told again: nothing to write.
+    bench.obey(reply(7, 5, 295)).unwrap();
+    assert_eq!(bench.write(), [""; 0]);
+    bench.obey(done(Command::Renew, 1000)).unwrap();
+    assert_eq!(bench.write(), ["modify"]);
+    bench.pass(400);
+    assert_eq!(bench.way(7), Some((3, 1000)), "the first end is passed over");
+    bench.pass(601);
+    assert_eq!(bench.write(), ["delete"]);
+    assert_eq!((bench.redirects.lease_count(), bench.redirects.pages.len()), (0, 0));
+}
+
+#[test]
+fn only_the_node_that_serves_the_page_is_believed() {
+    let mut bench = Bench::new(10);
+    let from = |from, port| Reply { from, port, ..reply(7, 5, 1000) };
+    // Another memory node, a client, a node that is not there, and the home from a wrong port.
+    assert_eq!(bench.obey(from(NodeId(2), 2)), Err(Refusal::NotServing));
+    assert_eq!(bench.obey(from(OTHER, 4)), Err(Refusal::NotServing));
+    assert_eq!(bench.obey(from(NodeId(77), 7)), Err(Refusal::NotServing));
+    for port in [2, 3, 0] {
+        assert_eq!(bench.obey(from(HOME, port)), Err(Refusal::WrongPort));
+    }
+    // A client that speaks of pages at itself, and a generation that is gone.
+    assert_eq!(bench.obey(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
+    assert_eq!(bench.obey(Reply { generation: 1, ..reply(7, 5, 1000) }), Err(Refusal::NotServing));
+    assert_eq!(bench.write(), [""; 0]);
+    // A release is believed of nobody else either.
+    bench.obey(reply(7, 5, 1000)).unwrap();
+    let release = Reply { command: Command::Commit, status: Status::Ok, ..from(HOME, 2) };
+    assert_eq!(bench.obey(release), Err(Refusal::WrongPort));
+    assert_eq!(bench.write(), ["insert"]);
+}
+
+#[test]
+fn the_owner_is_an_attached_client_of_the_space() {
+    let mut bench = Bench::new(10);
+    for owner in [NodeId(0), NodeId(77), NodeId(2), HOME, STRANGER, NodeId::ALL] {
+        let copy = Reply { owner, ..reply(7, 5, 1000) };
+        assert_eq!(bench.obey(copy), Err(Refusal::UnknownOwner), "{owner}");
+    }
+    assert_eq!(bench.redirects.lease_count(), 0);
+}
+
+#[test]
+fn a_lease_without_time_left_and_an_older_epoch_install_nothing() {
+    let mut bench = Bench::new(10);
+    assert_eq!(bench.obey(reply(7, 5, 0)), Err(Refusal::Ended));
+    bench.obey(reply(7, 5, 1000)).unwrap();
+    assert_eq!(bench.obey(Reply { owner: OTHER, ..reply(7, 4, 5000) }), Err(Refusal::StaleEpoch));
+    let other_owner = Reply { owner: OTHER, ..reply(7, 5, 5000) };
+    assert_eq!(bench.obey(other_owner), Err(Refusal::StaleEpoch), "one epoch, one owner");
+    assert_eq!(bench.obey(Reply { epoch: 0, ..reply(8, 0, 100) }), Err(Refusal::StaleEpoch));
+    let stale_release = Reply { command: Command::Commit, status: Status::Ok, ..reply(7, 4, 0) };
+    assert_eq!(bench.obey(stale_release), Err(Refusal::StaleEpoch));
+    assert_eq!(bench.write(), ["insert"]);
+    // After the deadline nothing of the page is kept, so any epoch will do.
+    bench.pass(1001);
+    assert_eq!(bench.write(), ["delete"]);
+    bench.obey(reply(7, 1, 100)).unwrap();
+}
+
+#[test]
+fn what_says_nothing_of_a_lease_is_unrelated_and_noise_is_malformed() {
+    let mut bench = Bench::new(10);
+    for (command, status) in [
+        (Command::Read, Status::Ok),
+        (Command::Commit, Status::LeaseLost),
+        (Command::Renew, Status::LeaseLost),
+        (Command::Update, Status::OutOfMemory),
+    ] {
+        assert_eq!(
+            bench.obey(Reply { command, status, ..reply(7, 5, 9) }),
+            Err(Refusal::Unrelated)
+        );
+    }
+    let whole = busy(7, 5, 1000);
+    for length in 0..whole.frame.len() {
+        let frame = whole.frame[..length].to_vec();
+        let cut = PacketIn { frame, ..whole.clone() };
+        assert_eq!(bench.redirects.obey(bench.now, &cut), Err(Refusal::Malformed));
+    }
+    for at in [12, 20, 54] {
+        let mut other = whole.clone();
+        other.frame[at] ^= 1;
+        assert_eq!(bench.redirects.obey(bench.now, &other), Err(Refusal::Malformed));
+    }
+    let mut off = Redirects::new(RedirectPolicy::Off, 10);
+    off.learn(&Arc::new(endpoints()));
+    assert_eq!(off.obey(bench.now, &whole), Err(Refusal::Off));
+}
+
+#[test]
+fn the_budget_is_hard_and_has_room_again() {
+    let mut bench = Bench::new(3);
+    for page in 1..=3 {
+        bench.obey(reply(page * 100, page, 1000)).unwrap();
+    }
+    assert_eq!(bench.obey(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
+    assert_eq!(bench.redirects.lease_count(), 4, "it is known all the same");
+    assert_eq!(bench.write(), ["insert"; 3]);
+    // One that has its place may change.
+    bench.obey(reply(100, 9, 4000)).unwrap();
+    assert_eq!(bench.write(), ["modify"]);
+    let release = Reply { command: Command::Commit, status: Status::Ok, ..reply(200, 2, 0) };
+    bench.obey(release).unwrap();
+    // The place is taken until the switch has given it up.
+    assert_eq!(bench.obey(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
+    assert_eq!(bench.write(), ["delete"]);
+    bench.obey(reply(400, 4, 5000)).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
+    assert_eq!(bench.switch.len(), 3);
+    assert_eq!(Redirects::new(RedirectPolicy::Always, usize::MAX).budget(), REDIRECTS_MAX);
+}
+
+#[test]
+fn what_is_kept_in_mind_is_bounded() {
+    let mut bench = Bench::new(1);
+    for page in 0..KNOWN_MAX as u64 {
+        let _ = bench.obey(reply(page, 1, 1000));
+    }
+    assert_eq!(bench.obey(reply(1 << 20, 1, 1000)), Err(Refusal::KnownFull));
+    assert_eq!(bench.redirects.lease_count(), KNOWN_MAX);
+    bench.pass(1001);
+    bench.obey(reply(1 << 20, 1, 1000)).unwrap();
+    bench.write();
+    assert_eq!((bench.redirects.lease_count(), bench.redirects.pages.len()), (1, 1));
+    assert_eq!(bench.redirects.deadlines.len(), 1);
+}
+
+#[test]
+fn a_range_is_renewed_and_released_as_one_within_its_line() {
+    let mut bench = Bench::new(20);
+    for page in 8..=17 {
+        bench.obey(reply(page, if page < 16 { 5 } else { 6 }, 1000)).unwrap();
+    }
+    bench.write();
+    let done =
+        |command, remaining_ms| Reply { command, status: Status::Ok, ..reply(10, 5, remaining_ms) };
+    bench.obey(done(Command::Renew, 3000)).unwrap();
+    assert_eq!(bench.write(), ["modify"; 6], "pages 10 to 15");
+    bench.obey(done(Command::Commit, 0)).unwrap();
+    assert_eq!(bench.write(), ["delete"; 6]);
+    assert!([8, 9, 16, 17].iter().all(|page| bench.way(*page).is_some()));
+    // The others of the line were a guess: the home says it if they are leased still.
+    assert_eq!(bench.obey(reply(10, 5, 500)), Err(Refusal::StaleEpoch));
+    bench.obey(reply(11, 5, 500)).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
+}
+
+#[test]
+fn whoever_goes_or_comes_again_loses_its_redirects() {
+    let again = |node: NodeId| {
+        let mut endpoints = endpoints();
+        endpoints.get_mut(&node).unwrap().incarnation += 1;
+        endpoints
+    };
+    let without = |node: NodeId| {
+        let mut endpoints = endpoints();
+        endpoints.remove(&node);
+        endpoints
+    };
+    let mut as_memory = endpoints();
+    as_memory.get_mut(&OWNER).unwrap().role = Role::Memory;
+    for (changed, kept) in [
+        (again(OWNER), 1),
+        (without(OWNER), 1),
+        (as_memory, 1),
+        (again(HOME), 0),
+        (without(HOME), 0),
+    ] {
+        let mut bench = Bench::new(10);
+        bench.obey(reply(7, 5, 1000)).unwrap();
+        bench.write();
+        bench.redirects.learn(&Arc::new(without(STRANGER)));
+        assert_eq!(bench.write(), [""; 0], "others may come and go");
+        bench.redirects.learn(&Arc::new(changed));
+        assert_eq!(bench.write(), ["delete"]);
+        assert_eq!(bench.redirects.lease_count(), kept);
+        bench.redirects.learn(&Arc::new(endpoints()));
+        if kept == 1 {
+            assert_eq!(bench.obey(reply(7, 5, 900)), Err(Refusal::StaleEpoch), "a late copy");
+        }
+        assert_eq!(bench.write(), [""; 0]);
+    }
+}
+
+#[test]
+fn an_owner_that_moves_is_followed() {
+    let mut bench = Bench::new(10);
+    bench.obey(reply(7, 5, 1000)).unwrap();
+    bench.write();
+    let mut moved = endpoints();
+    moved.get_mut(&OWNER).unwrap().forward.port = SwitchPort(9);
+    bench.redirects.learn(&Arc::new(moved));
+    assert_eq!(bench.write(), ["modify"]);
+    assert_eq!(bench.way(7).unwrap().0, 9);
+}
+
+#[test]
+fn what_the_switch_refuses_waits_for_the_next_copy() {
+    let mut bench = Bench::new(10);
+    let full = Err(UpdateError::Refused("the table is full".to_owned()));
+    bench.obey(reply(7, 5, 1000)).unwrap();
+    let updates = bench.redirects.next_updates(bench.now, 7);
+    bench.redirects.settle(bench.now, &updates[0], &full);
+    assert!(!bench.redirects.has_updates(), "it does not hammer the switch");
+    assert_eq!(bench.redirects.counts.switch_refused, 1);
+    bench.obey(reply(7, 5, 900)).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
+}
+
+#[test]
+fn a_reading_tells_what_was_left_open() {
+    let mut bench = Bench::new(10);
+    for page in [1, 2, 3] {
+        bench.obey(reply(page * 10, 5, 10_000)).unwrap();
+    }
+    // The connection breaks: nobody knows what was made of these.
+    let lost = bench.redirects.next_updates(bench.now, 7);
+    assert_eq!(lost.len(), 3);
+    let Object::Entry(key, body) = lost[0].object() else { panic!() };
+    bench.switch.insert(*key, body.clone());
+    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 1);
+    assert_eq!(bench.write(), ["insert"; 2]);
+    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 0);
+    assert_eq!(bench.write(), [""; 0]);
+    // A switch that keeps no time says what was written, for ever.
+    bench.pass(5000);
+    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, false), 0);
+    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 3);
+    assert_eq!(bench.write(), ["modify"; 3]);
+    bench.pass(5001);
+    assert_eq!(bench.write(), ["delete"; 3]);
+}
+
+proptest! {
+    /// Whatever comes in whatever order: the switch has what follows from the leases known, within
+    /// the budget, and in the end nothing is left anywhere.
+    #[test]
+    fn any_order_of_copies_times_and_losses_ends_well(
+        steps in prop::collection::vec((0..6_u8, 0..12_u64, 1..5_u64, 0..400_u16, 0..2_usize), 1..120)
+    ) {
+        let mut bench = Bench::new(4);
+        for (kind, page, epoch, time_ms, who) in steps {
+            let reply = Reply { owner: [OWNER, OTHER][who], ..reply(page, epoch, time_ms) };
+            let done = |command| Reply { command, status: Status::Ok, ..reply };
+            match kind {
+                0 | 1 => {
+                    let _ = bench.obey(reply);
+                }
+                2 => {
+                    let _ = bench.obey(done(Command::Renew));
+                }
+                3 => {
+                    let _ = bench.obey(done(Command::Commit));
+                }
+                4 => bench.pass(u64::from(time_ms) / 4),
+                _ => {
+                    // A batch of which nobody hears again; then a reading.
+                    bench.redirects.next_updates(bench.now, 2);
+                    bench.redirects.compare(bench.now, &bench.switch, false);
+                }
+            }
+            if who == 0 {
+                bench.write();
+                for (key, body) in &bench.switch {
+                    let state = &bench.redirects.pages[&Page::from_key(key).unwrap()];
+                    let wanted = bench.redirects.wanted(state).expect("it follows from a lease");
+                    let Some(Action::RedirectUntil { forward, .. }) = body.action else { panic!() };
+                    prop_assert_eq!(forward, wanted.0);
+                }
+            }
+            let placed = bench.redirects.pages.values().filter(|state| state.is_placed()).count();
+            prop_assert_eq!(bench.redirects.placed, placed);
+            prop_assert!(placed <= 4 && bench.switch.len() <= 4);
+        }
+        bench.redirects.compare(bench.now, &bench.switch, false);
+        bench.pass(1000);
+        bench.write();
+        prop_assert!(bench.switch.is_empty());
+        prop_assert!(bench.redirects.pages.is_empty() && bench.redirects.deadlines.is_empty());
+    }
+}
