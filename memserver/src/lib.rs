@@ -33,4 +33,4 @@ pub mod statistics;
 pub use arena::{Arena, ArenaConfig, ArenaUsage};
 pub use memory::{Memory, PageKind};
 pub use reserve::{Claim, Reservation, ReserveError, Reserved};
-pub use server::{Server, ServerConfig, StartError, run};
+pub use server::{Server, ServerConfig, StartError, run, run_with};

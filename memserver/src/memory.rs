@@ -160,11 +160,12 @@ fn map_private(bytes: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Takes all pages of a part from the system now.
-pub(crate) fn populate(part: &mut Part) -> Result<(), Errno> {
-    let (start, bytes) = (part.as_mut_ptr(), part.len());
-    // SAFETY: the part is exclusively ours, and populating changes no byte of it.
-    unsafe { mm::madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) }
+/// Takes the pages of a range of a part from the system now.
+pub(crate) fn populate(part: &mut Part, range: Range<usize>) -> Result<(), Errno> {
+    let bytes = &mut part[range];
+    let (start, length) = (bytes.as_mut_ptr(), bytes.len());
+    // SAFETY: the range is exclusively ours, and populating changes no byte of it.
+    unsafe { mm::madvise(start.cast(), length, Advice::LinuxPopulateWrite) }
 }
 
 /// Keeps the pages of a part in memory for good.

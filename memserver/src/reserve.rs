@@ -1,6 +1,6 @@
 //! Memory for arenas, reserved at the start or refused: the ceiling is hard.
 
-use std::fs;
+use std::{fs, ops::ControlFlow};
 
 use rustix::io::Errno;
 
@@ -18,6 +18,10 @@ pub enum Claim {
     /// later may end the server.
     OnDemand,
 }
+
+/// Bytes that are taken from the system between two reports of [`Reservation::reserve_telling`]:
+/// a moment's work on any machine.
+const STEP_BYTES: usize = 64 << 20;
 
 /// How much memory, and of what kind.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +51,12 @@ pub struct Reserved {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
+    /// The caller did not want to wait any longer.
+    #[error("reserving {bytes} bytes of memory was given up")]
+    GivenUp {
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// The memory cannot be locked.
     #[error(
         "cannot lock {bytes} bytes in memory: {error}; raise the limit of locked memory \
@@ -90,7 +100,7 @@ pub enum ReserveError {
     },
     /// The size is no arena's: a page at least for every shard, 1 TiB at most.
     #[error(
-        "{bytes} bytes for {shard_count} shards; a shard takes 2 MiB to 1 TiB, \
+        "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 1 TiB, \
          and there are 1 to 256 shards"
     )]
     Size {
@@ -108,6 +118,18 @@ impl Reservation {
     /// # Errors
     /// [`ReserveError`] if it cannot be had; then nothing is held.
     pub fn reserve(self) -> Result<Reserved, ReserveError> {
+        self.reserve_telling(|_, _| ControlFlow::Continue(()))
+    }
+
+    /// As [`Self::reserve`], and tells after every step how many bytes were handed over, of how
+    /// many: large memory takes seconds. `told` may break that off.
+    ///
+    /// # Errors
+    /// [`ReserveError`] if it cannot be had or `told` broke it off; then nothing is held.
+    pub fn reserve_telling(
+        self,
+        mut told: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Reserved, ReserveError> {
         let Self { bytes, shard_count, claim, .. } = self;
         let size_error = ReserveError::Size { bytes, shard_count };
         let shards = u64::from(shard_count);
@@ -128,8 +150,15 @@ impl Reservation {
             check_available(total as u64, available_bytes())?;
         }
         if claim != Claim::OnDemand {
-            memory::populate(&mut whole)
-                .map_err(|error| ReserveError::Populate { bytes: total as u64, error })?;
+            let bytes = total as u64;
+            for start in (0..total).step_by(STEP_BYTES) {
+                let end = total.min(start + STEP_BYTES);
+                memory::populate(&mut whole, start..end)
+                    .map_err(|error| ReserveError::Populate { bytes, error })?;
+                if told(end as u64, bytes).is_break() {
+                    return Err(ReserveError::GivenUp { bytes });
+                }
+            }
         }
         if claim == Claim::Lock {
             memory::lock(&mut whole)
@@ -246,6 +275,24 @@ mod tests {
                 assert!(reserved.parts[0].iter().all(|&byte| byte == 1));
             }
         }
+    }
+
+    #[test]
+    fn every_step_is_told_and_the_next_can_be_forgone() {
+        let bytes = 2 * STEP_BYTES as u64 + (4 << 20);
+        let asked = |claim| Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: false };
+        let mut steps = Vec::new();
+        let reserved = asked(Claim::Prefault).reserve_telling(|done, of| {
+            steps.push((done, of));
+            ControlFlow::Continue(())
+        });
+        assert_eq!(reserved.unwrap().parts[0].len() as u64, bytes);
+        let step = STEP_BYTES as u64;
+        assert_eq!(steps, [(step, bytes), (2 * step, bytes), (bytes, bytes)]);
+        let given_up = asked(Claim::Prefault).reserve_telling(|_, _| ControlFlow::Break(()));
+        assert!(matches!(given_up, Err(ReserveError::GivenUp { .. })));
+        let never = |_, _| panic!("nothing is handed over at the start");
+        assert!(asked(Claim::OnDemand).reserve_telling(never).is_ok());
     }
 
     #[test]

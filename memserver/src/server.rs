@@ -16,7 +16,7 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
-    Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError,
+    Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError, Reserved,
     serve::{Idle, Order, ServeError, Shard, Strings},
     statistics::{ShardStatistics, Snapshot},
 };
@@ -46,7 +46,8 @@ pub struct ServerConfig {
     pub claim: Claim,
     /// Take huge pages where they can be had.
     pub prefer_huge_pages: bool,
-    /// Quotas per space in pages, for the whole server; shards get equal shares.
+    /// Quotas per space in pages, for the whole server; shards get equal shares, the first ones a
+    /// page more where that does not divide evenly.
     pub quotas: Vec<(Space, u64)>,
     /// The quota of spaces without an entry.
     pub default_quota_pages: u64,
@@ -87,6 +88,17 @@ impl ServerConfig {
         }
     }
 
+    /// The memory for a server of so many shards, to be reserved before anybody waits for it.
+    #[must_use]
+    pub const fn reservation(&self, shard_count: u16) -> Reservation {
+        Reservation {
+            bytes: self.memory_bytes,
+            shard_count,
+            claim: self.claim,
+            prefer_huge_pages: self.prefer_huge_pages,
+        }
+    }
+
     fn shard(&self, shard: u8, shard_count: u16) -> Config {
         Config {
             node: self.node,
@@ -103,8 +115,11 @@ impl ServerConfig {
     }
 
     fn arena(&self, shard: u8, shard_count: u16) -> ArenaConfig {
-        let share = |pages: u64| {
-            if pages == u64::MAX { pages } else { pages.div_ceil(u64::from(shard_count)) }
+        let count = u64::from(shard_count);
+        // The first shards take what does not divide evenly, so that the sum is what was said.
+        let share = |pages: u64| match pages {
+            u64::MAX => pages,
+            pages => pages / count + u64::from(u64::from(shard) < pages % count),
         };
         ArenaConfig {
             generation: self.generation,
@@ -167,16 +182,27 @@ pub fn run<T>(config: &ServerConfig, transports: Vec<T>) -> Result<Server, Start
 where
     T: Transport + Send + 'static,
 {
+    let reserved = config.reservation(shard_count(transports.len())?).reserve()?;
+    run_with(config, reserved, transports)
+}
+
+/// Starts a server on memory that was reserved before, a part for each carrier.
+///
+/// # Errors
+/// [`StartError`]; then nothing runs and the memory is given back.
+pub fn run_with<T>(
+    config: &ServerConfig,
+    reserved: Reserved,
+    transports: Vec<T>,
+) -> Result<Server, StartError>
+where
+    T: Transport + Send + 'static,
+{
     let count = transports.len();
-    let shard_count = u16::try_from(count).ok().filter(|count| (1..=256).contains(count));
-    let shard_count = shard_count.ok_or(StartError::Carriers(count))?;
-    let reserved = Reservation {
-        bytes: config.memory_bytes,
-        shard_count,
-        claim: config.claim,
-        prefer_huge_pages: config.prefer_huge_pages,
+    let shard_count = shard_count(count)?;
+    if reserved.parts.len() != count {
+        return Err(StartError::Carriers(count));
     }
-    .reserve()?;
     for (kind, reason) in &reserved.refusals {
         tracing::debug!(?kind, reason, "a kind of memory cannot be had");
     }
@@ -203,6 +229,11 @@ where
         server.start(number, shard, core).map_err(StartError::Thread)?;
     }
     Ok(server)
+}
+
+fn shard_count(carriers: usize) -> Result<u16, StartError> {
+    let shard_count = u16::try_from(carriers).ok().filter(|count| (1..=256).contains(count));
+    shard_count.ok_or(StartError::Carriers(carriers))
 }
 
 impl Server {
@@ -310,5 +341,28 @@ fn pin(core: usize) {
     cores.set(core);
     if let Err(error) = sched_setaffinity(None, &cores) {
         tracing::warn!(core, %error, "a shard could not be pinned");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shares_of_a_quota_add_up_to_it() {
+        let mut config = ServerConfig::new(Space(7), NodeId(9), 1, 1 << 30, 0);
+        for (pages, count, shares) in
+            [(10, 4, &[3, 3, 2, 2][..]), (1, 3, &[1, 0, 0]), (8, 2, &[4, 4]), (0, 2, &[0, 0])]
+        {
+            config.default_quota_pages = pages;
+            config.quotas = vec![(Space(8), pages)];
+            let arenas: Vec<_> =
+                (0..=u8::MAX).take(shares.len()).map(|shard| config.arena(shard, count)).collect();
+            let default: Vec<_> = arenas.iter().map(|arena| arena.default_quota_pages).collect();
+            let of_space: Vec<_> = arenas.iter().map(|arena| arena.quotas[0].1).collect();
+            assert_eq!((default.as_slice(), of_space.as_slice()), (shares, shares));
+        }
+        config.default_quota_pages = u64::MAX;
+        assert_eq!(config.arena(3, 4).default_quota_pages, u64::MAX, "no quota is none anywhere");
     }
 }
