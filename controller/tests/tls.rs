@@ -85,15 +85,50 @@ fn both_sides_prove_themselves() {
 
     let forged = stranger.issue("c1");
     let forged = trust(&root).identity(Identity::from_pem(forged.0, forged.1));
-    for (case, tls) in [
-        ("no TLS", None),
-        ("no certificate", Some(trust(&root))),
-        ("a stranger's certificate", Some(forged)),
-        ("a stranger's root", Some(trust(&stranger))),
+    let known = root.issue("c1");
+    let elsewhere = trust(&root).domain_name("another.test");
+    let elsewhere = elsewhere.identity(Identity::from_pem(known.0, known.1));
+    for (tls, whose) in [
+        (Some(trust(&stranger)), "its certificate is not to be trusted (BadSignature)"),
+        (Some(elsewhere), "for the name by which it is joined"),
     ] {
-        let refused = join(&controller, "c1", tls);
-        assert!(matches!(refused, Err(MembershipError::Unreachable { .. })), "{case}: {refused:?}");
+        assert_untrusted(join(&controller, "c1", tls), whose);
     }
+    // The controller closes at once, and its alert may be lost: then the text asks.
+    for (tls, hint) in [
+        (None, ["plain gRPC", "does it ask for TLS?"]),
+        (Some(trust(&root)), ["certificate of this endpoint"; 2]),
+        (Some(forged), ["certificate of this endpoint"; 2]),
+    ] {
+        let error = join(&controller, "c1", tls).expect_err("refused");
+        let hint = match &error {
+            MembershipError::Untrusted { .. } => hint[0],
+            MembershipError::Closed { .. } => hint[1],
+            other => panic!("{other:?}"),
+        };
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+}
+
+fn assert_untrusted(refused: Result<Membership, MembershipError>, whose: &str) {
+    let told = matches!(&refused, Err(MembershipError::Untrusted { reason, .. })
+        if reason.contains(whose));
+    assert!(told, "{whose}: {refused:?}");
+}
+
+#[test]
+fn a_plain_controller_is_told_from_one_that_is_not_there() {
+    let agent = Agent::start(2);
+    let controller = Running::start(&agent, None);
+    join(&controller, "c1", None).unwrap().leave().unwrap();
+    assert_untrusted(join(&controller, "c1", Some(trust(&Root::new()))), "does not speak TLS");
+    let gone = controller.uri();
+    drop(controller);
+    let options = Options { join_deadline: Duration::from_millis(300), ..Options::default() };
+    let refused = Membership::join_with(&gone, client("c1", 1), options);
+    let told = matches!(&refused, Err(MembershipError::Unreachable { reason, .. })
+        if reason.contains("refused"));
+    assert!(told, "{refused:?}");
 }
 
 #[tokio::test]

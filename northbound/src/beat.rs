@@ -139,7 +139,7 @@ async fn join(
         if !error.is_passing() || Instant::now() + wait >= deadline {
             return Err(error);
         }
-        if matches!(error, MembershipError::Unreachable { .. }) {
+        if matches!(error, MembershipError::Closed { .. } | MembershipError::Unreachable { .. }) {
             connect_deadline = (connect_deadline * 2).min(CONNECT_DEADLINE.1);
             client =
                 ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
@@ -202,9 +202,7 @@ impl Member {
                     interval = told.unwrap_or(interval);
                     interval
                 }
-                Err(
-                    error @ (MembershipError::Unreachable { .. } | MembershipError::Controller(_)),
-                ) => {
+                Err(error) if error.is_of_the_controller() => {
                     tracing::debug!(%error, "a heartbeat failed");
                     shared.change(|snapshot| become_lost(snapshot, Connection::Lost));
                     retry = (retry * 2).min(RETRY.1);

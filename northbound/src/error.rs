@@ -1,5 +1,7 @@
 //! Why an endpoint is none.
 
+use std::error::Error;
+
 use tonic::{Code, Status};
 
 /// Why joining or leaving failed.
@@ -20,6 +22,24 @@ pub enum MembershipError {
         /// Its address.
         uri: String,
         /// What went wrong last.
+        reason: String,
+    },
+    /// The controller took the connection and closed it without an answer: it ended just then, or does
+    /// not want this endpoint, and the alert that told why was lost.
+    #[error("the controller at {uri} closed the connection ({reason}); {}", closed_question(uri))]
+    Closed {
+        /// Its address.
+        uri: String,
+        /// What the connection said.
+        reason: String,
+    },
+    /// The two met, and one of them does not trust the other or does not speak its language; the
+    /// certificates and options of TLS are at fault, and trying again is of no use.
+    #[error("the controller at {uri} was reached, but {reason}")]
+    Untrusted {
+        /// Its address.
+        uri: String,
+        /// Who does not trust whom, and what to compare.
         reason: String,
     },
     /// A live endpoint has the name, the port or the MAC address; end it or choose another.
@@ -50,8 +70,9 @@ impl MembershipError {
     pub(crate) fn of(uri: &str, status: &Status) -> Self {
         let text = status.message().to_owned();
         // A status with a cause was not sent by the controller but made of a broken connection.
-        if std::error::Error::source(status).is_some() {
-            return Self::Unreachable { uri: uri.to_owned(), reason: text };
+        if let Some(cause) = status.source() {
+            // Without a connection it is always that code.
+            return Self::of_connection(uri, cause, status.code() != Code::Unavailable);
         }
         match status.code() {
             Code::InvalidArgument
@@ -66,8 +87,81 @@ impl MembershipError {
         }
     }
 
+    /// Sorts a connection that was not made, or was made and broke, by its innermost cause.
+    fn of_connection(uri: &str, cause: &(dyn Error + 'static), was_made: bool) -> Self {
+        let mut innermost = cause;
+        let mut is_tls = false;
+        loop {
+            let broken = innermost.downcast_ref::<std::io::Error>();
+            // So the TLS library wraps its own errors.
+            is_tls |= broken.is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData);
+            match innermost.source() {
+                Some(inner) => innermost = inner,
+                None => break,
+            }
+        }
+        let text = innermost.to_string();
+        let uri = uri.to_owned();
+        if is_tls {
+            let reason = tls_reason(&text);
+            return Self::Untrusted { uri, reason };
+        }
+        // The alert of a TLS server is no frame of HTTP/2.
+        if uri.starts_with("http:") && text.contains("frame with invalid size") {
+            let reason = "it does not speak plain gRPC; if it has a certificate, join by TLS and \
+                          say which root to trust";
+            return Self::Untrusted { uri, reason: reason.to_owned() };
+        }
+        if was_made {
+            Self::Closed { uri, reason: text }
+        } else {
+            Self::Unreachable { uri, reason: text }
+        }
+    }
+
+    /// Whether it says nothing about the endpoint's place: the controller is away, fails, or is
+    /// another one than it was. Data traffic goes on meanwhile.
+    pub(crate) const fn is_of_the_controller(&self) -> bool {
+        matches!(
+            self,
+            Self::Closed { .. }
+                | Self::Controller(_)
+                | Self::Unreachable { .. }
+                | Self::Untrusted { .. }
+        )
+    }
+
     /// Whether the same call may succeed a little later.
     pub(crate) const fn is_passing(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Taken(_))
+        matches!(self, Self::Closed { .. } | Self::Unreachable { .. } | Self::Taken(_))
+    }
+}
+
+fn closed_question(uri: &str) -> &'static str {
+    if uri.starts_with("https:") {
+        "does it ask for a certificate of this endpoint that leads to another root?"
+    } else {
+        "does it ask for TLS?"
+    }
+}
+
+/// What an error of the TLS library means here.
+fn tls_reason(text: &str) -> String {
+    let of = |prefix: &str| text.strip_prefix(prefix).map(str::trim_start);
+    if let Some(what) = of("invalid peer certificate:") {
+        format!(
+            "its certificate is not to be trusted ({what}): it must be for the name by which it is \
+             joined, and lead to the given root"
+        )
+    } else if let Some(what) = of("received fatal alert:") {
+        format!(
+            "it does not accept the certificate of this endpoint, or that it shows none ({what}): \
+             it must lead to the root that the controller was given for its clients"
+        )
+    } else if text.starts_with("received corrupt message") {
+        "it does not speak TLS; join without a root, or give the controller a certificate"
+            .to_owned()
+    } else {
+        format!("TLS failed: {text}")
     }
 }

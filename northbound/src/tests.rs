@@ -94,3 +94,18 @@ fn answers_of_another_version_are_refused() {
 fn tokens_are_not_printed() {
     assert_eq!(format!("{:?}", Token([0xab; 16])), "Token(..)");
 }
+
+#[test]
+fn a_controller_that_is_away_expels_nobody() {
+    use crate::error::MembershipError;
+    let (uri, reason) = (String::from("http://[::1]:1"), String::from("gone"));
+    for error in [
+        MembershipError::Closed { uri: uri.clone(), reason: reason.clone() },
+        MembershipError::Unreachable { uri: uri.clone(), reason: reason.clone() },
+        MembershipError::Untrusted { uri, reason: reason.clone() },
+        MembershipError::Controller(reason.clone()),
+    ] {
+        assert!(error.is_of_the_controller(), "{error}");
+    }
+    assert!(!MembershipError::Expelled(reason).is_of_the_controller());
+}
