@@ -444,8 +444,22 @@ fn a_switch_makes_the_directory_of_its_pins() {
             let directory = Path::new("/sys/fs/bpf/bluebridge/made/in/here");
             for _ in 0..2 {
                 EbpfSwitch::open_in(directory).expect("it opens, and opens again");
-                assert!(directory.join("config").exists());
+                assert!(EbpfSwitch::is_pinned_in(directory));
             }
+            let others = directory.join("others");
+            std::fs::create_dir(&others).expect("a directory");
+            EbpfSwitch::remove_in(directory).expect("it can be removed");
+            let left: Vec<_> = std::fs::read_dir(directory)
+                .expect("readable")
+                .flatten()
+                .map(|it| it.path())
+                .collect();
+            assert_eq!(left, [others.as_path()]);
+            std::fs::remove_dir(&others).expect("empty");
+            drop(EbpfSwitch::open_in(directory).expect("it opens"));
+            EbpfSwitch::remove_in(directory).expect("it can be removed");
+            assert!(!directory.exists(), "nothing of a switch is left");
+            EbpfSwitch::remove_in(directory).expect_err("there is none");
         });
     }
 }

@@ -65,12 +65,79 @@ pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
     Ok(())
 }
 
+/// Removes the pins of a switch in a directory of the caller's choice, and the directory if nothing
+/// else is in it.
+///
+/// # Errors
+/// If no switch is pinned there, or its pins cannot be removed.
+pub(super) fn remove_in(directory: &Path) -> Result<(), PlaneError> {
+    let doing = || format!("remove {}", directory.display());
+    if !is_pinned_in(directory) {
+        let source = io::Error::new(io::ErrorKind::NotFound, "no switch is pinned there");
+        return Err(PlaneError::Io { doing: doing(), source });
+    }
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory).map_err(|e| failed(&doing(), e))? {
+        entries.push(entry.map_err(|e| failed(&doing(), e))?);
+    }
+    let is_pin = |name: &str| MAPS.contains(&name) || is_link(name);
+    for entry in entries.iter().filter(|entry| entry.file_name().to_str().is_some_and(is_pin)) {
+        fs::remove_file(entry.path()).map_err(|e| failed(&doing(), e))?;
+    }
+    // A mount, or what others have there, stays.
+    let _ = fs::remove_dir(directory);
+    Ok(())
+}
+
+/// Whether a switch is pinned in a directory.
+pub(super) fn is_pinned_in(directory: &Path) -> bool {
+    let is_bpf = statfs(directory)
+        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC));
+    is_bpf && MAPS.iter().any(|map| directory.join(map).exists())
+}
+
+/// The maps of `switch/bpf/tables.h`, all of which are pinned.
+const MAPS: [&str; 20] = [
+    "ingress_guard",
+    "redirect",
+    "directory",
+    "anycast",
+    "notify",
+    "l2",
+    "port_mac",
+    "multicast",
+    "notify_match",
+    "notify_index",
+    "groups",
+    "counters",
+    "drops",
+    "ports",
+    "port_of",
+    "port_counters",
+    "impairments",
+    "config",
+    "packet_ins",
+    "notes",
+];
+
+/// Whether a name is one of [`link_pin`]'s.
+fn is_link(name: &str) -> bool {
+    let rest = name.strip_prefix("port_").and_then(|rest| rest.split_once('_'));
+    rest.is_some_and(|(port, program)| {
+        port.parse::<u16>().is_ok() && ["tc", "xdp"].contains(&program)
+    })
+}
+
 /// The pinned links of a switch's ports.
 pub(super) fn link_pin(directory: &Path, port: u16, program: &str) -> PathBuf {
     directory.join(format!("port_{port}_{program}"))
 }
 
-fn directory(name: &str) -> Result<PathBuf, PlaneError> {
+/// Where the switch of a name is pinned.
+///
+/// # Errors
+/// If the name is not one.
+pub(super) fn directory(name: &str) -> Result<PathBuf, PlaneError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if name.is_empty() || name.len() > 64 || !name.chars().all(is_plain) {
         let rule = "a switch's name is 1 to 64 letters, digits, - and _";

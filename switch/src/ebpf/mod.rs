@@ -191,6 +191,29 @@ impl EbpfSwitch {
         bpffs::remove(name)
     }
 
+    /// Where the switch of a name is pinned, or would be.
+    ///
+    /// # Errors
+    /// If the name is not one.
+    pub fn directory(name: &str) -> Result<PathBuf, PlaneError> {
+        bpffs::directory(name)
+    }
+
+    /// Whether a switch is pinned in a directory.
+    #[must_use]
+    pub fn is_pinned_in(directory: &Path) -> bool {
+        bpffs::is_pinned_in(directory)
+    }
+
+    /// Ends the switch that is pinned in a directory, and removes its pins; what others have there
+    /// stays.
+    ///
+    /// # Errors
+    /// If no switch is pinned there, or something of it cannot be removed.
+    pub fn remove_in(directory: &Path) -> Result<(), PlaneError> {
+        bpffs::remove_in(directory)
+    }
+
     /// Runs the program on a frame as if it had come in by a port, without sending it on
     /// (copies to groups and duplicates are sent). The tables count the hits.
     ///
