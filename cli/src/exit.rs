@@ -1,10 +1,17 @@
 //! How the binary ends, so that scripts can tell one failure from another.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
+use bluebridge_controller::ControllerError;
+use bluebridge_controller::store::StoreError;
+use bluebridge_memserver::{ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
+use bluebridge_switch::agent::AgentError;
+use bluebridge_switch::dataplane::{PlaneError, PortError};
 use bluebridge_transport::OpenError;
+use serde::Serialize;
 
 use crate::control::ControlError;
 use crate::namespace::UserNamespaceError;
@@ -12,7 +19,8 @@ use crate::network::NetworkError;
 use crate::rack::RackError;
 
 /// The exit codes of every subcommand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Exit {
     /// Done.
@@ -27,6 +35,10 @@ pub enum Exit {
     Unreachable = 4,
     /// The system does not permit it to this user.
     NotPermitted = 5,
+    /// `rack exec`: the program is there and cannot be executed, as a shell says it.
+    NotExecutable = 126,
+    /// `rack exec`: there is no such program.
+    NoProgram = 127,
 }
 
 /// The command line asks for something that cannot be, which only the command itself could see.
@@ -38,6 +50,14 @@ pub(crate) struct UsageError(pub(crate) String);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotPermittedError(pub(crate) &'static str);
+
+/// A program could not be run in a node of a rack.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {program}: {source}")]
+pub(crate) struct ExecError {
+    pub(crate) program: String,
+    pub(crate) source: std::io::Error,
+}
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
@@ -59,15 +79,108 @@ impl Exit {
                 Some(of_membership(error))
             } else if let Some(error) = cause.downcast_ref::<ControlError>() {
                 Some(of_control(error))
+            } else if let Some(error) = cause.downcast_ref::<ExecError>() {
+                Some(of_exec(error))
+            } else if let Some(error) = cause.downcast_ref::<NetworkError>() {
+                Some(of_network(error))
             } else if cause.is::<UsageError>() {
                 Some(Self::Usage)
             } else if cause.is::<NotPermittedError>() {
                 Some(Self::NotPermitted)
             } else {
-                cause.downcast_ref::<NetworkError>().map(of_network)
+                of_daemon(cause)
             }
         });
         causes.next().unwrap_or(Self::Failure)
+    }
+}
+
+/// What the daemons run by this binary fail with; `None` for anything else.
+fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
+    if let Some(error) = cause.downcast_ref::<OpenError>() {
+        Some(of_open(error))
+    } else if let Some(error) = cause.downcast_ref::<ReserveError>() {
+        Some(of_reserve(error))
+    } else if let Some(StartError::Memory(error)) = cause.downcast_ref::<StartError>() {
+        Some(of_reserve(error))
+    } else if let Some(error) = cause.downcast_ref::<PortError>() {
+        Some(of_port(error))
+    } else if let Some(error) = cause.downcast_ref::<PlaneError>() {
+        Some(of_plane(error))
+    } else if let Some(error) = cause.downcast_ref::<AgentError>() {
+        Some(match error {
+            AgentError::DeviceId => Exit::Usage,
+            AgentError::Listen { source, .. } => of_listen(source),
+            _ => Exit::Failure,
+        })
+    } else {
+        cause.downcast_ref::<ControllerError>().map(of_controller)
+    }
+}
+
+fn of_open(error: &OpenError) -> Exit {
+    match error {
+        OpenError::Interface { .. } => Exit::Usage,
+        OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. } => {
+            if error.kind() == ErrorKind::PermissionDenied {
+                Exit::NotPermitted
+            } else {
+                Exit::Failure
+            }
+        }
+        _ => Exit::Failure,
+    }
+}
+
+fn of_reserve(error: &ReserveError) -> Exit {
+    match error {
+        ReserveError::Size { .. } => Exit::Usage,
+        ReserveError::Lock { .. } => Exit::NotPermitted,
+        _ => Exit::Failure,
+    }
+}
+
+fn of_port(error: &PortError) -> Exit {
+    match error {
+        PortError::Invalid { .. } | PortError::NoInterface(_) | PortError::Unknown(_) => {
+            Exit::Usage
+        }
+        PortError::Plane(error) => of_plane(error),
+        _ => Exit::Failure,
+    }
+}
+
+fn of_plane(error: &PlaneError) -> Exit {
+    match error {
+        PlaneError::NeedsRoot(_) => Exit::NotPermitted,
+        _ => Exit::Failure,
+    }
+}
+
+fn of_controller(error: &ControllerError) -> Exit {
+    match error {
+        ControllerError::Listen { source, .. } => of_listen(source),
+        ControllerError::Store(error) if matches!(**error, StoreError::NoFolder { .. }) => {
+            Exit::Usage
+        }
+        _ => Exit::Failure,
+    }
+}
+
+/// An address that is no own one is wrong usage; one that is taken or forbidden is not.
+fn of_listen(error: &std::io::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::AddrNotAvailable => Exit::Usage,
+        ErrorKind::PermissionDenied => Exit::NotPermitted,
+        _ => Exit::Failure,
+    }
+}
+
+/// As a shell does it.
+fn of_exec(error: &ExecError) -> Exit {
+    match error.source.kind() {
+        ErrorKind::NotFound => Exit::NoProgram,
+        _ => Exit::NotExecutable,
     }
 }
 
@@ -87,12 +200,8 @@ fn of_operation(error: &Error) -> Exit {
 fn of_join(error: &JoinError) -> Exit {
     match error {
         JoinError::Membership(error) => of_membership(error),
-        JoinError::Interface { .. } | JoinError::Open(OpenError::Interface { .. }) => Exit::Usage,
-        JoinError::Open(OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. })
-            if error.kind() == std::io::ErrorKind::PermissionDenied =>
-        {
-            Exit::NotPermitted
-        }
+        JoinError::Interface { .. } => Exit::Usage,
+        JoinError::Open(error) => of_open(error),
         _ => Exit::Failure,
     }
 }
@@ -104,7 +213,9 @@ fn of_membership(error: &MembershipError) -> Exit {
         MembershipError::Taken(_)
         | MembershipError::Invalid(_)
         | MembershipError::Exhausted(_)
-        | MembershipError::Expelled(_) => Exit::Refused,
+        | MembershipError::Closed { .. }
+        | MembershipError::Expelled(_)
+        | MembershipError::Untrusted { .. } => Exit::Refused,
         _ => Exit::Failure,
     }
 }
@@ -121,11 +232,11 @@ fn of_rack(error: &RackError) -> Exit {
     use crate::rack::DaemonFailure;
     use crate::rack::state::StateError;
     let io_permission = |source: &std::io::Error| match source.kind() {
-        std::io::ErrorKind::PermissionDenied => Exit::NotPermitted,
+        ErrorKind::PermissionDenied => Exit::NotPermitted,
         _ => Exit::Failure,
     };
     match error {
-        RackError::Spec(_) | RackError::NoNode { .. } => Exit::Usage,
+        RackError::Spec(_) | RackError::NoDaemon(_) | RackError::NoNode { .. } => Exit::Usage,
         RackError::State(StateError::Unknown(_)) => Exit::Usage,
         RackError::State(StateError::Io { source, .. }) | RackError::Io { source, .. } => {
             io_permission(source)
@@ -133,7 +244,7 @@ fn of_rack(error: &RackError) -> Exit {
         RackError::EbpfNeedsRoot
         | RackError::State(StateError::NotPrivate(_))
         | RackError::UserNamespace(UserNamespaceError::Forbidden { .. }) => Exit::NotPermitted,
-        RackError::Daemon { reason: DaemonFailure::Late(_), .. } => Exit::Unreachable,
+        RackError::Daemon { reason: DaemonFailure::Late { .. }, .. } => Exit::Unreachable,
         RackError::Namespace(error) if error.is_permission() => Exit::NotPermitted,
         RackError::Network { source, .. } => of_network(source),
         _ => Exit::Failure,

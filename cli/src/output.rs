@@ -4,10 +4,24 @@ use std::io::{self, Write};
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use serde_json::json;
+
+use crate::exit::Exit;
 
 /// Tells on standard error what went wrong; where that cannot be written, the exit code must do.
 pub(crate) fn complain(words: &str) {
     let _ = writeln!(io::stderr().lock(), "bluebridge: {words}");
+}
+
+/// Tells on standard error how a command failed: `{"error":{"kind":..,"code":..,"message":..}}` in a
+/// line for programs, else words for people.
+pub(crate) fn failure(words: &str, exit: Exit, json: bool) {
+    if json {
+        let error = json!({ "kind": exit, "code": exit as u8, "message": words });
+        let _ = writeln!(io::stderr().lock(), "{}", json!({ "error": error }));
+    } else {
+        complain(words);
+    }
 }
 
 /// Prints one JSON document.

@@ -108,6 +108,18 @@ pub fn stop_all(records: &[ProcessRecord], grace: Duration) -> io::Result<Vec<St
     failure.map_or(Ok(stopped), Err)
 }
 
+/// Kills a process and waits for its end.
+///
+/// # Errors
+/// It may not be signalled, or even SIGKILL did not end it.
+pub fn kill(record: &ProcessRecord) -> io::Result<Stopped> {
+    let Some(process) = record.open()? else { return Ok(Stopped::AlreadyGone) };
+    if !signal(&process, Signal::KILL)? {
+        return Ok(Stopped::AlreadyGone);
+    }
+    await_killed(&process)
+}
+
 /// Every process, other than the caller's, that `wanted` picks.
 pub fn find(wanted: impl Fn(u32) -> bool) -> Vec<ProcessRecord> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -140,6 +152,10 @@ fn end(process: &OwnedFd, deadline: Instant) -> io::Result<Stopped> {
         return Ok(Stopped::Terminated);
     }
     signal(process, Signal::KILL)?;
+    await_killed(process)
+}
+
+fn await_killed(process: &OwnedFd) -> io::Result<Stopped> {
     if wait_until(process, Instant::now() + KILL_DEADLINE)? {
         return Ok(Stopped::Killed);
     }
@@ -221,6 +237,15 @@ mod tests {
         let again = stop_all(&records, Duration::ZERO).expect("nothing to signal");
         assert_eq!(again, [Stopped::AlreadyGone, Stopped::AlreadyGone]);
         assert!(willing.wait().is_err() && stubborn.wait().is_err(), "waited for already");
+    }
+
+    #[test]
+    fn killing_asks_nobody() {
+        let mut child = sleeper("trap 'exit 0' TERM; echo; while :; do sleep 0.1; done");
+        let record = ProcessRecord::of(child.id()).expect("runs");
+        assert_eq!(kill(&record).expect("may signal its own"), Stopped::Killed);
+        assert_eq!(kill(&record).expect("nothing to signal"), Stopped::AlreadyGone);
+        assert!(child.wait().is_err(), "waited for already");
     }
 
     #[test]

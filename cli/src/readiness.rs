@@ -1,4 +1,5 @@
-//! How a daemon says that it is ready: the datagram of sd_notify(3), understood by systemd as well.
+//! How a daemon says that it is ready, or on the way: the datagrams of sd_notify(3), understood by
+//! systemd as well.
 
 use std::env;
 use std::io;
@@ -19,13 +20,34 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # Errors
 /// The socket named by `NOTIFY_SOCKET` does not take the message.
 pub fn notify_ready() -> io::Result<bool> {
-    let Some(name) = env::var_os(VARIABLE) else { return Ok(false) };
+    let Some((socket, address)) = reporting()? else { return Ok(false) };
+    socket.send_to_addr(b"READY=1", &address)?;
+    Ok(true)
+}
+
+/// Tells whoever started this process what it does, and asks for so much more time from now on.
+///
+/// A report that cannot be taken at once is dropped: the next one says more.
+///
+/// # Errors
+/// There is no socket as named by `NOTIFY_SOCKET`.
+pub fn notify_progress(doing: &str, more: Duration) -> io::Result<bool> {
+    let Some((socket, address)) = reporting()? else { return Ok(false) };
+    socket.set_nonblocking(true)?;
+    let message = format!("STATUS={doing}\nEXTEND_TIMEOUT_USEC={}", more.as_micros());
+    match socket.send_to_addr(message.as_bytes(), &address) {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(true),
+    }
+}
+
+fn reporting() -> io::Result<Option<(UnixDatagram, SocketAddr)>> {
+    let Some(name) = env::var_os(VARIABLE) else { return Ok(None) };
     let address = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(&name)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)?;
-    Ok(true)
+    Ok(Some((UnixDatagram::unbound()?, address)))
 }
 
 /// The waiting side: a socket whose name goes to one daemon.
@@ -33,6 +55,23 @@ pub fn notify_ready() -> io::Result<bool> {
 pub struct ReadySocket {
     socket: UnixDatagram,
     path: PathBuf,
+    doing: Option<String>,
+}
+
+/// How long to wait for a daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Until when, if it asks for no more time.
+    pub deadline: Instant,
+    /// Until when at most, however often it asks.
+    pub limit: Instant,
+}
+
+impl Patience {
+    /// Waits until the deadline, whatever the daemon asks for.
+    pub fn until(deadline: Instant) -> Self {
+        Self { deadline, limit: deadline }
+    }
 }
 
 /// How waiting ended.
@@ -51,7 +90,7 @@ impl ReadySocket {
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(LOOK))?;
-        Ok(Self { socket, path: path.to_owned() })
+        Ok(Self { socket, path: path.to_owned(), doing: None })
     }
 
     /// The name for the daemon's `NOTIFY_SOCKET`.
@@ -59,19 +98,32 @@ impl ReadySocket {
         &self.path
     }
 
+    /// What the daemon said last that it does.
+    pub fn doing(&self) -> Option<&str> {
+        self.doing.as_deref()
+    }
+
     /// Waits for the report, and while `worth_waiting` says so.
     pub fn wait(
-        &self,
-        deadline: Instant,
+        &mut self,
+        patience: Patience,
         mut worth_waiting: impl FnMut() -> bool,
     ) -> io::Result<Readiness> {
+        let Patience { mut deadline, limit } = patience;
         let mut message = [0; 256];
         loop {
             match self.socket.recv(&mut message) {
-                Ok(length) if says_ready(message.get(..length).unwrap_or_default()) => {
-                    return Ok(Readiness::Ready);
+                Ok(length) => {
+                    let report = Report::of(message.get(..length).unwrap_or_default());
+                    if report.ready {
+                        return Ok(Readiness::Ready);
+                    }
+                    if report.doing.is_some() {
+                        self.doing = report.doing;
+                    }
+                    let more = report.more.and_then(|more| Instant::now().checked_add(more));
+                    deadline = more.map_or(deadline, |more| deadline.max(more.min(limit)));
                 }
-                Ok(_) => {}
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -95,8 +147,29 @@ impl Drop for ReadySocket {
     }
 }
 
-fn says_ready(message: &[u8]) -> bool {
-    message.split(|byte| *byte == b'\n').any(|line| line == b"READY=1")
+/// What a datagram of a daemon says; lines of other meanings are passed over.
+#[derive(Debug, Default)]
+struct Report {
+    ready: bool,
+    doing: Option<String>,
+    more: Option<Duration>,
+}
+
+impl Report {
+    fn of(message: &[u8]) -> Self {
+        let mut report = Self::default();
+        for line in String::from_utf8_lossy(message).lines() {
+            match line.split_once('=') {
+                Some(("READY", "1")) => report.ready = true,
+                Some(("STATUS", doing)) => report.doing = Some(doing.to_owned()),
+                Some(("EXTEND_TIMEOUT_USEC", more)) => {
+                    report.more = more.parse().ok().map(Duration::from_micros);
+                }
+                _ => {}
+            }
+        }
+        report
+    }
 }
 
 #[cfg(test)]
@@ -110,20 +183,50 @@ mod tests {
 
     #[test]
     fn a_report_among_other_lines_counts() {
-        let socket = socket("lines");
+        let mut socket = socket("lines");
         let daemon = UnixDatagram::unbound().expect("socket");
         daemon.send_to(b"STATUS=half way", socket.path()).expect("sent");
         daemon.send_to(b"STATUS=done\nREADY=1\n", socket.path()).expect("sent");
-        let deadline = Instant::now() + Duration::from_secs(5);
-        assert_eq!(socket.wait(deadline, || true).expect("waits"), Readiness::Ready);
-        assert!(!says_ready(b"READY=10"));
+        let patience = Patience::until(Instant::now() + Duration::from_secs(5));
+        assert_eq!(socket.wait(patience, || true).expect("waits"), Readiness::Ready);
+        assert!(!Report::of(b"READY=10").ready);
     }
 
     #[test]
     fn waiting_ends_at_the_deadline_and_when_the_daemon_is_gone() {
-        let socket = socket("ends");
-        assert_eq!(socket.wait(Instant::now(), || true).expect("waits"), Readiness::Late);
-        let far = Instant::now() + Duration::from_secs(60);
+        let mut socket = socket("ends");
+        let now = Patience::until(Instant::now());
+        assert_eq!(socket.wait(now, || true).expect("waits"), Readiness::Late);
+        let far = Patience::until(Instant::now() + Duration::from_secs(60));
         assert_eq!(socket.wait(far, || false).expect("waits"), Readiness::Stopped);
+    }
+
+    /// Looks of the waiting side until it gives up a daemon that asks for a minute with every look.
+    fn looks_for_one_that_asks(socket: &mut ReadySocket, limit: Duration) -> usize {
+        let daemon = UnixDatagram::unbound().expect("socket");
+        let path = socket.path().to_owned();
+        let now = Instant::now();
+        let patience = Patience { deadline: now, limit: now + limit };
+        let mut looks = 0;
+        let ask = || {
+            looks += 1;
+            let report = b"STATUS=taking memory\nEXTEND_TIMEOUT_USEC=60000000";
+            daemon.send_to(report, &path).expect("sent");
+            looks < 20
+        };
+        let readiness = socket.wait(patience, ask).expect("waits");
+        assert_eq!(readiness == Readiness::Stopped, looks == 20);
+        looks
+    }
+
+    #[test]
+    fn one_that_asks_for_time_gets_it_up_to_a_limit() {
+        let mut socket = socket("asks");
+        let daemon = UnixDatagram::unbound().expect("socket");
+        let first = b"STATUS=about to take memory\nEXTEND_TIMEOUT_USEC=60000000";
+        daemon.send_to(first, socket.path()).expect("sent");
+        assert_eq!(looks_for_one_that_asks(&mut socket, Duration::from_secs(60)), 20);
+        assert_eq!(socket.doing(), Some("taking memory"));
+        assert_eq!(looks_for_one_that_asks(&mut socket, Duration::ZERO), 1, "that was the limit");
     }
 }

@@ -115,8 +115,15 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
     let output = caller.call(&exec);
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(output.stdout, b"eth0\n");
-    let exec = [&["rack", "exec"][..], &name, &["c9", "--", "true"]].concat();
-    assert_eq!(caller.call(&exec).status.code(), Some(2));
+    for (command, code) in [
+        (&["c9", "--", "true"][..], 2),
+        (&["c1", "--", "/no/such"], 127),
+        (&["c1", "--", "/"], 126),
+    ] {
+        let exec = [&["rack", "exec"][..], &name, command].concat();
+        assert_eq!(caller.call(&exec).status.code(), Some(code), "{command:?}");
+    }
+    assert_eq!(caller.call(&with(&["rack", "kill", "switch"])).status.code(), Some(2));
 
     let down = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(down["stopped"]["namespace_count"], 3);

@@ -169,11 +169,11 @@ fn a_cancelled_build_leaves_nothing() {
     assert_nothing_left(&scratch, "rack-cancel");
 }
 
-/// The example beside this test's own binary.
-fn ready_daemon() -> PathBuf {
+/// An example beside this test's own binary.
+fn example(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a path");
     let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
-    profile.join("examples/ready_daemon")
+    profile.join("examples").join(name)
 }
 
 fn script(scratch: &Scratch, text: &str) -> PathBuf {
@@ -187,7 +187,7 @@ fn script(scratch: &Scratch, text: &str) -> PathBuf {
 fn daemons_run_in_their_namespaces_until_the_rack_goes() {
     let scratch = Scratch::new("rack-daemons");
     let mut rack = build(&scratch, "rack-daemons");
-    rack.start_daemons(&ready_daemon(), Duration::from_secs(10)).expect("started");
+    rack.start_daemons(&example("ready_daemon"), Duration::from_secs(10)).expect("started");
     let daemons = rack.state().daemons.clone();
     assert_eq!(daemons.len(), 4);
     for daemon in &daemons {
@@ -231,10 +231,40 @@ fn a_daemon_that_is_late_is_given_up() {
     let pid_file = scratch.path().join("pid");
     let program = script(&scratch, &format!("echo $$ > {}; exec sleep 60", pid_file.display()));
     let error = rack.start_daemons(&program, Duration::from_millis(400)).expect_err("it is late");
-    assert!(matches!(error, RackError::Daemon { reason: DaemonFailure::Late(_), .. }), "{error}");
+    assert!(
+        matches!(error, RackError::Daemon { reason: DaemonFailure::Late { doing: None, .. }, .. }),
+        "{error}"
+    );
     let pid = fs::read_to_string(pid_file).expect("started").trim().parse().expect("a number");
     let process = ProcessRecord::of(pid).expect("runs");
     drop(rack);
     assert!(!process.is_running());
     assert_nothing_left(&scratch, "rack-late");
+}
+
+#[test]
+fn one_that_goes_on_is_waited_for_and_the_one_that_does_not_is_named() {
+    let scratch = Scratch::new("rack-slow");
+    let mut rack = Rack::build(
+        &site(&scratch),
+        RackSpec { memory: "1G".parse().expect("a size"), ..spec("rack-slow") },
+        Cancel::default(),
+    )
+    .expect("built");
+    let started = rack.start_daemons(&example("slow_daemon"), Duration::from_secs(2));
+    let text = started.as_ref().expect_err("s2 never comes").to_string();
+    let Err(RackError::Daemon { name, reason: DaemonFailure::Late { doing, .. }, .. }) = started
+    else {
+        panic!("{text}");
+    };
+    assert_eq!((name.as_str(), doing.as_deref()), ("memserver-s2", Some("looking for memory")));
+    assert!(text.contains("but still looking for memory"), "{text}");
+    let ready = rack.state().daemons.iter().map(|it| (it.name.as_str(), it.ready));
+    assert!(
+        ready.clone().any(|it| it == ("memserver-s1", true)),
+        "{:?}",
+        ready.collect::<Vec<_>>()
+    );
+    drop(rack);
+    assert_nothing_left(&scratch, "rack-slow");
 }

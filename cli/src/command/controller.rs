@@ -20,7 +20,7 @@ pub(super) struct Controller {
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
     switch: SocketAddr,
     /// P4Runtime's number for the switch
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
     /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
     #[arg(long, value_name = "FILE")]

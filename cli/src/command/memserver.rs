@@ -1,9 +1,12 @@
 //! `bluebridge memserver`: a memory server, in the foreground.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bluebridge_memserver::{Claim, Server, ServerConfig, run as start};
+use bluebridge_memserver::{
+    Claim, Reservation, ReserveError, Reserved, Server, ServerConfig, run_with,
+};
 use bluebridge_northbound::{
     Attachment, Carrier, Connection, Membership, Options as MembershipOptions, Registration, Role,
     Snapshot,
@@ -22,6 +25,7 @@ use super::interrupt;
 use super::trust::controller_uri;
 use crate::exit::Exit;
 use crate::rack::Cancel;
+use crate::rack::daemon::READY_DEADLINE;
 use crate::rack::spec::ByteSize;
 use crate::readiness;
 
@@ -38,7 +42,8 @@ pub(super) struct MemoryServer {
     /// Serving cores, each with a share of the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
-    /// The most pages that a space may have; none without it
+    /// The most pages that a space may have on this server; no limit without it. Every serving core
+    /// has its share of them, so that with --shards a space can fill its quota only from all of them
     #[arg(long, value_name = "PAGES")]
     quota: Option<u64>,
     /// When the memory is taken from the system: at the start, at the start and never swapped,
@@ -70,8 +75,11 @@ impl From<MemoryClaim> for Claim {
 pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
+    // The memory comes first: the rack shall not send requests to a server that has none yet.
+    let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
+    report_progress("joining the rack");
     let membership = join(&options)?;
-    let server = start_server(&options, &membership, carriers)?;
+    let server = start_server(&options, &membership, reserved, carriers)?;
     readiness::notify_ready().context("cannot report that the server is ready")?;
     let tended = tend(&server, &membership, &cancel);
     // First no new requests are sent here, then those on their way are answered.
@@ -98,6 +106,31 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
     } else {
         UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)?
     })
+}
+
+/// Takes the memory from the system, telling how far it is; `None` if it was told to stop meanwhile.
+fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Reserved>> {
+    let reservation = Reservation {
+        bytes: options.memory.0,
+        shard_count: options.shards,
+        claim: options.claim.into(),
+        prefer_huge_pages: true,
+    };
+    let reserved = reservation.reserve_telling(|done, total| {
+        report_progress(&format!("taking memory: {} MiB of {} MiB", done >> 20, total >> 20));
+        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    match reserved {
+        Err(ReserveError::GivenUp { .. }) => Ok(None),
+        reserved => Ok(Some(reserved?)),
+    }
+}
+
+/// The start does not fail because nobody can be told how far it is.
+fn report_progress(doing: &str) {
+    if let Err(error) = readiness::notify_progress(doing, READY_DEADLINE) {
+        tracing::debug!(%error, "progress is not told");
+    }
 }
 
 fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
@@ -127,6 +160,7 @@ fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
 fn start_server(
     options: &MemoryServer,
     membership: &Membership,
+    reserved: Reserved,
     carriers: Vec<UdpTransport>,
 ) -> anyhow::Result<Server> {
     let assignment = membership.assignment();
@@ -143,7 +177,7 @@ fn start_server(
     config.claim = options.claim.into();
     config.default_quota_pages = options.quota.unwrap_or(u64::MAX);
     config.idle.spin = Duration::from_micros(options.spin);
-    Ok(start(&config, carriers)?)
+    Ok(run_with(&config, reserved, carriers)?)
 }
 
 /// Session ids drawn from it cannot be guessed.

@@ -29,7 +29,9 @@ use crate::output;
 #[command(name = "bluebridge", version, propagate_version = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by the other side, \
-                        4 no answer in time, 5 not permitted to this user."
+                        4 no answer in time, 5 not permitted to this user. With --json a \
+                  failure is one line on standard error: \
+                  {\"error\":{\"kind\":..,\"code\":..,\"message\":..}}."
 )]
 struct CommandLine {
     #[command(flatten)]
@@ -76,11 +78,26 @@ enum Command {
     Zero(memory::zero::Zero),
 }
 
+impl Command {
+    /// Whether it serves in the foreground until it is told to end.
+    fn is_daemon(&self) -> bool {
+        match self {
+            Self::Controller(_) | Self::Memserver(_) => true,
+            Self::Switch(switch) => switch.is_daemon(),
+            _ => false,
+        }
+    }
+}
+
 /// Runs the command line of this process.
 pub fn run() -> ExitCode {
     // No thread may start before the subcommand: without root it may have to change its user namespace.
-    let line = CommandLine::parse();
-    log_to_standard_error(line.global.verbose);
+    let line = match CommandLine::try_parse() {
+        Ok(line) => line,
+        Err(error) => return misread(&error),
+    };
+    let json = line.global.json;
+    log_to_standard_error(line.global.verbose, json && !line.command.is_daemon());
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
@@ -101,10 +118,25 @@ pub fn run() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            output::complain(&in_words(&error));
-            Exit::of(&error).into()
+            let exit = Exit::of(&error);
+            output::failure(&in_words(&error), exit, json);
+            exit.into()
         }
     }
+}
+
+/// Tells what is wrong with the command line, or what it asked to be told: --help, --version.
+fn misread(error: &clap::Error) -> ExitCode {
+    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
+    if wants_json && error.use_stderr() {
+        let text = error.render().to_string();
+        let words = text.trim_end();
+        output::failure(words.strip_prefix("error: ").unwrap_or(words), Exit::Usage, true);
+        return Exit::Usage.into();
+    }
+    // A closed standard error must not change the exit code.
+    let _ = error.print();
+    if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() }
 }
 
 /// The error and its causes, without those that the error's own words tell already.
@@ -120,8 +152,10 @@ fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-fn log_to_standard_error(verbose: u8) {
+/// A program that asked for JSON gets its error alone on standard error, unless it wants more.
+fn log_to_standard_error(verbose: u8, error_alone: bool) {
     let level = match verbose {
+        0 if error_alone => "off",
         0 => "warn",
         1 => "info",
         2 => "debug",

@@ -1,5 +1,7 @@
 //! `bluebridge rack`: namespaces, links and daemons on this machine.
 
+mod part;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process;
@@ -9,7 +11,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use super::{Global, interrupt, switch_control};
-use crate::exit::Exit;
+use crate::exit::{ExecError, Exit};
 use crate::output;
 use crate::rack::controller_report::ControllerReport;
 use crate::rack::daemon::READY_DEADLINE;
@@ -27,10 +29,15 @@ pub(super) enum RackCommand {
     Status(Named),
     /// Stop a rack and remove all of it, also after a crash; no rack of that name is no failure
     Down(Named),
-    /// Run a command in a node of a rack
+    /// Run a command in a node of a rack; its exit code is the command's, 127 if there is no such
+    /// program, 126 if it cannot be executed
     Exec(Exec),
+    /// Kill a daemon of a rack (SIGKILL), to see what its failure does
+    Kill(part::Kill),
     /// List the racks of this user
     List,
+    /// Start a daemon of a rack again, after ending it if it runs
+    Restart(part::Restart),
     /// Show the flow tables of a rack's switch with their counters
     Tables(Named),
     /// Keep the namespaces of a rack without root (started by `rack up`)
@@ -89,7 +96,9 @@ pub(super) fn run(command: RackCommand, global: Global) -> anyhow::Result<Exit> 
         RackCommand::Status(Named { name }) => status(&name, global),
         RackCommand::Down(Named { name }) => down(&name, global),
         RackCommand::Exec(exec) => self::exec(exec),
+        RackCommand::Kill(options) => part::kill(&options, global),
         RackCommand::List => list(global),
+        RackCommand::Restart(options) => part::restart(&options, global),
         RackCommand::Tables(Named { name }) => switch_control::tables_of_rack(&name, global),
         RackCommand::Hold => loop {
             std::thread::park();
@@ -173,7 +182,7 @@ fn exec(exec: Exec) -> anyhow::Result<Exit> {
         .args(words)
         .envs(access::rack_environment(&root, &state, exec.node))
         .exec();
-    Err(anyhow::Error::new(failure).context(format!("cannot run {}", program.display())))
+    Err(ExecError { program: program.display().to_string(), source: failure }.into())
 }
 
 fn list(global: Global) -> anyhow::Result<Exit> {

@@ -1,7 +1,8 @@
 //! `bluebridge switch`: the embedded switch and its P4Runtime agent, in the foreground.
 
+mod pins;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -9,13 +10,14 @@ use anyhow::Context;
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::dataplane::{DataPlane, PortError};
-use bluebridge_switch::ebpf::{EbpfSwitch, PortMode};
+use bluebridge_switch::ebpf::PortMode;
 use bluebridge_switch::soft;
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use super::switch_control::SwitchCommand;
+use self::pins::{Pins, Place};
+use super::switch_control::Question;
 use super::{Global, shutdown, switch_control};
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::rack::spec::DataPlane as Kind;
 use crate::readiness;
 
@@ -33,9 +35,6 @@ pub(super) struct Switch {
     /// Where to serve P4Runtime
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
     listen: SocketAddr,
-    /// P4Runtime's number for this switch, at least 1
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    device_id: u64,
     /// A port and its interface; can be given many times, and a switch that is there already loses
     /// the ports that are not given. How the eBPF data plane sends by it: `peer`, into the stack
     /// behind a veth pair (the default where that is possible); `redirect`, through the interface;
@@ -43,11 +42,23 @@ pub(super) struct Switch {
     /// whole checksums and no trains
     #[arg(long = "port", value_name = "N=INTERFACE[:peer|redirect|xdp]")]
     ports: Vec<PortArgument>,
-    /// Where the eBPF data plane pins its maps, on a BPF file system that is mounted; a switch that
-    /// is there already goes on with its tables. Without it /sys/fs/bpf/bluebridge/switchDEVICE-ID,
-    /// mounted and made as needed
-    #[arg(long, value_name = "DIRECTORY")]
-    bpf_directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+impl Switch {
+    /// Whether it runs a switch, and does not ask one.
+    pub(super) fn is_daemon(&self) -> bool {
+        self.command.is_none()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum SwitchCommand {
+    #[command(flatten)]
+    Ask(Question),
+    /// End a switch in the kernel whose agent is gone, and remove what it left pinned
+    Remove(Place),
 }
 
 /// A port on the command line.
@@ -81,47 +92,65 @@ impl FromStr for PortArgument {
 
 pub(super) fn run(switch: Switch, global: Global) -> anyhow::Result<Exit> {
     match switch.command {
-        Some(command) => switch_control::run(command, global),
+        Some(SwitchCommand::Remove(place)) => pins::remove(&place, global),
+        Some(SwitchCommand::Ask(question)) => switch_control::run(question, global),
         None => serve(switch),
     }
 }
 
 fn serve(switch: Switch) -> anyhow::Result<Exit> {
-    let plane = open(&switch)?;
-    let config = AgentConfig { listen: switch.listen, device_id: switch.device_id };
+    let mut pins = match switch.data_plane {
+        Kind::Ebpf => Some(switch.place.take()?),
+        Kind::Soft => None,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .context("cannot start the agent's runtime")?;
     runtime.block_on(async {
-        let shutdown = shutdown::signals()?;
-        let agent = Agent::bind(config, plane).await?;
-        readiness::notify_ready().context("cannot report that the switch is ready")?;
+        let (shutdown, agent) = match start(&switch, pins.as_mut()).await {
+            Ok(started) => started,
+            Err(error) => {
+                if let Some(pins) = pins {
+                    pins.forget_start();
+                }
+                return Err(error);
+            }
+        };
         agent.serve(shutdown).await?;
         Ok(Exit::Ok)
     })
 }
 
-/// The data plane with exactly the ports of the command line.
-fn open(switch: &Switch) -> anyhow::Result<Box<dyn DataPlane>> {
-    match switch.data_plane {
-        Kind::Ebpf => {
-            let mut plane = match &switch.bpf_directory {
-                Some(directory) => EbpfSwitch::open_in(directory)?,
-                None => EbpfSwitch::open(&format!("switch{}", switch.device_id))?,
-            };
+/// Opens the data plane and begins to listen; when this fails, nothing holds the data plane.
+async fn start(
+    switch: &Switch,
+    pins: Option<&mut Pins>,
+) -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Agent)> {
+    let shutdown = shutdown::signals()?;
+    let plane = open(switch, pins)?;
+    let config = AgentConfig { listen: switch.listen, device_id: switch.place.device_id };
+    let agent = Agent::bind(config, plane).await?;
+    readiness::notify_ready().context("cannot report that the switch is ready")?;
+    Ok((shutdown, agent))
+}
+
+/// The data plane with exactly the ports of the command line; one with pins is in the kernel.
+fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn DataPlane>> {
+    match pins {
+        Some(pins) => {
+            let mut plane = pins.open()?;
             attach(&mut plane, &switch.ports, |plane, port| {
                 plane.add_port_with(port.port, &port.interface, port.mode)
             })?;
             Ok(Box::new(plane))
         }
-        Kind::Soft => {
+        None => {
             if let Some(port) = switch.ports.iter().find(|port| port.mode.is_some()) {
-                anyhow::bail!(
-                    "port {} has a mode, which only the eBPF data plane has",
-                    port.port.0
-                );
+                let words =
+                    format!("port {} has a mode, as only the eBPF data plane's do", port.port.0);
+                return Err(UsageError(words).into());
             }
             let mut plane = soft::Switch::start(SPIN)?;
             attach(&mut plane, &switch.ports, |plane, port| {

@@ -20,7 +20,7 @@ use crate::rack::state::RackState;
 use crate::rack::{RackError, access};
 
 #[derive(Debug, Subcommand)]
-pub(super) enum SwitchCommand {
+pub(super) enum Question {
     /// Make a port lose, double, hold back or damage what leaves by it; without shares, end that
     Impair(Impair),
     /// Show ports and drops with their counters
@@ -39,7 +39,7 @@ pub(super) struct Agent {
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<SocketAddr>,
     /// P4Runtime's number for the switch
-    #[arg(long, value_name = "N", default_value_t = DEVICE_ID)]
+    #[arg(long, value_name = "N", default_value_t = DEVICE_ID, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
 }
 
@@ -117,11 +117,11 @@ pub(super) fn port_names(layout: &Layout) -> PortNames {
     layout.ports().iter().map(|port| (port.number, name(port.peer))).collect()
 }
 
-pub(super) fn run(command: SwitchCommand, global: Global) -> anyhow::Result<Exit> {
-    match command {
-        SwitchCommand::Impair(options) => set_impairment(&options, global),
-        SwitchCommand::Ports(agent) => ports(&agent.reach()?, global),
-        SwitchCommand::Tables(agent) => show_tables(&agent.reach()?, global),
+pub(super) fn run(question: Question, global: Global) -> anyhow::Result<Exit> {
+    match question {
+        Question::Impair(options) => set_impairment(&options, global),
+        Question::Ports(agent) => ports(&agent.reach()?, global),
+        Question::Tables(agent) => show_tables(&agent.reach()?, global),
     }
 }
 

@@ -5,6 +5,8 @@ use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN};
 use bluebridge_wire::{NodeId, Space};
 use serde::Serialize;
 
+const SYNCING: &str = "syncing";
+
 /// The controller's view of the rack.
 #[derive(Clone, Debug, Serialize)]
 pub struct ControllerReport {
@@ -64,7 +66,7 @@ impl ControllerReport {
         let switch_state = match switch.state() {
             SwitchState::Disconnected | SwitchState::Unspecified => "disconnected",
             SwitchState::InSync => "in sync",
-            SwitchState::Syncing => "syncing",
+            SwitchState::Syncing => SYNCING,
         };
         Self {
             nodes: status.nodes.iter().map(NodeReport::of).collect(),
@@ -77,6 +79,13 @@ impl ControllerReport {
             connect_count: switch.connect_count,
             uptime_ms: status.uptime_ms,
         }
+    }
+}
+
+impl ControllerReport {
+    /// Whether the switch is being brought up to date and nothing went wrong with that so far.
+    pub fn is_syncing(&self) -> bool {
+        self.switch_state == SYNCING && self.problem.is_none()
     }
 }
 

@@ -1,10 +1,12 @@
 //! The daemons of a rack: which, with what arguments, in what order, and when they count as started.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::access::rack_environment;
@@ -12,11 +14,15 @@ use super::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use super::spec::Node;
 use super::state::{DaemonRecord, RackState};
 use super::{DaemonFailure, Rack, RackError, failed};
-use crate::process::{ProcessRecord, Stopped, stop_all};
-use crate::readiness::{self, Readiness, ReadySocket};
+use crate::process::{self, ProcessRecord, Stopped, stop_all};
+use crate::readiness::{self, Patience, Readiness, ReadySocket};
 
-/// How long a daemon may take until it reports ready.
+/// How long a daemon may take until it reports ready, or that it goes on.
 pub const READY_DEADLINE: Duration = Duration::from_secs(15);
+
+/// What a machine hands over in a second at the least, of the memory that the servers of a rack take:
+/// those that say that they go on are waited for as long as that takes.
+const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 20;
 
 /// How much of a failed daemon's log is shown.
 const LOG_TAIL_BYTES: u64 = 4096;
@@ -30,6 +36,53 @@ pub const SWITCH: &str = "switch";
 pub const CONTROLLER: &str = "controller";
 /// The subcommand of a memory server.
 pub const MEMORY_SERVER: &str = "memserver";
+
+/// A daemon of a rack, as people name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The controller.
+    Controller,
+    /// A memory server, from 1.
+    Server(u16),
+    /// The switch's agent; without eBPF the switch itself.
+    Switch,
+}
+
+impl Part {
+    /// The daemon's name in the rack's record.
+    pub fn daemon(self) -> String {
+        match self {
+            Self::Controller => CONTROLLER.to_owned(),
+            Self::Server(_) => format!("{MEMORY_SERVER}-{self}"),
+            Self::Switch => SWITCH.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller => f.pad(CONTROLLER),
+            Self::Server(number) => Node::Server(*number).fmt(f),
+            Self::Switch => f.pad(SWITCH),
+        }
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    /// The daemon's own name is as good as the node's.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let node = text.strip_prefix(MEMORY_SERVER).and_then(|rest| rest.strip_prefix('-'));
+        match (text, node.unwrap_or(text).parse()) {
+            (CONTROLLER, _) => Ok(Self::Controller),
+            (SWITCH, _) => Ok(Self::Switch),
+            (_, Ok(Node::Server(number))) => Ok(Self::Server(number)),
+            _ => Err(format!("{text:?} is no daemon: switch, controller, or s1, s2, ..")),
+        }
+    }
+}
 
 /// A daemon on its way up.
 struct Starting {
@@ -111,8 +164,9 @@ fn words(words: &[&str]) -> Vec<String> {
 impl Rack {
     /// Starts the switch, the controller and the memory servers, and waits until each is ready.
     ///
-    /// `program` is the `bluebridge` binary; each daemon gets at most `deadline`. On failure the rack is as
-    /// far as it came, and its drop takes everything down.
+    /// `program` is the `bluebridge` binary. Each daemon gets at most `deadline` from its start, or from
+    /// its last report that it goes on; those may go on for as long as the memory of all servers can take.
+    /// On failure the rack is as far as it came, and its drop takes everything down.
     pub fn start_daemons(&mut self, program: &Path, deadline: Duration) -> Result<(), RackError> {
         let logs = self.directory.path().join("logs");
         fs::create_dir(&logs).map_err(failed("make a directory for logs"))?;
@@ -120,11 +174,12 @@ impl Rack {
             let mut starting = Vec::with_capacity(stage.len());
             for daemon in stage {
                 self.cancel.check()?;
-                starting.push(self.start(program, daemon)?);
+                self.state.daemons.push(daemon);
+                starting.push(self.start(program, self.state.daemons.len() - 1)?);
             }
-            let until = Instant::now() + deadline;
+            let patience = self.patience(deadline);
             for daemon in starting {
-                self.wait(daemon, until, deadline)?;
+                self.wait(daemon, patience)?;
             }
         }
         Ok(())
@@ -132,13 +187,40 @@ impl Rack {
 
     /// Stops one daemon: asks it to end, and kills it when it has not after `grace`.
     pub fn stop_daemon(&mut self, name: &str, grace: Duration) -> Result<Stopped, RackError> {
-        let daemon = self.state.daemons.iter_mut().find(|daemon| daemon.name == name);
-        let daemon = daemon.ok_or_else(|| RackError::NoDaemon(name.to_owned()))?;
+        self.end_daemon(name, |process| {
+            let ends = stop_all(std::slice::from_ref(process), grace)?;
+            Ok(ends.first().copied().unwrap_or(Stopped::AlreadyGone))
+        })
+    }
+
+    /// Kills one daemon, which gets no time for anything.
+    pub fn kill_daemon(&mut self, name: &str) -> Result<Stopped, RackError> {
+        self.end_daemon(name, process::kill)
+    }
+
+    fn end_daemon(
+        &mut self,
+        name: &str,
+        end: impl FnOnce(&ProcessRecord) -> io::Result<Stopped>,
+    ) -> Result<Stopped, RackError> {
+        let at = self.find_daemon(name)?;
+        let Some(daemon) = self.state.daemons.get_mut(at) else { return Ok(Stopped::AlreadyGone) };
         daemon.ready = false;
-        let records: Vec<_> = daemon.process.iter().cloned().collect();
-        let ends = stop_all(&records, grace).map_err(failed(format!("stop {name}")))?;
+        let ended = daemon.process.as_ref().map_or(Ok(Stopped::AlreadyGone), end);
+        let ended = ended.map_err(failed(format!("stop {name}")))?;
         self.save()?;
-        Ok(ends.first().copied().unwrap_or(Stopped::AlreadyGone))
+        Ok(ended)
+    }
+
+    /// The pid of a daemon that was started.
+    pub fn pid(&self, name: &str) -> Option<u32> {
+        let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name)?;
+        daemon.process.as_ref().map(|process| process.pid)
+    }
+
+    fn find_daemon(&self, name: &str) -> Result<usize, RackError> {
+        let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
+        at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }
 
     /// Starts a daemon that was stopped or has ended, as it was started first.
@@ -148,18 +230,27 @@ impl Rack {
         name: &str,
         deadline: Duration,
     ) -> Result<(), RackError> {
-        let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
-        let at = at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))?;
-        let daemon = self.state.daemons.remove(at);
-        let daemon = DaemonRecord { process: None, ready: false, ..daemon };
-        let starting = self.start(program, daemon)?;
-        self.wait(starting, Instant::now() + deadline, deadline)
+        let starting = self.start(program, self.find_daemon(name)?)?;
+        self.wait(starting, self.patience(deadline))
     }
 
-    fn start(&mut self, program: &Path, daemon: DaemonRecord) -> Result<Starting, RackError> {
+    fn patience(&self, deadline: Duration) -> Patience {
+        let servers = u64::from(self.state.spec.servers);
+        let bytes = self.state.spec.memory.0.saturating_mul(servers);
+        let deadline = Instant::now() + deadline;
+        let more = Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
+        Patience { deadline, limit: deadline.checked_add(more).unwrap_or(deadline) }
+    }
+
+    /// Starts the daemon of a record, which is told first, so that it can be found and stopped.
+    fn start(&mut self, program: &Path, index: usize) -> Result<Starting, RackError> {
+        let Some(record) = self.state.daemons.get_mut(index) else {
+            return Err(RackError::NoDaemon(format!("number {index}")));
+        };
+        record.process = None;
+        record.ready = false;
+        let daemon = record.clone();
         let name = daemon.name.clone();
-        let index = self.state.daemons.len();
-        self.state.daemons.push(daemon.clone());
         self.save()?;
         let socket = self.directory.path().join(format!("{name}.ready"));
         let ready = ReadySocket::bind(&socket)
@@ -187,18 +278,14 @@ impl Rack {
         Ok(Starting { index, child, ready })
     }
 
-    fn wait(
-        &mut self,
-        mut daemon: Starting,
-        until: Instant,
-        deadline: Duration,
-    ) -> Result<(), RackError> {
+    fn wait(&mut self, mut daemon: Starting, patience: Patience) -> Result<(), RackError> {
+        let start = Instant::now();
         let cancel = self.cancel.clone();
         let Some(record) = self.state.daemons.get_mut(daemon.index) else { return Ok(()) };
         let mut exited = None;
         let readiness = daemon
             .ready
-            .wait(until, || {
+            .wait(patience, || {
                 exited = daemon.child.try_wait().ok().flatten();
                 exited.is_none() && !cancel.is_cancelled()
             })
@@ -210,7 +297,10 @@ impl Rack {
             }
             (Readiness::Stopped, Some(status)) => DaemonFailure::Exited(status),
             (Readiness::Stopped, None) => return Err(RackError::Cancelled),
-            (Readiness::Late, _) => DaemonFailure::Late(deadline),
+            (Readiness::Late, _) => DaemonFailure::Late {
+                waited: start.elapsed(),
+                doing: daemon.ready.doing().map(str::to_owned),
+            },
         };
         let log_tail = tail(&record.log).unwrap_or_else(|error| format!("(unreadable: {error})"));
         Err(RackError::Daemon { name: record.name.clone(), reason, log_tail })

@@ -82,7 +82,7 @@ pub enum RackError {
         source: NetworkError,
     },
     /// The rack has no such daemon.
-    #[error("the rack has no daemon {0}")]
+    #[error("the rack has no daemon {0}; `bluebridge rack status` shows those it has")]
     NoDaemon(String),
     /// The rack has no such node.
     #[error("the rack {name} has no node {node}; `bluebridge rack status` shows those it has")]
@@ -92,6 +92,9 @@ pub enum RackError {
         /// The node asked for.
         node: Node,
     },
+    /// The builder of the rack died.
+    #[error("the rack {0} was not built to its end; take it down and build it again")]
+    NotBuilt(spec::RackName),
     /// The process that holds a rack without root is gone.
     #[error(
         "the rack {0} lost the process that holds its namespaces; take it down and build it again"
@@ -114,14 +117,22 @@ pub enum DaemonFailure {
     /// It ended.
     Exited(ExitStatus),
     /// It did not report ready in time.
-    Late(Duration),
+    Late {
+        /// How long it was waited for.
+        waited: Duration,
+        /// What it was doing, if it said so.
+        doing: Option<String>,
+    },
 }
 
 impl std::fmt::Display for DaemonFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exited(status) => write!(f, "ended before it was ready ({status})"),
-            Self::Late(deadline) => write!(f, "was not ready after {deadline:?}"),
+            Self::Late { waited, doing: None } => write!(f, "was not ready after {waited:.1?}"),
+            Self::Late { waited, doing: Some(doing) } => {
+                write!(f, "was not ready after {waited:.1?}, but still {doing}")
+            }
         }
     }
 }
@@ -242,6 +253,34 @@ impl Rack {
             rack.mount_bpf()?;
         }
         Ok(rack)
+    }
+
+    /// Opens a rack that another command built, to change it; nobody else can meanwhile. Its drop
+    /// leaves it as it is.
+    ///
+    /// Without root this moves the calling process, which may have one thread only, into the rack's
+    /// user namespace.
+    pub fn open(
+        root: &StateRoot,
+        name: &spec::RackName,
+        cancel: Cancel,
+    ) -> Result<Self, RackError> {
+        let directory = root.lock(name)?;
+        let state = directory.read()?.filter(|state| state.phase == Phase::Up);
+        let state = state.ok_or_else(|| RackError::NotBuilt(name.clone()))?;
+        access::join(&state)?;
+        let mut namespaces = BTreeMap::new();
+        for record in &state.namespaces {
+            namespaces.insert(record.node, NetworkNamespace::open(&record.path)?);
+        }
+        let layout = Layout::of(&state.spec);
+        let state_root = root.clone();
+        Ok(Self { directory, state_root, state, layout, namespaces, cancel, owned: false })
+    }
+
+    /// Takes another wish to stop.
+    pub fn set_cancel(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
     }
 
     /// What it was built to.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use bluebridge_wire::address::{PAGE_BYTES, SHARD_SHIFT};
 use serde::{Deserialize, Serialize};
 
 /// Most endpoints of a rack: their ports and the controller's are one group of the switch, which
@@ -25,6 +26,9 @@ pub enum SpecError {
     /// More endpoints than a rack holds.
     #[error("{0} endpoints are too many: a rack holds {MAX_ENDPOINTS} servers and clients")]
     Endpoints(u32),
+    /// Memory that no server can offer.
+    #[error("{0} is no memory for a server: 4K to 1T, as one shard holds")]
+    Memory(ByteSize),
     /// An MTU that the protocol cannot use.
     #[error("{0:?} is not an MTU: {MIN_MTU} to {MAX_MTU}, alone or as s1=1500,c2=1280")]
     Mtu(String),
@@ -227,6 +231,9 @@ impl RackSpec {
         let count = u32::from(self.servers) + u32::from(self.clients);
         if count > u32::from(MAX_ENDPOINTS) {
             return Err(SpecError::Endpoints(count));
+        }
+        if !(PAGE_BYTES as u64..=1 << SHARD_SHIFT).contains(&self.memory.0) {
+            return Err(SpecError::Memory(self.memory));
         }
         let mut nobody =
             self.mtu.special.keys().filter(|node| !self.endpoints().any(|it| it == **node));

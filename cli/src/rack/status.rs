@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -102,8 +104,27 @@ pub fn look(state: &RackState) -> RackStatus {
     }
 }
 
-/// Asks the controller inside of its namespace.
+/// How long a controller may take to bring the switch up to date before that counts as trouble:
+/// whenever somebody comes or goes, the two differ for a moment.
+const SYNC_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How often it is asked meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The controller's view, once the switch has what it should have or [`SYNC_DEADLINE`] is over.
 fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
+    let deadline = Instant::now() + SYNC_DEADLINE;
+    loop {
+        let report = ask_controller(state, layout)?;
+        if !report.is_syncing() || Instant::now() >= deadline {
+            return Some(report);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Asks the controller inside of its namespace.
+fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     let address = layout.controller().into();
     let asked = access::namespace(state, Node::Switch)
         .and_then(|namespace| Ok(namespace.enter(|| control::controller_status(address))?));

@@ -11,7 +11,7 @@ use bluebridge_cli::rack::access::rack_environment;
 use bluebridge_cli::rack::daemon::READY_DEADLINE;
 use bluebridge_cli::rack::spec::Node;
 use bluebridge_cli::rack::state::{DaemonRecord, StateRoot};
-use bluebridge_cli::readiness::{self, Readiness, ReadySocket};
+use bluebridge_cli::readiness::{self, Patience, Readiness, ReadySocket};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::TestRack;
@@ -94,7 +94,7 @@ impl TestRack {
     pub fn start_as(&mut self, name: &str, record: &DaemonRecord) {
         let socket = self.scratch.path().join(format!("{name}.{}", self.processes.len()));
         let _ = std::fs::remove_file(&socket);
-        let ready = ReadySocket::bind(&socket).expect("a socket");
+        let mut ready = ReadySocket::bind(&socket).expect("a socket");
         let log = self.scratch.path().join(format!("{name}.again.log"));
         let file = File::create(&log).expect("a log");
         let root = StateRoot::at(self.scratch.path().join("state"));
@@ -107,9 +107,9 @@ impl TestRack {
         let mut child = child.expect("it starts");
         let process = ProcessRecord::of(child.id()).expect("it runs");
         self.processes.insert(name.to_owned(), process);
-        let until = Instant::now() + READY_DEADLINE;
+        let patience = Patience::until(Instant::now() + READY_DEADLINE);
         let running = || child.try_wait().is_ok_and(|ended| ended.is_none());
-        let readiness = ready.wait(until, running).expect("it can be waited for");
+        let readiness = ready.wait(patience, running).expect("it can be waited for");
         let said = || std::fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(readiness, Readiness::Ready, "{name} is not ready again: {}", said());
         let _ = std::fs::remove_file(&socket);

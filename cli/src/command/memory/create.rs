@@ -1,12 +1,13 @@
 //! `bluebridge create`: zeroed memory.
 
 use anyhow::Context;
+use bluebridge_wire::address::SHARD_SHIFT;
 use clap::Args;
 
 use super::{Allocation, Place};
 use crate::command::Global;
 use crate::command::member::Member;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output;
 use crate::rack::spec::ByteSize;
 
@@ -24,7 +25,19 @@ pub(in crate::command) struct Create {
     member: Member,
 }
 
+fn check(size: ByteSize) -> Result<(), UsageError> {
+    match size.0 {
+        0 => Err(UsageError("an allocation has a byte at least".to_owned())),
+        // An allocation lies in one shard.
+        bytes if bytes > 1 << SHARD_SHIFT => {
+            Err(UsageError(format!("{size} are too much: an allocation has 1T at most")))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result<Exit> {
+    check(options.size)?;
     let mut session = options.member.join()?;
     let placement = options.place.placement(&session)?;
     let mut made = Vec::new();

@@ -32,6 +32,7 @@ pub(in crate::command) fn run(options: Delete, global: Global) -> anyhow::Result
                 // The others are freed all the same; the first failure is the command's.
                 match &first {
                     None => first = Some(error),
+                    Some(_) if global.json => {}
                     Some(_) => output::complain(&words),
                 }
             }

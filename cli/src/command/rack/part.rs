@@ -1,0 +1,73 @@
+//! `bluebridge rack restart|kill`: one daemon of a rack.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+
+use super::Named;
+use crate::command::{Global, interrupt};
+use crate::exit::Exit;
+use crate::output;
+use crate::process::Stopped;
+use crate::rack::daemon::{Part, READY_DEADLINE};
+use crate::rack::state::StateRoot;
+use crate::rack::{Cancel, GRACE, Rack};
+
+#[derive(Debug, Args)]
+pub(in crate::command) struct Restart {
+    #[command(flatten)]
+    kill: Kill,
+    /// Seconds that the daemon may take to start
+    #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
+    deadline: u64,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::command) struct Kill {
+    #[command(flatten)]
+    named: Named,
+    /// The daemon: switch, controller, or a memory server: s1, s2, ..
+    part: Part,
+}
+
+pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit> {
+    let Kill { named, part } = &options.kill;
+    let program = std::env::current_exe().context("cannot find the own program")?;
+    // Before any thread starts: without root the process moves to the rack's user namespace.
+    let mut rack = Rack::open(&StateRoot::locate(), &named.name, Cancel::default())?;
+    rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
+    let name = part.daemon();
+    let was = rack.stop_daemon(&name, GRACE)?;
+    rack.restart_daemon(&program, &name, Duration::from_secs(options.deadline))?;
+    let pid = rack.pid(&name);
+    if global.json {
+        output::json(&json!({ "rack": named.name, "daemon": name, "was": was, "pid": pid }))?;
+    } else {
+        let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+        let was = match was {
+            Stopped::AlreadyGone => "it was not running",
+            Stopped::Killed => "it did not end when asked, and was killed",
+            Stopped::Terminated => "it had ended in good order",
+        };
+        output::text(&format!("{name} runs again{pid}; {was}"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
+    let Kill { named, part } = options;
+    let mut rack = Rack::open(&StateRoot::locate(), &named.name, Cancel::default())?;
+    let name = part.daemon();
+    let was = rack.kill_daemon(&name)?;
+    if global.json {
+        output::json(&json!({ "rack": named.name, "daemon": name, "was": was }))?;
+    } else {
+        output::text(&match was {
+            Stopped::AlreadyGone => format!("{name} was not running"),
+            _ => format!("{name} is killed; `bluebridge rack restart {part}` starts it again"),
+        })?;
+    }
+    Ok(Exit::Ok)
+}
