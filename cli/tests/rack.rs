@@ -12,7 +12,7 @@ use std::time::Duration;
 use bluebridge_cli::network::host::GATEWAY;
 use bluebridge_cli::network::{Netlink, NetworkError, has_transmit_offloads};
 use bluebridge_cli::process::{ProcessRecord, Stopped};
-use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec};
+use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_cli::rack::state::{StateError, StateRoot};
 use bluebridge_cli::rack::{Cancel, DaemonFailure, Rack, RackError, Site};
 use shared::{Scratch, require_root};
@@ -28,6 +28,7 @@ fn spec(name: &str) -> RackSpec {
         mtu: "9000,s1=1500,c1=1280".parse().expect("sizes"),
         switch: DataPlane::Soft,
         memory: "16M".parse().expect("a size"),
+        redirects: Redirects::default(),
     }
 }
 

@@ -66,6 +66,7 @@ fn answer() -> proto::JoinResponse {
         token: vec![5; 16],
         installed: true,
         memory_nodes: None,
+        notices_wanted: true,
     }
 }
 

@@ -17,7 +17,7 @@ use self::measure::{Endpoints, Plan};
 use super::{Global, interrupt};
 use crate::exit::Exit;
 use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
 use crate::rack::{Rack, Site};
 
 /// The core of the client, and of everything that asks.
@@ -111,6 +111,7 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
         mtu: bench.mtu,
         switch: bench.switch.unwrap_or(site.data_plane()),
         memory: ByteSize(1 << 30),
+        redirects: Redirects::default(),
     };
     let switch = spec.switch;
     let program = std::env::current_exe().context("cannot find the own program")?;

@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use bluebridge_controller::core::{REDIRECT_BUDGET, REDIRECTS_MAX};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
 use clap::Args;
 
 use super::shutdown;
 use crate::exit::Exit;
+use crate::rack::spec::Redirects;
 use crate::readiness;
 
 #[derive(Debug, Args)]
@@ -25,6 +27,12 @@ pub(super) struct Controller {
     /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
+    /// Which leased pages the switch redirects to their owners
+    #[arg(long, value_enum, default_value_t)]
+    redirects: Redirects,
+    /// The most redirects at a time
+    #[arg(long, value_name = "N", default_value_t = REDIRECT_BUDGET as u64, value_parser = clap::value_parser!(u64).range(..=REDIRECTS_MAX as u64))]
+    redirect_budget: u64,
     /// The controller's certificate chain (PEM): endpoints then join by TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
@@ -41,6 +49,8 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
     config.store = Some(controller.store);
+    config.core.redirects = controller.redirects.into();
+    config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
         TlsPaths { certificate, key, client_root: controller.tls_client_root }
     });
@@ -86,5 +96,20 @@ mod tests {
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert_eq!(line.controller.store, PathBuf::from("c.redb"));
+    }
+
+    #[test]
+    fn redirects_are_contended_ones_unless_told_and_fit_the_switch() {
+        let parse = |more: &[&str]| {
+            let line = ["controller", "--store", "c.redb"].iter().chain(more);
+            Line::try_parse_from(line).map(|line| line.controller)
+        };
+        let usual = parse(&[]).expect("complete");
+        assert_eq!((usual.redirects, usual.redirect_budget), (Redirects::Contended, 4096));
+        let told = parse(&["--redirects", "always", "--redirect-budget", "16384"]).expect("valid");
+        assert_eq!((told.redirects, told.redirect_budget), (Redirects::Always, 16_384));
+        let refused = parse(&["--redirect-budget", "16385"]).expect_err("more than a switch holds");
+        assert_eq!(refused.kind(), ErrorKind::ValueValidation);
+        assert!(parse(&["--redirects", "sometimes"]).is_err());
     }
 }

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use bluebridge_memserver::serve::Order;
 use bluebridge_memserver::{
     Claim, Reservation, ReserveError, Reserved, Server, ServerConfig, run_with,
 };
@@ -193,17 +194,31 @@ fn authority(range_epoch: u32) -> Option<Authority> {
 /// Reports what is free and obeys the controller, until told to stop.
 fn tend(server: &Server, membership: &Membership, cancel: &Cancel) -> anyhow::Result<()> {
     let mut known = membership.snapshot();
+    let mut notices = false;
     while !cancel.is_cancelled() {
         if server.is_failed() {
             bail!("a serving core ended; see its log line");
         }
         let free = server.statistics().iter().map(|shard| shard.arena.free_pages).sum();
         membership.report_free_pages(free);
+        if known.notices_wanted != notices
+            && order_notices(server, membership.assignment().space, known.notices_wanted)
+        {
+            notices = known.notices_wanted;
+        }
         let snapshot = membership.wait_newer(known.version, LOOK);
         obey(server, &known, &snapshot)?;
         known = snapshot;
     }
     Ok(())
+}
+
+/// Tells every serving core whether anybody wants notices; false if one has to be told again later.
+fn order_notices(server: &Server, space: Space, wanted: bool) -> bool {
+    let shards = (0_u16..).zip(server.statistics());
+    // All of them, also behind one that is behind with its orders.
+    let told = shards.map(|(shard, _)| server.order(shard, Order::Notices(space, wanted)).is_ok());
+    told.fold(true, |all, told| all & told)
 }
 
 fn obey(server: &Server, before: &Snapshot, now: &Snapshot) -> anyhow::Result<()> {

@@ -15,7 +15,7 @@ use crate::exit::{ExecError, Exit};
 use crate::output;
 use crate::rack::controller_report::ControllerReport;
 use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec};
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
 use crate::rack::state::{StateError, StateRoot};
 use crate::rack::status::{RackStatus, look};
 use crate::rack::teardown::{TakenDown, take_down_of_another};
@@ -71,6 +71,9 @@ pub(super) struct Up {
     /// What each server offers, such as 256M; taken from this machine at once
     #[arg(long, default_value = "64M")]
     memory: ByteSize,
+    /// Which leased pages the switch redirects to their owners
+    #[arg(long, value_enum, default_value_t)]
+    redirects: Redirects,
     /// Seconds that each daemon may take to start
     #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
     deadline: u64,
@@ -115,6 +118,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
         mtu: up.mtu,
         switch: up.switch.unwrap_or(site.data_plane()),
         memory: up.memory,
+        redirects: up.redirects,
     };
     let program = std::env::current_exe().context("cannot find the own program")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
@@ -298,5 +302,6 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
         controller.desired_entry_count,
         controller.installed_entry_count,
         controller.repaired_count,
-    ))
+    ))?;
+    output::text(&controller.leases.to_string())
 }

@@ -1,5 +1,8 @@
 //! What a rack's controller knows, for people and programs.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use bluebridge_northbound::proto::{self, NodeState, Role, SwitchState};
 use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN};
 use bluebridge_wire::{NodeId, Space};
@@ -28,6 +31,65 @@ pub struct ControllerReport {
     pub connect_count: u64,
     /// Milliseconds since the controller started.
     pub uptime_ms: u64,
+    /// Leases and redirects.
+    pub leases: LeaseReport,
+}
+
+/// Leases that the controller heard of, and redirects to their owners.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LeaseReport {
+    /// `always`, `contended` or `off`.
+    pub policy: String,
+    /// Leases kept in mind.
+    pub known_count: u64,
+    /// Redirects that the switch has.
+    pub redirect_count: u64,
+    /// The most redirects.
+    pub redirect_budget: u64,
+    /// Copies that wanted a redirect when the budget was full.
+    pub budget_full_count: u64,
+    /// Redirects installed or renewed since the controller started.
+    pub installed_count: u64,
+    /// Redirects removed.
+    pub removed_count: u64,
+    /// Copies of replies that the controller obeyed.
+    pub copies_obeyed: u64,
+    /// Copies that came too fast for it.
+    pub copies_lost: u64,
+    /// Copies that it did not obey, by reason.
+    pub copies_refused: BTreeMap<String, u64>,
+}
+
+impl LeaseReport {
+    fn of(leases: &proto::LeaseStatus) -> Self {
+        let refused = leases.refused.iter().map(|copies| (copies.reason.clone(), copies.count));
+        Self {
+            policy: leases.policy.clone(),
+            known_count: leases.known_count,
+            redirect_count: leases.redirect_count,
+            redirect_budget: leases.redirect_budget,
+            budget_full_count: leases.budget_full_count,
+            installed_count: leases.installed_count,
+            removed_count: leases.removed_count,
+            copies_obeyed: leases.obeyed_count,
+            copies_lost: leases.lost_count,
+            copies_refused: refused.collect(),
+        }
+    }
+}
+
+impl fmt::Display for LeaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { policy, known_count, redirect_count, redirect_budget, .. } = self;
+        let Self { budget_full_count, copies_obeyed, copies_lost, .. } = self;
+        write!(
+            f,
+            "redirects {policy}: {known_count} leases known, {redirect_count} of {redirect_budget} \
+             redirects, {budget_full_count} times full; copies: {copies_obeyed} obeyed, \
+             {copies_lost} lost"
+        )?;
+        self.copies_refused.iter().try_for_each(|(reason, count)| write!(f, ", {count} {reason}"))
+    }
 }
 
 /// One endpoint.
@@ -78,6 +140,7 @@ impl ControllerReport {
             repaired_count: switch.repaired_count,
             connect_count: switch.connect_count,
             uptime_ms: status.uptime_ms,
+            leases: status.leases.as_ref().map(LeaseReport::of).unwrap_or_default(),
         }
     }
 }

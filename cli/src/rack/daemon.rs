@@ -114,6 +114,8 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                 &DEVICE_ID.to_string(),
                 "--store",
                 &store,
+                "--redirects",
+                state.spec.redirects.as_str(),
             ]),
         )],
         servers

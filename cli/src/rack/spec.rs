@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use bluebridge_controller::core::RedirectPolicy;
 use bluebridge_wire::address::{PAGE_BYTES, SHARD_SHIFT};
 use serde::{Deserialize, Serialize};
 
@@ -208,6 +209,40 @@ impl DataPlane {
     }
 }
 
+/// Which leased pages the switch redirects to their owners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Redirects {
+    /// Every page that is leased
+    Always,
+    /// Pages whose leases are fought over
+    #[default]
+    Contended,
+    /// None
+    Off,
+}
+
+impl Redirects {
+    /// Its name on the command line.
+    pub const fn as_str(self) -> &'static str {
+        RedirectPolicy::name(self.policy())
+    }
+
+    const fn policy(self) -> RedirectPolicy {
+        match self {
+            Self::Always => RedirectPolicy::Always,
+            Self::Contended => RedirectPolicy::Contended,
+            Self::Off => RedirectPolicy::Off,
+        }
+    }
+}
+
+impl From<Redirects> for RedirectPolicy {
+    fn from(redirects: Redirects) -> Self {
+        redirects.policy()
+    }
+}
+
 /// A rack to build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RackSpec {
@@ -223,6 +258,9 @@ pub struct RackSpec {
     pub switch: DataPlane,
     /// What each server offers.
     pub memory: ByteSize,
+    /// Which leased pages are redirected.
+    #[serde(default)]
+    pub redirects: Redirects,
 }
 
 impl RackSpec {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::daemon::{CONTROLLER, SWITCH, stages};
 use super::layout::Layout;
 use super::spec::{
-    ByteSize, DataPlane, LinkMtus, MAX_ENDPOINTS, Node, RackName, RackSpec, SpecError,
+    ByteSize, DataPlane, LinkMtus, MAX_ENDPOINTS, Node, RackName, RackSpec, Redirects, SpecError,
 };
 use super::state::{Phase, RackState, StateError, StateRoot};
 use crate::network::host::GATEWAY_MAC;
@@ -19,6 +19,7 @@ fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
         mtu: LinkMtus::default(),
         switch: DataPlane::Soft,
         memory: ByteSize(256 << 20),
+        redirects: Redirects::default(),
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bluebridge_cli::namespace::is_privileged;
 use bluebridge_cli::process::ProcessRecord;
 use bluebridge_cli::rack::daemon::READY_DEADLINE;
-use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec};
+use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_cli::rack::state::StateRoot;
 use bluebridge_cli::rack::{Cancel, Rack, Site};
 
@@ -100,12 +100,21 @@ pub struct Wish {
     pub switch: DataPlane,
     /// What each server offers, as on the command line.
     pub memory: &'static str,
+    /// Which leased pages are redirected.
+    pub redirects: Redirects,
 }
 
 impl Wish {
     /// Two servers of 256 MiB and two clients.
     pub const fn new(switch: DataPlane, mtu: &'static str) -> Self {
-        Self { servers: 2, clients: 2, mtu, switch, memory: "256M" }
+        Self {
+            servers: 2,
+            clients: 2,
+            mtu,
+            switch,
+            memory: "256M",
+            redirects: Redirects::Contended,
+        }
     }
 
     /// The specification of a rack with that name.
@@ -120,6 +129,7 @@ impl Wish {
             mtu: self.mtu.parse().expect("sizes"),
             switch: self.switch,
             memory: self.memory.parse().expect("a size"),
+            redirects: self.redirects,
         }
     }
 }

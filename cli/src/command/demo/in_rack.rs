@@ -21,7 +21,7 @@ use crate::control::{controller_status, switch_ports};
 use crate::process;
 use crate::rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
 use crate::rack::layout::P4RUNTIME;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec};
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec, Redirects};
 use crate::rack::state::RACK_VARIABLE;
 use crate::rack::{Cancel, GRACE, Rack, Site};
 
@@ -160,6 +160,7 @@ impl<'a> Stage<'a> {
             mtu: LinkMtus::default(),
             switch: data_plane,
             memory: ByteSize(MEMORY_BYTES),
+            redirects: Redirects::default(),
         };
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
