@@ -22,6 +22,18 @@ const ROUND: usize = 256;
 
 type Reply<R> = oneshot::Sender<Result<R, Error>>;
 
+/// What an update's closure wants done with what it changed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Decision {
+    /// Give the memory free as it was.
+    Abort,
+    /// Write the bytes back.
+    Commit,
+}
+
+/// What is done with the bytes while their lease lasts.
+type Change = Box<dyn FnOnce(&mut [u8]) -> Decision + Send>;
+
 /// A call with its own memory, so that nothing is lost if its caller stops waiting.
 enum Call {
     AllocWrite(Vec<u8>, Option<Placement>, Reply<Region>),
@@ -31,6 +43,7 @@ enum Call {
     FetchAdd { pointer: Pointer, addend: u64, reply: Reply<u64> },
     Read(Pointer, Vec<u8>, Reply<Vec<u8>>),
     Stat(NodeId, Reply<Usage>),
+    Update(Pointer, Vec<u8>, Change, Reply<(Decision, Vec<u8>)>),
     Write(Pointer, Vec<u8>, Reply<()>),
     Zero(Pointer, u64, Reply<()>),
 }
@@ -132,6 +145,23 @@ impl AsyncClient {
         self.call(|reply| Call::FetchAdd { pointer, addend, reply }).await
     }
 
+    /// [`Client::update`] as one call: leases `length` bytes, lets `change` see and change them, and
+    /// commits or aborts as it says; answers what it said, and the bytes.
+    ///
+    /// `change` runs on the worker thread, so it should be short; while the lease is waited for, at
+    /// most for the client's deadline, the worker does nothing else.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing was changed then unless it says so.
+    pub async fn update(
+        &self,
+        pointer: Pointer,
+        length: usize,
+        change: impl FnOnce(&mut [u8]) -> Decision + Send + 'static,
+    ) -> Result<(Decision, Vec<u8>), Error> {
+        self.call(|reply| Call::Update(pointer, vec![0; length], Box::new(change), reply)).await
+    }
+
     /// [`Client::stat`].
     ///
     /// # Errors
@@ -196,6 +226,9 @@ fn alone<T: Transport>(client: &mut Client<T>, call: Call) {
         Call::Stat(node, reply) => {
             let _ = reply.send(client.stat(node));
         }
+        Call::Update(pointer, buffer, change, reply) => {
+            let _ = reply.send(update(client, pointer, buffer, change));
+        }
         Call::Write(pointer, data, reply) => {
             let _ = reply.send(client.write(pointer, &data));
         }
@@ -203,6 +236,21 @@ fn alone<T: Transport>(client: &mut Client<T>, call: Call) {
             let _ = reply.send(client.zero(pointer, length));
         }
     }
+}
+
+fn update<T: Transport>(
+    client: &mut Client<T>,
+    pointer: Pointer,
+    mut buffer: Vec<u8>,
+    change: Change,
+) -> Result<(Decision, Vec<u8>), Error> {
+    let mut update = client.update(pointer, &mut buffer)?;
+    let decision = change(&mut update);
+    match decision {
+        Decision::Abort => update.abort()?,
+        Decision::Commit => update.commit()?,
+    }
+    Ok((decision, buffer))
 }
 
 /// A READ or WRITE of a round, with its caller's memory.

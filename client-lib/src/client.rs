@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     many::{Closing, ReadRequest, Single, Transfers, WriteRequest, ZeroRequest},
     placement::{Placement, Places},
-    service::{Notices, ServiceState, Tenant},
+    service::{Notices, ServiceCounters, ServiceState, Tenant},
     update::SpareLists,
 };
 
@@ -240,6 +240,12 @@ impl<T: Transport> Client<T> {
             return joined.service_state();
         }
         ServiceState::Absent
+    }
+
+    /// What the endpoint's service thread did so far; `None` if it has none, or none that started.
+    #[must_use]
+    pub fn service_counters(&self) -> Option<ServiceCounters> {
+        self.tenant.as_ref().map(|tenant| tenant.service().counters())
     }
 
     /// The notices of the space that arrive from now on; starts the endpoint's service thread if

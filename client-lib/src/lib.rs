@@ -61,7 +61,7 @@ mod update;
 
 pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
-pub use asynchronous::{AsyncClient, QUEUE_LENGTH};
+pub use asynchronous::{AsyncClient, Decision, QUEUE_LENGTH};
 pub use barrier::{BARRIER_BYTES, Barrier};
 pub use bluebridge_protocol::requester::{Counters, Event};
 pub use bluebridge_wire::{

@@ -6,7 +6,7 @@ include!("support/rack.rs");
 use core::time::Duration;
 
 use bluebridge::{
-    AsyncClient, Client, EndpointConfig, Error, MemoryNode, NodeId, Pointer, QUEUE_LENGTH,
+    AsyncClient, Client, Decision, EndpointConfig, Error, MemoryNode, NodeId, Pointer, QUEUE_LENGTH,
 };
 use rack::{Rack, SPACE};
 
@@ -97,5 +97,35 @@ async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Erro
     assert_eq!(read?.0, 20_000);
     assert!(!slow_first, "who was done waited for the slowest of the round");
     slow.await.expect_err("there is no such node");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_update_is_a_call_with_a_closure() -> Result<(), Error> {
+    let rack = Rack::start(&[NodeId(1)], 1 << 20);
+    let client = client(&rack);
+    let base = client.create(4096, None).await?.base();
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let increment = |bytes: &mut [u8]| {
+                    bytes[0] += 1;
+                    Decision::Commit
+                };
+                client.update(base, 8, increment).await
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.expect("it did not panic")?.0, Decision::Commit);
+    }
+    let look = |bytes: &mut [u8]| {
+        bytes[1] = 9;
+        Decision::Abort
+    };
+    let (decision, seen) = client.update(base, 2, look).await?;
+    assert_eq!((decision, seen), (Decision::Abort, vec![50, 9]));
+    assert_eq!(client.read(base, 2).await?, [50, 0]);
     Ok(())
 }
