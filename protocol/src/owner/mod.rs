@@ -246,7 +246,10 @@ impl Owner {
 
     /// Forgets leases that ended by their deadline.
     fn sweep(&mut self, now: Instant) {
-        while let Some(page) = self.table.expired(now) {
+        let mut from = 0;
+        while let Some((place, page)) = self.table.expired(now, from) {
+            // Removing it may move one that was not looked at into its place, none before it.
+            from = place;
             self.counters.count(Event::Expire);
             self.table.remove(page);
             self.end_waiting(page, u64::MAX);

@@ -156,10 +156,12 @@ impl Table {
         }
     }
 
-    /// A page whose lease ended by a moment.
-    pub(super) fn expired(&self, now: Instant) -> Option<Page> {
-        let held = self.places.iter().flatten().find(|held| held.expires_at <= now)?;
-        Some(held.page)
+    /// The first place from one on, and the page in it, whose lease ended by a moment.
+    pub(super) fn expired(&self, now: Instant, from: usize) -> Option<(usize, Page)> {
+        let mut places = self.places.iter().enumerate().skip(from);
+        places.find_map(|(place, held)| {
+            held.filter(|held| held.expires_at <= now).map(|held| (place, held.page))
+        })
     }
 
     fn place_of(&self, page: Page) -> Option<usize> {

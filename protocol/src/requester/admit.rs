@@ -33,7 +33,10 @@ impl Requester {
                 return;
             }
             self.cut_for_session(index);
-            if !self.has_room(peer, index) && !self.leave_queue(now, peer) {
+            if !self.has_room(peer, index) {
+                if self.leave_queue(now, peer) {
+                    continue;
+                }
                 self.counters.count(Event::Throttle);
                 self.starve(peer);
                 return;

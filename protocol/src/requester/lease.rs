@@ -112,7 +112,7 @@ impl Requester {
     }
 
     /// Lets the oldest number of a session go, if it only waits for a lease and the window is used
-    /// up; true if there is room now.
+    /// up; true if it did.
     pub(super) fn leave_queue(&mut self, now: Instant, peer: u16) -> bool {
         let entry = &self.peers[peer];
         let index = entry.numbered(entry.low_water);
@@ -166,6 +166,7 @@ impl Op {
             self.granted_after
         };
         let told = granted(sent, header);
+        self.queue = Queue::No;
         // Each piece tells a time at which the lease still runs; the latest is true as well.
         if known == 0 || told.expires_at > self.lease.expires_at {
             self.lease = told;

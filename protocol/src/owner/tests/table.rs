@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::super::{Policy, table::Page, table::Table};
-use super::bench::pointer;
+use super::bench::{Bench, ms, pointer};
 use crate::Instant;
 
 #[derive(Clone, Debug)]
@@ -70,6 +70,26 @@ proptest! {
                     prop_assert_eq!(contents, expected.as_deref());
                 }
             }
+        }
+    }
+
+    /// Room is made of all leases that ran out, and of no other.
+    #[test]
+    fn what_ran_out_is_swept(ends in prop::collection::btree_map(0_u64..1000, 1_u64..9, 20..21)) {
+        let mut bench = Bench::with(|config| config.lease_count = LEASES);
+        let begin = bench.now;
+        for (number, end) in &ends {
+            let held = bench.owner.hold(begin, pointer(number * 4096), 1, begin + ms(*end), None, None);
+            prop_assert_eq!(held, Ok(()));
+        }
+        bench.now = begin + ms(4);
+        let left = ends.values().filter(|end| **end > 4).count();
+        let one_more = bench.owner.hold(bench.now, pointer(1 << 30), 1, begin + ms(9), None, None);
+        prop_assert_eq!(one_more.is_ok(), left < usize::from(LEASES));
+        prop_assert_eq!(bench.owner.held_count(), left + usize::from(one_more.is_ok()));
+        for (number, end) in &ends {
+            let held = bench.owner.release(pointer(number * 4096), 1);
+            prop_assert_eq!(held, *end > 4);
         }
     }
 }
