@@ -1,0 +1,263 @@
+//! The rack as the checker sees it: where it begins, and every step that can come next.
+
+use stateright::{Model, Property};
+
+use super::{
+    Outcome, Scenario, properties,
+    state::{Budget, Doing, Endpoint, Home, Message, Rack, Redirect, Thread, Witness},
+};
+
+/// Ticks in which what is left at the end must end.
+const TAIL: u8 = 12;
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Step {
+    ClientCrashes { end: u8 },
+    ControllerCrashes,
+    Deliver { message: usize },
+    DeliverAndKeep { message: usize },
+    EndRedirect,
+    FalseHint { end: u8 },
+    Freeze { end: u8 },
+    GiveUp { thread: u8 },
+    HomeCrashes,
+    Lose { message: usize },
+    Proceed { thread: u8 },
+    Reopen { thread: u8 },
+    Resend { thread: u8 },
+    SwitchCrashes,
+    Thaw { end: u8 },
+    Tick,
+}
+
+impl Model for Scenario {
+    type State = Rack;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<Rack> {
+        let ends = usize::from(self.end_count());
+        let thread =
+            Thread { session: None, sequence: 0, doing: Doing::Nothing, outcomes: Vec::new() };
+        vec![Rack {
+            now: 0,
+            home: Home {
+                life: 1,
+                value: 0,
+                lease: None,
+                grants: 0,
+                last: None,
+                sessions: vec![None; self.threads.len()],
+                queue: Vec::new(),
+                lives: vec![0; ends],
+            },
+            ends: vec![Endpoint { life: 1, frozen: None }; ends],
+            threads: vec![thread; self.threads.len()],
+            redirect: None,
+            known_epoch: 0,
+            messages: Vec::new(),
+            budget: Budget {
+                duplicates: self.duplicates,
+                losses: self.losses,
+                client_crashes: self.client_crashes,
+                home_crashes: self.home_crashes,
+                network_crashes: self.network_crashes,
+                freezes: self.freezes,
+                false_hints: self.false_hints,
+            },
+            witness: Witness::default(),
+        }]
+    }
+
+    fn actions(&self, rack: &Rack, steps: &mut Vec<Step>) {
+        for message in 0..rack.messages.len() {
+            steps.push(Step::Deliver { message });
+            if rack.budget.duplicates > 0 {
+                steps.push(Step::DeliverAndKeep { message });
+            }
+            if rack.budget.losses > 0 {
+                steps.push(Step::Lose { message });
+            }
+        }
+        for (thread, state) in (0..).zip(&rack.threads) {
+            match state.doing {
+                Doing::Waiting(call) if call.tries < self.retries => {
+                    let again = rack.request_of(self, thread).map(|request| {
+                        Message::Request(super::state::Request { home_bit: true, ..request })
+                    });
+                    if again.is_some_and(|again| !rack.is_in_flight(&again)) {
+                        steps.push(Step::Resend { thread });
+                    }
+                }
+                Doing::Waiting(_) => steps.push(Step::GiveUp { thread }),
+                _ if rack.task(self, thread).is_some() => steps.push(Step::Proceed { thread }),
+                _ => {}
+            }
+        }
+        for (thread, state) in (0..).zip(&rack.threads) {
+            // Something else in the same session may find that it is gone.
+            let holds = matches!(state.doing, Doing::Holding(_));
+            if holds && state.session != Some(rack.home.life) {
+                steps.push(Step::Reopen { thread });
+            }
+        }
+        let must_tick = rack.home.lease.is_some() || !rack.home.queue.is_empty();
+        let waits = rack.redirect.is_some_and(|redirect| rack.now < redirect.until);
+        // Some leases more can run out after the time for new troubles, but not endlessly many.
+        let can_tick = rack.now < self.ticks + TAIL && (must_tick || waits);
+        if rack.now < self.ticks || can_tick {
+            steps.push(Step::Tick);
+        }
+        if rack.redirect.is_some() && !waits {
+            steps.push(Step::EndRedirect);
+        }
+        self.failures(rack, steps);
+    }
+
+    fn next_state(&self, last: &Rack, step: Step) -> Option<Rack> {
+        let mut rack = last.clone();
+        match step {
+            Step::ClientCrashes { end } => {
+                rack.budget.client_crashes -= 1;
+                rack.client_crashes(self, end);
+            }
+            Step::ControllerCrashes => {
+                rack.budget.network_crashes -= 1;
+                rack.known_epoch = 0;
+            }
+            Step::Deliver { message } => {
+                let message = rack.messages.remove(message);
+                self.deliver(&mut rack, message);
+            }
+            Step::DeliverAndKeep { message } => {
+                rack.budget.duplicates -= 1;
+                let message = rack.messages[message];
+                self.deliver(&mut rack, message);
+            }
+            Step::EndRedirect => rack.redirect = None,
+            Step::FalseHint { end } => {
+                rack.budget.false_hints -= 1;
+                rack.redirect = Some(Redirect { owner: end, epoch: 0, until: rack.now + 1 });
+            }
+            Step::Freeze { end } => {
+                rack.budget.freezes -= 1;
+                rack.ends[usize::from(end)].frozen = Some(rack.now);
+            }
+            Step::GiveUp { thread } => rack.give_up(thread),
+            Step::HomeCrashes => {
+                rack.budget.home_crashes -= 1;
+                rack.home_crashes(self);
+            }
+            Step::Lose { message } => {
+                rack.budget.losses -= 1;
+                rack.messages.remove(message);
+            }
+            Step::Proceed { thread } => rack.proceed(self, thread),
+            Step::Reopen { thread } => rack.open(self, thread),
+            Step::Resend { thread } => rack.resend(self, thread),
+            Step::SwitchCrashes => {
+                rack.budget.network_crashes -= 1;
+                rack.redirect = None;
+            }
+            Step::Thaw { end } => rack.ends[usize::from(end)].frozen = None,
+            Step::Tick => {
+                rack.now += 1;
+                rack.home_tick(self);
+            }
+        }
+        self.forget_idle_messages(&mut rack);
+        Some(rack)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        properties::all()
+    }
+}
+
+impl Scenario {
+    fn failures(&self, rack: &Rack, steps: &mut Vec<Step>) {
+        let busy = |end: u8| {
+            (0..)
+                .zip(&rack.threads)
+                .any(|(thread, state)| self.end_of(thread) == end && state.doing != Doing::Nothing)
+        };
+        for end in 0..self.end_count() {
+            let is_frozen = rack.ends[usize::from(end)].frozen.is_some();
+            // A process that does nothing has nothing to lose.
+            if rack.budget.client_crashes > 0 && busy(end) {
+                steps.push(Step::ClientCrashes { end });
+            }
+            if rack.budget.freezes > 0 && busy(end) && !is_frozen {
+                steps.push(Step::Freeze { end });
+            }
+            if is_frozen {
+                steps.push(Step::Thaw { end });
+            }
+            if rack.budget.false_hints > 0 && rack.redirect.is_none() {
+                steps.push(Step::FalseHint { end });
+            }
+        }
+        if rack.budget.home_crashes > 0 && rack.home.sessions.iter().any(Option::is_some) {
+            steps.push(Step::HomeCrashes);
+        }
+        if rack.budget.network_crashes > 0 {
+            if rack.known_epoch > 0 {
+                steps.push(Step::ControllerCrashes);
+            }
+            if rack.redirect.is_some() {
+                steps.push(Step::SwitchCrashes);
+            }
+        }
+    }
+
+    fn deliver(&self, rack: &mut Rack, message: Message) {
+        match message {
+            Message::Copy(copy) => rack.controller_receives(self, copy),
+            Message::Reply(reply) => rack.client_receives(self, &reply),
+            Message::Request(request) => match rack.route(self, &request) {
+                Some(end) => rack.owner_receives(self, end, &request),
+                None => rack.home_receives(self, &request),
+            },
+        }
+    }
+
+    /// Takes messages out that nobody would heed, whenever they came: fewer states, and none of
+    /// them of interest.
+    fn forget_idle_messages(&self, rack: &mut Rack) {
+        let mut messages = core::mem::take(&mut rack.messages);
+        messages.retain(|message| match message {
+            Message::Copy(copy) => rack.is_news(self, copy),
+            Message::Reply(reply) => rack.is_awaited(self, reply),
+            Message::Request(request) => {
+                let end = usize::from(self.end_of(request.thread));
+                let is_old = request.life < rack.home.lives[end];
+                let is_waited_for = rack.request_of(self, request.thread).is_some_and(|waited| {
+                    (waited.life, waited.session, waited.sequence)
+                        == (request.life, request.session, request.sequence)
+                });
+                let can_run =
+                    rack.session_of(request).is_some() && !rack.is_below_low_water(request);
+                !is_old && (can_run || is_waited_for)
+            }
+        });
+        rack.messages = messages;
+    }
+
+    /// Whether every thread did all its tasks.
+    pub(super) fn is_done(&self, rack: &Rack) -> bool {
+        let ends = |(state, (_, tasks)): (&Thread, &(u8, Vec<_>))| {
+            state.doing == Doing::Nothing && state.outcomes.len() == tasks.len()
+        };
+        rack.threads.iter().zip(&self.threads).all(ends)
+    }
+
+    /// Keeps how the tasks of a run ended.
+    pub(super) fn keep_outcomes(&self, rack: &Rack) {
+        if let Some(outcomes) = &self.outcomes {
+            let ended: Vec<Vec<Outcome>> =
+                rack.threads.iter().map(|thread| thread.outcomes.clone()).collect();
+            outcomes.lock().expect("no panic while it is held").insert(ended);
+        }
+    }
+}
