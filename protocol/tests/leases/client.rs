@@ -1,5 +1,6 @@
 //! A client: one operation at a time on pages that count, and an owner's endpoint beside it.
 
+use core::time::Duration;
 use std::collections::HashMap;
 
 use bluebridge_protocol::{
@@ -8,6 +9,8 @@ use bluebridge_protocol::{
     requester::{Answer, Buffers, Config, Failure, Lease, Operation, Requester},
 };
 use bluebridge_wire::{NodeId, Pointer, Space, address::PAGE_BYTES};
+
+use crate::world::Plan;
 
 pub(crate) const SPACE: Space = Space(7);
 const BASE: u64 = 10_000_000_000;
@@ -58,6 +61,8 @@ pub(crate) enum Done {
     Granted(Counted),
     Committed,
     Added,
+    /// A commit, or an addition, of which nobody can tell.
+    Maybe,
     Read(Counted),
     ReadStale(Counted),
 }
@@ -86,13 +91,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(number: usize, seed: u64, lease_ms: u16, policy: Policy) -> Self {
+    pub(crate) fn new(number: usize, seed: u64, plan: &Plan) -> Self {
+        let Plan { lease_ms, policy, idle_ms, .. } = *plan;
         let node = NodeId(100 + number as u16);
         let mut config = Config::new(SPACE, node, 1, seed ^ number as u64);
         config.operation_count = 4;
+        config.timing.session_idle = Duration::from_millis(idle_ms);
         let mut owner = OwnerConfig::new(SPACE, node, 1);
         (owner.policy, owner.wait_count) = (policy, 2);
-        owner.wait = core::time::Duration::from_millis(3);
+        owner.wait = Duration::from_millis(3);
         Self {
             node,
             requester: Requester::new(config),
@@ -192,6 +199,10 @@ impl Client {
                 Done::Nothing
             }
             (Operation::Commit { .. }, Ok(Answer::Done)) => Done::Committed,
+            (
+                Operation::Commit { .. } | Operation::FetchAdd { .. },
+                Err(Failure::OutcomeUnknown { .. }),
+            ) => Done::Maybe,
             (Operation::FetchAdd { .. }, Ok(Answer::Previous(_))) => Done::Added,
             (Operation::Read { .. }, Ok(Answer::Done)) => Done::Read(counted()),
             (Operation::ReadStale { .. }, Ok(Answer::Read { .. })) => Done::ReadStale(counted()),

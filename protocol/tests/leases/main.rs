@@ -19,19 +19,22 @@ use world::{Plan, Report, World};
 fn plans() -> impl Strategy<Value = Plan> {
     let policy = prop::sample::select(&[Policy::Reject, Policy::Serve, Policy::Wait][..]);
     let network = (0_u32..15, 0_u32..10, 1_u64..400);
-    let load = (2_usize..6, 1_usize..3, 2_u16..200);
+    let load = (2_usize..6, 1_usize..3, 2_u16..200, prop_oneof![Just(60_000_u64), 5_u64..50]);
     (any::<u64>(), network, load, any::<bool>(), policy).prop_map(
-        |(seed, (loss, repeat, delay_us), (clients, pages, lease_ms), always, policy)| Plan {
-            seed,
-            loss_percent: loss,
-            repeat_percent: repeat,
-            delay_us,
-            clients,
-            pages,
-            lease_ms,
-            always,
-            policy,
-            steps: 30,
+        |(seed, (loss, repeat, delay_us), (clients, pages, lease_ms, idle_ms), always, policy)| {
+            Plan {
+                seed,
+                loss_percent: loss,
+                repeat_percent: repeat,
+                delay_us,
+                clients,
+                pages,
+                lease_ms,
+                always,
+                policy,
+                idle_ms,
+                steps: 30,
+            }
         },
     )
 }
@@ -60,6 +63,7 @@ fn everything_happens_to_leases() {
             lease_ms: if seed % 2 == 0 { 12 } else { 80 },
             always: seed % 4 < 2,
             policy: policies[seed as usize % 3],
+            idle_ms: if seed % 4 == 0 { 5 } else { 60_000 },
             steps: 60,
         };
         all.add(&World::new(&plan).run());
@@ -72,6 +76,8 @@ fn everything_happens_to_leases() {
         Event::QueueRepeat,
         Event::RedirectReturn,
         Event::Renewal,
+        Event::Resumed,
+        Event::ResumeUnsafe,
         Event::Retransmit,
         Event::StaleJoin,
         Event::TrainRepair,
