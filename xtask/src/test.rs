@@ -24,7 +24,9 @@ struct Options {
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let options = Options::parse(arguments)?;
     let start = Instant::now();
-    if !options.fast {
+    if options.fast {
+        setup::build_tools();
+    } else {
         setup::all()?;
     }
     let privilege = Privilege::find();
@@ -47,7 +49,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     step("product", Run::cargo(["build", "--workspace", "--all-features", "--bins"]))?;
     step(
         "tests",
-        options.configure(Run::cargo(["test", "--workspace", "--all-features"]), &privilege),
+        options.configure(Run::cargo(["test", "--workspace", "--all-features"]), &privilege)?,
     )?;
     println!("== done in {} s", start.elapsed().as_secs());
     Ok(())
@@ -61,6 +63,9 @@ impl Options {
             match argument.as_str() {
                 "--fast" => {
                     options.fast = true;
+                    for (name, needs) in TIERS {
+                        println!("left out: tier {name} (it needs {needs})");
+                    }
                     options.tiers.clear();
                 }
                 "--without" => {
@@ -78,17 +83,29 @@ impl Options {
     }
 
     /// Names the tiers to the tests, and runs them as root where a tier asks for it.
-    fn configure(&self, run: Run, privilege: &Option<Privilege>) -> Run {
+    fn configure(&self, run: Run, privilege: &Option<Privilege>) -> Result<Run, Failure> {
         let tiers = ["unit"].iter().chain(&self.tiers).copied().collect::<Vec<_>>().join(",");
         let mut run = run.env("BLUEBRIDGE_TEST_TIERS", tiers);
         if self.fast {
             run = run.env("BLUEBRIDGE_SIM_SEEDS", "50");
         }
         if self.tiers.contains(&"root") && matches!(privilege, Some(Privilege::Sudo)) {
-            run = run.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -n -E");
+            run = run.env(&runner_variable()?, "sudo -n -E");
         }
-        run
+        Ok(run)
     }
+}
+
+/// The variable by which cargo learns how to run what it built for this machine.
+fn runner_variable() -> Result<String, Failure> {
+    let version = Run::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    runner_of(&version.arg("-vV").output()?)
+        .ok_or_else(|| Failure::new("`rustc -vV` names no host".to_owned()))
+}
+
+fn runner_of(version: &str) -> Option<String> {
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "))?.trim();
+    Some(format!("CARGO_TARGET_{}_RUNNER", host.to_uppercase().replace(['-', '.'], "_")))
 }
 
 fn step(name: &str, run: Run) -> Result<(), Failure> {
@@ -97,4 +114,23 @@ fn step(name: &str, run: Run) -> Result<(), Failure> {
     run.go()?;
     println!("== {name}: {} s", start.elapsed().as_secs());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runner_is_that_of_the_host() {
+        let version = "rustc 1.95.0\nhost: aarch64-unknown-linux-gnu\nrelease: 1.95.0\n";
+        let expected = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER";
+        assert_eq!(runner_of(version).as_deref(), Some(expected));
+        assert_eq!(runner_of("rustc 1.95.0"), None);
+    }
+
+    #[test]
+    fn fast_leaves_every_tier_out() {
+        let options = Options::parse(&["--fast".to_owned()]).ok().expect("known");
+        assert!(options.fast && options.tiers.is_empty());
+    }
 }

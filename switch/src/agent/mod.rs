@@ -9,6 +9,10 @@
 //!   other clients do not wait for it.
 //! * Every role may do everything.
 //!
+//! The cookie of a pipeline lives in the data plane, except for one that `RECONCILE_AND_COMMIT` gave
+//! onto a committed pipeline: after a restart the agent tells that of the last commit again, and a
+//! controller that compares cookies reconciles once more, which loses nothing.
+//!
 //! The data plane may outlive the agent: [`Agent::bind`] reads back what it holds.
 
 mod arbitration;
