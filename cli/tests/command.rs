@@ -129,6 +129,7 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
     assert_eq!(down["stopped"]["namespace_count"], 3);
     assert_eq!(traces("rack-command"), "");
     assert_eq!(caller.records(), 0);
+    assert!(!caller.state.exists(), "the directory of racks goes with the last of them");
     let again = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(again["was_there"], false);
     assert_eq!(caller.call(&with(&["rack", "status"])).status.code(), Some(2));

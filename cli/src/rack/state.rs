@@ -186,6 +186,19 @@ impl StateRoot {
 
     /// Makes the directory for a new rack and locks it.
     pub fn create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
+        let is_gone = |error: &StateError| match error {
+            StateError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            StateError::Unknown(_) => true,
+            _ => false,
+        };
+        match self.try_create(name) {
+            // The last rack of others went just then, and the directory with it.
+            Err(error) if is_gone(&error) => self.try_create(name),
+            created => created,
+        }
+    }
+
+    fn try_create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&self.0).map_err(|source| failed("make", &self.0, source))?;
@@ -282,9 +295,14 @@ impl RackDirectory {
         fs::rename(&next, &file).map_err(|source| failed("write", &file, source))
     }
 
-    /// Removes the directory with all in it.
+    /// Removes the directory with all in it, and the one that it is in with the last rack.
     pub fn remove(&self) -> Result<(), StateError> {
-        fs::remove_dir_all(&self.path).map_err(|source| failed("remove", &self.path, source))
+        fs::remove_dir_all(&self.path).map_err(|source| failed("remove", &self.path, source))?;
+        if let Some(root) = self.path.parent() {
+            // Other racks keep it: then this fails, and that is right.
+            let _ = fs::remove_dir(root);
+        }
+        Ok(())
     }
 }
 
