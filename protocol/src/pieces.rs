@@ -146,6 +146,9 @@ impl Cut {
         let page = (usize::from(self.in_page) + offset) / PAGE_BYTES;
         let part = self.page_range(page);
         let in_part = offset.checked_sub(part.start)?;
+        if in_part == 0 && offset < part.end {
+            return Some(self.first_piece(page));
+        }
         if offset >= part.end || !in_part.is_multiple_of(usize::from(self.piece_bytes)) {
             return None;
         }
@@ -163,6 +166,10 @@ impl Cut {
     }
 
     const fn pieces_in(&self, bytes: usize) -> usize {
+        // What fits one piece, the usual case, needs no division.
+        if bytes <= self.piece_bytes as usize {
+            return (bytes > 0) as usize;
+        }
         bytes.div_ceil(self.piece_bytes as usize)
     }
 

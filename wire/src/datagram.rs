@@ -2,7 +2,7 @@
 
 use core::{fmt, net::Ipv6Addr};
 
-use crc_fast::{CrcAlgorithm, Digest};
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 
 use crate::{
     address::Fields,
@@ -188,12 +188,23 @@ fn crc(
     rest: &[u8],
 ) -> u32 {
     const ADDRESSES: usize = 32;
-    let mut front = [0; ADDRESSES + CRC_FIELD.start];
+    const FRONT: usize = ADDRESSES + CRC_FIELD.start;
+    /// Longer data is not worth a copy.
+    const SHORT: usize = 128;
+    let mut bytes = [0; FRONT + SHORT];
+    let (front, behind) = bytes.split_at_mut(FRONT);
     front[..16].copy_from_slice(&source.octets());
     front[16..ADDRESSES].copy_from_slice(&destination.octets());
     front[ADDRESSES..].copy_from_slice(&fixed[..CRC_FIELD.start]);
+    // The digest carries 300 bytes of parameters; in one call there is no need for one.
+    if options.is_empty()
+        && let Some(behind) = behind.get_mut(..rest.len())
+    {
+        behind.copy_from_slice(rest);
+        return crc32_iscsi(&bytes[..FRONT + rest.len()]);
+    }
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&front);
+    digest.update(front);
     if !options.is_empty() {
         digest.update(options);
     }
