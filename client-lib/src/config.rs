@@ -1,11 +1,14 @@
 //! What a client is told about itself and the rack.
 
 use core::time::Duration;
-use std::hash::{BuildHasher, RandomState};
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::Ipv6Addr,
+};
 
 use bluebridge_protocol::requester::{self, Timing};
 use bluebridge_transport::Capabilities;
-use bluebridge_wire::{IP_UDP_BYTES, NodeId, Space, piece_bytes};
+use bluebridge_wire::{EndpointAddress, IP_UDP_BYTES, NodeId, Space, piece_bytes};
 
 use crate::{placement::Placement, service::Service};
 
@@ -74,6 +77,17 @@ impl EndpointConfig {
         }
     }
 
+    /// The one address that the client sends from, for a carrier that is bound to it.
+    #[must_use]
+    pub fn address(&self) -> Ipv6Addr {
+        EndpointAddress::new(self.space, self.node, u64::from(self.selector()) << 16).to_ipv6()
+    }
+
+    /// Two clients of one endpoint never take each other's replies.
+    fn selector(&self) -> u32 {
+        u32::try_from(self.seed >> 32).unwrap_or(0)
+    }
+
     pub(crate) fn requester(&self, carrier: &Capabilities) -> requester::Config {
         let fitting = fitting_piece(carrier);
         let mut config = requester::Config::new(self.space, self.node, self.incarnation, self.seed);
@@ -86,8 +100,7 @@ impl EndpointConfig {
         config.credit_pages = self.credit_pages.unwrap_or(held);
         config.operation_count = self.operation_count;
         config.server_count = self.server_count;
-        // Two clients of one endpoint never take each other's replies.
-        config.selector = u32::try_from(self.seed >> 32).unwrap_or(0);
+        config.selector = self.selector();
         config.timing = Timing { deadline: self.deadline, ..Timing::DEFAULT };
         config
     }

@@ -206,7 +206,7 @@ impl<T: Transport> Driver<T> {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(&error.to_string())),
         };
-        let now = self.now();
+        let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
         for index in 0..count {
             let incoming = self.transport.incoming(index);
             let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);

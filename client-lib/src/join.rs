@@ -198,7 +198,12 @@ impl Client<UdpTransport> {
             filter: carrier.filter.or(filter),
             ..carrier
         };
-        let transport = UdpTransport::open(&carrier)?;
+        // A port of its own may be there to keep others out, so it is taken first; without one the socket waits for the
+        // client's address.
+        let transport = match carrier.port {
+            0 => None,
+            _ => Some(UdpTransport::open(&carrier)?),
+        };
         // Whoever has the port is the endpoint, so it is taken before another could be told of.
         let service_socket = match service {
             ServiceStart::AtOnce => Some(service_carrier(&carrier, UDP_PORT)?),
@@ -210,7 +215,7 @@ impl Client<UdpTransport> {
         if let Some(socket) = service_socket {
             let _ = endpoint.service.set(endpoint.start_service(socket));
         }
-        Ok(Self::of_endpoint(endpoint, transport))
+        Ok(Self::of_endpoint(endpoint, transport)?)
     }
 
     /// Another client of the same endpoint, for another thread; it must be in the network namespace
@@ -220,17 +225,28 @@ impl Client<UdpTransport> {
     /// [`OpenError`] if no socket can be opened; `None` if the client was opened without a controller.
     pub fn open_another(&self) -> Option<Result<Self, OpenError>> {
         let endpoint = Arc::clone(&self.membership.as_ref()?.endpoint);
-        let transport = UdpTransport::open(&UdpConfig { port: 0, ..endpoint.carrier.clone() });
-        Some(transport.map(|transport| Self::of_endpoint(endpoint, transport)))
+        Some(Self::of_endpoint(endpoint, None))
     }
 
-    fn of_endpoint(endpoint: Arc<Endpoint>, transport: UdpTransport) -> Self {
+    /// A client over `transport`, or else over a socket that is bound to the client's one address.
+    fn of_endpoint(
+        endpoint: Arc<Endpoint>,
+        transport: Option<UdpTransport>,
+    ) -> Result<Self, OpenError> {
         let snapshot = endpoint.membership.snapshot();
         let seed = RandomState::new().hash_one(snapshot.version);
         let config = EndpointConfig { seed, ..endpoint.config(&snapshot) };
+        let transport = match transport {
+            Some(transport) => transport,
+            None => UdpTransport::open(&UdpConfig {
+                port: 0,
+                address: Some(config.address()),
+                ..endpoint.carrier.clone()
+            })?,
+        };
         let mut client = Self::open(config, transport);
         client.membership = Some(Joined { endpoint, version: snapshot.version });
-        client
+        Ok(client)
     }
 }
 

@@ -156,8 +156,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let mut ends_at = None;
         let mut published_at = Timestamp::ZERO;
         let mut is_warned = false;
+        let mut now = self.transport.now();
         loop {
-            let now = self.transport.now();
             if ends_at.is_none() && strings.stop.load(Ordering::Relaxed) {
                 self.responder.begin_shutdown();
                 ends_at = Some(now + self.idle.grace);
@@ -170,7 +170,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
             let count = self.wait(now, ends_at, strings)?;
             self.handle(count, &strings.statistics)?;
-            let now = self.transport.now();
+            now = self.transport.now();
             if now.saturating_since(published_at) >= PUBLISH_INTERVAL {
                 self.publish(&strings.statistics);
                 published_at = now;
@@ -200,7 +200,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
 
     /// Handles what was received, in order, and sends the replies.
     fn handle(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        let now = Instant::from_nanos(self.transport.now().as_nanos());
+        let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
         for number in 0..count {
             // What must wait is read again after sending: the replies may refer to its pages.
             while !self.take(now, number) {
@@ -240,10 +240,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
     fn flush(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
         let mut patient_until = None;
         while self.responder.reply_count() > 0 {
-            let sent = if self.responder.reply_count() <= SHORT_BATCH {
-                self.send::<SHORT_BATCH>()
-            } else {
-                self.send::<SEND_BATCH>()
+            let sent = match self.responder.reply_count() {
+                1 => self.send::<1>(),
+                2..=SHORT_BATCH => self.send::<SHORT_BATCH>(),
+                _ => self.send::<SEND_BATCH>(),
             };
             match sent {
                 Ok(0) => {

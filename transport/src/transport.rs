@@ -147,6 +147,12 @@ pub trait Transport {
     /// The time on the carrier's clock, which a simulation may move by hand.
     fn now(&self) -> Timestamp;
 
+    /// About when what the last [`receive`](Self::receive) gave was heard: at most the time of some polls before it came,
+    /// and not before that call. A carrier that looked at the clock while it waited need not look again.
+    fn heard_at(&self) -> Timestamp {
+        self.now()
+    }
+
     /// Sends a prefix of `batch` without blocking and says how long it is: short, or 0, when the carrier is busy; try
     /// the rest again later.
     ///
@@ -189,6 +195,9 @@ macro_rules! forward {
         }
         fn now(&self) -> Timestamp {
             (**self).now()
+        }
+        fn heard_at(&self) -> Timestamp {
+            (**self).heard_at()
         }
         fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
             (**self).transmit(batch)

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_wire::{NodeId, Space};
+use bluebridge_wire::{EndpointAddress, NodeId, Space};
 
 /// Who the requester is and how much it may use.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct Config {
     pub node: NodeId,
     /// The endpoint's incarnation, as the controller issued it.
     pub incarnation: u32,
-    /// Tells the requesters of one endpoint apart: part of the source address of all they send.
+    /// Tells the requesters of one endpoint apart: part of the one source address of all they send.
     pub selector: u32,
     /// The largest piece of the space in bytes, as the controller told it; from
     /// [`crate::pieces::PIECE_BYTES_MIN`] to a page.
@@ -50,6 +50,12 @@ impl Config {
             seed,
             timing: Timing::DEFAULT,
         }
+    }
+
+    /// The address that all requests come from, and all replies go to.
+    #[must_use]
+    pub const fn address(&self) -> EndpointAddress {
+        EndpointAddress::new(self.space, self.node, (self.selector as u64) << 16)
     }
 }
 

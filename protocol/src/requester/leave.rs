@@ -66,6 +66,6 @@ impl Requester {
             operand_count: 0,
             data: &[],
         };
-        Some(self.emit(NONE, Origin::Leave, part))
+        Some(self.emit(Origin::Leave, part))
     }
 }

@@ -150,13 +150,18 @@ pub(super) struct Peers {
     limit: usize,
     /// Open addressing over the servers, twice as long as there may be peers.
     index: Box<[u16]>,
+    /// Open addressing over the sessions, four times as long as there may be peers. A session that ended stays until
+    /// half of it is used.
+    sessions: Box<[u16]>,
+    session_entries: usize,
 }
 
 impl Peers {
     pub(super) fn new(limit: u16) -> Self {
         let limit = usize::from(limit.clamp(1, NONE - 1));
         let index = vec![NONE; (limit * 2).next_power_of_two()].into_boxed_slice();
-        Self { peers: Vec::with_capacity(limit), limit, index }
+        let sessions = vec![NONE; (limit * 4).next_power_of_two()].into_boxed_slice();
+        Self { peers: Vec::with_capacity(limit), limit, index, sessions, session_entries: 0 }
     }
 
     pub(super) const fn count(&self) -> usize {
@@ -176,6 +181,46 @@ impl Peers {
             }
             slot = (slot + 1) % self.index.len();
         }
+    }
+
+    /// The peer with whom a session is; `node` decides if several servers issued the same number.
+    pub(super) fn in_session(&self, session: u64, node: NodeId) -> Option<u16> {
+        let mut other = None;
+        let mut slot = spread(session, self.sessions.len());
+        loop {
+            let index = *self.sessions.get(slot)?;
+            let Some(peer) = self.at(index) else { return other };
+            if peer.session == session {
+                if peer.server.node == node {
+                    return Some(index);
+                }
+                other = Some(index);
+            }
+            slot = (slot + 1) % self.sessions.len();
+        }
+    }
+
+    /// Takes note of a peer's session, so that it is found.
+    pub(super) fn enter_session(&mut self, peer: u16) {
+        if self.session_entries * 2 >= self.sessions.len() {
+            self.sessions.fill(NONE);
+            self.session_entries = 0;
+            for index in 0..u16::try_from(self.peers.len()).unwrap_or(NONE) {
+                if index != peer && self[index].session != 0 {
+                    self.place_session(index);
+                }
+            }
+        }
+        self.place_session(peer);
+    }
+
+    fn place_session(&mut self, peer: u16) {
+        let mut slot = spread(self[peer].session, self.sessions.len());
+        while self.sessions[slot] != NONE {
+            slot = (slot + 1) % self.sessions.len();
+        }
+        self.sessions[slot] = peer;
+        self.session_entries += 1;
     }
 
     /// The peer for a server; if there is none, a new one, in the place of the one that was silent
@@ -210,11 +255,15 @@ impl Peers {
         self.index[slot] = index;
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "the product's upper bits are the slot")]
     const fn slot(&self, server: Server) -> usize {
-        let key = ((server.node.0 as u64) << 8) | server.shard as u64;
-        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.index.len() - 1)
+        spread(((server.node.0 as u64) << 8) | server.shard as u64, self.index.len())
     }
+}
+
+/// Where to look for a key first in a table whose length is a power of two.
+#[allow(clippy::cast_possible_truncation, reason = "the product's upper bits are the slot")]
+const fn spread(key: u64, length: usize) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (length - 1)
 }
 
 /// Indices come from operations and queues alone; what input names goes through [`Peers::at`].

@@ -25,35 +25,31 @@ impl Requester {
 
     fn receive(&mut self, now: Instant, reply: &Datagram<'_>, buffers: &mut impl Buffers) {
         let config = &self.config;
-        let selector = reply.to.location & !(1 << 63);
-        let [.., high, low] = selector.to_be_bytes();
-        let peer = u16::from_be_bytes([high, low]);
         let to_us = reply.is_reply()
             && reply.to.space == config.space
             && reply.to.node == config.node
-            && selector >> 16 == u64::from(config.selector)
+            && reply.to.location == config.address().location_bits()
             && reply.from.space == config.space;
         let Some(command) = reply.command().command().filter(|_| to_us) else {
             self.counters.count(Event::ReplyUntrusted);
             return;
         };
-        if peer == NONE {
+        let session = reply.header.session;
+        if command == Command::Open {
+            self.handle_open_reply(now, reply);
+            return;
+        }
+        if session == 0 {
             self.handle_anywhere_reply(now, reply);
             return;
         }
-        let Some(entry) = self.peers.at(peer) else {
-            self.counters.count(Event::ReplyUntrusted);
-            return;
-        };
-        if command == Command::Open {
-            self.handle_open_reply(now, peer, reply);
-            return;
-        }
-        let index = entry.numbered(reply.header.sequence);
-        if reply.header.session == 0 || reply.header.session != entry.session || index == NONE {
+        let found = self.peers.in_session(session, reply.from.node);
+        let numbered = found.map(|peer| (peer, self.peers[peer].numbered(reply.header.sequence)));
+        let Some((peer, index)) = numbered.filter(|(_, index)| *index != NONE) else {
             self.counters.count(Event::ReplyStale);
             return;
-        }
+        };
+        let entry = &self.peers[peer];
         let Some(status) =
             Status::from_code(reply.from.tag).filter(|_| self.ops[index].command() == command)
         else {

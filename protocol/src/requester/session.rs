@@ -4,7 +4,7 @@ use bluebridge_wire::{ArenaGeneration, Datagram, Status};
 
 use super::{
     Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, peer::Peer,
-    slab::Op,
+    random::Random, slab::Op,
 };
 use crate::{Instant, pieces::PIECE_BYTES_MIN};
 
@@ -31,7 +31,7 @@ impl Requester {
             return;
         }
         if entry.nonce == 0 {
-            entry.nonce = self.random.next() | 1;
+            entry.nonce = nonce(&mut self.random, peer);
             entry.open_sent = None;
         }
         let entry = &mut self.peers[peer];
@@ -58,7 +58,7 @@ impl Requester {
     /// when its OPEN is repeated.
     pub(super) fn forget_opens(&mut self) {
         for peer in 0..u16::try_from(self.peers.count()).unwrap_or(NONE) {
-            let nonce = self.random.next() | 1;
+            let nonce = nonce(&mut self.random, peer);
             let entry = &mut self.peers[peer];
             if entry.nonce != 0 && entry.open_sent.is_some() {
                 (entry.nonce, entry.open_sent, entry.open_attempt) = (nonce, None, 0);
@@ -84,9 +84,15 @@ impl Requester {
     }
 
     /// A reply to OPEN.
-    pub(super) fn handle_open_reply(&mut self, now: Instant, peer: u16, reply: &Datagram<'_>) {
-        let entry = &mut self.peers[peer];
+    pub(super) fn handle_open_reply(&mut self, now: Instant, reply: &Datagram<'_>) {
         let header = &reply.header;
+        let [.., high, low] = header.sequence.to_be_bytes();
+        let peer = u16::from_be_bytes([high, low]);
+        if self.peers.at(peer).is_none() {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        let entry = &mut self.peers[peer];
         if entry.state != State::Opening || header.sequence != entry.nonce {
             self.counters.count(Event::ReplyStale);
             return;
@@ -139,6 +145,8 @@ impl Requester {
         let lost_incarnation = entry.incarnation;
         entry.state = State::Open;
         entry.session = header.session;
+        self.peers.enter_session(peer);
+        let entry = &mut self.peers[peer];
         entry.incarnation = header.incarnation;
         entry.generation = generation;
         entry.piece_bytes = piece_bytes;
@@ -262,6 +270,11 @@ impl Requester {
         entry.session = 0;
         self.admit(now, peer);
     }
+}
+
+/// A number for an OPEN: never 0, and its low bits lead from the answer back to the peer.
+fn nonce(random: &mut Random, peer: u16) -> u64 {
+    (random.next() & !0xffff) | (1 << 63) | u64::from(peer)
 }
 
 impl Op {

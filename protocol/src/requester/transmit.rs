@@ -92,10 +92,9 @@ impl Requester {
             let bit = self.ops[index].to_send.trailing_zeros();
             if let Some(part) = self.part(index, bit, buffers) {
                 self.sent(now, index, bit);
-                let peer = self.ops[index].peer;
                 let origin = Origin::Operation(self.ops.id(index));
                 self.counters.count(Event::Transmit);
-                return Some(self.emit(peer, origin, part));
+                return Some(self.emit(origin, part));
             }
             self.fail(index, Failure::Buffer);
         }
@@ -155,7 +154,7 @@ impl Requester {
         };
         self.arm(timer);
         self.counters.count(Event::Transmit);
-        Some(self.emit(peer, Origin::Session { peer }, part))
+        Some(self.emit(Origin::Session { peer }, part))
     }
 
     /// Takes note that a datagram leaves; behind the last one of a request its timer runs.
@@ -301,9 +300,8 @@ impl Requester {
         }
     }
 
-    pub(super) fn emit<'b>(&self, peer: u16, origin: Origin, part: Part<'b>) -> Transmit<'b> {
-        let selector = (u64::from(self.config.selector) << 16) | u64::from(peer);
-        let source = EndpointAddress::new(self.config.space, self.config.node, selector).to_ipv6();
+    pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> Transmit<'b> {
+        let source = self.config.address().to_ipv6();
         let command = WireCommand::request(part.command, part.home).bits();
         let destination = Fields { node: part.node, command, ..part.target }.to_ipv6();
         let header = Header {

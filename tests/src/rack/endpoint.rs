@@ -106,6 +106,7 @@ impl Endpoint {
     pub fn open(&self, rack: &TestRack, config: EndpointConfig) -> UdpClient {
         let prefix = std::net::Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0);
         let carrier = UdpConfig {
+            address: Some(config.address()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
             filter: Some(ipnet::Ipv6Net::new_assert(prefix, FABRIC_PREFIX_LEN)),
             ..UdpConfig::default()

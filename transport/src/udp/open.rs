@@ -11,13 +11,13 @@ use super::{
     Capabilities, Counters, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES, RECEIVED_SEGMENT_COUNT,
     Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig, UdpTransport, sys,
 };
-use crate::OpenError;
+use crate::{OpenError, Timestamp};
 
 /// Most datagrams or receptions a system call may be told to take.
 const BATCH_LIMIT: usize = 512;
 
 impl UdpTransport {
-    /// Opens a carrier on `[::]` and the configured port.
+    /// Opens a carrier on the configured address, `[::]` if there is none, and port.
     ///
     /// # Errors
     ///
@@ -74,7 +74,11 @@ impl UdpTransport {
         if is_shared {
             socket.set_reuse_port(true).map_err(|error| option("SO_REUSEPORT", error))?;
         }
-        let local_port = bind(&socket, config.port)?;
+        if config.address.is_none() {
+            sys::set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)
+                .map_err(|error| option("IPV6_RECVPKTINFO", error))?;
+        }
+        let local_port = bind(&socket, config.address, config.port)?;
         let receive_buffer_bytes =
             socket.recv_buffer_size().map_err(|error| option("SO_RCVBUF", error))?;
 
@@ -83,6 +87,7 @@ impl UdpTransport {
         Ok(Self {
             socket,
             local_port,
+            address: config.address,
             device: config.device.clone(),
             filter: config.filter.map(|prefix| prefix.trunc()),
             capabilities: Capabilities {
@@ -94,12 +99,17 @@ impl UdpTransport {
                 receive_buffer_bytes,
             },
             counters: Counters::default(),
-            sender: Sender::new(send_batch_count, config.interface_index.unwrap_or(0)),
+            sender: Sender::new(
+                send_batch_count,
+                config.interface_index.unwrap_or(0),
+                config.address,
+            ),
             trains: Vec::with_capacity(send_batch_count),
             receiver: Receiver::new(receive_batch_count),
             arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
             joining,
             wake: None,
+            heard_at: Timestamp::ZERO,
             was_empty: true,
             expect_many: false,
         })
@@ -121,9 +131,8 @@ fn interface(name: &str, error: io::Error) -> OpenError {
 
 /// The options without which the carrier does not work.
 fn set_options(socket: &Socket) -> Result<(), OpenError> {
-    const OPTIONS: [(&str, c_int, c_int, c_int); 5] = [
+    const OPTIONS: [(&str, c_int, c_int, c_int); 4] = [
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
-        ("IPV6_RECVPKTINFO", libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
         ("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1),
         ("IPV6_DONTFRAG", libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
         // The link's MTU decides; a forged "packet too big" must not shrink it.
@@ -177,9 +186,10 @@ fn largest_payload_bytes(socket: &Socket, config: &UdpConfig) -> Result<usize, O
     Ok(mtu.saturating_sub(HEADER_BYTES).min(LARGEST_PAYLOAD_BYTES))
 }
 
-fn bind(socket: &Socket, port: u16) -> Result<u16, OpenError> {
+fn bind(socket: &Socket, address: Option<Ipv6Addr>, port: u16) -> Result<u16, OpenError> {
     let failed = |error| OpenError::Bind { port, error };
-    socket.bind(&SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0).into()).map_err(failed)?;
+    let address = address.unwrap_or(Ipv6Addr::UNSPECIFIED);
+    socket.bind(&SocketAddrV6::new(address, port, 0, 0).into()).map_err(failed)?;
     let address = socket.local_addr().map_err(failed)?;
     Ok(address.as_socket_ipv6().map_or(port, |address| address.port()))
 }

@@ -25,6 +25,11 @@ const SLOT_BYTES: usize = 65_536 + 64;
 /// Room for the ancillary data of one reception; what is asked for takes 64 bytes.
 const CONTROL_BYTES: usize = 128;
 
+/// Messages that are asked for at least when more than one may be there.
+const FEW: usize = 4;
+/// Datagrams up to so long are put together in one place instead of being described part by part.
+const SHORT_BYTES: usize = 512;
+
 const INT_BYTES: socklen_t = 4;
 const NAME_BYTES: socklen_t = 28;
 const PACKET_INFO_BYTES: u32 = 20;
@@ -101,6 +106,8 @@ pub(super) struct Receiver {
     names: Box<[sockaddr_in6]>,
     controls: Box<[ReceiveControl]>,
     buffer: Box<[u8]>,
+    /// Messages that the next call for many asks for: twice what the last one found.
+    wanted_count: usize,
 }
 
 // SAFETY: the raw pointers in headers and slices are written before each system call and read by nothing else.
@@ -114,6 +121,7 @@ impl Receiver {
             names: vec![empty_name(); count].into(),
             controls: vec![ReceiveControl([0; CONTROL_BYTES]); count].into(),
             buffer: vec![0; count * SLOT_BYTES].into(),
+            wanted_count: count.min(FEW),
         }
     }
 
@@ -148,15 +156,44 @@ impl Receiver {
         Ok(1)
     }
 
+    /// Receives one message without ancillary data into slot 0; the socket must be non-blocking, and join no trains.
+    ///
+    /// The call is cheaper than `recvmsg`, also when nothing is there, and so found sooner what comes.
+    pub(super) fn receive_plain(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let name = &mut self.names[0];
+        let slot = &mut self.buffer[..SLOT_BYTES];
+        let mut name_bytes = NAME_BYTES;
+        // SAFETY: buffer and name are live and belong to this object; their true lengths are told.
+        let result = unsafe {
+            libc::recvfrom(
+                socket.as_raw_fd(),
+                slot.as_mut_ptr().cast(),
+                slot.len(),
+                0,
+                from_mut(name).cast(),
+                &raw mut name_bytes,
+            )
+        };
+        let bytes = answered(result)?;
+        let header = &mut self.headers[0];
+        header.msg_len = u32::try_from(bytes).unwrap_or(u32::MAX);
+        header.msg_hdr.msg_controllen = 0;
+        header.msg_hdr.msg_flags = 0;
+        Ok(1)
+    }
+
     /// Receives as many messages as are there and fit; the socket must be non-blocking.
     pub(super) fn receive_many(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let count = self.headers.len();
+        let count = self.wanted_count;
         self.prepare(count);
         let headers = self.headers.as_mut_ptr();
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        // SAFETY: `prepare` has pointed all headers at live buffers of this object, with their true lengths.
+        // SAFETY: `prepare` has pointed `count` headers at live buffers of this object, with their true lengths.
         let result = unsafe { libc::recvmmsg(socket.as_raw_fd(), headers, count, 0, null_mut()) };
-        answered(result as isize)
+        let received = answered(result as isize)?;
+        // Preparing all headers for two messages would cost as much as a message.
+        self.wanted_count = (2 * received).max(FEW).min(self.headers.len());
+        Ok(received)
     }
 
     /// The message in slot `index`, which the last receive must have filled.
@@ -185,14 +222,18 @@ pub(super) struct Sender {
     slices: Box<[iovec]>,
     names: Box<[sockaddr_in6]>,
     controls: Box<[SendControl]>,
+    /// The address that the socket is bound to, from which it sends without being told.
+    own: Option<Ipv6Addr>,
+    short: Box<[u8; SHORT_BYTES]>,
 }
 
 // SAFETY: the raw pointers in headers and slices are written before each system call and read by nothing else.
 unsafe impl Send for Sender {}
 
 impl Sender {
-    /// Room for `count` datagrams a call; `interface` is the index of the one to leave by, 0 for the route's.
-    pub(super) fn new(count: usize, interface: u32) -> Self {
+    /// Room for `count` datagrams a call; `interface` is the index of the one to leave by, 0 for the route's;
+    /// `own` is the address that the socket is bound to.
+    pub(super) fn new(count: usize, interface: u32, own: Option<Ipv6Addr>) -> Self {
         let control = SendControl {
             packet_info_header: cmsghdr {
                 cmsg_len: PACKET_INFO_LENGTH,
@@ -217,6 +258,9 @@ impl Sender {
             slices: vec![iovec { iov_base: null_mut(), iov_len: 0 }; 2 * count].into(),
             names: vec![empty_name(); count].into(),
             controls: vec![control; count].into(),
+            // An interface must be told with each datagram, and the address with it.
+            own: own.filter(|_| interface == 0),
+            short: Box::new([0; SHORT_BYTES]),
         }
     }
 
@@ -227,6 +271,12 @@ impl Sender {
         batch: &[Outgoing<'_>],
         trains: &[Train],
     ) -> io::Result<usize> {
+        if let ([datagram], Some(own)) = (batch, self.own)
+            && datagram.source == own
+            && datagram.payload_bytes() <= SHORT_BYTES
+        {
+            return self.send_short(socket, datagram).map(|_| 1);
+        }
         self.fill(batch, trains);
         let headers = self.headers.as_mut_ptr();
         if trains.len() == 1 {
@@ -240,6 +290,33 @@ impl Sender {
         let result =
             unsafe { libc::sendmmsg(socket.as_raw_fd(), headers, count, libc::MSG_NOSIGNAL) };
         answered(result as isize)
+    }
+
+    /// Sends one short datagram from the socket's own address, by the cheapest call there is.
+    fn send_short(&mut self, socket: BorrowedFd<'_>, datagram: &Outgoing<'_>) -> io::Result<usize> {
+        let name = &mut self.names[0];
+        name.sin6_addr.s6_addr = datagram.destination.octets();
+        name.sin6_port = datagram.destination_port.to_be();
+        let payload = if datagram.data.is_empty() {
+            datagram.header
+        } else {
+            let (header, rest) = self.short.split_at_mut(datagram.header.len());
+            header.copy_from_slice(datagram.header);
+            rest[..datagram.data.len()].copy_from_slice(datagram.data);
+            &self.short[..datagram.payload_bytes()]
+        };
+        // SAFETY: payload and name are live, and their true lengths are told.
+        let result = unsafe {
+            libc::sendto(
+                socket.as_raw_fd(),
+                payload.as_ptr().cast(),
+                payload.len(),
+                libc::MSG_NOSIGNAL,
+                from_mut(name).cast(),
+                NAME_BYTES,
+            )
+        };
+        answered(result)
     }
 
     fn fill(&mut self, batch: &[Outgoing<'_>], trains: &[Train]) {
@@ -270,9 +347,14 @@ impl Sender {
             header.msg_iov = slices.as_mut_ptr();
             header.msg_iovlen = used;
             header.msg_control = from_mut(control).cast();
-            // Linux keeps 36 bytes without an allocation: exactly this, unpadded.
-            header.msg_controllen =
-                if train.count > 1 { size_of::<SendControl>() } else { PACKET_INFO_LENGTH };
+            header.msg_controllen = if train.count > 1 {
+                size_of::<SendControl>()
+            } else if self.own == Some(members[0].source) {
+                0
+            } else {
+                // Linux keeps 36 bytes without an allocation: exactly this, unpadded.
+                PACKET_INFO_LENGTH
+            };
         }
     }
 }

@@ -346,3 +346,58 @@ fn joining_is_not_tried_again_at_once() {
         assert_eq!(joining.is_on(), policy == JoinTrains::Always);
     }
 }
+
+#[test]
+fn a_carrier_that_is_bound_to_an_address_sends_from_it_and_receives_for_it() {
+    let config = UdpConfig { address: Some(HERE), ..UdpConfig::default() };
+    let mut bound = UdpTransport::open(&config).expect("a socket");
+    let mut other = open();
+    let bytes = vec![7; 3000];
+    let port = other.local_port();
+    // Short in one part and in two, long, and a train: each has a way of its own.
+    let batches = [
+        vec![datagram(port, b"head", b"")],
+        vec![datagram(port, b"head", b"data")],
+        vec![datagram(port, b"head", &bytes)],
+        vec![datagram(port, b"head", &bytes), datagram(port, b"head", &bytes)],
+    ];
+    for batch in batches {
+        assert_eq!(bound.transmit(&batch).expect("sent"), batch.len());
+        for arrived in collect(&mut other, batch.len()) {
+            assert_eq!(arrived, [batch[0].header, batch[0].data].concat());
+        }
+        assert_eq!(other.incoming(0).source, HERE);
+        assert_eq!(other.incoming(0).source_port, bound.local_port());
+    }
+    let port = bound.local_port();
+    other.transmit(&[datagram(port, b"", &bytes), datagram(port, b"x", b"")]).expect("sent");
+    assert_eq!(collect(&mut bound, 2), [bytes, b"x".to_vec()]);
+    assert_eq!(bound.incoming(0).destination, HERE);
+    assert_eq!(bound.incoming(0).source_port, other.local_port());
+}
+
+#[test]
+fn a_carrier_that_is_bound_to_an_address_receives_trains() {
+    let join_trains = JoinTrains::Always;
+    let config = UdpConfig { address: Some(HERE), join_trains, ..UdpConfig::default() };
+    let (mut sender, mut receiver) = (open(), UdpTransport::open(&config).expect("a socket"));
+    let bytes = vec![3; 1000];
+    let batch = vec![datagram(receiver.local_port(), b"head", &bytes); 5];
+    assert_eq!(sender.transmit(&batch).expect("sent"), 5);
+    assert_eq!(collect(&mut receiver, 5).len(), 5);
+    assert_eq!(receiver.counters().received_train_count, 1);
+}
+
+#[test]
+fn what_was_heard_was_heard_after_the_call_and_before_now() {
+    let (mut sender, mut receiver) = (open(), open());
+    let port = receiver.local_port();
+    for spin in [Duration::ZERO, SECOND] {
+        let before = receiver.now();
+        sender.transmit(&[datagram(port, b"x", b"")]).expect("sent");
+        let count = receiver.receive(Wait::spinning(spin, before + 10 * SECOND));
+        assert_eq!(count.expect("received"), 1);
+        let heard_at = receiver.heard_at();
+        assert!(before <= heard_at && heard_at <= receiver.now());
+    }
+}

@@ -113,6 +113,7 @@ impl Endpoints {
         config.spin = SPIN;
         config.operation_count = outstanding;
         let carrier = UdpConfig {
+            address: Some(config.address()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
             filter: Some(super::super::endpoint::fabric()),
             ..UdpConfig::default()

@@ -50,7 +50,8 @@ pub(super) mod run {
         sessions: a_session_is_opened_first_and_once, open_is_repeated_and_backs_off, a_lost_session_is_opened_anew,
             a_restarted_server_leaves_writes_unknown, an_old_operation_is_not_repeated, an_open_that_is_refused_fails_all,
             a_servers_place_is_given_on, a_misrouted_open_is_told, who_leaves_closes_every_session_once,
-            a_smaller_link_is_heeded_by_an_open_under_way;
+            a_smaller_link_is_heeded_by_an_open_under_way, servers_may_issue_the_same_session,
+            many_sessions_one_after_another_are_found;
         trust: nothing_foreign_is_taken;
         writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later;
     }

@@ -275,3 +275,38 @@ pub(super) fn a_misrouted_open_is_told() -> Counters {
     assert_eq!(bench.completed().result, Ok(Answer::Done));
     bench.end()
 }
+
+pub(super) fn servers_may_issue_the_same_session() -> Counters {
+    let other = Server { node: OTHER, shard: 0 };
+    let mut bench = Bench::open();
+    bench.open_session(other, SESSION);
+    for server in [SERVER, other] {
+        bench.start(Operation::Ping { server, length: 0 }, u64::from(server.node.0));
+    }
+    let pings = bench.sent();
+    assert_eq!(pings[0].header.session, pings[1].header.session);
+    assert_eq!(pings[0].source, pings[1].source, "one address for all requests");
+    for ping in pings.iter().rev() {
+        bench.reply(&Reply::to(ping, Status::Ok));
+        assert_eq!(bench.completed().token, u64::from(ping.node.0));
+    }
+    bench.end()
+}
+
+pub(super) fn many_sessions_one_after_another_are_found() -> Counters {
+    let mut bench = Bench::open();
+    // More than the table of sessions holds at once, so that it is made anew.
+    for session in 0..100 {
+        bench.start(Operation::Close { server: SERVER }, 1);
+        let close = bench.sent_one();
+        bench.reply(&Reply::to(&close, Status::Ok));
+        assert_eq!(bench.completed().result, Ok(Answer::Done));
+        bench.open_session(SERVER, 0x1_0000 * (session + 1));
+        // An answer of the session before is none.
+        let mut late = Reply::to(&close, Status::Ok);
+        late.header.sequence = 2;
+        bench.reply(&late);
+    }
+    assert_eq!(bench.count(Event::ReplyStale), 100);
+    bench.end()
+}

@@ -26,6 +26,7 @@ pub(super) fn nothing_foreign_is_taken() -> Counters {
         other_destination(|to| to.location ^= 1 << 16),
         other_destination(|to| to.location ^= 1 << 50),
         other_destination(|to| to.location |= 0x0fff),
+        other_destination(|to| to.location |= 0xffff),
         other(|reply| reply.from.space = Space(8)),
         other(|reply| reply.from.node = OTHER),
         other(|reply| reply.from.command = Command::Write),
@@ -42,7 +43,6 @@ pub(super) fn nothing_foreign_is_taken() -> Counters {
         other(|reply| reply.header.sequence -= 1),
         other(|reply| reply.header.sequence += 512),
         other(|reply| reply.from.command = Command::Open),
-        other_destination(|to| to.location |= 0xffff),
     ];
     for (at, reply) in stale.iter().enumerate() {
         bench.reply(reply);
