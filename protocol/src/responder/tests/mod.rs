@@ -6,6 +6,7 @@ mod anywhere;
 mod checks;
 mod commands;
 mod counters;
+mod lease_model;
 mod leases;
 mod model;
 mod sessions;

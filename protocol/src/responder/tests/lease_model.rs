@@ -1,0 +1,342 @@
+//! Random leases and changes of three clients, lost and repeated, against a model of every page.
+
+use proptest::prelude::*;
+
+use super::{
+    leases::{Client, millis},
+    *,
+};
+
+const PAGES: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Abort(usize, usize, usize),
+    /// One of the last requests comes again.
+    Again(usize),
+    Commit(usize, usize, usize),
+    Pass(u64),
+    Read(usize, usize, usize),
+    Renew(usize, u16),
+    Restart(usize),
+    Update(usize, usize, usize, u16),
+    /// An UPDATE that waits if it must.
+    Wait(usize, usize, usize),
+    Write(usize, usize, usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // A client, a page and so many of them, inside of a line.
+    let place = || (0_usize..3, 0..PAGES, 1_usize..4);
+    prop_oneof![
+        2 => place().prop_map(|(client, lease, count)| Step::Abort(client, lease, count)),
+        4 => any::<usize>().prop_map(Step::Again),
+        4 => place().prop_map(|(client, lease, count)| Step::Commit(client, lease, count)),
+        2 => (1_u64..300).prop_map(Step::Pass),
+        3 => place().prop_map(|(client, page, count)| Step::Read(client, page, count)),
+        1 => (0_usize..3, 1_u16..500).prop_map(|(client, time)| Step::Renew(client, time)),
+        1 => (0_usize..3).prop_map(Step::Restart),
+        5 => (place(), 1_u16..500)
+            .prop_map(|((client, page, count), time)| Step::Update(client, page, count, time)),
+        2 => place().prop_map(|(client, page, count)| Step::Wait(client, page, count)),
+        3 => place().prop_map(|(client, page, count)| Step::Write(client, page, count)),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    client: usize,
+    epoch: u64,
+    expires_at: Instant,
+}
+
+/// An UPDATE that a client believes to have been granted.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    page: usize,
+    count: usize,
+    epoch: u64,
+}
+
+struct Model {
+    world: World,
+    at: Pointer,
+    clients: Vec<Client>,
+    grants: [Option<Grant>; 3],
+    /// What every byte of a page is, and its lease.
+    pages: [(u8, Option<Held>); PAGES],
+    sent: Vec<Ask>,
+    /// Grants that somebody waits for: client and number, and what was asked.
+    waiting: Vec<(usize, u64, usize, usize)>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let mut world = World::new();
+        let at = world.create(PAGES as u32);
+        let clients =
+            (0..3).map(|node| Client::with(&mut world, NodeId(30 + node), 1, 2048)).collect();
+        let pages = [(0, None); PAGES];
+        Self { world, at, clients, grants: [None; 3], pages, sent: Vec::new(), waiting: Vec::new() }
+    }
+
+    fn is_leased(&self, page: usize) -> bool {
+        self.pages[page].1.is_some_and(|held| self.world.now < held.expires_at)
+    }
+
+    fn holds(&self, client: usize, page: usize, epoch: u64) -> bool {
+        self.is_leased(page)
+            && self.pages[page].1.is_some_and(|held| (held.client, held.epoch) == (client, epoch))
+    }
+
+    /// Sends datagrams, of which all replies but those to waiters are given.
+    fn send(&mut self, asks: &[Ask]) -> Vec<Reply> {
+        let replies: Vec<_> = asks.iter().flat_map(|ask| self.world.send(ask)).collect();
+        self.sent.extend(asks.iter().cloned());
+        self.sort_out(replies)
+    }
+
+    /// Notes the grants of UPDATEs that waited.
+    fn sort_out(&mut self, replies: Vec<Reply>) -> Vec<Reply> {
+        let mut own = Vec::new();
+        for reply in replies {
+            let is_of = |&(client, number, ..): &(usize, u64, usize, usize)| {
+                (self.clients[client].session, number)
+                    == (reply.header.session, reply.header.sequence)
+            };
+            let waited = self.waiting.iter().position(is_of);
+            match waited {
+                Some(index) if reply.status.is_ok() => {
+                    let (client, _, page, count) = self.waiting[index];
+                    if reply.header.offset as usize == 0 {
+                        self.granted(client, page, count, &reply);
+                    }
+                    let is_last =
+                        reply.header.offset as usize + reply.data.len() == count * PAGE_BYTES;
+                    if is_last {
+                        self.waiting.remove(index);
+                    }
+                }
+                _ => own.push(reply),
+            }
+        }
+        own
+    }
+
+    fn granted(&mut self, client: usize, page: usize, count: usize, reply: &Reply) {
+        let header = reply.header;
+        let left = millis(u64::from(header.lease_remaining_ms));
+        let held = Held { client, epoch: header.lease_epoch, expires_at: self.world.now + left };
+        for page in page..page + count {
+            assert!(!self.is_leased(page), "page {page} is leased already");
+            self.pages[page].1 = Some(held);
+        }
+        self.grants[client] = Some(Grant { page, count, epoch: header.lease_epoch });
+        assert!(reply.data.iter().all(|&byte| byte == self.pages[page].0));
+    }
+
+    fn run(&mut self, number: usize, step: Step) -> Result<(), TestCaseError> {
+        // The last 20 numbers of everybody stay in the window.
+        for client in &mut self.clients {
+            client.low_water = Some(client.sequence.saturating_sub(19).max(1));
+        }
+        let in_line = |page: usize, count: usize| count.min(8 - page % 8);
+        match step {
+            Step::Pass(time) => {
+                self.world.pass(millis(time));
+                let replies = self.world.drain();
+                prop_assert_eq!(self.sort_out(replies), []);
+            }
+            Step::Read(client, page, count) => {
+                let count = in_line(page, count);
+                let at = page_of(self.at, page);
+                let ask = self.clients[client].ask(Command::Read, at, count * PAGE_BYTES);
+                let replies = self.send(&[ask]);
+                for page in page..page + count {
+                    let offset = page_of(self.at, page).location.bits() - at.location.bits();
+                    let first = replies.iter().find(|r| u64::from(r.header.offset) == offset);
+                    let first = first.expect("an answer for the page");
+                    let expected = if self.is_leased(page) { Status::Busy } else { Status::Ok };
+                    prop_assert_eq!(first.status, expected, "page {}", page);
+                    prop_assert!(first.data.iter().all(|&byte| byte == self.pages[page].0));
+                }
+            }
+            Step::Write(client, page, count) => {
+                let count = in_line(page, count);
+                let stamp = (number % 256) as u8;
+                let at = page_of(self.at, page);
+                let ask = self.clients[client].ask(Command::Write, at, count * PAGE_BYTES);
+                let reply = self.whole_train(ask, &vec![stamp; count * PAGE_BYTES])?;
+                let expected = (page..page + count)
+                    .map(|page| if self.is_leased(page) { Status::Busy } else { Status::Ok });
+                let expected: Vec<_> = expected.collect();
+                let is_one = expected.iter().all(|status| *status == expected[0]);
+                prop_assert_eq!(reply.status, if is_one { expected[0] } else { Status::Partial });
+                for page in page..page + count {
+                    if !self.is_leased(page) {
+                        self.pages[page].0 = stamp;
+                    }
+                }
+            }
+            Step::Update(client, page, count, time) => {
+                self.update(client, page, count, Some(time))?
+            }
+            Step::Wait(client, page, count) => self.update(client, page, count, None)?,
+            Step::Commit(client, skip, count) => {
+                let Some(grant) = self.grants[client] else { return Ok(()) };
+                let (page, count) = part(grant, skip, count);
+                let at = page_of(self.at, page);
+                let length = count * PAGE_BYTES;
+                let ask = self.clients[client].under(Command::Commit, at, length, grant.epoch);
+                let stamp = (number % 256) as u8;
+                let holds = (page..page + count).all(|page| self.holds(client, page, grant.epoch));
+                if holds {
+                    self.pages[page..page + count].fill((stamp, None));
+                }
+                let reply = self.whole_train(ask, &vec![stamp; length])?;
+                let expected = if holds { Status::Ok } else { Status::LeaseLost };
+                prop_assert_eq!(reply.status, expected);
+            }
+            Step::Abort(client, skip, count) => {
+                let Some(grant) = self.grants[client] else { return Ok(()) };
+                let (page, count) = part(grant, skip, count);
+                self.release(client, page, count, grant.epoch)?;
+            }
+            Step::Renew(client, time) => {
+                let Some(Grant { page, count, epoch }) = self.grants[client] else {
+                    return Ok(());
+                };
+                let at = page_of(self.at, page);
+                let ask = self.clients[client].under(Command::Renew, at, count * PAGE_BYTES, epoch);
+                let holds = (page..page + count).all(|page| self.holds(client, page, epoch));
+                let replies = self.send(&[ask.with(|header| header.lease_remaining_ms = time)]);
+                let expected = if holds { Status::Ok } else { Status::LeaseLost };
+                prop_assert_eq!(replies[0].status, expected);
+                let expires_at = self.world.now + millis(u64::from(time));
+                for page in page..page + count {
+                    if let (true, Some(held)) = (holds, &mut self.pages[page].1) {
+                        held.expires_at = expires_at;
+                    }
+                }
+            }
+            Step::Restart(client) => {
+                let Client { node, incarnation, .. } = self.clients[client];
+                self.waiting.retain(|&(other, ..)| other != client);
+                for page in &mut self.pages {
+                    page.1 = page.1.filter(|held| held.client != client);
+                }
+                let ask = open(node, incarnation + 1, number as u64, 2048);
+                let replies = self.world.send(&ask);
+                let replies = self.sort_out(replies);
+                prop_assert_eq!(replies.len(), 1);
+                let session = replies[0].header.session;
+                let of = &mut self.clients[client];
+                (of.incarnation, of.session, of.sequence) = (incarnation + 1, session, 0);
+                of.low_water = None;
+                self.grants[client] = None;
+            }
+            Step::Again(which) if !self.sent.is_empty() => {
+                let recent = self.sent.len().min(40);
+                let ask = self.sent[self.sent.len() - 1 - which % recent].clone();
+                let replies = self.world.send(&ask.attempt(1));
+                let before = self.pages;
+                self.sort_out(replies);
+                let same = before.iter().zip(&self.pages).all(|(a, b)| a.0 == b.0);
+                prop_assert!(same);
+            }
+            Step::Again(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Sends a train in another order, with a piece twice.
+    fn whole_train(&mut self, ask: Ask, data: &[u8]) -> Result<Reply, TestCaseError> {
+        let mut train = pieces(ask, 0, data, 2048);
+        train.rotate_left(data.len() / PAGE_BYTES);
+        train.push(train[0].clone());
+        let mut replies = self.send(&train);
+        prop_assert!(!replies.is_empty());
+        // A train that was refused early is refused for every later piece; all say the same.
+        let first = replies.remove(0);
+        prop_assert!(replies.iter().all(|reply| reply.status == first.status));
+        Ok(first)
+    }
+
+    fn update(
+        &mut self,
+        client: usize,
+        page: usize,
+        count: usize,
+        time: Option<u16>,
+    ) -> Result<(), TestCaseError> {
+        let count = count.min(8 - page % 8);
+        let at = page_of(self.at, page);
+        let mut ask = self.clients[client].ask(Command::Update, at, count * PAGE_BYTES);
+        match time {
+            Some(time) => ask.header.lease_remaining_ms = time,
+            None => ask.header.flags = Flags::QUEUED,
+        }
+        let name = (client, ask.header.sequence);
+        self.waiting.push((client, ask.header.sequence, page, count));
+        let is_free = !(page..page + count).any(|page| self.is_leased(page));
+        let replies = self.send(&[ask]);
+        let still = self.waiting.iter().any(|&(other, asked, ..)| (other, asked) == name);
+        if time.is_some() {
+            prop_assert_eq!(!still, is_free);
+        }
+        if still {
+            prop_assert_eq!(replies[0].status, Status::Busy);
+            let is_queued = replies[0].header.flags.contains(Flags::QUEUED);
+            prop_assert_eq!(is_queued, time.is_none());
+            if !is_queued {
+                self.waiting.retain(|&(other, asked, ..)| (other, asked) != name);
+            }
+        }
+        Ok(())
+    }
+
+    fn release(
+        &mut self,
+        client: usize,
+        page: usize,
+        count: usize,
+        epoch: u64,
+    ) -> Result<(), TestCaseError> {
+        let at = page_of(self.at, page);
+        let ask = self.clients[client].under(Command::Abort, at, count * PAGE_BYTES, epoch);
+        let holds = (page..page + count).all(|page| self.holds(client, page, epoch));
+        if holds {
+            for page in &mut self.pages[page..page + count] {
+                page.1 = None;
+            }
+        }
+        let replies = self.send(&[ask]);
+        let expected = if holds { Status::Ok } else { Status::LeaseLost };
+        prop_assert_eq!(replies[0].status, expected);
+        Ok(())
+    }
+}
+
+/// Some pages of a grant.
+fn part(grant: Grant, skip: usize, count: usize) -> (usize, usize) {
+    let skip = skip % grant.count;
+    (grant.page + skip, count.min(grant.count - skip))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn leases_agree_with_a_model(steps in prop::collection::vec(step(), 120)) {
+        let mut model = Model::new();
+        for (number, &step) in steps.iter().enumerate() {
+            model.run(number, step)?;
+        }
+        for page in 0..PAGES {
+            let byte = model.pages[page].0;
+            let is_same = (0..PAGE_BYTES).all(|at| model.world.store.byte(page as u64, at) == byte);
+            prop_assert!(is_same, "page {}", page);
+        }
+        prop_assert_eq!(model.world.responder.trains.free_buffer_count(), 1024);
+    }
+}
