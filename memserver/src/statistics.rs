@@ -9,7 +9,7 @@ use bluebridge_wire::Status;
 use crate::ArenaUsage;
 
 /// States that are shown beside events and statuses.
-const GAUGE_COUNT: usize = 7;
+const GAUGE_COUNT: usize = 9;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 12;
@@ -54,6 +54,10 @@ pub struct Snapshot {
     pub session_count: u64,
     /// Pages of anywhere-CREATEs that wait for their CONFIRM.
     pub provisional_pages: u64,
+    /// Pages that are leased; some may have run out since somebody looked.
+    pub leased_pages: u64,
+    /// Requests that wait for leased pages.
+    pub waiting_count: u64,
     /// What the carrier did.
     pub transport: Counters,
     /// Replies that the carrier did not take.
@@ -89,6 +93,8 @@ impl ShardStatistics {
             used_pages,
             session_count,
             provisional_pages,
+            leased_pages,
+            waiting_count,
         ] = self.gauges.each_ref().map(load);
         Snapshot {
             events: Event::ALL.iter().copied().zip(self.events.iter().map(load)).collect(),
@@ -102,6 +108,8 @@ impl ShardStatistics {
             },
             session_count,
             provisional_pages,
+            leased_pages,
+            waiting_count,
             transport: counters_of(self.transport.each_ref().map(load)),
             unsent_count: load(&self.unsent),
             orders: (load(&self.orders_done), load(&self.orders_refused)),
@@ -124,6 +132,8 @@ impl ShardStatistics {
             arena.used_pages,
             responder.session_count() as u64,
             responder.provisional_pages(),
+            responder.leased_pages() as u64,
+            responder.waiting_count() as u64,
         ];
         for (shown, gauge) in self.gauges.iter().zip(gauges) {
             shown.store(gauge, Ordering::Relaxed);

@@ -93,6 +93,35 @@ fn orders_reach_the_shard() {
 }
 
 #[test]
+fn whoever_waits_is_answered_when_a_lease_runs_out_and_nothing_else_happens() {
+    let (server, client) = on_hub(&config());
+    let mut peer = Peer::open(client, 4096);
+    let at = peer.create(1).unwrap();
+    assert_eq!(peer.write(at, b"contents"), Status::Ok);
+    let grant = peer.lease(at, 100);
+    assert_eq!((grant.status, grant.header.node), (Status::Ok, 20));
+    let busy = peer.wait_to_read(at);
+    assert_eq!(busy.status, Status::Busy);
+    assert_eq!(busy.header.lease_epoch, grant.header.lease_epoch);
+    let answer = peer.replies(1).remove(0);
+    assert_eq!((answer.status, &answer.data[..]), (Status::Ok, &b"contents"[..]));
+    let totals = server.stop().unwrap().remove(0);
+    assert_eq!((totals.leased_pages, totals.waiting_count), (0, 0));
+    assert_eq!((totals.event(Event::LeaseExpired), totals.event(Event::WaiterAnswered)), (1, 1));
+}
+
+#[test]
+fn notices_are_sent_when_told_to() {
+    let (server, client) = on_hub(&config());
+    let mut peer = Peer::open(client, 4096);
+    server.order(0, Order::Notices(SPACE, true)).unwrap();
+    eventually("the order", || server.statistics()[0].orders == (1, 0));
+    let at = peer.create(2).unwrap();
+    assert_eq!(peer.delete(at), Status::Ok);
+    assert_eq!(server.stop().unwrap().remove(0).event(Event::NoticeSent), 2);
+}
+
+#[test]
 fn what_cannot_run_is_refused_at_the_start() {
     let none: Vec<MemoryTransport> = Vec::new();
     assert!(matches!(run(&config(), none), Err(StartError::Carriers(0))));

@@ -174,6 +174,18 @@ impl<T: Transport> Peer<T> {
         self.ask(Command::Delete, &[(header, &[])], 1).remove(0).status
     }
 
+    /// Leases the page at `at` for some milliseconds.
+    pub(crate) fn lease(&mut self, at: Pointer, lease_remaining_ms: u16) -> Reply {
+        let header = Header { lease_remaining_ms, ..self.next(at.to_ipv6(), 8) };
+        self.ask(Command::Update, &[(header, &[])], 1).remove(0)
+    }
+
+    /// Begins to wait for 8 bytes of a leased page.
+    pub(crate) fn wait_to_read(&mut self, at: Pointer) -> Reply {
+        let header = Header { flags: Flags::QUEUED, ..self.next(at.to_ipv6(), 8) };
+        self.ask(Command::Read, &[(header, &[])], 1).remove(0)
+    }
+
     pub(crate) fn ping(&mut self) -> Status {
         let header = self.next(self.server_address(), 0);
         self.ask(Command::Ping, &[(header, b"alive?")], 1).remove(0).status
