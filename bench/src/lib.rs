@@ -9,13 +9,17 @@
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
 //! * [`ours`]: the client library's operations.
 //! * [`echo`] and [`flood`]: the plain UDP floors, one outstanding and many.
+//! * [`ownership`]: leases handed from client to client, and how fair that is.
+//! * [`plot`]: series as SVG.
 //! * [`placement`]: how far apart the host has put the two cores, which moves all results.
 
 pub mod contest;
 pub mod echo;
 pub mod flood;
 pub mod ours;
+pub mod ownership;
 pub mod placement;
+pub mod plot;
 pub mod summary;
 pub mod turns;
 

@@ -1,6 +1,6 @@
 //! `bluebridge bench`: our operations against plain UDP, side by side, in a rack made for it.
 
-mod machine;
+pub(super) mod machine;
 mod measure;
 mod report;
 

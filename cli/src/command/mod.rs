@@ -4,6 +4,7 @@ mod bench;
 mod controller;
 mod demo;
 mod endpoint;
+mod experiment;
 mod host;
 mod interrupt;
 mod member;
@@ -61,6 +62,9 @@ enum Command {
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
     Demo(demo::Demo),
+    /// Answer a question by a rack made for it, with tables, CSV and plots
+    #[command(subcommand)]
+    Experiment(experiment::Experiment),
     /// Let this machine send to pointers and receive them through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
@@ -105,6 +109,7 @@ pub fn run() -> ExitCode {
         Command::Create(command) => memory::create::run(command, line.global),
         Command::Delete(command) => memory::delete::run(command, line.global),
         Command::Demo(command) => demo::run(command, line.global),
+        Command::Experiment(command) => experiment::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
         Command::Ping(command) => memory::ping::run(command, line.global),

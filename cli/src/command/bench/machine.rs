@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// The machine, as far as it moves the results.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Machine {
+pub(in crate::command) struct Machine {
     cpu: String,
     kernel: String,
     /// How long an idle virtual CPU polls before it halts; `None` where there is no such setting.
@@ -17,7 +17,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn look() -> Self {
+    pub(in crate::command) fn look() -> Self {
         let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name"));
         let cpu = model.and_then(|line| line.split_once(':')).map_or("", |(_, name)| name.trim());

@@ -1,0 +1,137 @@
+//! Plots of measured series, as SVG.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+/// A line of a plot.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// What the legend calls it.
+    pub name: String,
+    /// Its points, in the order of the first coordinate.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// What a plot says of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels<'a> {
+    /// Above the plot.
+    pub title: &'a str,
+    /// Below it.
+    pub x: &'a str,
+    /// Left of it.
+    pub y: &'a str,
+}
+
+/// A plot that could not be drawn or written.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PlotError {
+    /// There is not a single point.
+    #[error("there is nothing to plot")]
+    Empty,
+    /// The file could not be written.
+    #[error("cannot write the plot {path}: {reason}")]
+    Write {
+        /// Which file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+const SIZE: (u32, u32) = (800, 480);
+const STROKE: u32 = 2;
+const POINT: i32 = 3;
+const COLORS: [RGBColor; 6] = [
+    RGBColor(0, 90, 181),
+    RGBColor(220, 50, 32),
+    RGBColor(26, 133, 60),
+    RGBColor(148, 91, 201),
+    RGBColor(200, 125, 0),
+    RGBColor(70, 70, 70),
+];
+
+/// Draws lines with their points into an SVG file; the vertical axis begins at 0.
+///
+/// # Errors
+/// [`PlotError`]; no file or an unfinished one is left.
+pub fn lines(path: &Path, labels: Labels<'_>, series: &[Series]) -> Result<(), PlotError> {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let largest = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(f64::NAN, f64::max);
+    let (right, top) = (largest(|point| point.0), largest(|point| point.1));
+    let left = points().map(|point| point.0).fold(f64::NAN, f64::min);
+    if !(left.is_finite() && right.is_finite() && top.is_finite()) {
+        return Err(PlotError::Empty);
+    }
+    let right = if right > left { right } else { left + 1.0 };
+    let top = if top > 0.0 { top * 1.1 } else { 1.0 };
+    draw(path, labels, series, left..right, 0.0..top).map_err(|error| PlotError::Write {
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+fn draw(
+    path: &Path,
+    labels: Labels<'_>,
+    series: &[Series],
+    x: std::ops::Range<f64>,
+    y: std::ops::Range<f64>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(labels.title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(64)
+        .build_cartesian_2d(x, y)?;
+    chart.configure_mesh().x_desc(labels.x).y_desc(labels.y).light_line_style(WHITE).draw()?;
+    for (series, color) in series.iter().zip(COLORS.iter().cycle()) {
+        let style = ShapeStyle::from(color).stroke_width(STROKE);
+        chart
+            .draw_series(LineSeries::new(series.points.iter().copied(), style))?
+            .label(&series.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        let dots = series.points.iter().map(|point| Circle::new(*point, POINT, color.filled()));
+        chart.draw_series(dots)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LABELS: Labels<'_> = Labels { title: "a title", x: "clients", y: "time (us)" };
+
+    #[test]
+    fn a_plot_names_its_axes_and_its_lines() {
+        let path = std::env::temp_dir().join(format!("bluebridge-plot-{}.svg", std::process::id()));
+        let series = ["ours", "theirs"]
+            .map(|name| Series { name: name.to_owned(), points: vec![(1.0, 10.0), (2.0, 12.5)] });
+        lines(&path, LABELS, &series).expect("it can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        std::fs::remove_file(&path).expect("it is ours");
+        for word in ["a title", "clients", "time (us)", "ours", "theirs", "</svg>"] {
+            assert!(text.contains(word), "{word} is missing");
+        }
+    }
+
+    #[test]
+    fn nothing_is_refused() {
+        let refused = lines(Path::new("/nonexistent/plot.svg"), LABELS, &[]);
+        assert!(matches!(refused, Err(PlotError::Empty)));
+        let series = [Series { name: "one".to_owned(), points: vec![(0.0, 0.0)] }];
+        let refused = lines(Path::new("/nonexistent/plot.svg"), LABELS, &series);
+        assert!(matches!(refused, Err(PlotError::Write { .. })));
+    }
+}

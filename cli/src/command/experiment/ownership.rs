@@ -1,0 +1,107 @@
+//! Ownership handed over: contention of 1 to 16 clients, and how soon a redirect is there.
+
+mod contention;
+mod redirect;
+mod report;
+
+use std::path::PathBuf;
+use std::process;
+use std::time::Duration;
+
+use anyhow::Context;
+use bluebridge::{Client, JoinOptions, Space};
+use bluebridge_northbound::Attachment;
+use bluebridge_transport::udp::UdpTransport;
+use clap::Args;
+use serde::Serialize;
+
+use self::contention::Contended;
+use self::redirect::Redirected;
+use super::super::{Global, interrupt};
+use super::Folder;
+use crate::exit::Exit;
+use crate::rack::daemon::READY_DEADLINE;
+use crate::rack::layout::ENDPOINT_INTERFACE;
+use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use crate::rack::{Rack, Site};
+
+/// How long an UPDATE may wait for its turn.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// What to find out, and for how long.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Ownership {
+    /// Clients that contend for one page, one run for each number
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16",
+          value_parser = clap::value_parser!(u16).range(1..=32))]
+    clients: Vec<u16>,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
+    seconds: u16,
+    /// How long an owner keeps the page, in microseconds; 0 commits at once
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    hold_us: u32,
+    /// Leases of which the redirect is waited for
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    leases: u16,
+    /// Where the CSV files and the plots go
+    #[arg(long, default_value = "ownership")]
+    output: PathBuf,
+    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
+    #[arg(long)]
+    switch: Option<DataPlane>,
+}
+
+/// What was found out under one policy.
+#[derive(Clone, Debug, Serialize)]
+struct Findings {
+    policy: Redirects,
+    contention: Vec<Contended>,
+    redirect: Redirected,
+}
+
+pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
+    let folder = Folder::make(&asked.output)?;
+    let site = Site::prepare()?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let program = std::env::current_exe().context("cannot find the own program")?;
+    let most = asked.clients.iter().copied().max().unwrap_or(1).max(2);
+    let mut findings = Vec::new();
+    for policy in [Redirects::Contended, Redirects::Always] {
+        let spec = RackSpec {
+            name: format!("own{}-{}", process::id(), policy.as_str()).parse::<RackName>()?,
+            servers: 1,
+            clients: most,
+            mtu: LinkMtus::default(),
+            switch: asked.switch.unwrap_or(site.data_plane()),
+            memory: ByteSize(64 << 20),
+            redirects: policy,
+        };
+        let mut rack = Rack::build(&site, spec, cancel.clone())?;
+        rack.start_daemons(&program, READY_DEADLINE)?;
+        let redirect = redirect::measure(&rack, asked.leases.into())?;
+        let mut contention = Vec::new();
+        for count in &asked.clients {
+            cancel.check()?;
+            let time = Duration::from_secs(asked.seconds.into());
+            let hold = Duration::from_micros(asked.hold_us.into());
+            contention.push(contention::measure(&rack, *count, hold, time)?);
+        }
+        findings.push(Findings { policy, contention, redirect });
+        rack.take_down()?;
+    }
+    report::print(&findings, &folder, global.json)?;
+    Ok(Exit::Ok)
+}
+
+/// A client of the rack; called in its namespace.
+fn join(rack: &Rack, node: Node) -> anyhow::Result<Client<UdpTransport>> {
+    let port = rack.layout().port_of(node).context("the rack has no such client")?.number;
+    let controller = format!("http://{}", rack.layout().controller());
+    let mut options = JoinOptions::new(&node.to_string(), Space(1), ENDPOINT_INTERFACE, "");
+    options.attachment = Attachment::Port(port);
+    options.behaviour.deadline = DEADLINE;
+    // More clients than cores: whoever spins takes the time of those who have something to do.
+    options.behaviour.spin = Duration::ZERO;
+    Ok(Client::join(&controller, options)?)
+}
