@@ -7,7 +7,7 @@
 //! * [`turns`]: who is served now; one thread serves every contestant, so no contestant's idle
 //!   server takes a core from another.
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
-//! * [`ours`]: the client library's operations.
+//! * [`ours`]: the client library's operations; [`update`]: an UPDATE with its COMMIT.
 //! * [`echo`] and [`flood`]: the plain UDP floors, one outstanding and many.
 //! * [`ownership`]: leases handed from client to client, and how fair that is.
 //! * [`plot`]: series as SVG.
@@ -22,6 +22,7 @@ pub mod placement;
 pub mod plot;
 pub mod summary;
 pub mod turns;
+pub mod update;
 
 /// Keeps the calling thread on one core.
 ///

@@ -3,6 +3,7 @@
 pub(super) mod machine;
 mod measure;
 mod report;
+mod update;
 
 use std::process;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::{Global, interrupt};
 use crate::exit::Exit;
 use crate::rack::daemon::READY_DEADLINE;
 use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use crate::rack::{Rack, Site};
+use crate::rack::{Cancel, Rack, Site};
 
 /// The core of the client, and of everything that asks.
 const CLIENT_CORE: usize = 0;
@@ -64,19 +65,43 @@ enum Subject {
     Create,
     Delete,
     Read,
+    /// UPDATE with its COMMIT, against READ
+    Update,
     Write,
 }
 
 impl Bench {
+    fn length(&self) -> Length {
+        Length {
+            round_count: self.rounds.into(),
+            warm_up_count: 200,
+            operation_count: self.operations as usize,
+        }
+    }
+
+    /// A rack of one server, on its core, and one client.
+    fn build(&self, site: &Site, redirects: Redirects, cancel: &Cancel) -> anyhow::Result<Rack> {
+        let spec = RackSpec {
+            name: format!("bench{}", process::id()).parse::<RackName>()?,
+            servers: 1,
+            clients: 1,
+            mtu: self.mtu.clone(),
+            switch: self.switch.unwrap_or(site.data_plane()),
+            memory: ByteSize(1 << 30),
+            redirects,
+        };
+        let program = std::env::current_exe().context("cannot find the own program")?;
+        let mut rack = Rack::build(site, spec, cancel.clone())?;
+        rack.start_daemons(&program, READY_DEADLINE)?;
+        pin_servers(&rack)?;
+        Ok(rack)
+    }
+
     fn plans(&self) -> Vec<Plan> {
         let plan = |operation, bytes| Plan {
             operation,
             bytes,
-            length: Length {
-                round_count: self.rounds.into(),
-                warm_up_count: 200,
-                operation_count: self.operations as usize,
-            },
+            length: self.length(),
             pipelined: !self.latency_only,
         };
         let size = self.size as usize;
@@ -92,6 +117,8 @@ impl Bench {
             Subject::Create => vec![plan(Operation::Create, size)],
             Subject::Delete => vec![plan(Operation::Delete, size)],
             Subject::Read => vec![plan(Operation::Read, size)],
+            // Has contestants of its own.
+            Subject::Update => Vec::new(),
             Subject::Write => vec![plan(Operation::Write, size)],
         }
     }
@@ -104,21 +131,19 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     if cores < 2 {
         return Err(anyhow!("a client and a server that spin need two cores, and there is one"));
     }
-    let spec = RackSpec {
-        name: format!("bench{}", process::id()).parse::<RackName>()?,
-        servers: 1,
-        clients: 1,
-        mtu: bench.mtu,
-        switch: bench.switch.unwrap_or(site.data_plane()),
-        memory: ByteSize(1 << 30),
-        redirects: Redirects::default(),
-    };
-    let switch = spec.switch;
-    let program = std::env::current_exe().context("cannot find the own program")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
-    let mut rack = Rack::build(&site, spec, cancel.clone())?;
-    rack.start_daemons(&program, READY_DEADLINE)?;
-    pin_servers(&rack)?;
+    let switch = bench.switch.unwrap_or(site.data_plane());
+    if matches!(bench.operation, Subject::Update) {
+        let mut reports = Vec::new();
+        for policy in [Redirects::Contended, Redirects::Always] {
+            let rack = bench.build(&site, policy, &cancel)?;
+            reports.push(update::run(&rack, policy, bench.size as usize, bench.length())?);
+            rack.take_down()?;
+        }
+        update::print(&reports, bench.size as usize, switch, global.json)?;
+        return Ok(Exit::Ok);
+    }
+    let rack = bench.build(&site, Redirects::default(), &cancel)?;
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
     let endpoints = rack.enter(CLIENT, || Endpoints::join(&controller, port))??;

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, Space};
+use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::{Attachment, MemoryNode};
 use bluebridge_transport::OpenError;
-use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::UDP_PORT;
 use clap::Args;
 use tonic::transport::ClientTlsConfig;
@@ -69,7 +69,7 @@ pub(super) struct Member {
 
 /// A time on the command line.
 #[derive(Clone, Copy, Debug)]
-struct Deadline(Duration);
+pub(super) struct Deadline(pub(super) Duration);
 
 impl FromStr for Deadline {
     type Err = String;
@@ -109,6 +109,18 @@ pub(super) struct Session {
 impl Member {
     /// Joins, in the rack's namespace if the command is for one; the process moves there.
     pub(super) fn join(&self) -> anyhow::Result<Session> {
+        self.join_with(join)
+    }
+
+    /// Joins as an endpoint that renews leases and answers for them.
+    pub(super) fn join_as_owner(&self) -> anyhow::Result<Session> {
+        self.join_with(join_as_owner)
+    }
+
+    fn join_with(
+        &self,
+        join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
+    ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
         join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
             Some(_) => format!("cannot join as {}", identity.name),
@@ -199,11 +211,29 @@ pub(super) fn join(
     deadline: Duration,
     spin: Duration,
 ) -> Result<Session, JoinError> {
+    join_when_free(identity, deadline, spin, |options| options.carrier.port = UDP_PORT)
+}
+
+/// As [`join`], with the port in the hands of the client's service thread.
+pub(super) fn join_as_owner(
+    identity: &Identity,
+    deadline: Duration,
+    spin: Duration,
+) -> Result<Session, JoinError> {
+    join_when_free(identity, deadline, spin, |options| options.service = ServiceStart::AtOnce)
+}
+
+fn join_when_free(
+    identity: &Identity,
+    deadline: Duration,
+    spin: Duration,
+    take_port: impl FnOnce(&mut JoinOptions),
+) -> Result<Session, JoinError> {
     let until = Instant::now() + deadline;
     let mut options = JoinOptions::new(&identity.name, identity.space, &identity.interface, "");
     options.attachment = Attachment::Port(identity.switch_port);
     options.membership.join_deadline = deadline;
-    options.carrier = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
+    take_port(&mut options);
     options.behaviour =
         EndpointConfig { deadline, spin, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };
     options.membership.tls.clone_from(&identity.tls);

@@ -78,6 +78,7 @@ enum Command {
     Stat(memory::stat::Stat),
     /// Run the embedded switch and its P4Runtime agent in the foreground, or ask a running one
     Switch(switch::Switch),
+    Update(memory::update::Update),
     Write(memory::write::Write),
     Zero(memory::zero::Zero),
 }
@@ -117,6 +118,7 @@ pub fn run() -> ExitCode {
         Command::Read(command) => memory::read::run(command, line.global),
         Command::Stat(command) => memory::stat::run(command, line.global),
         Command::Switch(command) => switch::run(command, line.global),
+        Command::Update(command) => memory::update::run(command, line.global),
         Command::Write(command) => memory::write::run(command, line.global),
         Command::Zero(command) => memory::zero::run(command, line.global),
     };

@@ -8,6 +8,7 @@ pub(super) mod ping;
 mod progress;
 pub(super) mod read;
 pub(super) mod stat;
+pub(super) mod update;
 pub(super) mod write;
 pub(super) mod zero;
 

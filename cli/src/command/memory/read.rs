@@ -34,8 +34,28 @@ pub(in crate::command) struct Read {
     /// Print lines of offset, bytes and characters
     #[arg(long, conflicts_with = "json")]
     hex: bool,
+    /// Of pages that somebody updates, take what was committed last; say so on standard error
+    #[arg(long)]
+    stale: bool,
     #[command(flatten)]
     member: Member,
+}
+
+/// How the bytes are read, and whether any were out of date.
+struct Reading<'a> {
+    session: &'a mut Session,
+    takes_stale: bool,
+    is_stale: bool,
+}
+
+impl Reading<'_> {
+    fn read(&mut self, pointer: Pointer, buffer: &mut [u8]) -> Result<(), bluebridge::Error> {
+        if self.takes_stale {
+            self.is_stale |= self.session.client.read_stale(pointer, buffer)?;
+            return Ok(());
+        }
+        self.session.client.read(pointer, buffer)
+    }
 }
 
 pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<Exit> {
@@ -47,23 +67,37 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
         return Err(UsageError(words.to_owned()).into());
     }
     let mut session = options.member.join()?;
+    let mut reading =
+        Reading { session: &mut session, takes_stale: options.stale, is_stale: false };
     let outcome = match (global.json, options.hex) {
-        (true, _) => as_json(&mut session, start, length),
-        (false, hex) => stream(&mut session, start, length, hex),
+        (true, _) => as_json(&mut reading, start, length),
+        (false, hex) => stream(&mut reading, start, length, hex),
     };
+    if reading.is_stale && !global.json {
+        output::complain("some of the pages are being updated; of those, this was committed last");
+    }
     session.leave();
     outcome
 }
 
-fn as_json(session: &mut Session, start: Pointer, length: u64) -> anyhow::Result<Exit> {
+fn as_json(reading: &mut Reading<'_>, start: Pointer, length: u64) -> anyhow::Result<Exit> {
     let mut bytes = vec![0; usize::try_from(length)?];
-    session.client.read(start, &mut bytes)?;
+    reading.read(start, &mut bytes)?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    output::json(&json!({ "pointer": start.to_string(), "bytes": length, "hex": hex }))?;
+    let mut document = json!({ "pointer": start.to_string(), "bytes": length, "hex": hex });
+    if let (true, Some(fields)) = (reading.takes_stale, document.as_object_mut()) {
+        fields.insert("stale".to_owned(), reading.is_stale.into());
+    }
+    output::json(&document)?;
     Ok(Exit::Ok)
 }
 
-fn stream(session: &mut Session, start: Pointer, length: u64, hex: bool) -> anyhow::Result<Exit> {
+fn stream(
+    reading: &mut Reading<'_>,
+    start: Pointer,
+    length: u64,
+    hex: bool,
+) -> anyhow::Result<Exit> {
     let bar = progress::bar(Some(length));
     let mut out = io::stdout().lock();
     let mut buffer = vec![0; usize::try_from(length)?.clamp(1, CHUNK_BYTES)];
@@ -71,7 +105,7 @@ fn stream(session: &mut Session, start: Pointer, length: u64, hex: bool) -> anyh
     loop {
         let count = usize::try_from(length - done)?.min(buffer.len());
         let (chunk, _) = buffer.split_at_mut(count);
-        session.client.read(at(start, done)?, chunk)?;
+        reading.read(at(start, done)?, chunk)?;
         let written = if hex { dump(&mut out, done, chunk) } else { out.write_all(chunk) };
         match written {
             // The reader has seen enough.

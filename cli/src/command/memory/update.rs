@@ -1,0 +1,94 @@
+//! `bluebridge update`: bytes changed under a lease.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use bluebridge::{Pointer, ServiceState, UpdateOptions};
+use clap::Args;
+use serde_json::json;
+
+use super::at;
+use super::input::{Source, read_all};
+use crate::command::Global;
+use crate::command::member::{Deadline, Member};
+use crate::exit::Exit;
+use crate::output;
+use crate::rack::spec::ByteSize;
+
+/// Change the bytes at a pointer under a lease (UPDATE, then COMMIT): while it lasts, nobody else changes
+/// or reads them.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Update {
+    /// The pointer: an IPv6 address, as `create` prints it
+    pointer: Pointer,
+    /// The bytes to set; without it and --file, standard input, which is read to its end first
+    #[arg(long, value_name = "TEXT")]
+    set: Option<String>,
+    /// Take the bytes from a file
+    #[arg(long, value_name = "PATH", conflicts_with = "set")]
+    file: Option<PathBuf>,
+    /// Bytes to skip from the pointer
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    offset: ByteSize,
+    /// How long a lease to ask for; the server's default without it. It is renewed while it is held
+    #[arg(long, value_name = "TIME")]
+    lease: Option<Deadline>,
+    /// Keep the lease for so long before the COMMIT, to look at what others see meanwhile
+    #[arg(long, value_name = "TIME")]
+    hold: Option<Deadline>,
+    /// Give up at once if another has a lease
+    #[arg(long)]
+    no_wait: bool,
+    /// Look, and give the lease up instead of committing
+    #[arg(long)]
+    abort: bool,
+    #[command(flatten)]
+    member: Member,
+}
+
+pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<Exit> {
+    let start = at(asked.pointer, asked.offset.0)?;
+    let data = read_all(Source::of(asked.set, asked.file))?;
+    let mut session = asked.member.join_as_owner()?;
+    let mut buffer = vec![0; data.len()];
+    let hold = asked.hold.map(|hold| hold.0);
+    let options = UpdateOptions {
+        lease: asked.lease.map(|lease| lease.0),
+        renew_limit: hold.unwrap_or_default() + Duration::from_secs(30),
+        wait: !asked.no_wait,
+        ..UpdateOptions::default()
+    };
+    let is_serving = session.client.service_state() == ServiceState::Serving;
+    let mut update = session.client.update_with(start, &mut buffer, options)?;
+    let epoch = update.epoch();
+    if let Some(hold) = hold {
+        if !global.json {
+            output::text(&format!("epoch {epoch}: {} bytes at {start} are leased", data.len()))?;
+        }
+        thread::sleep(hold);
+    }
+    let changed_count = update.iter().zip(&data).filter(|(before, after)| before != after).count();
+    update.copy_from_slice(&data);
+    let word = if asked.abort {
+        update.abort()?;
+        "given up"
+    } else {
+        update.commit()?;
+        "committed"
+    };
+    session.leave();
+    if global.json {
+        output::json(&json!({
+            "pointer": start.to_string(),
+            "bytes": data.len(),
+            "changed_bytes": changed_count,
+            "epoch": epoch,
+            "committed": !asked.abort,
+            "answers_redirects": is_serving,
+        }))?;
+    } else {
+        output::text(&format!("epoch {epoch}: {} bytes at {start} are {word}", data.len()))?;
+    }
+    Ok(Exit::Ok)
+}
