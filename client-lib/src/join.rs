@@ -153,6 +153,8 @@ impl Joined {
 fn service_carrier(carrier: &UdpConfig, port: u16) -> Result<UdpTransport, OpenError> {
     UdpTransport::open(&UdpConfig {
         port,
+        // What the switch redirects here has other nodes' addresses.
+        address: None,
         receive_batch_count: 4,
         send_batch_count: 8,
         receive_buffer_bytes: 1 << 20,
