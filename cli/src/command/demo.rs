@@ -52,6 +52,8 @@ struct Summary {
     entry_count: usize,
     /// Sizes that were written by one client and read by the other.
     transferred_bytes: Vec<usize>,
+    /// What an UPDATE did to the switch.
+    hand_over: Option<in_rack::HandOver>,
     /// What a stale pointer is answered.
     stale_pointer: String,
     latency: Vec<Latency>,

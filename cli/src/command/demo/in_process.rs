@@ -113,6 +113,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
         pointer: pointer.to_string(),
         entry_count: lines.len(),
         transferred_bytes,
+        hand_over: None,
         stale_pointer,
         latency,
         directory_packets: None,

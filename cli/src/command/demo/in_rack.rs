@@ -1,5 +1,7 @@
 //! The demo with real daemons in network namespaces.
 
+mod hand_over;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,11 +12,12 @@ use bluebridge::{Client, Error, Placement, Pointer};
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::Space;
 
+pub(super) use self::hand_over::HandOver;
 use super::acts::Cast;
 use super::screen::Screen;
 use super::{ControllerRestart, Mode, Summary, latency};
 use crate::command::interrupt;
-use crate::command::member::{identity_in, join};
+use crate::command::member::{identity_in, join_as_owner};
 use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
 use crate::control::tables::{self, TableLine};
 use crate::control::{controller_status, switch_ports};
@@ -88,6 +91,10 @@ fn play(
     clients.atomics(screen)?;
     cancel.check()?;
 
+    screen.step("A page changes hands")?;
+    let hand_over = stage.hand_over(&mut clients, screen)?;
+    cancel.check()?;
+
     screen.step("A freed pointer is refused")?;
     let stale_pointer = clients.stale(screen)?;
     cancel.check()?;
@@ -117,6 +124,7 @@ fn play(
         pointer: pointer.to_string(),
         entry_count: before.len(),
         transferred_bytes,
+        hand_over: Some(hand_over),
         stale_pointer,
         latency,
         directory_packets: Some(directory_packets),
@@ -187,7 +195,7 @@ impl<'a> Stage<'a> {
         let spin = spin.map_or(Duration::ZERO, |(_, spin)| *spin);
         let session = |node| {
             let identity = identity_in(self.rack.state(), node, Space(1))?;
-            let joined = self.rack.enter(node, || join(&identity, DEADLINE, spin))?;
+            let joined = self.rack.enter(node, || join_as_owner(&identity, DEADLINE, spin))?;
             joined.with_context(|| format!("{node} cannot join"))
         };
         let (first, second) = (session(Node::Client(1))?, session(Node::Client(2))?);
@@ -223,8 +231,9 @@ impl<'a> Stage<'a> {
             let same = |old: &&TableLine| (old.table, &old.matches) == (line.table, &line.matches);
             let (packets, bytes) =
                 before.iter().find(same).map_or((0, 0), |old| (old.packets, old.bytes));
-            line.packets = line.packets.saturating_sub(packets);
-            line.bytes = line.bytes.saturating_sub(bytes);
+            // Counters begin anew when an entry is rewritten, as that of `anycast` is with its weights.
+            line.packets = line.packets.checked_sub(packets).unwrap_or(line.packets);
+            line.bytes = line.bytes.checked_sub(bytes).unwrap_or(line.bytes);
             if line.table == "directory" {
                 directory_packets += line.packets;
             }
