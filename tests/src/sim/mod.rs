@@ -9,6 +9,7 @@
 pub mod bugs;
 mod client;
 mod clock;
+pub mod leases;
 mod ledger;
 mod migration;
 pub mod model;

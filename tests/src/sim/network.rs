@@ -162,6 +162,22 @@ impl Network {
         }
     }
 
+    /// Installs what a controller makes of a lease: requests for the page go to its owner for so
+    /// long.
+    pub(super) fn redirect(&mut self, page: &Key, endpoint: usize, lease_ms: u16) {
+        let forward = Forward { port: port_of(endpoint), dst_mac: mac_of(endpoint) };
+        let action = Action::RedirectUntil { forward, lease_ms };
+        let entry = Entry { key: page.clone(), action, idle_timeout: None, metadata: Vec::new() };
+        if self.pipeline.insert(&entry).is_err() {
+            self.pipeline.modify(&entry).expect("an entry is absent or present");
+        }
+    }
+
+    /// Removes the redirect of a page; false if there is none.
+    pub(super) fn end_redirect(&mut self, page: &Key) -> bool {
+        self.pipeline.delete(page).is_ok()
+    }
+
     /// Nothing passes a link that way until then.
     pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Instant) {
         self.links[endpoint].cut[way as usize] = until;

@@ -1,0 +1,49 @@
+//! Leases in virtual time: real requesters, owners, a responder and the real pipeline with its
+//! redirects, under loss, damage, delay, crashes and endpoints that stand still in the middle of
+//! a lease; and what the clients saw, decided by [`crate::history`].
+//!
+//! One server holds two pages. The first is read, overwritten and updated as a whole, always with
+//! a value that is new; a word of the second is a counter, which is added to and updated. A run is
+//! decided by its seed alone.
+
+mod client;
+mod controller;
+mod job;
+mod world;
+
+pub use world::run;
+
+/// A mistake made on purpose.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bug {
+    /// The server takes a COMMIT of the page's owner whatever its epoch.
+    AnyEpoch,
+    /// The server executes a repeated FETCH_ADD again.
+    ForgetWindow,
+    /// The store does not do every write that it was asked to do.
+    LoseWrites,
+    /// An owner executes what is redirected to it, and is believed.
+    OwnerExecutes,
+    /// A page's owner serves what was committed last, and is believed to know the present.
+    StaleAsPresent,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 5] = [
+        Self::AnyEpoch,
+        Self::ForgetWindow,
+        Self::LoseWrites,
+        Self::OwnerExecutes,
+        Self::StaleAsPresent,
+    ];
+}
+
+/// Everything that is decided before a run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where all randomness comes from.
+    pub seed: u64,
+    /// The mistake that this run must find.
+    pub bug: Option<Bug>,
+}
