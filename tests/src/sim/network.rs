@@ -11,7 +11,7 @@ use bluebridge_switch::{
     dataplane::{DataPlane, Drops, ImpairmentCounters},
     soft::{Offload, Pipeline},
 };
-use bluebridge_wire::{NodeId, Space, UDP_PORT, address::NODE_PREFIX_LEN};
+use bluebridge_wire::{NodeId, UDP_PORT, address::NODE_PREFIX_LEN};
 use rand::{Rng, rngs::SmallRng};
 
 use super::{SPACE, plan::LinkPlan};
