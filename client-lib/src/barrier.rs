@@ -30,8 +30,13 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
-/// # let mut first = Client::open(EndpointConfig::new(Space(1), NodeId(1000), 1), rack.attach(NodeId(1000)));
-/// # let mut second = Client::open(EndpointConfig::new(Space(1), NodeId(1001), 1), rack.attach(NodeId(1001)));
+/// # let config = |node| {
+/// #     let mut config = EndpointConfig::new(Space(1), NodeId(node), 1);
+/// #     config.placement = bluebridge::Placement::Anywhere;
+/// #     config
+/// # };
+/// # let mut first = Client::open(config(1000), rack.attach(NodeId(1000)));
+/// # let mut second = Client::open(config(1001), rack.attach(NodeId(1001)));
 /// let region = first.create(4096)?;
 /// let barrier = Barrier::at(region.base(), 2)?;
 /// thread::scope(|scope| {

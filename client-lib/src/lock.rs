@@ -34,7 +34,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
-/// # let mut client = Client::open(EndpointConfig::new(Space(1), NodeId(1000), 1), rack.attach(NodeId(1000)));
+/// # let config = |node| {
+/// #     let mut config = EndpointConfig::new(Space(1), NodeId(node), 1);
+/// #     config.placement = bluebridge::Placement::Anywhere;
+/// #     config
+/// # };
+/// # let mut client = Client::open(config(1000), rack.attach(NodeId(1000)));
 /// let region = client.create(4096)?;
 /// // Everyone who knows the pointer can take the lock.
 /// let lock = Lock::at(region.base(), Duration::from_secs(2))?;
