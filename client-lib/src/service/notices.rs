@@ -54,7 +54,10 @@ impl Subscribers {
         let (sender, receiver) = sync_channel(NOTICES_WAITING_MAX);
         let lost_count = Arc::<AtomicU64>::default();
         let subscriber = Subscriber { sender, lost_count: Arc::clone(&lost_count) };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(subscriber);
+        let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where no notice comes, nobody else forgets who is gone.
+        subscribers.retain(|other| Arc::strong_count(&other.lost_count) > 1);
+        subscribers.push(subscriber);
         Notices { receiver, lost_count }
     }
 
@@ -69,5 +72,23 @@ impl Subscribers {
             }
             Err(TrySendError::Disconnected(_)) => false,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_gone_is_forgotten_though_no_notice_comes() {
+        let subscribers = Subscribers::default();
+        let stays = subscribers.subscribe();
+        for _ in 0..10 {
+            drop(subscribers.subscribe());
+        }
+        let _last = subscribers.subscribe();
+        assert_eq!(subscribers.0.lock().expect("nobody panicked").len(), 2);
+        assert!(stays.try_next().is_none());
+        assert_eq!(stays.next_within(Duration::from_millis(1)), None, "it is kept, and waits");
     }
 }
