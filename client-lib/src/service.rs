@@ -113,6 +113,23 @@ impl Shared {
         self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Hands a client's ledger to the thread, unless that has ended.
+    fn add(&self, ledger: &Arc<Ledger>) {
+        let mut ledgers = self.ledgers();
+        if self.failure.get().is_none() {
+            ledgers.push(Arc::clone(ledger));
+            self.ledger_count.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// The thread ends: nobody takes in ledgers any more.
+    fn fail(&self, reason: String) {
+        let mut ledgers = self.ledgers();
+        // Under the lock, so that none is added after the last was taken out.
+        let _ = self.failure.set(Arc::from(reason));
+        *ledgers = Vec::new();
+    }
+
     /// Wakes the thread, unless that was done already.
     fn wake(&self) {
         if self.next_look.swap(0, Ordering::AcqRel) != 0 {

@@ -16,7 +16,7 @@ use bluebridge_transport::impaired::{Impaired, Impairment, Probability};
 use bluebridge_transport::memory::MemoryTransport;
 use bluebridge_transport::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Wait, Wakeable, Waker,
 };
 use bluebridge_wire::Command;
 use rack::{Rack, SPACE};
@@ -289,10 +289,18 @@ impl Transport for Mute {
     }
 }
 
+impl Wakeable for Mute {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
+
 #[test]
 fn an_abort_that_was_not_answered_is_the_services() {
     let rack = Rack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
+    let is_service_mute = Arc::<AtomicBool>::default();
+    let port = Mute { inner: port, is_mute: Arc::clone(&is_service_mute) };
     let service = Service::start(&config(1000), port).expect("a thread");
     let is_mute = Arc::<AtomicBool>::default();
     let carrier = Mute { inner: carriers.pop().expect("one"), is_mute: Arc::clone(&is_mute) };
@@ -314,6 +322,128 @@ fn an_abort_that_was_not_answered_is_the_services() {
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(service.counters().aborted_count, 3);
+
+    // What ran out before it was given up needs no ABORT, and its slot comes back all the same.
+    for _ in 0..3 {
+        let update = first.update_with(base, &mut mine, lasting(100)).expect("it is free");
+        is_service_mute.store(true, Ordering::Relaxed);
+        is_mute.store(true, Ordering::Relaxed);
+        let failed_count = service.counters().renew_failed_count;
+        let patience = Instant::now() + Duration::from_secs(10);
+        while service.counters().renew_failed_count == failed_count {
+            assert!(Instant::now() < patience, "the RENEW that nobody hears ends with the lease");
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(update);
+        is_service_mute.store(false, Ordering::Relaxed);
+        is_mute.store(false, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(50));
+    }
+    first.update(base, &mut mine).expect("there is room").commit().expect("nobody else may");
+    assert_eq!(service.counters().aborted_count, 3);
+}
+
+#[test]
+fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 2);
+    let is_mute = Arc::<AtomicBool>::default();
+    let port = Mute { inner: port, is_mute: Arc::clone(&is_mute) };
+    let service = Service::start(&config(1000), port).expect("a thread");
+    let settings = EndpointConfig { service: Some(service.clone()), ..config(1000) };
+    let region = client(&rack, 1001).create(2 * 4096).expect("there is room");
+    let at = |page: u64| region.at(page * 4096).expect("inside");
+    let (mut one, mut two) = ([0; 100], [0; 100]);
+    let mut first = Client::open(settings.clone(), carriers.pop().expect("two"));
+    let update = first.update_with(at(0), &mut one, lasting(1600)).expect("it is free");
+    thread::sleep(Duration::from_millis(900));
+    assert_eq!(service.counters().renewed_count, 1);
+    is_mute.store(true, Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(750));
+    // Its second RENEW is under way, and nobody hears it yet.
+    update.abort().expect("it is held");
+    drop(first);
+    thread::sleep(Duration::from_millis(300));
+    let mut second = Client::open(settings, carriers.pop().expect("two"));
+    let update = second.update_with(at(1), &mut two, lasting(300)).expect("it is free");
+    thread::sleep(Duration::from_millis(20));
+    is_mute.store(false, Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(900));
+    update.commit().expect("it was renewed");
+    let counters = service.counters();
+    assert!(counters.renewed_count >= 4, "{counters:?}");
+}
+
+/// A carrier that fails as soon as it is told to.
+struct Failing {
+    inner: MemoryTransport,
+    fails: Arc<AtomicBool>,
+}
+
+impl Transport for Failing {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn local_port(&self) -> u16 {
+        self.inner.local_port()
+    }
+    fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        self.inner.transmit(batch)
+    }
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let received = self.inner.receive(wait)?;
+        match self.fails.load(Ordering::Relaxed) {
+            true => Err(ReceiveError::Socket(std::io::ErrorKind::BrokenPipe.into())),
+            false => Ok(received),
+        }
+    }
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.inner.incoming(index)
+    }
+}
+
+impl Wakeable for Failing {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn a_service_that_failed_takes_no_leases_with_it() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
+    let fails = Arc::<AtomicBool>::default();
+    let port = Failing { inner: port, fails: Arc::clone(&fails) };
+    let service = Service::start(&config(1000), port).expect("a thread");
+    let is_mute = Arc::<AtomicBool>::default();
+    let carrier = Mute { inner: carriers.pop().expect("one"), is_mute: Arc::clone(&is_mute) };
+    let settings =
+        EndpointConfig { service: Some(service.clone()), lease_count: 1, ..config(1000) };
+    let mut client = Client::open(settings, carrier);
+    let base = client.create(4096).expect("there is room").base();
+    let mut buffer = [0; 100];
+    for round in 0..3 {
+        let update = client.update_with(base, &mut buffer, lasting(150)).expect("there is room");
+        if round == 1 {
+            fails.store(true, Ordering::Relaxed);
+        }
+        is_mute.store(true, Ordering::Relaxed);
+        drop(update);
+        is_mute.store(false, Ordering::Relaxed);
+        let patience = Instant::now() + Duration::from_secs(10);
+        while round == 1 && !matches!(service.state(), ServiceState::Failed { .. }) {
+            assert!(Instant::now() < patience, "giving the lease up woke it");
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    client.update(base, &mut buffer).expect("there is room").commit().expect("nobody else may");
 }
 
 #[test]

@@ -242,7 +242,7 @@ impl Ledger {
 /// The client's side of its ledger.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    ledger: std::sync::Arc<Ledger>,
+    pub(super) ledger: std::sync::Arc<Ledger>,
     free: Vec<u16>,
 }
 
@@ -299,6 +299,17 @@ impl Writer {
     pub(crate) fn abandon(&self, id: SlotId) {
         if let Some(slot) = self.slot(id) {
             slot.state.store(ABANDONED, Ordering::Release);
+        }
+    }
+
+    /// Takes the slots of abandoned leases back though no service is done with them: there is none
+    /// any more.
+    pub(crate) fn reclaim(&mut self) {
+        for (index, slot) in (0..).zip(&self.ledger.slots) {
+            if matches!(slot.state.load(Ordering::Acquire), ABANDONED | RETURNED) {
+                slot.state.store(FREE, Ordering::Relaxed);
+                self.free.push(index);
+            }
         }
     }
 
@@ -435,7 +446,14 @@ mod tests {
         ledger.give_back(0, version);
         assert!(ledger.read(0).is_none());
         assert_eq!(writer.room(), 1);
-        writer.hold(&entry(2), &[]).expect("room again");
+        let id = writer.hold(&entry(2), &[]).expect("room again");
+        writer.reclaim();
+        assert_eq!(writer.room(), 0, "it is held");
+        writer.abandon(id);
+        writer.reclaim();
+        assert_eq!(writer.room(), 1);
+        writer.hold(&entry(3), &[]).expect("room again");
+        assert!(writer.hold(&entry(4), &[]).is_none(), "it came back once");
     }
 
     #[test]

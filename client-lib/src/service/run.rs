@@ -48,6 +48,8 @@ struct Known {
     ledger: Arc<Ledger>,
     leases: Vec<KnownLease>,
     held_count: u64,
+    /// RENEWs and ABORTs under way, also of leases that ended since.
+    under_way: usize,
 }
 
 /// A slot of a client, as the thread saw it last.
@@ -67,13 +69,13 @@ struct KnownLease {
 impl Known {
     /// Whether the client is gone, and nothing is left to be done for it.
     fn is_gone(&self) -> bool {
-        // A place that is given to another has no operation of the one before under way.
         let is_open = |lease: &KnownLease| {
-            let is_abandoned = lease.entry.is_some_and(|entry| entry.is_abandoned);
-            lease.is_busy || is_abandoned && !lease.is_over
+            lease.entry.is_some_and(|entry| entry.is_abandoned) && !lease.is_over
         };
         self.ledger.is_closed()
             && self.ledger.held_count() == self.held_count
+            // Its place's next client would be told what came of these.
+            && self.under_way == 0
             && !self.leases.iter().any(is_open)
     }
 }
@@ -177,7 +179,7 @@ impl<T: Transport> Serving<T> {
             self.flush(now);
             let until = self.promise(look_at, stop_at);
             if let Err(reason) = self.wait(until) {
-                let _ = self.shared.failure.set(Arc::from(reason));
+                self.shared.fail(reason);
                 return;
             }
         }
@@ -212,7 +214,7 @@ impl<T: Transport> Serving<T> {
         if ledger_count != self.ledger_count {
             self.ledger_count = ledger_count;
             for ledger in self.shared.ledgers().drain(..) {
-                let known = Known { ledger, leases: Vec::new(), held_count: 0 };
+                let known = Known { ledger, leases: Vec::new(), held_count: 0, under_way: 0 };
                 let free = self.tenants.iter().position(Option::is_none);
                 if free.is_none() && self.tenants.len() < LEDGER_COUNT_MAX {
                     self.tenants.push(None);
@@ -253,11 +255,10 @@ impl<T: Transport> Serving<T> {
                             *known = KnownLease { version, ..KnownLease::default() };
                         }
                         known.entry = Some(entry);
-                        if entry.expires_at <= now && !known.is_busy && !known.is_over {
-                            known.is_over = true;
-                            if entry.is_abandoned {
-                                tenant.ledger.give_back(index, version);
-                            }
+                        known.is_over |= entry.expires_at <= now && !known.is_busy;
+                        // It may have been over long before it was abandoned.
+                        if known.is_over && entry.is_abandoned {
+                            tenant.ledger.give_back(index, version);
                         }
                         if known.is_over || entry.is_abandoned {
                             known.let_go(&mut self.owner);
@@ -284,7 +285,10 @@ impl<T: Transport> Serving<T> {
                 };
                 let token = tenant << 48 | slot << 32 | u64::from(lease.version);
                 match self.requester.start_until(now, operation, token, entry.expires_at) {
-                    Ok(_) => lease.is_busy = true,
+                    Ok(_) => {
+                        lease.is_busy = true;
+                        known.under_way += 1;
+                    }
                     Err(_) => lease.not_before = now + RETRY,
                 }
             }
@@ -373,6 +377,7 @@ impl<T: Transport> Serving<T> {
         let part = |shift: u32, mask: u64| usize::try_from(token >> shift & mask).unwrap_or(0);
         let counts = &self.shared.counts;
         let Some(Some(tenant)) = self.tenants.get_mut(part(48, 0xffff)) else { return };
+        tenant.under_way = tenant.under_way.saturating_sub(1);
         let slot = part(32, 0xffff);
         let Some(lease) = tenant.leases.get_mut(slot) else { return };
         let version = u32::try_from(token & u64::from(u32::MAX)).unwrap_or(0);
@@ -383,17 +388,17 @@ impl<T: Transport> Serving<T> {
         lease.is_busy = false;
         let index = u16::try_from(slot).unwrap_or(u16::MAX);
         match &completion.result {
-            Ok(Answer::Leased(renewed)) => {
+            Ok(Answer::Leased(renewed)) if renewed.epoch == entry.epoch => {
                 count(&counts.renewed);
                 entry.expires_at = renewed.expires_at;
                 tenant.ledger.note_renewal(index, version, renewed.expires_at);
             }
-            Ok(_) => count(&counts.aborted),
+            Ok(Answer::Done) => count(&counts.aborted),
             Err(Failure::LeaseLost { .. }) => {
                 count(&counts.lost);
                 lease.is_over = true;
             }
-            Err(_) => {
+            Ok(_) | Err(_) => {
                 count(&counts.renew_failed);
                 lease.not_before = now + RETRY;
                 lease.is_over = entry.expires_at <= now;

@@ -20,9 +20,7 @@ pub(crate) struct Tenant {
 impl Tenant {
     pub(super) fn new(service: Service, lease_count: u16) -> Self {
         let ledger = Arc::new(Ledger::new(lease_count.max(1)));
-        let shared = &service.handle.shared;
-        shared.ledgers().push(Arc::clone(&ledger));
-        shared.ledger_count.fetch_add(1, Ordering::Release);
+        service.handle.shared.add(&ledger);
         Self { writer: Writer::new(ledger), service }
     }
 
@@ -32,7 +30,10 @@ impl Tenant {
 
     /// Tells of a lease; `None` if there is no room.
     pub(crate) fn hold(&mut self, entry: &Entry, committed: &[u8]) -> Option<SlotId> {
-        let id = self.writer.hold(entry, committed)?;
+        let id = match self.writer.hold(entry, committed) {
+            None if self.reclaim() => self.writer.hold(entry, committed)?,
+            id => id?,
+        };
         let shared = &self.service.handle.shared;
         // The thread says when it looks next, then looks at the slots once more; either it sees
         // the slot, or this thread sees what it said.
@@ -66,6 +67,40 @@ impl Tenant {
 
     /// How many more leases there is room for.
     pub(crate) fn room(&mut self) -> usize {
+        self.reclaim();
         self.writer.room()
+    }
+
+    /// Takes back what was left to a thread that has ended; false if it goes on.
+    fn reclaim(&mut self) -> bool {
+        let has_ended = self.service.handle.shared.failure.get().is_some();
+        if has_ended {
+            self.writer.reclaim();
+        }
+        has_ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_transport::memory::Hub;
+    use bluebridge_wire::{NodeId, Space, UDP_PORT};
+
+    use super::*;
+    use crate::EndpointConfig;
+
+    #[test]
+    fn nothing_is_kept_for_a_thread_that_has_ended() {
+        let hub = Hub::new(16);
+        let carrier = hub.attach(UDP_PORT, &[]).expect("there is room");
+        let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
+        let service = Service::start(&config, carrier).expect("a thread");
+        let shared = Arc::clone(&service.handle.shared);
+        shared.fail("it was told to".to_owned());
+        for _ in 0..10 {
+            let tenant = Tenant::new(service.clone(), 1);
+            assert_eq!(Arc::strong_count(&tenant.writer.ledger), 1, "nobody drops it");
+        }
+        assert!(shared.ledgers().is_empty());
     }
 }
