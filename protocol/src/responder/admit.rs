@@ -250,6 +250,11 @@ impl Responder {
         if record.progress != Progress::Fresh && record.command != command {
             return self.refuse(request, Status::Malformed.into());
         }
+        let contradicts = record.progress == Progress::Waits
+            && self.queue.at(record.waiter).is_some_and(|waiter| !waiter.is_repeated_by(request));
+        if contradicts {
+            return self.refuse(request, Status::Malformed.into());
+        }
         if record.progress == Progress::Answered {
             self.counters.count(Event::AnswerRepeated);
             if matches!(command, Command::Update | Command::Renew) && record.status.is_ok() {

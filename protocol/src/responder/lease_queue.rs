@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use bluebridge_wire::{Command, Datagram, Header, NodeId, Space, address::Fields};
 
-use super::config::Limits;
+use super::{admit::Request, config::Limits};
 use crate::Instant;
 
 const NONE: u16 = u16::MAX;
@@ -35,6 +35,13 @@ impl Waiter {
     /// The request as it came last.
     pub(super) const fn datagram(&self) -> Datagram<'static> {
         Datagram::bare(self.source, self.from, self.to, self.target, self.header)
+    }
+
+    /// Whether a request under its number asks for the same as it did.
+    pub(super) fn is_repeated_by(&self, request: &Request<'_>) -> bool {
+        let header = request.header();
+        (header.session, header.sequence) == (self.header.session, self.header.sequence)
+            && (header.target, header.length) == (self.header.target, self.header.length)
     }
 }
 

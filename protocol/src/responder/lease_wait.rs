@@ -64,6 +64,8 @@ impl Responder {
             *place = waiter;
             self.counters.count(Event::WaiterRepeated);
         } else {
+            // The same pages may be elsewhere since: one number never waits twice.
+            self.stop_waiting(request, slot, before, Event::WaiterLeft);
             let of = (from.space, from.node);
             while !self.queue.has_room(of)
                 && let Some(gone) = self.queue.gone(request.now)
@@ -100,10 +102,27 @@ impl Responder {
 
     /// Gives up a waiter that did not come again in time.
     fn give_up(&mut self, place: u16) {
-        if let Some(waiter) = self.queue.remove(place) {
+        self.take_out(place, Event::WaiterGone);
+    }
+
+    /// Takes a waiter out of the queue, and forgets that its request came.
+    fn take_out(&mut self, place: u16, event: Event) {
+        let Some(waiter) = self.queue.at(place).copied() else { return };
+        if self.is_of_its_session(place, &waiter) {
             self.sessions.at(waiter.session).forget(waiter.header.sequence);
-            self.counters.count(Event::WaiterGone);
         }
+        self.queue.remove(place);
+        self.counters.count(event);
+    }
+
+    /// Whether a waiter's session still knows it. A slot may be another client's by now, who must
+    /// never be touched by what this one asked for.
+    fn is_of_its_session(&mut self, place: u16, waiter: &Waiter) -> bool {
+        let session = self.sessions.at(waiter.session);
+        let record = session.record(waiter.header.sequence);
+        session.id() == waiter.header.session
+            && record.progress == Progress::Waits
+            && record.waiter == place
     }
 
     /// Before a request is looked at: whoever waits for pages of its line comes first, also when
@@ -183,6 +202,10 @@ impl Responder {
             next = self.queue.behind(place, line).map(|(place, waiter)| (place, *waiter));
             if waiter.repeat_by < now {
                 self.give_up(place);
+                continue;
+            }
+            if !self.is_of_its_session(place, &waiter) {
+                self.take_out(place, Event::WaiterForgotten);
                 continue;
             }
             let free = waiter.pages & !blocked;

@@ -69,24 +69,25 @@ impl Session {
         if let Some(slot) = self.window.get_mut(slot_of(sequence)) {
             let was_fresh = slot.progress == Progress::Fresh;
             *slot = Record::FRESH;
-            self.record_count -= u16::from(!was_fresh);
+            self.record_count = self.record_count.saturating_sub(u16::from(!was_fresh));
         }
     }
 
     /// Raises low water towards `to` and gives the first record on the way that is not fresh; to
     /// be called until there is none.
     pub(super) fn forget_below(&mut self, to: u64) -> Option<Record> {
+        let window_end = self.low_water.saturating_add(SESSION_WINDOW);
         while self.low_water < to {
-            // Without records nothing is on the way, however far it is.
-            if self.record_count == 0 {
-                self.low_water = to;
+            // Without records, or behind the window, nothing is on the way, however far it is.
+            if self.record_count == 0 || self.low_water >= window_end {
+                (self.low_water, self.record_count) = (to, 0);
                 return None;
             }
             let slot = self.window.get_mut(slot_of(self.low_water))?;
             let was = core::mem::replace(slot, Record::FRESH);
             self.low_water += 1;
             if was.progress != Progress::Fresh {
-                self.record_count -= 1;
+                self.record_count = self.record_count.saturating_sub(1);
                 return Some(was);
             }
         }
@@ -228,6 +229,8 @@ impl SessionTable {
         if session.window.is_empty() {
             session.window = vec![Record::FRESH; WINDOW];
         }
+        // Whatever became of the last session here, nothing of it answers this one.
+        session.window.fill(Record::FRESH);
         (session.id, session.asker, session.nonce) = (id, asker, nonce);
         (session.low_water, session.heard_at, session.record_count) = (1, now, 0);
         Ok(slot)

@@ -280,3 +280,60 @@ pub(super) fn more_waiters_than_replies_fit_are_answered_step_by_step() {
     assert_eq!(answered.count(), 20 * 32);
     assert_eq!(world.responder.waiting_count(), 0);
 }
+
+#[test]
+pub(super) fn a_waiting_number_that_names_something_else_is_malformed() {
+    for command in [Command::Update, Command::Read] {
+        let (mut world, at, mut owner, mut other) = two();
+        let far = page_of(at, 8);
+        let epochs = [owner.lease(&mut world, at, 1), owner.lease(&mut world, far, 1)];
+        let ask = other.ask(command, at, 1).with(patient);
+        waits(&mut world, &ask);
+        // In another line, elsewhere in the same page, and longer.
+        for (target, length) in [(far, 1), (moved_by(at, 1), 1), (at, 2)] {
+            let bent = ask.clone().with(|header| {
+                header.target = target.to_ipv6();
+                header.length = length;
+            });
+            let (location, tag) = (target.location.bits(), target.tag.0);
+            let bent = Ask { to: Fields { location, tag, ..bent.to }, ..bent };
+            assert_eq!(world.status(&bent), Status::Malformed);
+        }
+        assert_eq!(world.responder.waiting_count(), 1, "it waits for what it asked first");
+        waits(&mut world, &ask.clone().attempt(1));
+        assert_eq!(world.event(Event::WaiterRepeated), 1);
+        let close = other.number(Ask::server(Command::Close));
+        assert_eq!(world.status(&close), Status::Ok);
+        assert_eq!(world.responder.waiting_count(), 0);
+        // Whoever gets the slot next hears of none of it.
+        let mut third = Client::open(&mut world, NodeId(23), 1);
+        assert_eq!(third.session & 0xffff, other.session & 0xffff);
+        for (page, epoch) in [at, far].into_iter().zip(epochs) {
+            assert_eq!(world.send(&owner.under(Command::Abort, page, 1, epoch)).len(), 1);
+        }
+        let close = third.number(Ask::server(Command::Close));
+        assert_eq!(world.status(&close), Status::Ok);
+    }
+}
+
+#[test]
+pub(super) fn a_waiter_without_its_session_is_answered_to_nobody() {
+    let (mut world, at, mut owner, mut other) = two();
+    let epoch = owner.lease(&mut world, at, 1);
+    waits(&mut world, &other.ask(Command::Update, at, 1).with(patient));
+    waits(&mut world, &other.ask(Command::Read, at, 1).with(patient));
+    // As if a fault of ours had left them in the queue, with their slot given to another.
+    let slot = world.responder.sessions.slot(other.session).unwrap();
+    while world.responder.sessions.at(slot).forget_below(u64::MAX).is_some() {}
+    world.responder.sessions.close(slot);
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    assert_eq!(third.session & 0xffff, other.session & 0xffff);
+    let own = third.ask(Command::Update, page_of(at, 1), 1);
+    assert_eq!(world.status(&own), Status::Ok);
+    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, epoch)).len(), 1);
+    assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterForgotten)), (0, 2));
+    assert_eq!(world.status(&own), Status::Ok, "its record is what it was");
+    assert_eq!(world.responder.leased_pages(), 1);
+    let close = third.number(Ask::server(Command::Close));
+    assert_eq!(world.status(&close), Status::Ok);
+}
