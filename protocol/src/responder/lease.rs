@@ -93,7 +93,8 @@ impl Responder {
         }
         let pages = pages_of(local, cut);
         let is_patient = request.header().flags.contains(Flags::QUEUED);
-        let wanted = if is_patient { self.queue.wanted(line_of(pages.start), place) } else { 0 };
+        let wanted =
+            if is_patient { self.queue.wanted(now, line_of(pages.start), place) } else { 0 };
         let is_leased = self.leases.holder_in(now, pages.clone()).is_some();
         if is_leased || wanted & line_bits(&pages) != 0 {
             return Err(Status::Busy.into());

@@ -37,6 +37,11 @@ impl Waiter {
         Datagram::bare(self.source, self.from, self.to, self.target, self.header)
     }
 
+    /// Whether it did not come again in time.
+    pub(super) fn is_gone(&self, now: Instant) -> bool {
+        now >= self.repeat_by
+    }
+
     /// Whether a request under its number asks for the same as it did.
     pub(super) fn is_repeated_by(&self, request: &Request<'_>) -> bool {
         let header = request.header();
@@ -135,7 +140,12 @@ impl WaitQueue {
         self.places[usize::from(number)].waiter = None;
         self.nodes[usize::from(number)] = NOBODY;
         self.vacant.push(number);
-        self.make_ready(waiter.line);
+        if self.first(waiter.line).is_some() {
+            self.make_ready(waiter.line);
+        } else {
+            // A line without waiters would be due for ever.
+            self.settle(waiter.line);
+        }
         Some(waiter)
     }
 
@@ -159,15 +169,17 @@ impl WaitQueue {
         None
     }
 
-    /// The pages of a line that UPDATEs in front of a waiter, or all of them, wait for.
-    pub(super) fn wanted(&self, line: u64, until: Option<u16>) -> u8 {
+    /// The pages of a line that UPDATEs in front of a waiter, or all of them, wait for; those that
+    /// are gone want nothing.
+    pub(super) fn wanted(&self, now: Instant, line: u64, until: Option<u16>) -> u8 {
         let mut wanted = 0;
         let mut next = if self.is_empty() { None } else { self.first(line) };
         while let Some((number, waiter)) = next {
             if Some(number) == until {
                 break;
             }
-            wanted |= if waiter.command == Command::Update { waiter.pages } else { 0 };
+            let is_in_front = waiter.command == Command::Update && !waiter.is_gone(now);
+            wanted |= if is_in_front { waiter.pages } else { 0 };
             next = self.behind(number, line);
         }
         wanted
@@ -180,7 +192,7 @@ impl WaitQueue {
 
     /// Somebody that was to come again by now and did not.
     pub(super) fn gone(&self, now: Instant) -> Option<u16> {
-        let is_gone = |place: &Place| place.waiter.is_some_and(|waiter| waiter.repeat_by < now);
+        let is_gone = |place: &Place| place.waiter.is_some_and(|waiter| waiter.is_gone(now));
         let number = self.places.iter().position(is_gone)?;
         u16::try_from(number).ok()
     }

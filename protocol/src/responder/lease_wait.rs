@@ -82,6 +82,7 @@ impl Responder {
             self.sessions.at(slot).keep(header.sequence, record);
             self.counters.count(Event::WaiterJoined);
         }
+        self.wake_by(waiter.repeat_by);
         self.wake_for_line(request.now, line);
         true
     }
@@ -135,16 +136,34 @@ impl Responder {
     ) -> bool {
         let place = self.place(&datagram.target, store);
         if let Some(location) = bluebridge_wire::Location::from_bits(place) {
-            self.end_expired_of_line(now, line_of(location.page()), u8::MAX);
+            let line = line_of(location.page());
+            self.give_up_gone_of_line(now, line);
+            self.end_expired_of_line(now, line, u8::MAX);
         }
         self.settle(now, store)
     }
 
-    /// When time passed: ends the leases that anybody waits for and that ran out.
+    fn give_up_gone_of_line(&mut self, now: Instant, line: u64) {
+        let mut next = self.queue.first(line).map(|(place, waiter)| (place, waiter.is_gone(now)));
+        while let Some((place, is_gone)) = next {
+            let behind = self.queue.behind(place, line);
+            next = behind.map(|(place, waiter)| (place, waiter.is_gone(now)));
+            if is_gone {
+                self.give_up(place);
+            }
+        }
+    }
+
+    /// When time passed: gives up waiters that did not come again, and ends the leases that others
+    /// wait for and that ran out.
     pub(super) fn end_awaited(&mut self, now: Instant) {
         let mut place = 0;
         while !self.queue.is_empty() && place < self.limits.wait_count {
-            if let Some(&mut Waiter { line, pages, .. }) = self.queue.at(place) {
+            if let Some(&mut waiter) = self.queue.at(place) {
+                let Waiter { line, pages, .. } = waiter;
+                if waiter.is_gone(now) {
+                    self.give_up(place);
+                }
                 self.end_expired_of_line(now, line, pages);
             }
             place += 1;
@@ -157,17 +176,20 @@ impl Responder {
         }
     }
 
-    /// The first deadline of a lease that anybody waits for; `now` if somebody can be answered.
+    /// The first deadline of a waiter, or of a lease that it waits for; `now` if somebody can be
+    /// answered.
     pub(super) fn next_release(&self, now: Instant) -> Option<Instant> {
         if self.queue.ready().is_some() {
             return Some(now);
         }
-        self.queue
+        let deadlines = self.queue.iter().map(|waiter| waiter.repeat_by);
+        let releases = self
+            .queue
             .iter()
             .flat_map(|waiter| pages_of_line(waiter.line, waiter.pages))
             .filter_map(|page| self.leases.holder(now, page))
-            .map(|lease| lease.expires_at)
-            .min()
+            .map(|lease| lease.expires_at);
+        deadlines.chain(releases).min()
     }
 
     fn wake_for_line(&mut self, now: Instant, line: u64) {
@@ -200,7 +222,7 @@ impl Responder {
         let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
         while let Some((place, waiter)) = next {
             next = self.queue.behind(place, line).map(|(place, waiter)| (place, *waiter));
-            if waiter.repeat_by < now {
+            if waiter.is_gone(now) {
                 self.give_up(place);
                 continue;
             }

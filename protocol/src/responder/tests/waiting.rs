@@ -337,3 +337,62 @@ pub(super) fn a_waiter_without_its_session_is_answered_to_nobody() {
     let close = third.number(Ask::server(Command::Close));
     assert_eq!(world.status(&close), Status::Ok);
 }
+
+#[test]
+pub(super) fn time_comes_to_rest_when_the_last_waiter_of_a_ready_line_leaves() {
+    let limits = Limits { reply_count: 64, ..Limits::default() };
+    let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
+    let at = world.create(8);
+    let mut owner = Client::open(&mut world, NodeId(22), 1);
+    let epoch = owner.lease(&mut world, at, 32768);
+    let mut readers = Vec::new();
+    for number in 0..3 {
+        let mut reader = Client::with(&mut world, NodeId(30 + number), 1, 1024);
+        assert_eq!(world.send(&reader.ask(Command::Read, at, 32768).with(patient)).len(), 8);
+        readers.push(reader);
+    }
+    // There is room for the answers to one of them; the others crash while these wait to be sent.
+    world.offer(&owner.under(Command::Abort, at, 32768, epoch)).unwrap();
+    assert_eq!(world.responder.waiting_count(), 2);
+    assert_eq!(world.responder.poll_timeout(), Some(world.now));
+    for reader in &readers[1..] {
+        let slot = world.responder.sessions.slot(reader.session).unwrap();
+        world.responder.end_session(slot, Event::SessionSuperseded, &mut world.store);
+    }
+    assert_eq!(world.responder.waiting_count(), 0);
+    world.drain();
+    world.pass(Duration::ZERO);
+    let due = world.responder.poll_timeout().expect("sessions end some day");
+    assert!(due > world.now, "nothing is left to do now");
+}
+
+#[test]
+pub(super) fn whoever_is_gone_stands_in_nobodys_way() {
+    for is_asked in [true, false] {
+        let (mut world, at, mut owner, mut other) = two();
+        let mut third = Client::open(&mut world, NodeId(23), 1);
+        let mut fourth = Client::open(&mut world, NodeId(24), 1);
+        let both = other.ask(Command::Update, at, 8192).with(patient);
+        let late = third.ask(Command::Update, page_of(at, 1), 1).with(patient);
+        owner.lease(&mut world, at, 1);
+        waits(&mut world, &both);
+        world.now = world.now + millis(100);
+        // Its page is free, and wanted by whoever waits for both.
+        waits(&mut world, &late);
+        let due = world.responder.poll_timeout().unwrap();
+        assert_eq!(due - world.now, millis(100));
+        let replies = if is_asked {
+            world.now = world.now + millis(100);
+            world.send(&fourth.ask(Command::Update, page_of(at, 1), 1).with(patient))
+        } else {
+            world.pass(millis(100));
+            world.drain()
+        };
+        assert_eq!((replies[0].status, numbers(&replies)[0]), (Status::Ok, name(&late)));
+        assert_eq!(world.event(Event::WaiterGone), 1);
+        assert_eq!(world.responder.waiting_count(), usize::from(is_asked));
+        // Time has nothing to do at once, whenever it looks.
+        world.pass(Duration::ZERO);
+        assert!(world.responder.poll_timeout().is_some_and(|due| due > world.now));
+    }
+}
