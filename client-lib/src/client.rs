@@ -250,6 +250,8 @@ impl<T: Transport> Client<T> {
 
     /// The notices of the space that arrive from now on; starts the endpoint's service thread if
     /// that is not done. `None` if it has none.
+    ///
+    /// They come only if they were asked for when joining, and can be lost, late or repeated.
     pub fn notices(&mut self) -> Option<Notices> {
         self.meet_service();
         self.tenant.as_ref().map(|tenant| tenant.service().notices())

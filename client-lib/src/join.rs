@@ -49,6 +49,9 @@ pub struct JoinOptions {
     pub carrier: UdpConfig,
     /// When the endpoint's service thread starts.
     pub service: ServiceStart,
+    /// Whether servers are to tell of memory that is given, freed or zeroed ([`Client::notices`]);
+    /// they do once they heard of it, a heartbeat later.
+    pub notices: bool,
     /// Everything else about the client; who it is and what there is comes from the controller.
     pub behaviour: EndpointConfig,
 }
@@ -66,6 +69,7 @@ impl JoinOptions {
             membership: Options::default(),
             carrier: UdpConfig::default(),
             service: ServiceStart::OnNeed,
+            notices: false,
             behaviour: EndpointConfig::new(space, NodeId::ANY, 0),
         }
     }
@@ -181,6 +185,7 @@ impl Client<UdpTransport> {
             carrier,
             behaviour,
             service,
+            notices,
         } = options;
         let link = self::interface(&interface)?;
         let registration = Registration {
@@ -192,7 +197,7 @@ impl Client<UdpTransport> {
             carrier: Carrier::Socket,
             mtu: link.mtu,
             previous: None,
-            notices: false,
+            notices,
         };
         let filter = ipnet_of_fabric();
         let carrier = UdpConfig {

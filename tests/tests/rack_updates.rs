@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{
-    Client, JoinOptions, OwnerPolicy, Pointer, ServiceStart, ServiceState, UpdateOptions,
+    Client, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceStart, ServiceState,
+    UpdateOptions,
 };
 use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
@@ -20,12 +21,17 @@ const THREADS: usize = 4;
 
 /// Joins as a client of the rack, with a service thread.
 fn join(rack: &TestRack, number: u16) -> UdpClient {
+    join_with(rack, number, |_| {})
+}
+
+fn join_with(rack: &TestRack, number: u16, change: impl FnOnce(&mut JoinOptions)) -> UdpClient {
     let node = Node::Client(number);
     let controller = format!("http://{}", rack.rack().layout().controller());
     let mut options = JoinOptions::new(&node.to_string(), SPACE, ENDPOINT_INTERFACE, "");
     options.attachment = Attachment::Port(rack.port(node));
     options.service = ServiceStart::AtOnce;
     options.behaviour.deadline = Duration::from_secs(60);
+    change(&mut options);
     let joined = rack.enter(node, || Client::join(&controller, options));
     joined.unwrap_or_else(|error| panic!("{error}"))
 }
@@ -192,4 +198,36 @@ fn the_command_line_updates() {
     assert_eq!((&read["hex"], &read["stale"]), (&"4e454152".into(), &true.into()));
     drop(update);
     assert_eq!(json(&bluebridge(&rack, &stale))["stale"], false);
+}
+
+#[test]
+fn who_asks_for_notices_hears_of_memory_given_and_freed() {
+    if !runs("root") {
+        return;
+    }
+    let wish = Wish { servers: 1, clients: 2, ..Wish::new(DataPlane::Ebpf, "1500") };
+    let rack = TestRack::up("notices", &wish);
+    let mut listener = join_with(&rack, 1, |options| options.notices = true);
+    let notices = listener.notices().expect("it has a service");
+    let mut other = join(&rack, 2);
+    let unasked = other.notices().expect("it has a service");
+    let until = Instant::now() + Duration::from_secs(20);
+    // The server hears with a heartbeat that somebody listens.
+    let (given, gone) = loop {
+        assert!(Instant::now() < until, "no notices came");
+        let region = other.create(3 * 4096).expect("there is memory");
+        other.delete(region).expect("it is ours");
+        let base = region.base();
+        let heard = || {
+            let notice = notices.next_within(Duration::from_millis(100))?;
+            (notice.pointer == base).then_some((notice.kind, notice.pages))
+        };
+        if let (Some(given), Some(gone)) = (heard(), heard()) {
+            break (given, gone);
+        }
+        while notices.try_next().is_some() {}
+    };
+    assert_eq!(given, (NoticeKind::Create, 3));
+    assert_eq!(gone, (NoticeKind::Invalidate, 3));
+    assert_eq!(unasked.try_next(), None, "nobody else is told");
 }

@@ -117,6 +117,16 @@ impl Member {
         self.join_with(join_as_owner)
     }
 
+    /// Joins as an endpoint that is told what happens to the space's memory.
+    pub(super) fn join_for_notices(&self) -> anyhow::Result<Session> {
+        self.join_with(|identity, deadline, spin| {
+            join_when_free(identity, deadline, spin, |options| {
+                options.service = ServiceStart::AtOnce;
+                options.notices = true;
+            })
+        })
+    }
+
     fn join_with(
         &self,
         join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,

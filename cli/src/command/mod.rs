@@ -70,6 +70,7 @@ enum Command {
     Host(host::HostCommand),
     /// Run a memory server in the foreground
     Memserver(memserver::MemoryServer),
+    Notices(memory::notices::Notices),
     Ping(memory::ping::Ping),
     /// Build, look at and take down a rack of network namespaces on this machine
     #[command(subcommand)]
@@ -113,6 +114,7 @@ pub fn run() -> ExitCode {
         Command::Experiment(command) => experiment::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
+        Command::Notices(command) => memory::notices::run(command, line.global),
         Command::Ping(command) => memory::ping::run(command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
         Command::Read(command) => memory::read::run(command, line.global),

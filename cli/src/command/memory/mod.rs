@@ -4,6 +4,7 @@ pub(super) mod alloc_write;
 pub(super) mod create;
 pub(super) mod delete;
 mod input;
+pub(super) mod notices;
 pub(super) mod ping;
 mod progress;
 pub(super) mod read;

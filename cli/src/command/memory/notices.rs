@@ -1,0 +1,58 @@
+//! `bluebridge notices`: what happens to the space's memory.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bluebridge::NoticeKind;
+use clap::Args;
+use serde_json::json;
+
+use crate::command::member::{Deadline, Member};
+use crate::command::{Global, interrupt};
+use crate::exit::Exit;
+use crate::output;
+
+/// How long an interruption may go unnoticed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Tell of memory that is given, freed or zeroed in the space, as the servers multicast it; notices
+/// can be lost. Ends with exit code 4 if none came in time.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Notices {
+    /// End after so many; without it, when interrupted
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// End after so long
+    #[arg(long, value_name = "TIME")]
+    within: Option<Deadline>,
+    #[command(flatten)]
+    member: Member,
+}
+
+pub(in crate::command) fn run(options: Notices, global: Global) -> anyhow::Result<Exit> {
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let mut session = options.member.join_for_notices()?;
+    let notices = session.client.notices().context("the client has no service thread")?;
+    let until = options.within.map(|within| Instant::now() + within.0);
+    let mut left = options.count;
+    while left != Some(0) && !cancel.is_cancelled() {
+        if until.is_some_and(|until| Instant::now() >= until) {
+            session.leave();
+            return Ok(if left.is_some() { Exit::Unreachable } else { Exit::Ok });
+        }
+        let Some(notice) = notices.next_within(LOOK) else { continue };
+        let what = match notice.kind {
+            NoticeKind::Create => "given",
+            NoticeKind::Invalidate => "gone",
+        };
+        if global.json {
+            let pointer = notice.pointer.to_string();
+            output::json(&json!({ "notice": what, "pointer": pointer, "pages": notice.pages }))?;
+        } else {
+            output::text(&format!("{what} {} ({} pages)", notice.pointer, notice.pages))?;
+        }
+        left = left.map(|left| left - 1);
+    }
+    session.leave();
+    Ok(Exit::Ok)
+}
