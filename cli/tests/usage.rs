@@ -3,6 +3,7 @@
 mod shared;
 
 use std::io::Read;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -194,4 +195,53 @@ fn what_a_dead_agent_left_pinned_is_removed_by_a_command() {
     let again = call(&["switch", "remove", "--device-id", id, "--json"]);
     let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
     assert_eq!(again["was_there"], false);
+}
+
+#[test]
+fn a_switch_that_is_told_to_end_while_it_starts_ends_in_good_order() {
+    if !with_ebpf() {
+        return;
+    }
+    require_root();
+    let (id, namespace) = ("40973", Namespace::new());
+    let mut agent = namespace.switch(id, &["--port", "1=lo"]);
+    let pid = rustix::process::Pid::from_child(&agent);
+    let started = (0..5000).any(|_| {
+        thread::sleep(Duration::from_millis(2));
+        pins(id).join("ports").exists()
+    });
+    // The programs are being checked now, for some hundred milliseconds.
+    thread::sleep(Duration::from_millis(30));
+    let ended = (0..300).find_map(|_| {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        thread::sleep(Duration::from_millis(200));
+        agent.try_wait().expect("waited")
+    });
+    let _ = agent.kill();
+    let output = agent.wait_with_output().expect("ends");
+    let removed = call(&["switch", "remove", "--device-id", id]);
+    assert!(started, "the switch did not start");
+    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", told(&output).1);
+    assert!(removed.status.success(), "{}", told(&removed).1);
+}
+
+#[test]
+fn what_an_experiment_measured_is_told_even_if_its_files_cannot_be_written() {
+    if !is_wanted("root") {
+        return;
+    }
+    require_root();
+    let scratch = Scratch::new("usage-full");
+    // A full disk, for one file.
+    symlink("/dev/full", scratch.path().join("contention.csv")).expect("a link");
+    let mut command = Command::new(BINARY);
+    command.env("BLUEBRIDGE_STATE", scratch.path().join("state")).stdin(Stdio::null());
+    command.args(["experiment", "ownership", "--seconds", "1", "--clients", "1", "--leases", "1"]);
+    let output = command.arg("--json").arg("--output").arg(scratch.path()).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let message = error(&output)["message"].to_string();
+    assert!(message.contains("contention.csv"), "{message}");
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(told["files"], Value::Array(Vec::new()));
+    assert_eq!(told["findings"].as_array().map(Vec::len), Some(2), "{told}");
 }

@@ -3,7 +3,9 @@
 mod pins;
 
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::str::FromStr;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -129,7 +131,10 @@ async fn start(
     pins: Option<&mut Pins>,
 ) -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Agent)> {
     let shutdown = shutdown::signals()?;
-    let plane = open(switch, pins)?;
+    // A signal makes the kernel's verifier give up on a program half-way, and it wakes this thread
+    // first: so another one loads.
+    let opened = thread::scope(|scope| scope.spawn(|| open(switch, pins)).join());
+    let plane = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
     let config = AgentConfig { listen: switch.listen, device_id: switch.place.device_id };
     let agent = Agent::bind(config, plane).await?;
     readiness::notify_ready().context("cannot report that the switch is ready")?;
