@@ -85,7 +85,7 @@ pub(super) fn measure<T: Transport>(
     screen.table(&["operation", "here", "paper, Table 1"], cells.collect())?;
     screen.say(
         "   The paper's machines and links were others; here client, switch and server share one\n   \
-         machine. The paper's UPDATE is not there yet, so our blind WRITE stands beside it.",
+         machine. Our WRITE is blind; `bluebridge bench update` measures UPDATE and COMMIT.",
     )?;
     Ok(rows)
 }

@@ -13,14 +13,17 @@ use crate::output;
 struct Document<'a> {
     machine: Machine,
     findings: &'a [Findings],
-    files: Vec<String>,
+    files: &'a [String],
 }
 
 pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyhow::Result<()> {
-    let files = write(findings, folder)?;
+    // What was measured for minutes is told even if the disk is full.
+    let written = write(findings, folder);
     let machine = Machine::look();
     if json {
-        return output::json(&Document { machine, findings, files });
+        let files = written.as_deref().unwrap_or_default();
+        output::json(&Document { machine, findings, files })?;
+        return written.map(drop);
     }
     output::text(&format!("{machine}; clients sleep while they wait\n"))?;
     for finding in findings {
@@ -42,7 +45,7 @@ pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyho
         output::table(&COLUMNS, finding.contention.iter().map(row).collect())?;
         output::text("")?;
     }
-    output::text(&format!("written: {}", files.join(", ")))
+    output::text(&format!("written: {}", written?.join(", ")))
 }
 
 const COLUMNS: [&str; 11] = [
