@@ -12,6 +12,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::process::Stopped;
 use crate::rack::daemon::{Part, READY_DEADLINE};
+use crate::rack::spec::RackName;
 use crate::rack::state::StateRoot;
 use crate::rack::{Cancel, GRACE, Rack};
 
@@ -66,8 +67,37 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     } else {
         output::text(&match was {
             Stopped::AlreadyGone => format!("{name} was not running"),
-            _ => format!("{name} is killed; `bluebridge rack restart {part}` starts it again"),
+            _ => format!("{name} is killed; `{}` starts it again", restart_of(&named.name, *part)),
         })?;
     }
     Ok(Exit::Ok)
+}
+
+/// The command that starts a part again, for a rack of any name.
+fn restart_of(rack: &RackName, part: Part) -> String {
+    format!("bluebridge rack restart {part} --name {rack}")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        restart: Restart,
+    }
+
+    #[test]
+    fn the_command_that_is_named_starts_the_same_part_of_the_same_rack() {
+        let rack: RackName = "other".parse().expect("a name");
+        let part: Part = "s2".parse().expect("a part");
+        let words = restart_of(&rack, part);
+        let arguments = words.strip_prefix("bluebridge rack ").expect("a command of ours");
+        let line = Line::try_parse_from(arguments.split(' ')).expect("well formed");
+        assert_eq!(line.restart.kill.named.name.to_string(), "other");
+        assert_eq!(line.restart.kill.part.daemon(), part.daemon());
+    }
 }
