@@ -87,6 +87,8 @@ impl Exit {
                 Some(Self::Usage)
             } else if cause.is::<NotPermittedError>() {
                 Some(Self::NotPermitted)
+            } else if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+                Some(of_io(error))
             } else {
                 of_daemon(cause)
             }
@@ -121,13 +123,7 @@ fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 fn of_open(error: &OpenError) -> Exit {
     match error {
         OpenError::Interface { .. } => Exit::Usage,
-        OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. } => {
-            if error.kind() == ErrorKind::PermissionDenied {
-                Exit::NotPermitted
-            } else {
-                Exit::Failure
-            }
-        }
+        OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. } => of_io(error),
         _ => Exit::Failure,
     }
 }
@@ -153,6 +149,14 @@ fn of_port(error: &PortError) -> Exit {
 fn of_plane(error: &PlaneError) -> Exit {
     match error {
         PlaneError::NeedsRoot(_) => Exit::NotPermitted,
+        PlaneError::Io { source, .. } => of_io(source),
+        _ => Exit::Failure,
+    }
+}
+
+fn of_io(error: &std::io::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::PermissionDenied => Exit::NotPermitted,
         _ => Exit::Failure,
     }
 }
@@ -171,8 +175,7 @@ fn of_controller(error: &ControllerError) -> Exit {
 fn of_listen(error: &std::io::Error) -> Exit {
     match error.kind() {
         ErrorKind::AddrNotAvailable => Exit::Usage,
-        ErrorKind::PermissionDenied => Exit::NotPermitted,
-        _ => Exit::Failure,
+        _ => of_io(error),
     }
 }
 
@@ -231,15 +234,11 @@ fn of_control(error: &ControlError) -> Exit {
 fn of_rack(error: &RackError) -> Exit {
     use crate::rack::DaemonFailure;
     use crate::rack::state::StateError;
-    let io_permission = |source: &std::io::Error| match source.kind() {
-        ErrorKind::PermissionDenied => Exit::NotPermitted,
-        _ => Exit::Failure,
-    };
     match error {
         RackError::Spec(_) | RackError::NoDaemon(_) | RackError::NoNode { .. } => Exit::Usage,
         RackError::State(StateError::Unknown(_)) => Exit::Usage,
         RackError::State(StateError::Io { source, .. }) | RackError::Io { source, .. } => {
-            io_permission(source)
+            of_io(source)
         }
         RackError::EbpfNeedsRoot
         | RackError::State(StateError::NotPrivate(_))
@@ -257,5 +256,28 @@ fn of_network(error: &NetworkError) -> Exit {
         NetworkError::Deadline { .. } => Exit::Unreachable,
         error if error.is_permission() => Exit::NotPermitted,
         _ => Exit::Failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn what_the_system_forbids_has_its_own_code() {
+        let io = |kind: ErrorKind| io::Error::from(kind);
+        let file = |kind| Err::<(), _>(io(kind)).context("cannot make x").expect_err("failed");
+        assert_eq!(Exit::of(&file(ErrorKind::PermissionDenied)), Exit::NotPermitted);
+        assert_eq!(Exit::of(&file(ErrorKind::StorageFull)), Exit::Failure);
+        let socket = |kind| {
+            let doing = "open a packet socket on lo".to_owned();
+            PortError::from(PlaneError::Io { doing, source: io(kind) }).into()
+        };
+        assert_eq!(Exit::of(&socket(ErrorKind::PermissionDenied)), Exit::NotPermitted);
+        assert_eq!(Exit::of(&socket(ErrorKind::NotFound)), Exit::Failure);
     }
 }
