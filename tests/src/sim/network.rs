@@ -167,7 +167,7 @@ impl Network {
     pub(super) fn redirect(&mut self, page: &Key, endpoint: usize, lease_ms: u16) {
         let forward = Forward { port: port_of(endpoint), dst_mac: mac_of(endpoint) };
         let action = Action::RedirectUntil { forward, lease_ms };
-        let entry = Entry { key: page.clone(), action, idle_timeout: None, metadata: Vec::new() };
+        let entry = Entry { key: *page, action, idle_timeout: None, metadata: Vec::new() };
         if self.pipeline.insert(&entry).is_err() {
             self.pipeline.modify(&entry).expect("an entry is absent or present");
         }
