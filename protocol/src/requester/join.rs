@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Datagram, Flags, Status};
 
-use super::{Buffers, Event, Failure, Operation, Requester};
+use super::{Buffers, Event, Failure, Operation, Requester, slab::Op};
 use crate::Instant;
 
 impl Requester {
@@ -71,10 +71,17 @@ impl Requester {
             return;
         };
         target.copy_from_slice(reply.data);
+        let page_stale = op.stale_bit(piece.page);
+        if op.done & pieces == 0 {
+            // Nothing is left of what the page was before.
+            op.stale &= !page_stale;
+        }
+        if stale {
+            op.stale |= page_stale;
+        }
         op.done |= bit;
         op.expired = 0;
         let complete = op.done & pieces == pieces;
-        op.stale |= stale;
         self.counters.count(if stale { Event::StaleJoin } else { Event::PieceJoin });
         if complete {
             self.settle_page(index, piece.page, Status::Ok);
@@ -117,5 +124,15 @@ impl Requester {
         } else if op.place == super::Place::Flight {
             self.restart_timer(now, index);
         }
+    }
+}
+
+impl Op {
+    /// The bit in `stale` of a page of the run.
+    fn stale_bit(&self, page: usize) -> u8 {
+        u8::try_from(page)
+            .ok()
+            .and_then(|page| 1_u8.checked_shl(u32::from(self.run_page + page)))
+            .unwrap_or(0)
     }
 }

@@ -351,7 +351,7 @@ impl Requester {
             leaky: false,
             overloaded: false,
             queue: Queue::No,
-            stale: false,
+            stale: 0,
             from_owner: false,
             asked_before: false,
         }

@@ -246,7 +246,7 @@ impl Requester {
     fn answer(&mut self, index: u16) -> Answer {
         let op = &self.ops[index];
         match op.operation {
-            Operation::ReadStale { .. } => Answer::Read { stale: op.stale },
+            Operation::ReadStale { .. } => Answer::Read { stale: op.stale != 0 },
             Operation::Update { .. } => {
                 self.counters.count(Event::Grant);
                 Answer::Leased(op.lease)

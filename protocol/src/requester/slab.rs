@@ -128,8 +128,8 @@ pub(super) struct Op {
     pub(super) overloaded: bool,
     /// Where the current request waits for a lease to end.
     pub(super) queue: Queue,
-    /// Pieces or pages are the last committed contents of leased pages.
-    pub(super) stale: bool,
+    /// Pages of the operation of which pieces are the last committed contents of a leased page.
+    pub(super) stale: u8,
     /// The pieces that arrived came from a lease's owner.
     pub(super) from_owner: bool,
     /// An ABORT under an earlier number may have been done.

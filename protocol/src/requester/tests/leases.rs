@@ -487,6 +487,45 @@ pub(super) fn last_committed_contents_are_read() -> Counters {
     bench.end()
 }
 
+pub(super) fn what_is_fresh_is_not_called_stale() -> Counters {
+    let mut bench = Bench::open();
+    // An owner's pieces are dropped; the home answers after the lease ended.
+    let request = read_stale(&mut bench, 4096, 1);
+    bench.reply(&committed(&request, 0, EPOCH, 1).by_node(OTHER));
+    let again = bench.pass_to_sent().remove(0);
+    for start in [0, P, 2 * P] {
+        bench.reply(&Reply::piece(&again, start, 3, &vec![2; P.min(4096 - start)]));
+    }
+    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: false }));
+    assert_eq!(bench.memory.0[&1], [2; 4096]);
+    // The same, when a copy of the request reached the home.
+    let request = read_stale(&mut bench, 4096, 2);
+    bench.reply(&committed(&request, 0, EPOCH, 1).by_node(OTHER));
+    for start in [0, P, 2 * P] {
+        bench.reply(&Reply::piece(&request, start, 3, &vec![2; P.min(4096 - start)]));
+    }
+    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: false }));
+    // A page's newer version replaces the last committed one; that of another page stays.
+    let stale_pages = [false, true];
+    for stale in stale_pages {
+        let request = read_stale(&mut bench, 8192, 3);
+        bench.reply(&committed(&request, 0, 3, 1));
+        for page in [4096, 0] {
+            for start in [0, P, 2 * P] {
+                let bytes = vec![2; P.min(4096 - start)];
+                let reply = Reply::piece(&request, page + start, 4, &bytes);
+                let flag = Flags::LAST_COMMITTED;
+                let is_stale = stale && page == 4096;
+                let flags = if is_stale { flag } else { Flags::default() };
+                bench.reply(&reply.with(|header| header.flags = flags));
+            }
+        }
+        assert_eq!(bench.completed().result, Ok(Answer::Read { stale }));
+        assert_eq!(bench.memory.0[&3], [2; 8192]);
+    }
+    bench.end()
+}
+
 pub(super) fn an_owner_lets_a_request_wait() -> Counters {
     let mut bench = Bench::open();
     // It says when the lease ends.

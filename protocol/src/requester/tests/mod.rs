@@ -37,7 +37,7 @@ pub(super) mod run {
         leases: an_update_is_joined_and_committed, a_lease_counts_from_the_try_that_was_answered,
             a_grant_to_somebody_else_is_not_taken, an_update_waits_at_the_home, a_long_wait_keeps_its_place_and_its_time,
             a_read_waits_for_the_page_that_is_leased, waiting_ends_at_the_deadline, a_grant_that_ran_out_is_asked_for_anew,
-            a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read,
+            a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read, what_is_fresh_is_not_called_stale,
             an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up;
         moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, a_grant_that_is_late_is_waited_for, pages_that_moved_apart_are_asked_one_by_one,
             a_range_that_moves_for_ever_is_given_up, a_page_that_was_changed_is_not_forgotten,
