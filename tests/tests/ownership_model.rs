@@ -77,6 +77,14 @@ fn scenarios() -> Vec<Scenario> {
             s.retries = 0;
             s.expected.push(Event::ServedByOwner);
         }),
+        scenario("a reader of what is", &[(0, &[Update]), (1, &[Read, StaleRead])], |s| {
+            hurry(s);
+            s.copies = Copies::Always;
+            s.policy = Policy::Serve;
+            s.retries = 0;
+            s.duplicates = 1;
+            s.expected.push(Event::ServedByOwner);
+        }),
         scenario("an adder", &[(0, &[Update]), (1, &[Add, Add])], |s| {
             hurry(s);
             s.retries = 0;
@@ -251,6 +259,9 @@ fn where_it_shows(bug: Bug) -> (Scenario, &'static str) {
             (writer_and(&[Add, Read]).with(|s| (s.freezes, s.retries) = (1, 0)), READ)
         }
         Bug::RedirectCommit => (writer_and(&[]), ONE_TRY),
+        Bug::ServeReleased => {
+            (writer_and(&[Read, StaleRead]).with(|s| s.policy = Policy::Serve), READ)
+        }
         Bug::ServeUncommitted => (writer_and(&[Read]), READ),
     }
 }

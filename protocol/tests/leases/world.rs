@@ -139,7 +139,7 @@ impl World {
     /// Runs until all clients did what they had to do. On the way:
     ///
     /// * nobody believes in a lease on a page that another one believes in;
-    /// * a READ and a grant show all commits and additions that ended before they began;
+    /// * a READ, a grant and the last committed contents show all commits and additions that ended before they began;
     /// * no page is read half old, half new;
     ///
     /// and at the end every page counts exactly the commits and additions that were answered OK,
@@ -256,6 +256,8 @@ impl World {
             Done::ReadStale(counted) => {
                 let begun = self.clients.len() as u64 + known.maybe;
                 assert!(counted.commits <= known.commits + begun, "from the future");
+                // Its owner lets go before it sends COMMIT, so nobody has heard of a later one.
+                assert!(counted.commits >= knew.commits && counted.added >= knew.added, "too old");
             }
             Done::Granted(counted) => {
                 assert!(counted.commits >= knew.commits && counted.added >= knew.added, "stale");

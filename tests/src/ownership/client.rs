@@ -44,7 +44,10 @@ impl Rack {
                 (Ask::Renew { epoch: held.epoch }, Some(held))
             }
             // No look at the clock: the home judges.
-            (Doing::Holding(held), _) => (Ask::Commit { epoch: held.epoch, base: held.base }, None),
+            (Doing::Holding(held), _) => {
+                let kept = scenario.has(Bug::ServeReleased).then_some(held);
+                (Ask::Commit { epoch: held.epoch, base: held.base }, kept)
+            }
         };
         if self.threads[usize::from(thread)].session.is_none() {
             self.open(scenario, thread);
@@ -167,6 +170,10 @@ impl Rack {
                 self.finish(thread, Outcome::Read(value));
             }
             Answer::Read { value, stale: true } => {
+                // What an owner serves whose clock runs, or the home, nobody has replaced yet.
+                if reply.from_home || self.is_untroubled(scenario) {
+                    self.judge_read(call.floor, value);
+                }
                 self.witness.stale_read |= self.place(value).is_none();
                 self.finish(thread, Outcome::Read(value));
             }
@@ -202,6 +209,13 @@ impl Rack {
         if let Some(request) = self.request_of(scenario, thread) {
             self.send(Message::Request(request));
         }
+    }
+
+    /// Whether no owner has believed in a lease that its home did not keep: no clock stood still,
+    /// and no home forgot its leases.
+    fn is_untroubled(&self, scenario: &Scenario) -> bool {
+        let budget = self.budget;
+        (budget.freezes, budget.home_crashes) == (scenario.freezes, scenario.home_crashes)
     }
 
     fn session_is_gone(&mut self, scenario: &Scenario, thread: u8, call: Call) {

@@ -3,7 +3,7 @@
 
 use super::{
     Bug, Event, Policy, Scenario,
-    state::{Answer, Ask, Copy, Message, Rack, Redirect, Reply, Request},
+    state::{Answer, Ask, Copy, Held, Message, Rack, Redirect, Reply, Request},
 };
 
 impl Rack {
@@ -47,6 +47,7 @@ impl Rack {
             (None, _) => Answer::NotOwner,
             (Some((_, held)), Ask::StaleRead) if scenario.policy == Policy::Serve => {
                 scenario.note(Event::ServedByOwner);
+                self.judge_served(end, &held);
                 Answer::Read { value: held.base, stale: true }
             }
             (Some(_), _) => Answer::Busy { queued: scenario.policy == Policy::Wait },
@@ -55,5 +56,13 @@ impl Rack {
         let from_home = false;
         let reply = Reply { thread, life, session, sequence, from_home, home_bit, answer };
         self.send(Message::Reply(reply));
+    }
+
+    /// What an owner serves is what the home has at that moment, unless the owner's clock stands
+    /// still or the home began anew since its grant.
+    fn judge_served(&mut self, end: u8, held: &Held) {
+        let runs = self.ends[usize::from(end)].frozen.is_none();
+        let is_known = held.epoch >> 4 == self.home.life;
+        self.witness.stale_read |= runs && is_known && held.base != self.home.value;
     }
 }

@@ -75,13 +75,15 @@ pub enum Bug {
     OwnerReads,
     /// The switch redirects COMMIT, home bit or not.
     RedirectCommit,
+    /// An owner serves what was committed last after it sent its COMMIT.
+    ServeReleased,
     /// The home answers READ while the page is leased, with what the owner has so far.
     ServeUncommitted,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::AnyEpoch,
         Self::BlindController,
         Self::BlindRetry,
@@ -93,6 +95,7 @@ impl Bug {
         Self::OwnerExecutes,
         Self::OwnerReads,
         Self::RedirectCommit,
+        Self::ServeReleased,
         Self::ServeUncommitted,
     ];
 }

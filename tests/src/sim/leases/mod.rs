@@ -24,8 +24,8 @@ pub enum Bug {
     LoseWrites,
     /// An owner executes what is redirected to it, and is believed.
     OwnerExecutes,
-    /// A page's owner serves what was committed last, and is believed to know the present.
-    StaleAsPresent,
+    /// An owner is not told that its lease is over, and serves on what was committed before.
+    ServeReleased,
 }
 
 impl Bug {
@@ -35,7 +35,7 @@ impl Bug {
         Self::ForgetWindow,
         Self::LoseWrites,
         Self::OwnerExecutes,
-        Self::StaleAsPresent,
+        Self::ServeReleased,
     ];
 }
 

@@ -626,12 +626,8 @@ impl World {
             }
             (Stage::Asking, Kind::ReadStale, Ok(_)) => {
                 let value = seen(&job)?;
-                let start = match self.plan.bug {
-                    Some(Bug::StaleAsPresent) => job.start,
-                    _ => self.stale_since(job.start),
-                };
-                let job = Job { start, ..job.clone() };
-                self.record(&job, Action::Read { value }, true);
+                let was_current = Job { start: self.stale_since(job.start), ..job.clone() };
+                self.record(&was_current, Action::Read { value }, true);
             }
             (Stage::Asking, Kind::Write { value }, Ok(_)) => {
                 self.record(&job, Action::Write { value }, true);
