@@ -200,7 +200,9 @@ impl<T: Transport, S: Store> Shard<T, S> {
 
     /// Handles what was received, in order, and sends the replies.
     fn handle(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
+        // Read after the batch came: what a carrier read while it polled may be from before a
+        // pause, and a lease must not end earlier than its owner counts.
+        let now = Instant::from_nanos(self.transport.now().as_nanos());
         for number in 0..count {
             // What must wait is read again after sending: the replies may refer to its pages.
             while !self.take(now, number) {

@@ -43,6 +43,9 @@ struct Scripted {
     sources: Vec<Ipv6Addr>,
     mood: Mood,
     turn: usize,
+    /// How long the host stands still between the clock's reading and the first batch.
+    pause: Duration,
+    heard_at: Timestamp,
     clock: ManualClock,
     stop: Arc<AtomicBool>,
     capabilities: Capabilities,
@@ -67,6 +70,10 @@ impl Transport for Scripted {
         now
     }
 
+    fn heard_at(&self) -> Timestamp {
+        self.heard_at
+    }
+
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
         let Outgoing { source, destination, .. } = batch[0];
         self.turn += 1;
@@ -87,6 +94,8 @@ impl Transport for Scripted {
     }
 
     fn receive(&mut self, _wait: Wait) -> Result<usize, ReceiveError> {
+        self.heard_at = self.now();
+        self.clock.advance_to(self.heard_at + core::mem::take(&mut self.pause));
         let count = self.inbox.len().min(16);
         self.batch = self.inbox.drain(..count).collect();
         self.stop.store(count == 0, Ordering::Relaxed);
@@ -166,6 +175,8 @@ fn scripted(mood: Mood) -> Scripted {
         sources: Vec::new(),
         mood,
         turn: 0,
+        pause: Duration::ZERO,
+        heard_at: Timestamp::ZERO,
         clock: ManualClock::default(),
         stop: Arc::default(),
         capabilities: Capabilities {
@@ -297,4 +308,17 @@ fn idle_moments_zero_what_rests() {
     ended.unwrap();
     assert_eq!(snapshot.arena.resting_pages, 4);
     assert_eq!(shard.store.tidy(100), 0, "all was zeroed");
+}
+
+#[test]
+fn a_lease_begins_no_earlier_than_its_request_came() {
+    let (mut shard, session, at) = shard(Mood::Slow(9));
+    shard.transport.pause = Duration::from_secs(3);
+    let numbered = |sequence| Header { session, sequence, length: 1, ..Header::default() };
+    // A whole batch, and what comes behind it.
+    let mut inbox = vec![request(Command::Update, at.to_ipv6(), numbered(1)); 16];
+    inbox.push(request(Command::Read, at.to_ipv6(), numbered(2)));
+    let (ended, snapshot) = serve(&mut shard, inbox);
+    ended.unwrap();
+    assert_eq!((snapshot.event(Event::LeaseRepeated), snapshot.answers(Status::Busy)), (15, 1));
 }
