@@ -83,7 +83,7 @@ impl Responder {
     }
 
     /// Writes a piece into new pages and gives the pieces that arrived so far. The pages may be
-    /// another's by now: whoever guessed their pointer could free them.
+    /// another's by now: whoever guessed their pointer could free or lease them.
     fn fill<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -99,7 +99,8 @@ impl Responder {
         let offset = location.offset() + piece.offset as u64;
         let location = Location::new(location.generation(), offset).ok_or(Status::OutOfRange)?;
         let space = request.datagram.target.space;
-        store.check(Access { location, length_bytes: piece.bytes as u64, tag, space })?;
+        let access = Access { location, length_bytes: piece.bytes as u64, tag, space };
+        self.check_to_change(request, access, store)?;
         store.write(location.page(), piece.start, request.datagram.data);
         Ok(arrived | piece.bit)
     }

@@ -1,6 +1,6 @@
 //! CREATE and ALLOC_WRITE to node 0: provisional pages.
 
-use super::*;
+use super::{leases::Client, *};
 
 fn pointer_of(reply: &Reply) -> Pointer {
     assert_eq!(reply.status, Status::Ok, "{reply:?}");
@@ -215,6 +215,34 @@ pub(super) fn pages_that_were_guessed_and_freed_are_filled_no_further() {
         assert!((0..4096).all(|place| world.store.byte(0, place) == 0), "it is not theirs");
         world.pass(Duration::from_secs(5));
         assert_eq!(world.store.used_pages(), 1, "the timer freed another's page");
+    }
+}
+
+#[test]
+pub(super) fn guessed_pages_that_are_leased_are_not_filled_meanwhile() {
+    for is_anywhere in [true, false] {
+        let data = stamp(3000, 9);
+        let mut world = World::with(&config(), 16, 1024);
+        let train = if is_anywhere {
+            let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
+            pieces(ask, 0, &data, 1024)
+        } else {
+            world.sequence = 1;
+            let train = pieces(Ask::server(Command::AllocWrite), 0, &data, 1024);
+            train.into_iter().map(|ask| world.numbered(ask, 1)).collect()
+        };
+        assert_eq!(world.send(&train[0]), []);
+        let mut other = Client::open(&mut world, NodeId(21), 1);
+        let epoch = other.lease(&mut world, pointer(0, 1), 1);
+        for piece in &train[1..] {
+            assert_eq!(world.status(piece), Status::Busy);
+        }
+        assert!((1024..4096).all(|place| world.store.byte(0, place) == 0), "the owner's alone");
+        let abort = other.under(Command::Abort, pointer(0, 1), 1, epoch);
+        assert_eq!(world.status(&abort), Status::Ok);
+        assert_eq!(world.send(&train[1]), []);
+        assert_eq!(world.status(&train[2]), Status::Ok);
+        assert!((0..3000).all(|place| world.store.byte(0, place) == data[place]));
     }
 }
 
