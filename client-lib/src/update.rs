@@ -176,6 +176,7 @@ impl<T: Transport> Client<T> {
                         granted_ms: lease.granted_ms,
                         renew_until: now + options.renew_limit,
                         policy: options.owner_policy,
+                        is_ending: false,
                         is_abandoned: false,
                     };
                     part.slot = tenant.hold(&entry, incoming);

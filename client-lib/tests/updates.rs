@@ -256,10 +256,17 @@ fn clients_of_one_endpoint_share_its_service() {
     assert!(service.counters().renewed_count >= 9, "{:?}", service.counters());
 }
 
-/// A carrier that sends nothing while it is mute.
+/// A carrier that sends nothing while it is mute, and hears nothing while it is deaf.
 struct Mute {
     inner: MemoryTransport,
     is_mute: Arc<AtomicBool>,
+    is_deaf: Arc<AtomicBool>,
+}
+
+impl Mute {
+    fn new(inner: MemoryTransport, is_mute: &Arc<AtomicBool>) -> Self {
+        Self { inner, is_mute: Arc::clone(is_mute), is_deaf: Arc::default() }
+    }
 }
 
 impl Transport for Mute {
@@ -282,7 +289,8 @@ impl Transport for Mute {
         }
     }
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
-        self.inner.receive(wait)
+        let received = self.inner.receive(wait)?;
+        Ok(if self.is_deaf.load(Ordering::Relaxed) { 0 } else { received })
     }
     fn incoming(&self, index: usize) -> Incoming<'_> {
         self.inner.incoming(index)
@@ -300,10 +308,10 @@ fn an_abort_that_was_not_answered_is_the_services() {
     let rack = Rack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let is_service_mute = Arc::<AtomicBool>::default();
-    let port = Mute { inner: port, is_mute: Arc::clone(&is_service_mute) };
+    let port = Mute::new(port, &is_service_mute);
     let service = Service::start(&config(1000), port).expect("a thread");
     let is_mute = Arc::<AtomicBool>::default();
-    let carrier = Mute { inner: carriers.pop().expect("one"), is_mute: Arc::clone(&is_mute) };
+    let carrier = Mute::new(carriers.pop().expect("one"), &is_mute);
     let settings =
         EndpointConfig { service: Some(service.clone()), lease_count: 1, ..config(1000) };
     let mut first = Client::open(settings, carrier);
@@ -348,7 +356,7 @@ fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
     let rack = Rack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 2);
     let is_mute = Arc::<AtomicBool>::default();
-    let port = Mute { inner: port, is_mute: Arc::clone(&is_mute) };
+    let port = Mute::new(port, &is_mute);
     let service = Service::start(&config(1000), port).expect("a thread");
     let settings = EndpointConfig { service: Some(service.clone()), ..config(1000) };
     let region = client(&rack, 1001).create(2 * 4096).expect("there is room");
@@ -422,7 +430,7 @@ fn a_service_that_failed_takes_no_leases_with_it() {
     let port = Failing { inner: port, fails: Arc::clone(&fails) };
     let service = Service::start(&config(1000), port).expect("a thread");
     let is_mute = Arc::<AtomicBool>::default();
-    let carrier = Mute { inner: carriers.pop().expect("one"), is_mute: Arc::clone(&is_mute) };
+    let carrier = Mute::new(carriers.pop().expect("one"), &is_mute);
     let settings =
         EndpointConfig { service: Some(service.clone()), lease_count: 1, ..config(1000) };
     let mut client = Client::open(settings, carrier);
@@ -565,6 +573,39 @@ fn the_owner_answers_while_the_application_computes() {
         second.write(base, &[1]).expect("it is free");
         assert_eq!(read(&mut second, base, 2), [1, 9]);
     }
+}
+
+#[test]
+fn an_owner_serves_nothing_old_once_the_commit_is_sent() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
+    let to_owner = [port.id()];
+    let service = Service::start(&config(1000), port).expect("a thread");
+    let settings = EndpointConfig { service: Some(service.clone()), ..config(1000) };
+    let is_deaf = Arc::<AtomicBool>::default();
+    let carrier = carriers.pop().expect("one");
+    let carrier = Mute { inner: carrier, is_mute: Arc::default(), is_deaf: Arc::clone(&is_deaf) };
+    let mut first = Client::open(settings, carrier);
+    let mut second = client(&rack, 1001);
+    let base = first.alloc_write(&[1; 4096]).expect("there is room").base();
+    rack.redirect(base, Command::Read, &to_owner);
+    let mut mine = vec![0; 4096];
+    let options = UpdateOptions { owner_policy: OwnerPolicy::Serve, ..lasting(10_000) };
+    let mut update = first.update_with(base, &mut mine, options).expect("it is free");
+    let mut bytes = [0; 100];
+    assert!(second.read_stale(base, &mut bytes).expect("it is allocated") && bytes == [1; 100]);
+    assert!(service.counters().request_count > 0, "the owner served it");
+    update.fill(9);
+    is_deaf.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let committing = scope.spawn(|| update.commit());
+        assert_eq!(read(&mut second, base, 100), [9; 100]);
+        assert!(!second.read_stale(base, &mut bytes).expect("it is allocated"));
+        assert_eq!(bytes, [9; 100], "what another has seen replaced");
+        assert!(!committing.is_finished(), "nobody has told it that it is done");
+        is_deaf.store(false, Ordering::Relaxed);
+        committing.join().expect("no panic").expect("the lease holds");
+    });
 }
 
 #[test]

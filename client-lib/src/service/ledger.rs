@@ -29,6 +29,8 @@ pub(crate) struct Entry {
     /// No RENEW is sent after this moment.
     pub(crate) renew_until: Instant,
     pub(crate) policy: OwnerPolicy,
+    /// Its COMMIT is under way.
+    pub(crate) is_ending: bool,
     /// The guard is gone and its ABORT was not answered.
     pub(crate) is_abandoned: bool,
 }
@@ -65,6 +67,7 @@ const HELD: u8 = 1;
 const ABANDONED: u8 = 2;
 /// The service is done with an abandoned lease; its client takes the slot back.
 const RETURNED: u8 = 3;
+const ENDING: u8 = 4;
 
 /// One lease. Two cache lines, so that neighbours do not share one.
 #[derive(Debug, Default)]
@@ -164,7 +167,7 @@ impl Ledger {
         let slot = self.slots.get(usize::from(index))?;
         let version = slot.version.load(Ordering::Acquire);
         let state = slot.state.load(Ordering::Relaxed);
-        if version % 2 == 1 || !matches!(state, HELD | ABANDONED) {
+        if version % 2 == 1 || !matches!(state, HELD | ENDING | ABANDONED) {
             return None;
         }
         let high = u128::from(slot.high.load(Ordering::Relaxed));
@@ -189,6 +192,7 @@ impl Ledger {
             granted_ms: u16::try_from(extent & 0xffff).unwrap_or(u16::MAX),
             renew_until,
             policy,
+            is_ending: state == ENDING,
             is_abandoned: state == ABANDONED,
         };
         Some((version, entry))
@@ -295,6 +299,13 @@ impl Writer {
         self.free.push(id.index);
     }
 
+    /// Says that the COMMIT of a lease is under way.
+    pub(crate) fn begin_end(&self, id: SlotId) {
+        if let Some(slot) = self.slot(id) {
+            slot.state.store(ENDING, Ordering::Release);
+        }
+    }
+
     /// Leaves the ABORT of a lease to the service.
     pub(crate) fn abandon(&self, id: SlotId) {
         if let Some(slot) = self.slot(id) {
@@ -391,6 +402,7 @@ mod tests {
             granted_ms: 1000,
             renew_until: Instant::from_nanos(number),
             policy: OwnerPolicy::Wait,
+            is_ending: false,
             is_abandoned: false,
         }
     }
@@ -417,6 +429,10 @@ mod tests {
         assert!(ledger.read(0).is_none());
         let third = writer.hold(&entry(4), &[]).expect("room");
         assert_eq!(writer.renewed(third), None, "another's renewal");
+        writer.begin_end(first);
+        assert!(!ledger.read(0).expect("it is held").1.is_ending, "that was another lease");
+        writer.begin_end(third);
+        assert!(ledger.read(0).expect("it is held").1.is_ending);
         assert!(!ledger.is_closed());
         ledger
             .with_contents(0, ledger.read(0).expect("it is held").0, |_| panic!("none was given"));

@@ -260,7 +260,7 @@ impl<T: Transport> Serving<T> {
                         if known.is_over && entry.is_abandoned {
                             tenant.ledger.give_back(index, version);
                         }
-                        if known.is_over || entry.is_abandoned {
+                        if known.is_over || entry.is_ending || entry.is_abandoned {
                             known.let_go(&mut self.owner);
                         } else if is_serving && known.held_until != entry.expires_at {
                             known.hold(&mut self.owner, now, index, &tenant.ledger);

@@ -44,9 +44,21 @@ impl Tenant {
         Some(id)
     }
 
+    /// Tells that a lease's COMMIT is about to be sent: it is still renewed, but nobody is told of it
+    /// any more, nor served what was there before.
+    pub(crate) fn begin_end(&self, id: SlotId) {
+        self.writer.begin_end(id);
+        self.tell_end();
+    }
+
     /// Tells that a lease is over.
     pub(crate) fn release(&mut self, id: SlotId) {
         self.writer.release(id);
+        self.tell_end();
+    }
+
+    /// Wakes the thread if somebody waits there for a lease to end.
+    fn tell_end(&self) {
         fence(Ordering::SeqCst);
         let shared = &self.service.handle.shared;
         if shared.release_matters.load(Ordering::Relaxed) {

@@ -26,6 +26,8 @@ impl<T: Transport> Client<T> {
                 length: part.length,
                 epoch: part.lease.epoch,
             };
+            // Before the home has the new bytes: nobody is served the old ones afterwards.
+            self.begin_end(&part);
             let answer = self.turn(operation, part.pointer, bytes(&part), &mut [], self.deadline);
             match &answer {
                 Ok(_) | Err(Error::LeaseLost { .. }) => self.release(&part),
@@ -107,6 +109,12 @@ impl<T: Transport> Client<T> {
 
     fn renewed(&self, part: &Held) -> Option<bluebridge_protocol::Instant> {
         self.tenant.as_ref()?.renewed(part.slot?)
+    }
+
+    fn begin_end(&self, part: &Held) {
+        if let (Some(tenant), Some(slot)) = (&self.tenant, part.slot) {
+            tenant.begin_end(slot);
+        }
     }
 
     fn release(&mut self, part: &Held) {
