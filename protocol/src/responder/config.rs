@@ -104,10 +104,12 @@ pub struct Limits {
     /// Pages that those may hold; an anywhere-CREATE of more is refused for good.
     pub node_provisional_pages: u64,
     /// Pages that are leased, or whose last lease's end is remembered; about 100 bytes each.
+    /// Each of several spaces may have its equal part of them leased.
     pub lease_count: u16,
     /// Pages that one node may have leased at once.
     pub node_lease_count: u16,
     /// READs and UPDATEs that wait for leased pages, 65,534 at most; about 256 bytes each.
+    /// Each of several spaces has its equal part of them.
     pub wait_count: u16,
     /// Those of one node.
     pub node_wait_count: u16,
@@ -117,6 +119,12 @@ pub struct Limits {
     pub reply_count: u16,
     /// Pages that may be outstanding in all sessions together, and at least one per session.
     pub credit_pages: u32,
+}
+
+/// The shares of a space and of a node, each `least` or more.
+fn shares((all, of_node): (usize, usize), space_count: usize, least: usize) -> (usize, usize) {
+    let of_space = (all / space_count.max(1)).max(least);
+    (of_space, of_node.min(of_space))
 }
 
 impl Default for Limits {
@@ -143,6 +151,19 @@ impl Default for Limits {
 impl Limits {
     /// Replies that one request can cause, and a few more.
     pub(super) const REPLIES_PER_REQUEST: usize = 40;
+
+    /// Pages that one space and one node may have leased when so many spaces are served: what one
+    /// space leases leaves the shares of the others alone.
+    pub(super) fn lease_shares(&self, space_count: usize) -> (usize, usize) {
+        let whole = (usize::from(self.lease_count), usize::from(self.node_lease_count));
+        shares(whole, space_count, bluebridge_wire::address::LINE_PAGES)
+    }
+
+    /// The same of requests that wait.
+    pub(super) fn wait_shares(&self, space_count: usize) -> (usize, usize) {
+        let whole = (usize::from(self.wait_count), usize::from(self.node_wait_count));
+        shares(whole, space_count, 1)
+    }
 
     /// The largest window of a session in pages.
     pub(super) const SESSION_CREDIT_PAGES: u32 = 512;

@@ -69,7 +69,7 @@ events! {
     LastCommittedRead = "last_committed_read";
     /// A page's lease ended by ABORT.
     LeaseAborted = "lease_aborted";
-    /// An UPDATE was refused because its node has its share of leases.
+    /// An UPDATE was refused because its node or space has its share of leases.
     LeaseBeyondShare = "lease_beyond_share";
     /// A page's lease ended by COMMIT.
     LeaseCommitted = "lease_committed";

@@ -105,12 +105,12 @@ impl Responder {
         let expires_at = now + self.lease_time(request);
         let owner = request.asker();
         let granted = self.leases.grant(now, owner, pages.clone(), expires_at).or_else(|_| {
-            self.end_all_expired(now);
+            self.end_some_expired(now);
             self.leases.grant(now, owner, pages.clone(), expires_at)
         });
         let epoch = granted.map_err(|no_room| {
             self.counters.count(match no_room {
-                NoRoom::Node => Event::LeaseBeyondShare,
+                NoRoom::Node | NoRoom::Space => Event::LeaseBeyondShare,
                 NoRoom::Table => Event::LeaseTableFull,
             });
             Status::Overloaded
@@ -375,13 +375,23 @@ impl Responder {
         });
     }
 
+    /// Ends some of the leases that ran out: what an UPDATE without room may cost.
+    fn end_some_expired(&mut self, now: Instant) {
+        let Self { leases, queue, counters, .. } = self;
+        leases.end_some_expired(now, |page| {
+            counters.count(Event::LeaseExpired);
+            queue.make_ready(line_of(page));
+        });
+    }
+
     /// Ends the leases of older incarnations of the asker's node.
     pub(super) fn end_superseded_leases(&mut self, request: &Request<'_>) {
-        // What ran out before is told so.
-        self.end_all_expired(request.now);
         let Self { leases, queue, counters, .. } = self;
-        leases.end_superseded(&request.asker(), |page| {
-            counters.count(Event::LeaseSuperseded);
+        leases.end_superseded(request.now, &request.asker(), |page, how| {
+            counters.count(match how {
+                LeaseEnd::Superseded => Event::LeaseSuperseded,
+                _ => Event::LeaseExpired,
+            });
             queue.make_ready(line_of(page));
         });
     }

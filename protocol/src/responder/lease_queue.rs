@@ -72,6 +72,7 @@ pub(super) struct WaitQueue {
     vacant: Vec<u16>,
     buckets: Vec<Bucket>,
     node_limit: usize,
+    space_limit: usize,
     /// Lines whose waiters may be answered.
     ready: Vec<u64>,
 }
@@ -79,15 +80,17 @@ pub(super) struct WaitQueue {
 const NOBODY: (Space, NodeId) = (Space(0), NodeId::ANY);
 
 impl WaitQueue {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &Limits, space_count: usize) -> Self {
         let count = usize::from(limits.wait_count);
+        let (space_limit, node_limit) = limits.wait_shares(space_count);
         let bucket = Bucket { first: NONE, last: NONE };
         Self {
             places: vec![Place { waiter: None, before: NONE, behind: NONE }; count],
             nodes: vec![NOBODY; count],
             vacant: (0..limits.wait_count).rev().collect(),
             buckets: vec![bucket; count.next_power_of_two()],
-            node_limit: usize::from(limits.node_wait_count),
+            node_limit,
+            space_limit,
             ready: Vec::with_capacity(count),
         }
     }
@@ -102,8 +105,11 @@ impl WaitQueue {
 
     /// Whether anybody of this node may still join.
     pub(super) fn has_room(&self, of: (Space, NodeId)) -> bool {
-        let held = self.nodes.iter().filter(|&&node| node == of).count();
-        !self.vacant.is_empty() && held < self.node_limit
+        // A vacant place is nobody's, also when space 0 is served.
+        let of_space = self.nodes.iter().filter(|node| node.0 == of.0 && node.1 != NOBODY.1);
+        let (in_space, held) = of_space
+            .fold((0, 0), |(in_space, held), &node| (in_space + 1, held + usize::from(node == of)));
+        !self.vacant.is_empty() && in_space < self.space_limit && held < self.node_limit
     }
 
     /// Puts a waiter behind all others; room was checked.

@@ -65,11 +65,17 @@ impl From<LeaseEnd> for Lost {
     }
 }
 
+/// Slots that are looked at in one call for leases that ran out, so that nobody whom the table
+/// has no room for can keep the serving core from others.
+const SWEEP_SLOTS: usize = 512;
+
 /// Why a lease cannot be granted now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum NoRoom {
     /// The asker's node has its share.
     Node,
+    /// The asker's space has its share.
+    Space,
     /// As many pages are leased as can be.
     Table,
 }
@@ -101,15 +107,28 @@ pub(super) struct LeaseTable {
     running_count: usize,
     shares: Vec<Share>,
     node_limit: usize,
+    /// The running leases of every served space, in their order.
+    spaces: Vec<(Space, usize)>,
+    space_limit: usize,
     last_epoch: u64,
     /// No running lease ends by time before this.
     expires_from: Instant,
+    /// The slot that is looked at next for leases that ran out.
+    sweep_at: usize,
+    /// What `expires_from` is to be when all slots were looked at.
+    sweep_from: Instant,
 }
 
+/// Later than any lease ends.
+const NEVER: Instant = Instant::from_nanos(u64::MAX);
+
 impl LeaseTable {
-    pub(super) fn new(limits: &Limits, incarnation: u32) -> Self {
+    pub(super) fn new(limits: &Limits, spaces: &[Space], incarnation: u32) -> Self {
         let limit = u32::from(limits.lease_count);
         let index = (2 * usize::from(limits.lease_count)).next_power_of_two();
+        let mut spaces: Vec<_> = spaces.iter().map(|&space| (space, 0)).collect();
+        spaces.sort_unstable_by_key(|&(space, _)| space);
+        let (space_limit, node_limit) = limits.lease_shares(spaces.len());
         Self {
             slots: Vec::with_capacity(usize::from(limits.lease_count)),
             vacant: (0..limit).rev().collect(),
@@ -119,9 +138,13 @@ impl LeaseTable {
             ended_count: 0,
             running_count: 0,
             shares: Vec::with_capacity(usize::from(limits.lease_count)),
-            node_limit: usize::from(limits.node_lease_count),
+            node_limit,
+            spaces,
+            space_limit,
             last_epoch: u64::from(incarnation & 0xff) << EPOCH_COUNT_BITS,
-            expires_from: Instant::default(),
+            expires_from: NEVER,
+            sweep_at: 0,
+            sweep_from: NEVER,
         }
     }
 
@@ -204,7 +227,7 @@ impl LeaseTable {
     /// Leases pages, none of which is leased, all under one epoch.
     ///
     /// # Errors
-    /// [`NoRoom`]; then nothing changed. [`Self::end_expired`] may make room.
+    /// [`NoRoom`]; then nothing changed. [`Self::end_some_expired`] may make room.
     pub(super) fn grant(
         &mut self,
         now: Instant,
@@ -255,14 +278,18 @@ impl LeaseTable {
             known_ended += usize::from(self.slots[slot].lease.end.is_some());
         }
         let room = self.vacant.len() + self.ended_count - known_ended;
-        if count - known_count > room { Err(NoRoom::Table) } else { Ok(()) }
+        if count - known_count > room {
+            return Err(NoRoom::Table);
+        }
+        let of_space = self.space(owner).map_or(0, |at| self.spaces[at].1);
+        if of_space + count > self.space_limit { Err(NoRoom::Space) } else { Ok(()) }
     }
 
     /// Sets the deadline of a page's running lease anew.
     pub(super) fn renew(&mut self, page: u64, expires_at: Instant) {
         if let Some(slot) = self.find(page) {
             self.slots[slot].lease.expires_at = expires_at;
-            self.expires_from = self.expires_from.min(expires_at);
+            self.expect_end(expires_at);
         }
     }
 
@@ -288,14 +315,30 @@ impl LeaseTable {
         is_told
     }
 
+    fn expect_end(&mut self, expires_at: Instant) {
+        self.expires_from = self.expires_from.min(expires_at);
+        self.sweep_from = self.sweep_from.min(expires_at);
+    }
+
     /// Ends what ran out by `now`, and names its pages.
-    pub(super) fn end_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) -> usize {
-        if self.is_idle() || now < self.expires_from {
-            return 0;
+    pub(super) fn end_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) {
+        self.sweep_at = 0;
+        for _ in 0..self.slots.len().div_ceil(SWEEP_SLOTS) {
+            self.end_some_expired(now, &mut ended);
         }
-        let mut expires_from = None::<Instant>;
-        let mut count = 0;
-        for slot in 0..self.slots.len() {
+    }
+
+    /// Ends what ran out by `now` in the slots whose turn it is, and names its pages: the same
+    /// again and again finds all.
+    pub(super) fn end_some_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) {
+        if self.is_idle() || now < self.expires_from {
+            return;
+        }
+        if self.sweep_at == 0 {
+            self.sweep_from = NEVER;
+        }
+        let end = (self.sweep_at + SWEEP_SLOTS).min(self.slots.len());
+        for slot in self.sweep_at..end {
             let Lease { page, expires_at, end, .. } = self.slots[slot].lease;
             if end.is_some() {
                 continue;
@@ -303,14 +346,16 @@ impl LeaseTable {
             if expires_at <= now {
                 self.end_slot(slot, LeaseEnd::Expired);
                 ended(page);
-                count += 1;
             } else {
-                expires_from = Some(expires_from.map_or(expires_at, |at| at.min(expires_at)));
+                self.sweep_from = self.sweep_from.min(expires_at);
             }
         }
-        // With none running, the next grant lowers it.
-        self.expires_from = expires_from.unwrap_or(Instant::from_nanos(u64::MAX));
-        count
+        self.sweep_at = end;
+        if end == self.slots.len() {
+            // What was granted or renewed since the first slot is in this, too.
+            self.expires_from = self.sweep_from;
+            self.sweep_at = 0;
+        }
     }
 
     /// Ends a page's lease if it ran out by `now`; says whether it did.
@@ -324,26 +369,31 @@ impl LeaseTable {
         is_over
     }
 
-    /// Ends the leases of older incarnations of the asker's node, and names their pages.
-    pub(super) fn end_superseded(&mut self, asker: &Asker, mut ended: impl FnMut(u64)) -> usize {
+    /// Ends the leases of older incarnations of the asker's node, and says how those of which pages
+    /// ended: what ran out by `now` did that before.
+    pub(super) fn end_superseded(
+        &mut self,
+        now: Instant,
+        asker: &Asker,
+        mut ended: impl FnMut(u64, LeaseEnd),
+    ) {
         let mut left = self.share(asker).map_or(0, |at| self.shares[at].count);
-        let mut count = 0;
         for slot in 0..self.slots.len() {
             if left == 0 {
                 break;
             }
-            let Lease { page, owner, end, .. } = self.slots[slot].lease;
+            let Lease { page, owner, end, expires_at, .. } = self.slots[slot].lease;
             if end.is_some() || !owner.is_node_of(asker) {
                 continue;
             }
             left -= 1;
-            if owner.incarnation < asker.incarnation {
-                self.end_slot(slot, LeaseEnd::Superseded);
-                ended(page);
-                count += 1;
+            let is_over = expires_at <= now;
+            if is_over || owner.incarnation < asker.incarnation {
+                let how = if is_over { LeaseEnd::Expired } else { LeaseEnd::Superseded };
+                self.end_slot(slot, how);
+                ended(page, how);
             }
         }
-        count
     }
 
     /// Forgets all about the pages of a range, because they are not what they were; names those
@@ -384,11 +434,11 @@ impl LeaseTable {
 
     fn start(&mut self, slot: usize, lease: Lease) {
         self.slots[slot].lease = lease;
-        if self.running_count == 0 {
-            self.expires_from = lease.expires_at;
-        }
-        self.expires_from = self.expires_from.min(lease.expires_at);
+        self.expect_end(lease.expires_at);
         self.running_count += 1;
+        if let Some(at) = self.space(&lease.owner) {
+            self.spaces[at].1 += 1;
+        }
         match self.share(&lease.owner) {
             Ok(at) => self.shares[at].count += 1,
             Err(at) => {
@@ -406,6 +456,9 @@ impl LeaseTable {
         }
         self.slots[slot].lease.end = Some(how);
         self.running_count -= 1;
+        if let Some(at) = self.space(&owner) {
+            self.spaces[at].1 -= 1;
+        }
         if let Ok(at) = self.share(&owner) {
             self.shares[at].count -= 1;
             if self.shares[at].count == 0 {
@@ -452,6 +505,10 @@ impl LeaseTable {
 
     fn share(&self, asker: &Asker) -> Result<usize, usize> {
         self.shares.binary_search_by_key(&(asker.space, asker.node), |share| share.of)
+    }
+
+    fn space(&self, asker: &Asker) -> Option<usize> {
+        self.spaces.binary_search_by_key(&asker.space, |&(space, _)| space).ok()
     }
 
     fn place(&self, page: u64) -> usize {

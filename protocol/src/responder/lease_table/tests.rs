@@ -57,7 +57,7 @@ impl World {
             node_lease_count: NODE_LIMIT as u16,
             ..Limits::default()
         };
-        let table = LeaseTable::new(&limits, 0x0102_0304);
+        let table = LeaseTable::new(&limits, &[Space(1)], 0x0102_0304);
         Self { table, model: BTreeMap::new(), now: 1, incarnations: [1; 4] }
     }
 
@@ -99,13 +99,19 @@ impl World {
             Step::Supersede(node) => {
                 self.incarnations[usize::from(node)] += 1;
                 let asker = self.asker(node);
-                self.sweep()?;
-                self.table.end_superseded(&asker, |_| {});
-                for known in self.model.values_mut() {
+                let mut ended = BTreeMap::new();
+                self.table.end_superseded(self.now(), &asker, |page, how| {
+                    ended.insert(page, how);
+                });
+                for (page, known) in &mut self.model {
                     if known.owner.node == asker.node && known.end.is_none() {
-                        known.end = Some(LeaseEnd::Superseded);
+                        let is_over = known.expires_at <= self.now;
+                        let how = if is_over { LeaseEnd::Expired } else { LeaseEnd::Superseded };
+                        prop_assert_eq!(ended.remove(page), Some(how));
+                        known.end = Some(how);
                     }
                 }
+                prop_assert!(ended.is_empty());
             }
             Step::Sweep => self.sweep()?,
             Step::Grant(node, first, count, time) => {
@@ -204,9 +210,69 @@ proptest! {
 
 #[test]
 fn epochs_never_come_twice_and_go_on_behind_the_largest() {
-    let mut table = LeaseTable::new(&Limits::default(), 0xffff_ff07);
+    let mut table = LeaseTable::new(&Limits::default(), &[Space(1)], 0xffff_ff07);
     assert_eq!(table.draw_epoch(), (7 << 40) + 1);
     assert_eq!(table.draw_epoch(), (7 << 40) + 2);
     table.last_epoch = LEASE_EPOCH_MAX - 1;
     assert_eq!((table.draw_epoch(), table.draw_epoch()), (LEASE_EPOCH_MAX, 1));
+}
+
+#[test]
+fn a_space_leaves_the_shares_of_the_others_alone() {
+    let limits = Limits { lease_count: 49, node_lease_count: 12, ..Limits::default() };
+    let spaces = [Space(5), Space(2), Space(9)];
+    let mut table = LeaseTable::new(&limits, &spaces, 1);
+    let (now, later) = (Instant::default(), Instant::from_nanos(100));
+    let mut page = 0;
+    for space in [2, 9, 5] {
+        let mut grant = |node, count| {
+            let owner = Asker { space: Space(space), node: NodeId(node), incarnation: 1 };
+            page += count;
+            table.grant(now, owner, page - count..page, later)
+        };
+        assert!(grant(1, 8).is_ok());
+        assert_eq!(grant(1, 5), Err(NoRoom::Node));
+        assert!(grant(2, 7).is_ok());
+        assert_eq!(grant(3, 2), Err(NoRoom::Space));
+        assert!(grant(4, 1).is_ok());
+    }
+    assert_eq!(table.running_count(), 48);
+    // What ended leaves room in its space.
+    table.end_expired(later, |_| {});
+    assert!(table.spaces.iter().all(|&(_, count)| count == 0));
+}
+
+#[test]
+fn whoever_finds_no_room_pays_for_few_slots() {
+    let mut table = LeaseTable::new(&Limits::default(), &[Space(1)], 1);
+    let owner = |node| Asker { space: Space(1), node: NodeId(node), incarnation: 1 };
+    let ends_at = Instant::from_nanos(1000);
+    for page in 0..3000 {
+        table.grant(Instant::default(), owner(1), page..page + 1, ends_at).unwrap();
+    }
+    // Of leases that ran out, each call finds those of a few slots.
+    let now = Instant::from_nanos(900_000);
+    let mut ended = Vec::new();
+    for calls in 1..=6 {
+        table.end_some_expired(now, |page| ended.push(page));
+        assert_eq!(ended.len(), (calls * SWEEP_SLOTS).min(3000));
+    }
+    assert_eq!(table.running_count(), 0);
+    // What was granted, renewed and granted again on the way is not lost from sight.
+    for page in 0..2000 {
+        table.grant(now, owner(1), page..page + 1, now + Duration::from_nanos(100)).unwrap();
+    }
+    let then = now + Duration::from_nanos(50);
+    table.renew(1999, then);
+    table.end_some_expired(then, |_| {});
+    table.renew(7, then + Duration::from_nanos(1));
+    for _ in 0..4 {
+        table.end_some_expired(then, |page| assert_eq!(page, 1999));
+    }
+    assert_eq!(table.running_count(), 1999);
+    let mut last = Vec::new();
+    for _ in 0..4 {
+        table.end_some_expired(then + Duration::from_nanos(1), |page| last.push(page));
+    }
+    assert_eq!(last, [7]);
 }

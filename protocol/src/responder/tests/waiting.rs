@@ -396,3 +396,40 @@ pub(super) fn whoever_is_gone_stands_in_nobodys_way() {
         assert!(world.responder.poll_timeout().is_some_and(|due| due > world.now));
     }
 }
+
+/// The same request in another space.
+fn in_space(ask: Ask, space: Space) -> Ask {
+    let moved = |address| Fields { space, ..Fields::unpack(address).unwrap() }.to_ipv6();
+    let (from, to) = (moved(ask.from), Fields { space, ..ask.to });
+    Ask { from, to, ..ask }.with(|header| header.target = moved(header.target))
+}
+
+#[test]
+pub(super) fn the_waiters_of_a_space_leave_room_for_those_of_others() {
+    let limits = Limits { wait_count: 4, node_wait_count: 3, ..Limits::default() };
+    let spaces = vec![SPACE, Space(4)];
+    let mut world = World::unopened(&Config { limits, spaces: spaces.clone(), ..config() }, 64);
+    for space in spaces {
+        let session = |world: &mut World, node| {
+            let opened = world.one(&in_space(open(NodeId(node), 1, 7, 4096), space));
+            assert_eq!(opened.status, Status::Ok);
+            let (node, session) = (NodeId(node), opened.header.session);
+            let low_water = Some(1);
+            Client { node, incarnation: 1, session, sequence: 0, low_water, piece_bytes: 4096 }
+        };
+        let mut owner = session(&mut world, 22);
+        let create = owner.number(Ask::server(Command::Create)).with(|header| header.length = 1);
+        let created = world.one(&in_space(create, space));
+        let at = Pointer::from_ipv6(created.header.target).unwrap();
+        let lease = owner.ask(Command::Update, at, 1);
+        assert_eq!(world.status(&in_space(lease, space)), Status::Ok);
+        let reader = |world: &mut World, node| {
+            let ask = session(world, node).ask(Command::Read, at, 1).with(patient);
+            repeat_within(&world.one(&in_space(ask, space)))
+        };
+        assert_eq!(reader(&mut world, 30), Some(200));
+        assert_eq!(reader(&mut world, 31), Some(200));
+        assert_eq!(reader(&mut world, 32), None, "half of the queue is the other space's");
+    }
+    assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterRefused)), (4, 2));
+}
