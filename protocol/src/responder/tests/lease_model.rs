@@ -1,5 +1,7 @@
 //! Random leases and changes of three clients, lost and repeated, against a model of every page.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::{
@@ -14,6 +16,8 @@ enum Step {
     Abort(usize, usize, usize),
     /// One of the last requests comes again.
     Again(usize),
+    /// Somebody who waits asks for another page under the same number.
+    Bend(usize, usize),
     Commit(usize, usize, usize),
     Pass(u64),
     Read(usize, usize, usize),
@@ -31,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => place().prop_map(|(client, lease, count)| Step::Abort(client, lease, count)),
         4 => any::<usize>().prop_map(Step::Again),
+        1 => (any::<usize>(), 0..PAGES).prop_map(|(which, page)| Step::Bend(which, page)),
         4 => place().prop_map(|(client, lease, count)| Step::Commit(client, lease, count)),
         2 => (1_u64..300).prop_map(Step::Pass),
         3 => place().prop_map(|(client, page, count)| Step::Read(client, page, count)),
@@ -68,6 +73,9 @@ struct Model {
     sent: Vec<Ask>,
     /// Grants that somebody waits for: client and number, and what was asked.
     waiting: Vec<(usize, u64, usize, usize)>,
+    /// The first final answer to every mutating request, by session and number: its status and
+    /// lease epoch.
+    answers: BTreeMap<(u64, u64), (Status, u64)>,
 }
 
 impl Model {
@@ -77,7 +85,16 @@ impl Model {
         let clients =
             (0..3).map(|node| Client::with(&mut world, NodeId(30 + node), 1, 2048)).collect();
         let pages = [(0, None); PAGES];
-        Self { world, at, clients, grants: [None; 3], pages, sent: Vec::new(), waiting: Vec::new() }
+        Self {
+            world,
+            at,
+            clients,
+            grants: [None; 3],
+            pages,
+            sent: Vec::new(),
+            waiting: Vec::new(),
+            answers: BTreeMap::new(),
+        }
     }
 
     fn is_leased(&self, page: usize) -> bool {
@@ -100,6 +117,7 @@ impl Model {
     fn sort_out(&mut self, replies: Vec<Reply>) -> Vec<Reply> {
         let mut own = Vec::new();
         for reply in replies {
+            self.compare_with_first(&reply);
             let is_of = |&(client, number, ..): &(usize, u64, usize, usize)| {
                 (self.clients[client].session, number)
                     == (reply.header.session, reply.header.sequence)
@@ -121,6 +139,60 @@ impl Model {
             }
         }
         own
+    }
+
+    /// A repetition is answered as the first copy was; only a lease may have been lost since.
+    fn compare_with_first(&mut self, reply: &Reply) {
+        let Reply { status, header, .. } = reply;
+        let command = WireCommand::from_bits(reply.from.command).command();
+        let is_told_again = matches!(
+            status,
+            Status::Expired | Status::Incomplete | Status::NoSession | Status::StaleIncarnation
+        );
+        let waits = header.flags.contains(Flags::QUEUED);
+        if command.is_none_or(|command| !command.is_mutating()) || is_told_again || waits {
+            return;
+        }
+        let name = (header.session, header.sequence);
+        let (first, epoch) = *self.answers.entry(name).or_insert((*status, header.lease_epoch));
+        let is_lease = matches!(command, Some(Command::Renew | Command::Update));
+        if is_lease && first.is_ok() {
+            let is_same = status.is_ok() && header.lease_epoch == epoch;
+            assert!(is_same || *status == Status::LeaseLost, "{reply:?}");
+        } else {
+            assert_eq!(*status, first, "{reply:?}");
+        }
+    }
+
+    /// Compares all pages with what they are to be.
+    fn check_pages(&self) -> Result<(), TestCaseError> {
+        for (page, &(byte, _)) in self.pages.iter().enumerate() {
+            let is_same = (0..PAGE_BYTES).all(|at| self.world.store.byte(page as u64, at) == byte);
+            prop_assert!(is_same, "page {}", page);
+        }
+        Ok(())
+    }
+
+    /// A number that waits comes again for another page: nobody hears of that but its sender.
+    fn bend(&mut self, which: usize, page: usize) -> Result<(), TestCaseError> {
+        self.world.pass(Duration::ZERO);
+        let replies = self.world.drain();
+        prop_assert_eq!(self.sort_out(replies), []);
+        let name_of = |header: &Header| (header.session, header.sequence);
+        let waiting = self.world.responder.queue.iter().map(|waiter| name_of(&waiter.header));
+        let names: Vec<_> = waiting.collect();
+        let Some(&name) = which.checked_rem(names.len()).and_then(|index| names.get(index)) else {
+            return Ok(());
+        };
+        let ask = self.sent.iter().find(|ask| name_of(&ask.header) == name).expect("it was sent");
+        let at = page_of(self.at, page);
+        let to = Fields { location: at.location.bits(), ..ask.to };
+        let bent = Ask { to, ..ask.clone() }.with(|header| {
+            (header.target, header.length) = (at.to_ipv6(), 1);
+        });
+        prop_assert_eq!(self.world.status(&bent), Status::Malformed);
+        prop_assert_eq!(self.world.responder.waiting_count(), names.len());
+        Ok(())
     }
 
     fn granted(&mut self, client: usize, page: usize, count: usize, reply: &Reply) {
@@ -238,12 +310,22 @@ impl Model {
             Step::Again(which) if !self.sent.is_empty() => {
                 let recent = self.sent.len().min(40);
                 let ask = self.sent[self.sent.len() - 1 - which % recent].clone();
-                let replies = self.world.send(&ask.attempt(1));
-                let before = self.pages;
-                self.sort_out(replies);
-                let same = before.iter().zip(&self.pages).all(|(a, b)| a.0 == b.0);
-                prop_assert!(same);
+                let replies = self.world.send(&ask.clone().attempt(1));
+                let is_read = ask.to.command == Command::Read.code();
+                for reply in self.sort_out(replies) {
+                    let is_told = matches!(reply.status, Status::Ok | Status::Busy);
+                    if is_read && is_told {
+                        let place = reply.target.location - self.at.location.bits();
+                        let page = (place as usize + usize::from(reply.header.offset)) / PAGE_BYTES;
+                        let is_busy = reply.status == Status::Busy;
+                        let page = if is_busy { place as usize / PAGE_BYTES } else { page };
+                        prop_assert_eq!(is_busy, self.is_leased(page), "page {}", page);
+                        prop_assert!(reply.data.iter().all(|&byte| byte == self.pages[page].0));
+                    }
+                }
+                self.check_pages()?;
             }
+            Step::Bend(which, page) => self.bend(which, page)?,
             Step::Again(_) => {}
         }
         Ok(())
@@ -332,11 +414,7 @@ proptest! {
         for (number, &step) in steps.iter().enumerate() {
             model.run(number, step)?;
         }
-        for page in 0..PAGES {
-            let byte = model.pages[page].0;
-            let is_same = (0..PAGE_BYTES).all(|at| model.world.store.byte(page as u64, at) == byte);
-            prop_assert!(is_same, "page {}", page);
-        }
+        model.check_pages()?;
         prop_assert_eq!(model.world.responder.trains.free_buffer_count(), 1024);
     }
 }
