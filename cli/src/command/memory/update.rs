@@ -40,7 +40,7 @@ pub(in crate::command) struct Update {
     /// Give up at once if another has a lease
     #[arg(long)]
     no_wait: bool,
-    /// Look, and give the lease up instead of committing
+    /// Lease as many bytes as there are to set, and give them up instead of committing
     #[arg(long)]
     abort: bool,
     #[command(flatten)]

@@ -45,7 +45,10 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
         let written = session.client.write(at(start, done)?, chunk);
         written.with_context(|| {
             let end = done + count as u64;
-            format!("the first {done} bytes are written, of those up to {end} perhaps some pages")
+            match done {
+                0 => format!("of the first {end} bytes perhaps some pages are written"),
+                _ => format!("the first {done} bytes are written, and up to {end} perhaps some pages"),
+            }
         })?;
         done += count as u64;
         bar.set_position(done);
