@@ -1,37 +1,26 @@
 //! The world: one queue of events in virtual time.
 
+mod jobs;
+mod traffic;
+
 use core::{cmp::Reverse, time::Duration};
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
 
-use bluebridge_protocol::{
-    Instant,
-    owner::{Committed, Policy},
-    requester::{Answer, Failure, Operation},
-    store::PageStore,
-};
-use bluebridge_wire::{
-    Command, Datagram, Header, NodeId, Pointer, ReplyCopy, ReplySource, Status,
-    header::HEADER_BYTES, seal,
-};
+use bluebridge_protocol::{Instant, owner::Policy, store::PageStore};
+use bluebridge_wire::{NodeId, Pointer};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
 use super::{
     Bug, Plan,
     client::Client,
     controller::{Controller, Redirect},
-    job::{Holding, Job, Kind, Place, Stage},
+    job::{Kind, Place},
 };
 use crate::{
-    history::{Action, History},
+    history::History,
     sim::{
-        SPACE, bugs, client_node,
-        clock::Clock,
-        network::{self, Flight, Network, Way},
-        plan::Plan as RackPlan,
-        region,
-        report::Report,
-        server::Server,
-        server_node,
+        SPACE, bugs, client_node, clock::Clock, network::Network, plan::Plan as RackPlan,
+        report::Report, server::Server, server_node,
     },
 };
 
@@ -40,9 +29,6 @@ const JOBS: usize = 150;
 
 /// Events of a run: more are a loop.
 const EVENTS_MAX: u64 = 5_000_000;
-
-/// No lease lasts longer than this after its grant or its last RENEW.
-const LEASE_MAX: Duration = Duration::from_millis(41);
 
 /// How long a host takes to look at a timer again that is due at once.
 const SPIN: Duration = Duration::from_nanos(1);
@@ -325,104 +311,6 @@ impl World {
         self.clocks[endpoint].local(self.now)
     }
 
-    /// The controller's copy of a reply; some are lost, all are late.
-    fn copy(&mut self, frame: &[u8]) {
-        let (clients, always) = (self.clients.len(), self.always);
-        if let Some(heard) = network::hear(frame, network::PORT)
-            && let Ok(copy) = ReplyCopy::parse(heard.source, heard.destination, heard.payload)
-            && (copy.command, copy.status) == (Command::Update, Status::Ok)
-        {
-            self.leased.insert(copy.target.location >> 12, (copy.lease_epoch, copy.node));
-        }
-        let node = server_node(0).0;
-        if let Some(redirect) = self.controller.see(frame, node, clients, always)
-            && self.rng.random_bool(0.8)
-        {
-            let late = Duration::from_micros(self.rng.random_range(10..3000));
-            self.push(self.now + late, Event::Redirect(redirect));
-        }
-    }
-
-    fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {
-        let flights = self.network.travel(self.now, endpoint, Way::Up, frame, &mut self.rng);
-        for Flight { at, frame } in flights.into_iter().flatten() {
-            self.push(at, Event::AtSwitch { endpoint, frame });
-        }
-    }
-
-    fn send_down(&mut self, frames: Vec<(usize, Vec<u8>)>) {
-        for (endpoint, frame) in frames {
-            let flights = self.network.travel(self.now, endpoint, Way::Down, frame, &mut self.rng);
-            for Flight { at, frame } in flights.into_iter().flatten() {
-                self.push(at, Event::AtEnd { endpoint, frame });
-            }
-        }
-        if let Some(due) = self.network.poll_timeout()
-            && self.switch_timer.is_none_or(|timer| due < timer)
-        {
-            self.switch_timer = Some(due);
-            self.push(due.max(self.now), Event::SwitchTimer);
-        }
-    }
-
-    fn hear(&mut self, endpoint: usize, frame: &[u8]) {
-        let Some(heard) = network::hear(frame, network::PORT) else { return };
-        let now = self.local(endpoint);
-        let rewritten = self.mistake(endpoint, &heard);
-        let payload = rewritten.as_deref().unwrap_or(heard.payload);
-        if endpoint < self.clients.len() {
-            self.clients[endpoint].hear(now, &heard, payload);
-        } else if !self.server.is_away {
-            let mut frames = Vec::new();
-            self.server.hear(now, &heard, payload, &mut frames);
-            for frame in frames {
-                self.send_up(endpoint, frame);
-            }
-        }
-    }
-
-    fn mistake(&mut self, endpoint: usize, heard: &network::Heard<'_>) -> Option<Vec<u8>> {
-        let bug = self.plan.bug?;
-        let datagram = Datagram::parse(heard.source, heard.destination, heard.payload).ok()?;
-        let (command, header) = (datagram.command().command()?, datagram.header);
-        let is_request = !datagram.is_reply();
-        match bug {
-            Bug::AnyEpoch if is_request && command == Command::Commit => {
-                let (epoch, node) = *self.leased.get(&(datagram.to.location >> 12))?;
-                let header = Header { lease_epoch: epoch, ..header };
-                let is_owner = node == datagram.from.node.0;
-                is_owner.then(|| bugs::rewritten(&datagram, heard.destination, &header))
-            }
-            Bug::ForgetWindow if endpoint >= self.clients.len() => {
-                bugs::forget_window(&mut self.seen, &datagram)
-            }
-            Bug::OwnerExecutes
-                if is_request && command == Command::FetchAdd && endpoint < self.clients.len() =>
-            {
-                let source = ReplySource {
-                    space: SPACE,
-                    node: server_node(0),
-                    command,
-                    contended: false,
-                    status: Status::Ok,
-                    location_bits: datagram.to.location,
-                };
-                let to = datagram.from.node;
-                let answer = Header { incarnation: self.server.incarnation, ..header };
-                let mut head = vec![0; HEADER_BYTES];
-                answer.emit(&mut head, 0);
-                let source = source.to_ipv6();
-                seal(source, heard.source, &mut head, &[9; 8]);
-                let ports = (network::PORT, network::PORT);
-                let frame = network::frame(source, heard.source, ports, [&head, &[9; 8]]);
-                let asker = (0..self.clients.len()).find(|index| client_node(*index) == to)?;
-                self.push(self.now, Event::AtEnd { endpoint: asker, frame });
-                None
-            }
-            _ => None,
-        }
-    }
-
     fn timeout(&mut self, endpoint: usize) {
         let now = self.local(endpoint);
         if endpoint < self.clients.len() {
@@ -469,242 +357,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// A client begins jobs until it has enough.
-    fn think(&mut self, client: usize) -> Result<(), String> {
-        if client >= self.clients.len() || self.frozen[client].is_some() {
-            return Ok(());
-        }
-        while !self.is_final
-            && self.started < JOBS
-            && self.clients[client].jobs.count() < self.depth
-        {
-            self.started += 1;
-            let (place, kind) = Job::draw(&mut self.rng, &mut self.next_value);
-            let patience = Duration::from_micros(self.rng.random_range(5_000..300_000));
-            self.begin(client, place, kind, patience)?;
-        }
-        self.after(client)
-    }
-
-    fn begin(
-        &mut self,
-        client: usize,
-        place: Place,
-        kind: Kind,
-        patience: Duration,
-    ) -> Result<(), String> {
-        let outgoing = match kind {
-            Kind::Write { value } => region::stamp(value).collect(),
-            _ => Vec::new(),
-        };
-        let incoming = vec![0xee; place.bytes()];
-        let (stage, start) = (Stage::Asking, self.now);
-        let job = Job { place, kind, stage, start, outgoing, incoming };
-        let token = self.clients[client].jobs.insert(job);
-        let operation = Job::operation(place, kind, self.pages[place as usize]);
-        self.ask(client, token, operation, patience)
-    }
-
-    fn ask(
-        &mut self,
-        client: usize,
-        token: u64,
-        operation: Operation,
-        patience: Duration,
-    ) -> Result<(), String> {
-        let now = self.local(client);
-        let requester = &mut self.clients[client].requester;
-        let began = requester.start_until(now, operation, token, now + patience);
-        began.map(|_| ()).map_err(|error| format!("{operation:?} was not begun: {error}"))
-    }
-
-    /// A client goes on with what it holds: COMMIT, seldom RENEW or ABORT.
-    fn act(&mut self, client: usize, life: u32, token: u64) -> Result<(), String> {
-        if self.lives[client] != life {
-            return Ok(());
-        }
-        if self.frozen[client].is_some() {
-            let later = self.now + Duration::from_millis(1);
-            self.push(later, Event::Act { client, life, token });
-            return Ok(());
-        }
-        let now = self.now;
-        let drawn = self.rng.random_range(0..10);
-        self.next_value += 1;
-        let new = self.next_value;
-        let Some(job) = self.clients[client].jobs.get(token) else { return Ok(()) };
-        let Stage::Holding(holding) = job.stage else { return Ok(()) };
-        let place = job.place;
-        job.start = now;
-        let pointer = self.pages[place as usize];
-        let length = u32::try_from(place.bytes()).expect("a page");
-        let epoch = holding.epoch;
-        let operation = match drawn {
-            0 => {
-                job.stage = Stage::Aborting;
-                Operation::Abort { pointer, length, epoch }
-            }
-            1 => {
-                job.stage = Stage::Renewing(holding);
-                Operation::Renew { pointer, length, epoch, lease_ms: 20 }
-            }
-            _ => {
-                let after = match place {
-                    Place::Register => new,
-                    Place::Counter => holding.before.wrapping_add(1),
-                };
-                job.outgoing = match place {
-                    Place::Register => region::stamp(after).collect(),
-                    Place::Counter => after.to_le_bytes().to_vec(),
-                };
-                job.stage = Stage::Committing { holding, after };
-                Operation::Commit { pointer, length, epoch }
-            }
-        };
-        if !matches!(operation, Operation::Renew { .. }) {
-            self.release(client, place, epoch);
-        }
-        let patience = Duration::from_micros(self.rng.random_range(5_000..200_000));
-        self.ask(client, token, operation, patience)?;
-        self.after(client)
-    }
-
-    /// The client's owner is told that a lease is over: before the home can know, so that nothing
-    /// is served that another has seen replaced.
-    fn release(&mut self, client: usize, place: Place, epoch: u64) {
-        if self.plan.bug != Some(Bug::ServeReleased) {
-            self.clients[client].owner.release(self.pages[place as usize], epoch);
-        }
-    }
-
-    fn end(
-        &mut self,
-        client: usize,
-        token: u64,
-        result: Result<Answer, Failure>,
-    ) -> Result<(), String> {
-        let Some(mut job) = self.clients[client].jobs.take(token) else { return Ok(()) };
-        self.report.operations += 1;
-        let outcome = match &result {
-            Ok(Answer::Read { stale }) => format!("ok, stale {stale}"),
-            Ok(_) => "ok".to_owned(),
-            Err(Failure::LeaseLost { how, .. }) => format!("lease lost: {how:?}"),
-            Err(failure) => {
-                let text = format!("{failure:?}");
-                text.split([' ', '(']).next().unwrap_or_default().to_owned()
-            }
-        };
-        *self.outcomes.entry((job.name(), outcome)).or_default() += 1;
-        if self.is_final
-            && matches!(result, Err(Failure::OutcomeUnknown { .. }))
-            && let Some(left) = self.final_retries.checked_sub(1)
-        {
-            // The server restarted just before: its old session cannot tell.
-            self.final_retries = left;
-            self.forget(&job);
-            self.next_value += 1;
-            let kind = match job.kind {
-                Kind::Write { .. } => Kind::Write { value: self.next_value },
-                kind => kind,
-            };
-            return self.begin(client, job.place, kind, Duration::from_secs(15));
-        }
-        if self.is_final && result.is_err() {
-            return Err(format!("{job:?} ended with {result:?} though all is well again"));
-        }
-        match (job.stage, job.kind, result) {
-            (_, _, Err(Failure::OutcomeUnknown { .. })) => self.forget(&job),
-            (_, _, Err(Failure::Buffer | Failure::Violation { .. } | Failure::Partial(_))) => {
-                return Err(format!("{job:?} ended with {result:?}"));
-            }
-            (Stage::Asking, Kind::Read, Ok(_))
-            | (Stage::Asking, Kind::ReadStale, Ok(Answer::Read { stale: false })) => {
-                let value = seen(&job)?;
-                self.record(&job, Action::Read { value }, true);
-            }
-            (Stage::Asking, Kind::ReadStale, Ok(_)) => {
-                let value = seen(&job)?;
-                let was_current = Job { start: self.stale_since(job.start), ..job.clone() };
-                self.record(&was_current, Action::Read { value }, true);
-            }
-            (Stage::Asking, Kind::Write { value }, Ok(_)) => {
-                self.record(&job, Action::Write { value }, true);
-            }
-            (Stage::Asking, Kind::Add { addend }, Ok(Answer::Previous(previous))) => {
-                self.record(&job, Action::Add { addend, previous: Some(previous) }, true);
-            }
-            (Stage::Asking, Kind::Update { .. }, Ok(Answer::Leased(lease))) => {
-                let before = seen(&job)?;
-                self.record(&job, Action::Read { value: before }, true);
-                let expires_at = lease.expires_at;
-                let holding = Holding { epoch: lease.epoch, before, expires_at };
-                return self.hold(client, job, holding);
-            }
-            (Stage::Renewing(holding), _, Ok(Answer::Leased(lease))) => {
-                let holding = Holding { expires_at: lease.expires_at, ..holding };
-                return self.hold(client, job, holding);
-            }
-            (Stage::Committing { holding, after }, _, Ok(_)) => {
-                self.record(&job, Action::Update { before: holding.before, after }, true);
-            }
-            _ => {}
-        }
-        if let Stage::Renewing(holding) = job.stage {
-            self.release(client, job.place, holding.epoch);
-        }
-        job.incoming.clear();
-        let pause = Duration::from_micros(self.rng.random_range(0..2_000));
-        self.push(self.now + pause, Event::Think { client });
-        Ok(())
-    }
-
-    /// The client has the lease, tells its owner so, and goes on after a while: too late at times.
-    fn hold(&mut self, client: usize, mut job: Job, holding: Holding) -> Result<(), String> {
-        let now = self.local(client);
-        let pointer = self.pages[job.place as usize];
-        let committed = Some(Committed { start: 0, bytes: &job.incoming });
-        let owner = &mut self.clients[client].owner;
-        let held = owner.hold(now, pointer, holding.epoch, holding.expires_at, None, committed);
-        // A grant that was overtaken by a later one of the same client is over.
-        if held.is_err() {
-            self.report.count("lease world", "grant was overtaken", 1);
-        }
-        let left = holding.expires_at.saturating_since(now);
-        let wait = left.mul_f64(*[0.0, 0.2, 0.6, 1.5].choose(&mut self.rng).expect("some"));
-        job.stage = Stage::Holding(holding);
-        let token = self.clients[client].jobs.insert(job);
-        let life = self.lives[client];
-        let wait = wait + Duration::from_micros(self.rng.random_range(0..500));
-        self.push(self.now + wait, Event::Act { client, life, token });
-        Ok(())
-    }
-
-    /// Since when the contents may have been replaced that a READ of the last committed ones shows
-    /// which begins at a moment. Not at all, because an owner lets go before its COMMIT; but a home
-    /// that begins anew has forgotten the leases that their owners still believe in.
-    fn stale_since(&self, start: Instant) -> Instant {
-        let believed = self.restarts.iter().filter(|(_, back)| *back + LEASE_MAX > start);
-        believed.map(|(stopped, _)| *stopped).fold(start, Instant::min)
-    }
-
-    fn record(&mut self, job: &Job, action: Action, is_known: bool) {
-        let end = is_known.then(|| self.now.as_nanos());
-        self.histories[job.place as usize].record(job.start.as_nanos(), end, action);
-    }
-
-    /// A job whose outcome nobody will know.
-    fn forget(&mut self, job: &Job) {
-        let action = match (job.stage, job.kind) {
-            (Stage::Asking, Kind::Write { value }) => Action::Write { value },
-            (Stage::Asking, Kind::Add { addend }) => Action::Add { addend, previous: None },
-            (Stage::Committing { holding, after }, _) => {
-                Action::Update { before: holding.before, after }
-            }
-            _ => return,
-        };
-        self.record(job, action, false);
     }
 
     /// After all jobs each page is written and read once more: no lease lasts for ever.
@@ -757,16 +409,5 @@ impl World {
         self.report.outcomes = core::mem::take(&mut self.outcomes);
         self.report.virtual_time = Duration::from_nanos(self.now.as_nanos());
         Ok(self.report)
-    }
-}
-
-/// What a job's read saw.
-fn seen(job: &Job) -> Result<u64, String> {
-    match job.place {
-        Place::Register => region::read_stamp(0, &job.incoming)?.ok_or("a short read".to_owned()),
-        Place::Counter => {
-            let word = job.incoming.first_chunk::<8>().ok_or("a short read")?;
-            Ok(u64::from_le_bytes(*word))
-        }
     }
 }
