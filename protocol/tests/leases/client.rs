@@ -84,6 +84,7 @@ pub(crate) struct Client {
     rate: i64,
     lease_ms: u16,
     policy: Policy,
+    serves_released: bool,
     pub(crate) holding: Option<Holding>,
     /// The page and what is under way on it.
     pub(crate) page: usize,
@@ -92,7 +93,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(number: usize, seed: u64, plan: &Plan) -> Self {
-        let Plan { lease_ms, policy, idle_ms, .. } = *plan;
+        let Plan { lease_ms, policy, idle_ms, serves_released, .. } = *plan;
         let node = NodeId(100 + number as u16);
         let mut config = Config::new(SPACE, node, 1, seed ^ number as u64);
         config.operation_count = 4;
@@ -109,6 +110,7 @@ impl Client {
             rate: (seed.rotate_left(number as u32 * 7) % 14_000) as i64 - 7000,
             lease_ms,
             policy,
+            serves_released,
             holding: None,
             page: 0,
             operation: None,
@@ -142,7 +144,9 @@ impl Client {
             }
             (Some(held), choice) => {
                 // Before the end of the lease is known at home, nobody is to be told.
-                self.owner.release(pointer, held.lease.epoch);
+                if !self.serves_released {
+                    self.owner.release(pointer, held.lease.epoch);
+                }
                 self.holding = None;
                 let epoch = held.lease.epoch;
                 let Counted { commits, added } = held.counted;

@@ -34,6 +34,7 @@ fn plans() -> impl Strategy<Value = Plan> {
                 policy,
                 idle_ms,
                 steps: 30,
+                serves_released: false,
             }
         },
     )
@@ -65,6 +66,7 @@ fn everything_happens_to_leases() {
             policy: policies[seed as usize % 3],
             idle_ms: if seed % 4 == 0 { 5 } else { 60_000 },
             steps: 60,
+            serves_released: false,
         };
         all.add(&World::new(&plan).run());
     }
@@ -97,4 +99,27 @@ fn everything_happens_to_leases() {
         assert!(all.owner(event) > 0, "{} never happened", event.name());
     }
     assert!(all.commits > 1000, "{} commits", all.commits);
+}
+
+/// The bound on the age of last committed contents means something.
+#[test]
+#[should_panic(expected = "too old")]
+fn an_owner_that_serves_on_is_found() {
+    for seed in 0..50 {
+        let plan = Plan {
+            seed,
+            loss_percent: 5,
+            repeat_percent: 0,
+            delay_us: 150,
+            clients: 4,
+            pages: 1,
+            lease_ms: 80,
+            always: true,
+            policy: Policy::Serve,
+            idle_ms: 60_000,
+            steps: 60,
+            serves_released: true,
+        };
+        World::new(&plan).run();
+    }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) idle_ms: u64,
     /// What each client does.
     pub(crate) steps: usize,
+    /// A mistake: an owner serves on after its client sent COMMIT.
+    pub(crate) serves_released: bool,
 }
 
 /// What happened, over all clients.
