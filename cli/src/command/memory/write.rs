@@ -47,7 +47,9 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
             let end = done + count as u64;
             match done {
                 0 => format!("of the first {end} bytes perhaps some pages are written"),
-                _ => format!("the first {done} bytes are written, and up to {end} perhaps some pages"),
+                _ => format!(
+                    "the first {done} bytes are written, and up to {end} perhaps some pages"
+                ),
             }
         })?;
         done += count as u64;
