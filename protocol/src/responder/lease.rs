@@ -336,8 +336,11 @@ impl Responder {
             return Some((page, usize::try_from(offset).ok()?));
         }
         let cut = Pieces::new(memory(request).ok()?, header.length, PIECE_BYTES_MAX)?;
+        // The pages may be another's since, who leases them is not for this asker to know.
         cut.parts()
-            .map(|part| (part_access(request, local, part).location.page(), part.offset))
+            .map(|part| (part_access(request, local, part), part.offset))
+            .filter(|&(access, _)| store.check(access).is_ok())
+            .map(|(access, offset)| (access.location.page(), offset))
             .find(|&(page, _)| self.leases.holder(request.now, page).is_some())
     }
 

@@ -510,6 +510,21 @@ pub(super) fn a_recorded_busy_tells_of_now() {
 }
 
 #[test]
+pub(super) fn a_recorded_busy_tells_nothing_of_pages_that_are_anothers_now() {
+    let (mut world, at, mut owner, mut other) = two();
+    let epoch = owner.lease(&mut world, at, 1);
+    let refused = other.ask(Command::Write, at, 3).carrying(b"new");
+    assert_eq!(world.one(&refused).header.lease_epoch, epoch);
+    assert_eq!(world.status(&owner.under(Command::Abort, at, 1, epoch)), Status::Ok);
+    assert_eq!(world.delete(at, 16), Status::Ok);
+    let anew = world.create(16);
+    assert_eq!(anew.location, at.location);
+    owner.lease(&mut world, anew, 1);
+    let again = world.one(&refused.attempt(1));
+    assert_eq!((again.status, again.header.node, again.header.lease_epoch), (Status::Busy, 0, 0));
+}
+
+#[test]
 pub(super) fn a_waiting_read_is_sent_before_a_commit_changes_its_page() {
     let (mut world, at, mut owner, mut other) = two();
     let epoch = owner.lease(&mut world, at, 4096);
