@@ -16,6 +16,9 @@ use bluebridge_wire::{
     Datagram, EndpointAddress, Header, UDP_PORT, address::Fields, header::HEADER_BYTES, seal,
 };
 
+#[path = "hostile_misuse/leases.rs"]
+mod leases;
+
 const SPACE: Space = Space(1);
 const OTHER_SPACE: Space = Space(2);
 const NODE: NodeId = NodeId(1);

@@ -15,8 +15,9 @@ use super::{
     world::{Attacker, World},
 };
 
+mod contest;
 mod contradict;
-mod mutate;
+pub(super) mod mutate;
 mod spoof;
 
 /// What is wrong with a packet.
@@ -166,6 +167,13 @@ fn record(recorded: &mut Vec<Vec<u8>>, rng: &mut SmallRng, train: &[Forged]) {
         let at = rng.random_range(0..recorded.len());
         recorded[at] = datagram.frame();
     }
+}
+
+/// Bytes without meaning where a datagram's header should be.
+pub(super) fn arbitrary_payload(rng: &mut SmallRng) -> Vec<u8> {
+    let mut bytes = vec![0; rng.random_range(0..600)];
+    rng.fill(&mut bytes[..]);
+    bytes
 }
 
 /// Bytes without meaning, at each depth at which a parser may begin.

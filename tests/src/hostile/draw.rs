@@ -26,14 +26,16 @@ pub(super) struct Draw<'a> {
     pub(super) session: u64,
 }
 
+mod leases;
+
 impl Draw<'_> {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.rng.random_range(0..end.max(1))
     }
 
     /// The datagrams of a good request, or of one that is refused for what it names.
     pub(super) fn request(&mut self) -> Vec<Forged> {
-        match self.below(100) {
+        match self.below(118) {
             0..18 => self.bytes(Command::Read),
             18..46 => self.bytes(Command::Write),
             46..52 => {
@@ -58,7 +60,8 @@ impl Draw<'_> {
             90..93 => vec![self.anywhere(Command::Create)],
             93..96 => self.alloc_write(true),
             96..99 => vec![self.open()],
-            _ => vec![self.bare(Command::Close, self.endpoint(), 0)],
+            99 => vec![self.bare(Command::Close, self.endpoint(), 0)],
+            _ => self.leased(),
         }
     }
 

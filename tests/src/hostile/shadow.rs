@@ -1,15 +1,27 @@
 //! What a server's memory must be, kept apart from it; the judge of every packet's effect.
 
 use core::ops::Range;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::Ipv6Addr,
+};
 
-use bluebridge_protocol::{responder::Adopted, store::Access};
+use bluebridge_protocol::{Instant, responder::Adopted, store::Access};
 use bluebridge_wire::{
     Command, Datagram, Flags, Header, Location, NodeId, Space, Status,
     address::{Fields, PAGE_BYTES},
 };
 
 use super::watched::{Change, Watched};
+
+macro_rules! demand {
+    ($so:expr, $($why:tt)*) => { if !$so { return Err(format!($($why)*)); } };
+}
+
+mod leases;
+
+use leases::Leases;
+pub use leases::{Lease, LeaseTimes};
 
 /// An endpoint that asks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -63,12 +75,16 @@ pub struct Session {
     /// The piece size.
     pub piece_bytes: usize,
     answered: HashSet<u64>,
+    lost: HashSet<u64>,
     pieces: Vec<Piece>,
 }
 
 #[derive(Debug)]
 struct Piece {
+    command: Command,
     sequence: u64,
+    /// Of a COMMIT; else 0.
+    epoch: u64,
     location: u64,
     tag: u8,
     length: u32,
@@ -81,8 +97,12 @@ struct Piece {
 pub struct Seen {
     /// Its status.
     pub status: Status,
-    /// Whether it answers an OPEN.
-    pub is_open: bool,
+    /// What it answers, or what kind of notice it is.
+    pub command: Option<Command>,
+    /// Whether it is a notice to everybody and no answer.
+    pub is_notice: bool,
+    /// Where it goes.
+    pub to: Ipv6Addr,
     /// Its header.
     pub header: Header,
     /// Its data.
@@ -99,24 +119,42 @@ pub struct Shadow {
     pub allocations: BTreeMap<u64, Allocation>,
     /// By id.
     pub sessions: HashMap<u64, Session>,
+    pub(super) leases: Leases,
+    /// Spaces in which notices are sent.
+    told: Vec<Space>,
+}
+
+/// What a server counted while it took a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// The session's low water moved up.
+    pub is_raised: bool,
+    /// The asker came with a higher incarnation than before.
+    pub is_newer: bool,
+    /// Leases that ended for that.
+    pub superseded: u64,
 }
 
 type Verdict = Result<(), String>;
 
-macro_rules! demand {
-    ($so:expr, $($why:tt)*) => { if !$so { return Err(format!($($why)*)); } };
-}
-
 impl Shadow {
     /// The shadow of a server without allocations.
     #[must_use]
-    pub fn new(node: NodeId, pages: u32, adopted: Option<Adopted>) -> Self {
+    pub fn new(
+        node: NodeId,
+        pages: u32,
+        adopted: Option<Adopted>,
+        times: LeaseTimes,
+        told: Vec<Space>,
+    ) -> Self {
         Self {
             node,
             bytes: vec![0; pages as usize * PAGE_BYTES],
             adopted,
             allocations: BTreeMap::new(),
             sessions: HashMap::new(),
+            leases: Leases::new(times),
+            told,
         }
     }
 
@@ -137,21 +175,26 @@ impl Shadow {
         })
     }
 
-    /// Checks what a request changed and answered, and changes the same here; `is_raised` says that
-    /// it moved its session's low water up.
+    /// Checks what a request changed and answered, and changes the same here. `replies` are also
+    /// those to others who waited.
     ///
     /// # Errors
     /// Says what should not have happened.
     pub fn judge(
         &mut self,
+        now: Instant,
         request: &Datagram<'_>,
-        is_raised: bool,
+        counted: Counted,
         replies: &[Seen],
         journal: &[Change],
     ) -> Verdict {
-        self.note_request(request, is_raised);
+        self.note_request(request, counted.is_raised);
+        self.judge_superseded(now, request, counted)?;
         let command = request.command().command();
-        let is_refused = replies.iter().any(|reply| {
+        let own = || replies.iter().filter(|reply| self.is_answer(request, reply));
+        let is_answered = own().next().is_some();
+        let mut is_invalid = false;
+        let is_refused = own().any(|reply| {
             !matches!(reply.status, Status::Ok | Status::Partial | Status::Incomplete)
         });
         for change in journal {
@@ -175,31 +218,52 @@ impl Shadow {
                     let bytes = page_bytes(first, 0..pages as usize * PAGE_BYTES);
                     self.bytes[bytes].fill(0);
                 }
-                (Change::Delete { access, .. }, Some(Command::Delete)) => {
+                (Change::Delete { access, pages }, Some(Command::Delete)) => {
                     self.judge_delete(request, access)?;
+                    self.judge_unleased(now, first_page(access), *pages)?;
                     self.apply(change);
+                    is_invalid = true;
                 }
                 (Change::Write { page, start, data }, Some(command)) => {
-                    self.judge_write(request, command, (*page, *start, data), replies)?;
+                    self.judge_write(request, command, (*page, *start, data), is_answered)?;
+                    match command {
+                        // Nobody knows the pages yet; who guessed one may have leased it.
+                        Command::AllocWrite => {}
+                        Command::Commit => self.judge_holder(now, request, *page)?,
+                        _ => self.judge_unleased(now, *page, 1)?,
+                    }
                     self.apply(change);
                 }
                 (Change::Zero { page, range }, Some(Command::Delete)) => {
                     demand!(request.header.flags.contains(Flags::ZERO), "zeroed unasked");
-                    demand!(!replies.is_empty(), "zeroed without an answer");
+                    demand!(is_answered, "zeroed without an answer");
                     self.judge_range(request, *page, range.clone())?;
+                    self.judge_unleased(now, *page, 1)?;
                     self.apply(change);
+                    is_invalid = true;
                 }
                 _ => return Err(format!("{command:?} may not do {change:?}")),
             }
         }
-        self.judge_replies(request, replies, journal)
+        self.judge_replies(now, request, replies, journal)?;
+        self.judge_notices(request, is_invalid, replies, journal)?;
+        self.leases.forget_answered(&self.sessions);
+        Ok(())
     }
 
-    /// Checks what the passing of time changed.
+    /// Checks what those were told who waited, ahead of a request that is not taken yet.
     ///
     /// # Errors
     /// Says what should not have happened.
-    pub fn judge_timeout(&mut self, journal: &[Change]) -> Verdict {
+    pub fn judge_waiters(&mut self, now: Instant, replies: &[Seen]) -> Verdict {
+        replies.iter().try_for_each(|reply| self.judge_waiter(now, None, reply))
+    }
+
+    /// Checks what the passing of time changed, and whom it was told.
+    ///
+    /// # Errors
+    /// Says what should not have happened.
+    pub fn judge_timeout(&mut self, now: Instant, replies: &[Seen], journal: &[Change]) -> Verdict {
         for change in journal {
             let Change::Delete { access, .. } = change else {
                 return Err(format!("time may not do {change:?}"));
@@ -208,7 +272,7 @@ impl Shadow {
             demand!(held.is_some_and(|hold| hold != Hold::Kept), "time freed {access:?}");
             self.apply(change);
         }
-        Ok(())
+        self.judge_waiters(now, replies)
     }
 
     /// Compares all of it with the server's.
@@ -236,14 +300,19 @@ impl Shadow {
         if is_raised {
             open.low = low;
             open.answered.retain(|answered| *answered >= low);
+            open.lost.retain(|lost| *lost >= low);
             open.pieces.retain(|piece| piece.sequence >= low);
         }
         // What is whole in one datagram needs no earlier ones to be known by.
         let is_piece = request.data.len() != length as usize && request.data.len() <= 4096;
-        if request.command().command() == Some(Command::Write) && is_piece {
+        if let Some(command @ (Command::Write | Command::Commit)) = request.command().command()
+            && is_piece
+        {
             let Fields { location, tag, .. } = request.target;
             let (offset, data) = (usize::from(offset), request.data.to_vec());
-            open.pieces.push(Piece { sequence, location, tag, length, offset, data });
+            let epoch = epoch_of(request);
+            let piece = Piece { command, sequence, epoch, location, tag, length, offset, data };
+            open.pieces.push(piece);
         }
     }
 
@@ -300,7 +369,7 @@ impl Shadow {
         request: &Datagram<'_>,
         command: Command,
         (page, start, data): (u64, usize, &[u8]),
-        replies: &[Seen],
+        is_answered: bool,
     ) -> Verdict {
         match command {
             Command::AllocWrite => {
@@ -313,7 +382,7 @@ impl Shadow {
                 Ok(())
             }
             Command::CompareSwap | Command::FetchAdd => {
-                demand!(!replies.is_empty(), "an atomic without an answer");
+                demand!(is_answered, "an atomic without an answer");
                 self.judge_range(request, page, start..start + data.len())?;
                 let at = page_bytes(page, start..start + 8);
                 let before = word(&self.bytes[at], u64::from_le_bytes);
@@ -328,7 +397,8 @@ impl Shadow {
                 demand!(word(data, u64::from_le_bytes) == expected, "the wrong word");
                 Ok(())
             }
-            Command::Write => {
+            Command::Commit | Command::Write => {
+                demand!(command == Command::Write || is_answered, "a COMMIT without an answer");
                 self.judge_range(request, page, start..start + data.len())?;
                 let Some(base) = self.local(request.target) else { return Err("where?".into()) };
                 let at = index(page) * PAGE_BYTES + start - index(base);
@@ -367,14 +437,17 @@ impl Shadow {
     fn was_sent(&self, request: &Datagram<'_>, start: usize, data: &[u8]) -> bool {
         let Some(session) = self.sessions.get(&request.header.session) else { return false };
         let Fields { location, tag, .. } = request.target;
-        let named = (request.header.sequence, location, tag, request.header.length);
+        let Header { sequence, length, .. } = request.header;
+        let Some(command) = request.command().command() else { return false };
+        let named = (command, sequence, epoch_of(request), location, tag, length);
         if usize::from(request.header.offset) == start && request.data == data {
             return true;
         }
         let mut at = 0;
         while at < data.len() {
             let fits = |piece: &&Piece| {
-                (piece.sequence, piece.location, piece.tag, piece.length) == named
+                let Piece { command, sequence, epoch, location, tag, length, .. } = **piece;
+                (command, sequence, epoch, location, tag, length) == named
                     && piece.offset == start + at
                     && !piece.data.is_empty()
                     && data[at..].starts_with(&piece.data)
@@ -402,14 +475,22 @@ impl Shadow {
 
     fn judge_replies(
         &mut self,
+        now: Instant,
         request: &Datagram<'_>,
         replies: &[Seen],
         journal: &[Change],
     ) -> Verdict {
         let header = &request.header;
-        for reply in replies {
+        for reply in replies.iter().filter(|reply| !reply.is_notice) {
+            if !self.is_answer(request, reply) {
+                self.judge_waiter(now, Some(request), reply)?;
+                continue;
+            }
+            demand!(reply.to == request.source || self.waits(reply), "sent to {}", reply.to);
             match (request.command().command(), reply.status) {
-                (Some(Command::Read), Status::Ok) => self.judge_read(request, reply)?,
+                (Some(Command::Read | Command::Update), Status::Ok) => {
+                    self.judge_waiter(now, Some(request), reply)?;
+                }
                 (Some(Command::Open), Status::Ok) => self.note_session(request, reply),
                 (Some(Command::Close), Status::Ok) | (_, Status::NoSession) => {
                     let asker = self.sessions.get(&header.session).map(|session| session.asker);
@@ -418,7 +499,11 @@ impl Shadow {
                     }
                 }
                 (Some(command), Status::Ok) if command.is_mutating() => {
-                    self.judge_done(request, command, reply, journal)?;
+                    self.judge_done(now, request, command, reply, journal)?;
+                }
+                (_, Status::Busy) => self.judge_busy(now, request, reply)?,
+                (Some(command), Status::LeaseLost) => {
+                    self.judge_lost(now, request, command)?;
                 }
                 _ => {}
             }
@@ -442,6 +527,7 @@ impl Shadow {
             low: 1,
             piece_bytes,
             answered: HashSet::new(),
+            lost: HashSet::new(),
             pieces: Vec::new(),
         });
     }
@@ -449,6 +535,7 @@ impl Shadow {
     /// What is answered OK for the first time was done with this packet.
     fn judge_done(
         &mut self,
+        now: Instant,
         request: &Datagram<'_>,
         command: Command,
         reply: &Seen,
@@ -465,7 +552,11 @@ impl Shadow {
             return Err("done in an unknown session".into());
         };
         demand!(session.asker == Asker::of(request), "done in another's session");
-        if !session.answered.insert(header.sequence) {
+        let is_repeated = !session.answered.insert(header.sequence);
+        if matches!(command, Command::Abort | Command::Commit | Command::Renew) {
+            self.judge_lease_done(now, request, (command, is_repeated), reply)?;
+        }
+        if is_repeated {
             return Ok(());
         }
         if command == Command::Confirm {
@@ -481,6 +572,13 @@ impl Shadow {
         let done = match command {
             Command::Create => changed(|change| matches!(change, Change::Create { .. })),
             Command::Write if is_whole => changed(|change| matches!(change, Change::Write { .. })),
+            Command::Commit => {
+                let written = journal.iter().map(|change| match change {
+                    Change::Write { data, .. } => data.len(),
+                    _ => 0,
+                });
+                written.sum::<usize>() == header.length as usize
+            }
             Command::FetchAdd => changed(|change| matches!(change, Change::Write { .. })),
             Command::Delete if header.flags.contains(Flags::ZERO) => {
                 let zeroed = journal.iter().map(|change| match change {
@@ -520,8 +618,9 @@ impl Shadow {
     fn apply(&mut self, change: &Change) {
         match change {
             Change::Create { .. } => {}
-            Change::Delete { access, .. } => {
+            Change::Delete { access, pages } => {
                 self.allocations.remove(&access.location.page());
+                self.leases.forget(first_page(access), *pages);
             }
             Change::Write { page, start, data } => {
                 self.bytes[page_bytes(*page, *start..start + data.len())].copy_from_slice(data);
@@ -540,6 +639,16 @@ fn hold_of(request: &Datagram<'_>) -> Hold {
     } else {
         Hold::Session(session, sequence)
     }
+}
+
+/// The epoch that makes pieces one COMMIT.
+fn epoch_of(request: &Datagram<'_>) -> u64 {
+    let is_commit = request.command().command() == Some(Command::Commit);
+    if is_commit { request.header.lease_epoch } else { 0 }
+}
+
+const fn first_page(access: &Access) -> u64 {
+    access.location.page()
 }
 
 fn page_bytes(page: u64, range: Range<usize>) -> Range<usize> {

@@ -17,7 +17,7 @@ use super::{
     attack::{self, Class, Route, Shot},
     draw::Draw,
     host::{self, HostDrop},
-    shadow::{Seen, Session, Shadow},
+    shadow::{Counted, LeaseTimes, Seen, Session, Shadow},
     vectors::{Vector, golden_vectors},
     watched::Watched,
 };
@@ -54,6 +54,18 @@ const PAGES: u32 = 2048;
 /// After this silence a server forgets a node's incarnation.
 const INCARNATION_REST: Duration = Duration::from_secs(5);
 
+const LEASE_TIMES: LeaseTimes =
+    LeaseTimes { usual: Duration::from_millis(20), longest: Duration::from_millis(80) };
+
+/// Who waits for a lease repeats its request within this time.
+const LEASE_WAIT: Duration = Duration::from_millis(10);
+
+/// The spaces in which somebody wants notices; not the victim's.
+const TOLD: [Space; 2] = [Space(1), Space(2)];
+
+/// More often than this, no request waits until replies are sent.
+const DRAINS_MAX: usize = 64;
+
 /// Packets between comparisons of all memory.
 const AUDIT_INTERVAL: u64 = 16_384;
 
@@ -67,6 +79,31 @@ pub(super) struct Server {
     port: SwitchPort,
     responder: Responder,
     store: Watched,
+    /// Waiting replies that were judged.
+    judged_count: usize,
+}
+
+impl Server {
+    /// The waiting replies that are new, as their receivers will see them.
+    fn look(&mut self) -> Vec<Seen> {
+        let Self { responder, store, node, judged_count, .. } = self;
+        let new = responder.transmits(store).skip(*judged_count);
+        let new: Vec<_> = new.map(|reply| seen(&reply, *node)).collect();
+        *judged_count += new.len();
+        new
+    }
+
+    /// Sends what waits; every datagram must still be whole.
+    fn send_all(&mut self) {
+        assert_eq!(self.judged_count, self.responder.reply_count(), "all of them were judged");
+        for reply in self.responder.transmits(&self.store) {
+            let payload = [reply.head, reply.data].concat();
+            let parsed = Datagram::parse(reply.source, reply.destination, &payload);
+            assert!(parsed.is_ok(), "a reply was torn while it waited: {parsed:?}");
+        }
+        self.responder.release(self.judged_count);
+        self.judged_count = 0;
+    }
 }
 
 /// A client that the guard admits, with the sessions that it opened.
@@ -321,7 +358,9 @@ impl World {
             }
         }
         if let (Some(recording), Some(frame)) = (&mut self.recording, whole) {
-            let opens = replies.iter().find(|reply| reply.status.is_ok() && reply.is_open);
+            let opens = replies
+                .iter()
+                .find(|reply| reply.status.is_ok() && reply.command == Some(Command::Open));
             let opened = opens.map(|reply| reply.header.session);
             recording.push(Recorded { port, frame, opened });
         }
@@ -336,45 +375,44 @@ impl World {
     ) -> Vec<Seen> {
         self.now = self.now + Duration::from_nanos(self.rng.random_range(0..160_000));
         let flush = self.rng.random_bool(0.06);
-        let Server { responder, store, shadow, node, .. } = &mut self.servers[server];
+        let now = self.now;
+        let server = &mut self.servers[server];
         let datagram = match Datagram::parse(source, destination, payload) {
             Ok(datagram) => datagram,
             Err(error) => {
-                responder.count_malformed(error);
+                server.responder.count_malformed(error);
                 *self.tally.malformed.entry(attack::reason(error)).or_default() += 1;
                 return Vec::new();
             }
         };
-        self.tally.valid += u64::from(class.is_some() && shadow.is_in_session(&datagram));
-        let raised_count =
-            |responder: &Responder| responder.counters().event(Event::LowWaterRaised);
-        let raised_before = raised_count(responder);
-        let mut before = responder.reply_count();
-        while responder.handle_datagram(self.now, port, &datagram, store).is_err() {
-            assert!(before > 0, "nothing waits to be sent");
-            send_all(responder, store);
-            before = 0;
+        let is_valid = class.is_some() && server.shadow.is_in_session(&datagram);
+        self.tally.valid += u64::from(is_valid);
+        let at = format!("seed {}, packet {}, {}", self.seed, self.tally.total(), server.node);
+        let before = counted(&server.responder);
+        let mut tries = 0;
+        while server.responder.handle_datagram(now, port, &datagram, &mut server.store).is_err() {
+            let waited = server.look();
+            tries += 1;
+            assert!(tries < DRAINS_MAX, "{at}: replies wait for ever");
+            let judged = server.shadow.judge_waiters(now, &waited);
+            judged.unwrap_or_else(|wrong| panic!("{at}: {wrong}\n{datagram:?}\n{waited:?}"));
+            server.send_all();
         }
-        let replies: Vec<Seen> = responder
-            .transmits(store)
-            .skip(before)
-            .map(|reply| {
-                assert_eq!((reply.destination, reply.destination_port), (source, port));
-                seen(&reply, *node)
-            })
-            .collect();
-        let journal = mem::take(&mut store.journal);
-        let is_raised = raised_count(responder) > raised_before;
-        if let Err(wrong) = shadow.judge(&datagram, is_raised, &replies, &journal) {
-            panic!(
-                "seed {}, packet {}, server {node}: {wrong}\n{datagram:?}\n{replies:?}",
-                self.seed,
-                self.tally.total()
-            );
+        let mut replies = server.look();
+        let after = counted(&server.responder);
+        let [is_raised, is_newer] = [0, 1].map(|event| after[event] > before[event]);
+        let counted = Counted { is_raised, is_newer, superseded: after[2] - before[2] };
+        let journal = mem::take(&mut server.store.journal);
+        let own: Vec<_> =
+            replies.iter().map(|reply| server.shadow.is_answer(&datagram, reply)).collect();
+        if let Err(wrong) = server.shadow.judge(now, &datagram, counted, &replies, &journal) {
+            panic!("{at}: {wrong}\n{datagram:?}\n{replies:?}");
         }
         if flush {
-            send_all(responder, store);
+            server.send_all();
         }
+        let mut own = own.into_iter();
+        replies.retain(|_| own.next() == Some(true));
         replies
     }
 
@@ -390,11 +428,12 @@ impl World {
             if server.responder.poll_timeout().is_none_or(|due| due > self.now) {
                 continue;
             }
-            send_all(&mut server.responder, &server.store);
+            server.send_all();
             let timed = server.responder.handle_timeout(self.now, &mut server.store);
             timed.expect("nothing waits");
+            let replies = server.look();
             let journal = mem::take(&mut server.store.journal);
-            let judged = server.shadow.judge_timeout(&journal);
+            let judged = server.shadow.judge_timeout(self.now, &replies, &journal);
             judged.unwrap_or_else(|wrong| panic!("seed {}: {wrong}", self.seed));
         }
         let authority = Authority { range_epoch: 7, expires_at: None };
@@ -428,24 +467,30 @@ impl World {
     }
 }
 
-/// Sends what waits; every datagram must still be whole.
-fn send_all(responder: &mut Responder, store: &Watched) {
-    for reply in responder.transmits(store) {
-        let payload = [reply.head, reply.data].concat();
-        let parsed = Datagram::parse(reply.source, reply.destination, &payload);
-        assert!(parsed.is_ok(), "a reply was torn while it waited: {parsed:?}");
-    }
-    responder.release(responder.reply_count());
+/// Low water raised, incarnations raised, leases that ended for the latter.
+fn counted(responder: &Responder) -> [u64; 3] {
+    [Event::LowWaterRaised, Event::IncarnationRaised, Event::LeaseSuperseded]
+        .map(|event| responder.counters().event(event))
 }
 
 fn seen(reply: &bluebridge_protocol::responder::Transmit<'_>, node: NodeId) -> Seen {
     let payload = [reply.head, reply.data].concat();
     let parsed = Datagram::parse(reply.source, reply.destination, &payload);
     let datagram = parsed.expect("a server's replies are well formed");
-    assert!(datagram.is_reply() && datagram.from.node == node, "{datagram:?}");
-    let status = Status::from_code(datagram.from.tag).expect("a known status");
-    let is_open = datagram.command().command() == Some(Command::Open);
-    Seen { status, is_open, header: datagram.header, data: datagram.data.to_vec() }
+    let command = datagram.command().command();
+    let is_notice = !datagram.is_reply();
+    assert_eq!(datagram.from.node, node, "{datagram:?}");
+    let is_to_all = datagram.to.node == NodeId::ALL && command.is_some_and(Command::is_notice);
+    assert_eq!(is_notice, is_to_all, "{datagram:?}");
+    let code = if is_notice { 0 } else { datagram.from.tag };
+    Seen {
+        status: Status::from_code(code).expect("a known status"),
+        command,
+        is_notice,
+        to: reply.destination,
+        header: datagram.header,
+        data: datagram.data.to_vec(),
+    }
 }
 
 fn limits(node: u16) -> Limits {
@@ -460,7 +505,10 @@ fn limits(node: u16) -> Limits {
         range_count: 8,
         reply_count: 96,
         credit_pages: 512,
-        ..Limits::default()
+        lease_count: 16,
+        node_lease_count: 8,
+        wait_count: 15,
+        node_wait_count: 5,
     }
 }
 
@@ -485,9 +533,12 @@ fn server(index: u16, life: u32) -> Server {
         provisional: Duration::from_millis(200),
         train: Duration::from_millis(if index == 2 { 40 } else { 300 }),
         train_pressed: Duration::from_millis(2),
-        ..Timers::default()
+        lease_default: LEASE_TIMES.usual,
+        lease_max: LEASE_TIMES.longest,
+        lease_wait: LEASE_WAIT,
     };
     let mut responder = Responder::new(&config).expect("a good configuration");
+    TOLD.into_iter().for_each(|space| responder.set_notices(space, true));
     if is_odd {
         responder.set_authority(Some(Authority { range_epoch: 7, expires_at: None }));
         responder.add_moved(MOVED, NodeId(1)).expect("whole lines");
@@ -501,8 +552,18 @@ fn server(index: u16, life: u32) -> Server {
     };
     let pages = if index == 2 { 512 } else { PAGES };
     let store = Watched { arena: Arena::on_heap(&arena, pages), journal: Vec::new() };
-    let shadow = Shadow::new(node, pages, is_odd.then_some(ADOPTED));
+    let shadow = Shadow::new(node, pages, is_odd.then_some(ADOPTED), LEASE_TIMES, TOLD.to_vec());
     let port = SERVER_PORTS[usize::from(index)];
     let adopts = is_odd;
-    Server { node, generation, pages: pages.into(), adopts, shadow, port, responder, store }
+    Server {
+        node,
+        generation,
+        pages: pages.into(),
+        adopts,
+        shadow,
+        port,
+        responder,
+        store,
+        judged_count: 0,
+    }
 }

@@ -15,7 +15,8 @@ pub(super) fn addresses_and_trains(draw: &mut Draw<'_>) -> Vec<Forged> {
         30..60 => train(draw),
         60..72 => vec![selective(draw)],
         72..84 => wrong_kind_of_target(draw),
-        84..97 => unfinished(draw),
+        84..90 => unfinished(draw),
+        90..97 => super::contest::leases(draw),
         _ => vec![impostor(draw)],
     }
 }
@@ -137,7 +138,8 @@ fn unfinished(draw: &mut Draw<'_>) -> Vec<Forged> {
     let mut target = draw.endpoint();
     (target.tag, target.location) = (held.tag, location);
     let mut attack = Vec::new();
-    let guesses = [Command::Read, Command::Delete, Command::Write, Command::FetchAdd];
+    let guesses =
+        [Command::Read, Command::Delete, Command::Write, Command::FetchAdd, Command::Update];
     for _ in 0..draw.rng.random_range(1..3) {
         let command = *guesses.choose(draw.rng).unwrap_or(&Command::Delete);
         let length = match command {

@@ -75,17 +75,25 @@ pub(super) fn fields(draw: &mut Draw<'_>, datagram: &mut Forged) {
     }
 }
 
-fn header(rng: &mut SmallRng, header: &mut Header) {
+pub(in crate::hostile) fn header(rng: &mut SmallRng, header: &mut Header) {
     match rng.random_range(0..16) {
         0 => header.flags = Flags::from_bits(rng.random()),
         1 => {
-            let flags = [Flags::MAY_BE_STALE, Flags::PROVISIONAL, Flags::ZERO, Flags::SELECTIVE];
+            let flags = [
+                Flags::MAY_BE_STALE,
+                Flags::PROVISIONAL,
+                Flags::ZERO,
+                Flags::SELECTIVE,
+                Flags::QUEUED,
+                Flags::LAST_COMMITTED,
+            ];
             let flag = *flags.choose(rng).unwrap_or(&Flags::ZERO);
             header.flags = header.flags.with(flag);
         }
         2 => header.required = Features(quarter(rng)),
         3 => header.node = quarter(rng),
-        4 => header.lease_epoch = wide(rng),
+        4 if rng.random_bool(0.5) => header.lease_epoch = wide(rng),
+        4 => header.lease_epoch ^= 1,
         5 => header.lease_remaining_ms = quarter(rng),
         6 => header.credit = quarter(rng),
         7 | 8 => header.length = half(rng),
@@ -101,7 +109,7 @@ fn header(rng: &mut SmallRng, header: &mut Header) {
     }
 }
 
-fn data(rng: &mut SmallRng, datagram: &mut Forged) {
+pub(in crate::hostile) fn data(rng: &mut SmallRng, datagram: &mut Forged) {
     match rng.random_range(0..5) {
         0 => datagram.data.truncate(rng.random_range(0..=datagram.data.len())),
         1 => datagram.data.extend(vec![rng.random::<u8>(); rng.random_range(1..1200)]),
@@ -119,7 +127,7 @@ fn data(rng: &mut SmallRng, datagram: &mut Forged) {
 }
 
 /// Destination and target stay alike.
-fn address(rng: &mut SmallRng, datagram: &mut Forged) {
+pub(in crate::hostile) fn address(rng: &mut SmallRng, datagram: &mut Forged) {
     let kind = rng.random_range(0..5);
     let (tag, bit, edge) = (rng.random(), rng.random_range(0..64), wide(rng));
     readdress(datagram, |to, target| {
@@ -136,7 +144,7 @@ fn address(rng: &mut SmallRng, datagram: &mut Forged) {
     });
 }
 
-fn options(rng: &mut SmallRng, datagram: &mut Forged) {
+pub(in crate::hostile) fn options(rng: &mut SmallRng, datagram: &mut Forged) {
     datagram.options = match rng.random_range(0..5) {
         0 => vec![9, 2, 1, 2],
         1 => vec![1, 200, 0, 0],
@@ -151,7 +159,7 @@ fn options(rng: &mut SmallRng, datagram: &mut Forged) {
     };
 }
 
-fn trailer(rng: &mut SmallRng, datagram: &mut Forged) {
+pub(in crate::hostile) fn trailer(rng: &mut SmallRng, datagram: &mut Forged) {
     let units: u8 = rng.random_range(1..4);
     let flags = datagram.header.flags;
     datagram.header.flags = flags.with_trailer_units(units);

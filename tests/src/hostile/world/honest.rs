@@ -7,7 +7,7 @@ use bluebridge_wire::{
     address::{Fields, PAGE_BYTES},
 };
 
-use super::{Attacker, World, send_all};
+use super::{Attacker, World};
 use crate::hostile::{draw::pieces, forge::Forged, shadow::Seen};
 
 /// Tries of a request whose pieces found no buffer; a silent train gives its up in between.
@@ -136,8 +136,7 @@ impl World {
                 piece.data = data[range.clone()].to_vec();
                 replies.extend(self.send(victim.port, &mut piece.frame(), None));
             }
-            let server = &mut self.servers[0];
-            send_all(&mut server.responder, &server.store);
+            self.servers[0].send_all();
             if replies.iter().any(|reply| reply.status != Status::Incomplete) {
                 replies.retain(|reply| reply.status != Status::Incomplete);
                 return replies;

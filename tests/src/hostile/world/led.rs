@@ -5,12 +5,14 @@ use core::time::Duration;
 
 use bluebridge_wire::{Command, Location, Status, address::Fields};
 
-use super::{Attacker, INCARNATION_REST, Seen, Shot, World, limits};
+use super::{Attacker, INCARNATION_REST, LEASE_WAIT, Seen, Shot, World, limits};
 use crate::hostile::{
     attack::{Class, Route},
     draw::Draw,
     forge::Forged,
 };
+
+mod leases;
 
 /// Nonces that nobody draws.
 const NONCE: u64 = 1 << 40;
@@ -25,6 +27,7 @@ impl World {
         self.press_the_buffers(&first);
         self.take_more_than_a_share(&first, &second);
         self.claim_the_last_incarnation(&third);
+        self.contend_for_leases(&first, &second);
     }
 
     /// More trains at once than there are buffers, each with a piece of the same page.

@@ -1,0 +1,353 @@
+//! Leases as they must be: who holds which page, under which epoch, until when; and who waits.
+
+use core::{ops::Range, time::Duration};
+use std::collections::{BTreeMap, HashMap};
+
+use bluebridge_protocol::Instant;
+use bluebridge_wire::{Command, Datagram, Flags, Header, address::Fields};
+
+use super::{Asker, Change, Counted, PAGE_BYTES, Seen, Session, Shadow, Verdict, first_page};
+
+/// How long leases are.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseTimes {
+    /// Of one that names no time.
+    pub usual: Duration,
+    /// The longest.
+    pub longest: Duration,
+}
+
+/// The last lease of a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    /// Whose.
+    pub owner: Asker,
+    /// Its number.
+    pub epoch: u64,
+    /// When it runs out.
+    pub until: Instant,
+}
+
+/// The leases of a server by its pages, and the requests that wait by session and number.
+#[derive(Debug)]
+pub(in crate::hostile) struct Leases {
+    times: LeaseTimes,
+    /// Those that ended by time are here until the page is leased again.
+    pub(in crate::hostile) held: BTreeMap<u64, Lease>,
+    last_epoch: u64,
+    waiting: HashMap<(u64, u64), Datagram<'static>>,
+}
+
+impl Leases {
+    pub(super) fn new(times: LeaseTimes) -> Self {
+        Self { times, held: BTreeMap::new(), last_epoch: 0, waiting: HashMap::new() }
+    }
+
+    /// The lease that a page is under.
+    fn running(&self, now: Instant, page: u64) -> Option<&Lease> {
+        self.held.get(&page).filter(|lease| now < lease.until)
+    }
+
+    pub(super) fn forget(&mut self, first: u64, pages: u32) {
+        let range = first..first + u64::from(pages);
+        self.held.retain(|page, _| !range.contains(page));
+    }
+
+    /// Forgets waiting requests below their sessions' low water.
+    pub(super) fn forget_answered(&mut self, sessions: &HashMap<u64, Session>) {
+        self.waiting.retain(|(session, sequence), _| {
+            sessions.get(session).is_some_and(|session| *sequence >= session.low)
+        });
+    }
+
+    fn millis_of(&self, request: &Datagram<'_>) -> u128 {
+        let asked = Duration::from_millis(request.header.lease_remaining_ms.into());
+        let time = if asked.is_zero() { self.times.usual } else { asked.min(self.times.longest) };
+        time.as_millis()
+    }
+}
+
+const fn number(header: &Header) -> (u64, u64) {
+    (header.session, header.sequence)
+}
+
+/// Whether a reply tells of what a request asks for, and of nothing else.
+fn is_about(request: &Datagram<'_>, reply: &Seen) -> bool {
+    let start = request.target.location;
+    let told = Fields::unpack(reply.header.target);
+    request.command().command() == reply.command
+        && request.header.length == reply.header.length
+        && told.is_some_and(|told| {
+            let place = told.location.wrapping_sub(start);
+            Fields { location: start, ..told } == request.target
+                && place < u64::from(request.header.length)
+        })
+}
+
+impl Shadow {
+    /// Whether a reply answers this request, and not one that waited.
+    #[must_use]
+    pub fn is_answer(&self, request: &Datagram<'_>, reply: &Seen) -> bool {
+        let is_others = number(&reply.header) != number(&request.header)
+            && reply.command != Some(Command::Open)
+            && self.waits(reply);
+        !reply.is_notice && !is_others
+    }
+
+    /// Whether a reply has the number of a request that waits.
+    pub(super) fn waits(&self, reply: &Seen) -> bool {
+        let waiting = self.leases.waiting.get(&number(&reply.header));
+        waiting.is_some_and(|waiting| waiting.source == reply.to)
+    }
+
+    /// The pages of this server that a request covers.
+    fn pages_of(&self, request: &Datagram<'_>) -> Option<Range<u64>> {
+        let base = self.local(request.target)?;
+        let end = base + u64::from(request.header.length);
+        Some(base / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64))
+    }
+
+    /// A page that is leased may be changed by its owner's COMMIT alone.
+    pub(super) fn judge_unleased(&self, now: Instant, first: u64, pages: u32) -> Verdict {
+        for page in first..first + u64::from(pages) {
+            let lease = self.leases.running(now, page);
+            demand!(lease.is_none(), "page {page} changed under {lease:?}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn judge_holder(&self, now: Instant, request: &Datagram<'_>, page: u64) -> Verdict {
+        let lease = self.leases.running(now, page);
+        let asked = (Asker::of(request), request.header.lease_epoch);
+        let holds = lease.is_some_and(|lease| (lease.owner, lease.epoch) == asked);
+        demand!(holds, "page {page}: {asked:?} is not {lease:?}");
+        Ok(())
+    }
+
+    /// Whether all pages of a request are held by its asker, under the epoch that it names.
+    fn holds_all(&self, now: Instant, request: &Datagram<'_>) -> Verdict {
+        let Some(pages) = self.pages_of(request) else { return Err("of another node".into()) };
+        demand!(!pages.is_empty(), "of no page");
+        pages.into_iter().try_for_each(|page| self.judge_holder(now, request, page))
+    }
+
+    /// The leases of older incarnations end when a newer one comes, and only then.
+    pub(super) fn judge_superseded(
+        &mut self,
+        now: Instant,
+        request: &Datagram<'_>,
+        counted: Counted,
+    ) -> Verdict {
+        if !counted.is_newer {
+            demand!(counted.superseded == 0, "superseded by nobody");
+            return Ok(());
+        }
+        let asker = Asker::of(request);
+        let is_old = |lease: &Lease| {
+            (lease.owner.space, lease.owner.node) == (asker.space, asker.node)
+                && lease.owner.incarnation < asker.incarnation
+        };
+        let held = &mut self.leases.held;
+        let ended = held.values().filter(|lease| is_old(lease) && now < lease.until).count();
+        held.retain(|_, lease| !is_old(lease));
+        demand!(ended as u64 == counted.superseded, "{ended} ended, counted {counted:?}");
+        Ok(())
+    }
+
+    /// Judges an answer to a READ or UPDATE that may have waited: it is what the request asks that
+    /// came now, or what the one asked that waits.
+    pub(super) fn judge_waiter(
+        &mut self,
+        now: Instant,
+        request: Option<&Datagram<'_>>,
+        reply: &Seen,
+    ) -> Verdict {
+        let key = number(&reply.header);
+        let waiting = self.leases.waiting.get(&key).copied();
+        let current = request.filter(|request| number(&request.header) == key);
+        demand!(waiting.is_some() || current.is_some(), "nobody asked for {reply:?}");
+        if !reply.status.is_ok() {
+            return Ok(());
+        }
+        let both = [waiting, current.map(bare)];
+        let fitting = || both.iter().flatten().filter(|asked| is_about(asked, reply));
+        let Some(asked) = fitting().next() else {
+            return Err(format!("nobody asked for {reply:?}; there are {both:?}"));
+        };
+        demand!(fitting().any(|asked| asked.source == reply.to), "sent to {}", reply.to);
+        self.judge_read(asked, reply)?;
+        if asked.command().command() == Some(Command::Update) {
+            let millis: Vec<_> = fitting().map(|asked| self.leases.millis_of(asked)).collect();
+            return self.judge_grant(now, asked, &millis, reply);
+        }
+        let local = self.local(asked.target).unwrap_or(u64::MAX);
+        let page = (local + u64::from(reply.header.offset)) / PAGE_BYTES as u64;
+        let is_leased = self.leases.running(now, page).is_some();
+        let is_stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
+        let takes_stale = fitting().any(|asked| asked.header.flags.contains(Flags::MAY_BE_STALE));
+        demand!(is_leased == is_stale && (takes_stale || !is_stale), "read under a lease");
+        Ok(())
+    }
+
+    /// A grant takes only what is nobody's, under an epoch that never was; or it is told again.
+    fn judge_grant(
+        &mut self,
+        now: Instant,
+        asked: &Datagram<'_>,
+        millis: &[u128],
+        reply: &Seen,
+    ) -> Verdict {
+        let Header { node, lease_epoch: epoch, lease_remaining_ms, .. } = reply.header;
+        let owner = Asker::of(asked);
+        demand!(node == owner.node.0, "granted to {node}, asked by {owner:?}");
+        let Some(pages) = self.pages_of(asked) else { return Err("leased elsewhere".into()) };
+        let told = u128::from(lease_remaining_ms);
+        let is_known = |lease: &&Lease| lease.owner == owner && lease.epoch == epoch;
+        let known = pages.clone().filter_map(|page| self.leases.running(now, page));
+        let known: Vec<_> = known.filter(is_known).copied().collect();
+        if !known.is_empty() {
+            let all = known.len() as u64 == pages.end - pages.start;
+            demand!(all, "a part of {pages:?} is not leased any more");
+            let left = known.iter().map(|lease| (lease.until - now).as_millis());
+            demand!(left.into_iter().any(|left| left == told), "{told} ms are not left");
+            return Ok(());
+        }
+        demand!(epoch > self.leases.last_epoch, "epoch {epoch} comes again");
+        demand!(millis.contains(&told), "{told} ms of {millis:?}");
+        let until = now + Duration::from_millis(lease_remaining_ms.into());
+        for page in pages {
+            let other = self.leases.running(now, page);
+            demand!(other.is_none(), "page {page} has two owners: {other:?} and {owner:?}");
+            self.judge_access(asked, page)?;
+            self.leases.held.insert(page, Lease { owner, epoch, until });
+        }
+        self.leases.last_epoch = epoch;
+        Ok(())
+    }
+
+    /// COMMIT and ABORT release, RENEW sets the time anew, all at their first answer.
+    pub(super) fn judge_lease_done(
+        &mut self,
+        now: Instant,
+        request: &Datagram<'_>,
+        (command, is_repeated): (Command, bool),
+        reply: &Seen,
+    ) -> Verdict {
+        if is_repeated && command != Command::Renew {
+            return Ok(());
+        }
+        // A repetition is answered by the record, whatever epoch it names itself.
+        let told = &reply.header;
+        let mut asked = bare(request);
+        if is_repeated {
+            asked.header.lease_epoch = told.lease_epoch;
+        }
+        self.holds_all(now, &asked)?;
+        let owner = (asked.from.node.0, asked.header.lease_epoch);
+        demand!((told.node, told.lease_epoch) == owner, "told of another lease");
+        let pages = self.pages_of(&asked).unwrap_or_default();
+        if command != Command::Renew {
+            self.leases.held.retain(|page, _| !pages.contains(page));
+            return Ok(());
+        }
+        let millis = u128::from(told.lease_remaining_ms);
+        if is_repeated {
+            let lease = self.leases.running(now, pages.start);
+            let left = lease.map(|lease| (lease.until - now).as_millis());
+            demand!(left == Some(millis), "{millis} ms are not left: {left:?}");
+            return Ok(());
+        }
+        demand!(millis == self.leases.millis_of(request), "renewed for {millis} ms");
+        let until = now + Duration::from_millis(told.lease_remaining_ms.into());
+        for (_, lease) in self.leases.held.range_mut(pages) {
+            lease.until = until;
+        }
+        Ok(())
+    }
+
+    /// BUSY tells of a lease that runs, and of none of another space.
+    pub(super) fn judge_busy(
+        &mut self,
+        now: Instant,
+        request: &Datagram<'_>,
+        reply: &Seen,
+    ) -> Verdict {
+        let Header { node, lease_epoch, flags, detail, .. } = reply.header;
+        let is_told = |lease: &Lease| {
+            let told = (lease.owner.node.0, lease.epoch) == (node, lease_epoch);
+            told && now < lease.until && lease.owner.space == request.from.space
+        };
+        let exists = self.leases.held.values().any(is_told);
+        demand!(exists || (node, lease_epoch) == (0, 0), "busy by a lease that is none");
+        if flags.contains(Flags::QUEUED) {
+            demand!(request.header.flags.contains(Flags::QUEUED), "waits unasked");
+            demand!(detail > 0, "waits for no time");
+            let command = request.command().command();
+            demand!(matches!(command, Some(Command::Read | Command::Update)), "{command:?} waits");
+            self.leases.waiting.insert(number(&request.header), bare(request));
+        }
+        Ok(())
+    }
+
+    /// Who holds a lease is not told, by the first answer to a number, that it is lost.
+    pub(super) fn judge_lost(
+        &mut self,
+        now: Instant,
+        request: &Datagram<'_>,
+        command: Command,
+    ) -> Verdict {
+        let holds = self.holds_all(now, request).is_ok();
+        let Some(session) = self.sessions.get_mut(&request.header.session) else {
+            return Err("lost in an unknown session".into());
+        };
+        let is_first = session.lost.insert(request.header.sequence);
+        // A repetition of UPDATE is about the lease that it got, whatever it names.
+        demand!(!(is_first && holds) || command == Command::Update, "held, and called lost");
+        Ok(())
+    }
+
+    /// A notice tells of what this request changed, once, and only where somebody wants it.
+    /// `is_invalid` says that it freed or zeroed something.
+    pub(super) fn judge_notices(
+        &self,
+        request: &Datagram<'_>,
+        is_invalid: bool,
+        replies: &[Seen],
+        journal: &[Change],
+    ) -> Verdict {
+        let space = request.from.space;
+        let is_told = self.told.contains(&space);
+        let mut invalid_count = 0;
+        for notice in replies.iter().filter(|reply| reply.is_notice) {
+            let Some(target) = Fields::unpack(notice.header.target) else {
+                return Err("a notice about nothing".into());
+            };
+            demand!(is_told && target.space == space, "a notice where nobody wants one");
+            if notice.command == Some(Command::Invalidate) {
+                invalid_count += 1;
+                demand!(target == request.target, "a notice about something else");
+                continue;
+            }
+            let page = self.local(target).map_or(u64::MAX, |at| at / PAGE_BYTES as u64);
+            let given = self.allocations.get(&page).map(|held| (held.pages, held.tag, held.space));
+            let told = (notice.header.length, target.tag, space);
+            // Who frees what nobody confirmed keeps it first.
+            let is_freed = journal.iter().any(|change| match change {
+                Change::Delete { access, pages } => {
+                    (first_page(access), *pages, access.tag.0, access.space)
+                        == (page, told.0, told.1, space)
+                }
+                _ => false,
+            });
+            demand!(given == Some(told) || is_freed, "{told:?} was told, {given:?} is there");
+        }
+        let is_due = is_told && is_invalid;
+        demand!(invalid_count == u32::from(is_due), "{invalid_count} notices of {journal:?}");
+        Ok(())
+    }
+}
+
+/// A request without its data.
+const fn bare(request: &Datagram<'_>) -> Datagram<'static> {
+    Datagram::bare(request.source, request.from, request.to, request.target, request.header)
+}
