@@ -5,9 +5,11 @@ pub mod endpoint;
 pub mod million;
 pub mod mixed;
 pub mod observe;
+pub mod raw;
 pub mod stamp;
 pub mod switch;
 pub mod traffic;
+pub mod witness;
 
 use std::collections::BTreeMap;
 use std::fs;

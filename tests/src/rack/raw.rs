@@ -1,0 +1,147 @@
+//! Single operations with real packets, as no guard of the client library would send them.
+
+use std::net::Ipv6Addr;
+
+use bluebridge::NodeId;
+use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_cli::rack::spec::Node;
+use bluebridge_protocol::Instant;
+use bluebridge_protocol::requester::{
+    Answer, Buffers, Config, Failure, Lease, Operation, Requester, Transmit,
+};
+use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+use bluebridge_transport::{Outgoing, Timestamp, Transport as _, Wait};
+use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
+use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
+
+use super::TestRack;
+use super::endpoint::{Endpoint, SPACE};
+
+/// A requester on a socket of its own, without service, ledger or guard.
+pub struct RawClient {
+    requester: Requester,
+    transport: UdpTransport,
+}
+
+/// The memory of the one operation that is under way.
+struct Memory<'a> {
+    outgoing: &'a [u8],
+    incoming: &'a mut [u8],
+}
+
+impl Buffers for Memory<'_> {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        self.outgoing
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        self.incoming
+    }
+}
+
+impl RawClient {
+    /// A client in the namespace of client `number`, which joined as `endpoint`; `seed` is a different
+    /// one for each.
+    ///
+    /// # Panics
+    /// If the socket cannot be opened.
+    pub fn open(rack: &TestRack, endpoint: &Endpoint, number: u16, seed: u32) -> Self {
+        let assignment = endpoint.membership().assignment();
+        let mut config =
+            Config::new(SPACE, assignment.node, assignment.incarnation, u64::from(seed) + 1);
+        // Far from the selectors of the endpoint's other clients, which are random.
+        config.selector = 0xfeed_0000 | seed;
+        let prefix = Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0);
+        let carrier = UdpConfig {
+            address: Some(config.address().to_ipv6()),
+            device: Some(ENDPOINT_INTERFACE.to_owned()),
+            filter: Some(ipnet::Ipv6Net::new_assert(prefix, FABRIC_PREFIX_LEN)),
+            ..UdpConfig::default()
+        };
+        let transport = rack.enter(Node::Client(number), || UdpTransport::open(&carrier));
+        let transport = transport.unwrap_or_else(|error| panic!("{error}"));
+        Self { requester: Requester::new(config), transport }
+    }
+
+    /// The endpoint's node.
+    pub const fn node(&self) -> NodeId {
+        self.requester.config().node
+    }
+
+    /// Leases a page for so many milliseconds, without waiting; answers its bytes as well.
+    ///
+    /// # Errors
+    /// As the requester's.
+    ///
+    /// # Panics
+    /// If the operation is answered with something else than a lease.
+    pub fn update(&mut self, page: Pointer, lease_ms: u16) -> Result<(Lease, Vec<u8>), Failure> {
+        let mut incoming = vec![0; 4096];
+        let operation = Operation::Update { pointer: page, length: 4096, lease_ms, wait: false };
+        match self.ask(operation, &[], &mut incoming)? {
+            Answer::Leased(lease) => Ok((lease, incoming)),
+            other => panic!("an UPDATE answers with a lease: {other:?}"),
+        }
+    }
+
+    /// Writes a page under a lease.
+    ///
+    /// # Errors
+    /// As the requester's.
+    pub fn commit(&mut self, page: Pointer, epoch: u64, data: &[u8]) -> Result<Answer, Failure> {
+        let length = u32::try_from(data.len()).expect("a page");
+        self.ask(Operation::Commit { pointer: page, length, epoch }, data, &mut [])
+    }
+
+    /// Does one operation, until it ends or its deadline passes.
+    ///
+    /// # Errors
+    /// As the requester's.
+    ///
+    /// # Panics
+    /// If it cannot be started, or the socket fails.
+    pub fn ask(
+        &mut self,
+        operation: Operation,
+        outgoing: &[u8],
+        incoming: &mut [u8],
+    ) -> Result<Answer, Failure> {
+        let mut memory = Memory { outgoing, incoming };
+        let mut now = Instant::from_nanos(self.transport.now().as_nanos());
+        self.requester.start(now, operation, 0).expect("it can be sent");
+        loop {
+            self.send(now, &memory);
+            if let Some(completion) = self.requester.poll_completion() {
+                return completion.result;
+            }
+            let timer = self.requester.poll_timeout().expect("an operation has a deadline");
+            let wait = Wait::until(Timestamp::from_nanos(timer.as_nanos()));
+            let count = self.transport.receive(wait).expect("the socket works");
+            now = Instant::from_nanos(self.transport.now().as_nanos());
+            for index in 0..count {
+                let it = self.transport.incoming(index);
+                if let Ok(datagram) = Datagram::parse(it.source, it.destination, it.payload) {
+                    self.requester.handle_datagram(now, &datagram, &mut memory);
+                }
+            }
+            self.requester.handle_timeout(now);
+        }
+    }
+
+    /// What the socket does not take is lost, and sent again by the requester's timer.
+    fn send(&mut self, now: Instant, memory: &Memory<'_>) {
+        while let Some(transmit) = self.requester.poll_transmit(now, memory) {
+            let _ = self.transport.transmit(&[datagram(&transmit)]).expect("the socket works");
+        }
+    }
+}
+
+fn datagram<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+    Outgoing {
+        source: transmit.source,
+        destination: transmit.destination,
+        destination_port: UDP_PORT,
+        header: transmit.head(),
+        data: transmit.data,
+    }
+}

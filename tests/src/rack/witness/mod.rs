@@ -1,0 +1,288 @@
+//! Clients that are processes of their own, so that they can be killed, and that write down what they
+//! did and saw before and after each operation, so that a killed one has told as well.
+
+mod record;
+mod work;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bluebridge::Pointer;
+use bluebridge_cli::rack::spec::Node;
+
+pub use record::{Deed, Outcome, Record, now};
+pub use work::work;
+
+use super::TestRack;
+
+/// Tells a process that it is a client, and what it is to do.
+pub const VARIABLE: &str = "BLUEBRIDGE_WITNESS";
+
+/// How long a client may take to end when it is asked to: its last operation has a deadline.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Operations of one life, so that the histories stay such that they can be decided.
+const OPERATIONS_MAX: usize = 1500;
+
+/// How many lives a kill at the right moment may cost.
+const KILLS_MAX: u32 = 20;
+
+/// What the clients work on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Object {
+    /// A word, changed by FETCH_ADD, CAS and UPDATE.
+    Counter(Pointer),
+    /// A whole page, changed by WRITE and UPDATE.
+    Page(Pointer),
+}
+
+impl Object {
+    /// Where it is.
+    pub const fn pointer(self) -> Pointer {
+        let (Self::Counter(pointer) | Self::Page(pointer)) = self;
+        pointer
+    }
+}
+
+/// When a client is killed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Moment {
+    /// While it waits for an answer.
+    Asking,
+    /// While it holds a lease and asks for nothing.
+    Holding,
+}
+
+impl Moment {
+    /// Whether a client's notes end at such a moment.
+    fn is_in(self, notes: &Path) -> bool {
+        let text = fs::read_to_string(notes).unwrap_or_default();
+        let records = record::parse(&text).unwrap_or_default();
+        records.last().is_some_and(|last| match self {
+            Self::Asking => last.end.is_none(),
+            Self::Holding => last.deed == Deed::Lease && last.is_done(),
+        })
+    }
+}
+
+/// What one process is told.
+#[derive(Debug)]
+struct Orders {
+    /// Where it writes down what it does.
+    notes: PathBuf,
+    /// It ends when this is there.
+    end: PathBuf,
+    controller: String,
+    node: u16,
+    port: u16,
+    /// Which life of which client, counted over all.
+    life: u32,
+    objects: Vec<Object>,
+}
+
+impl Orders {
+    fn to_text(&self) -> String {
+        let objects = self.objects.iter().map(|object| match object {
+            Object::Counter(pointer) => format!("counter={pointer}"),
+            Object::Page(pointer) => format!("page={pointer}"),
+        });
+        let (notes, end) = (self.notes.display(), self.end.display());
+        let words = [notes.to_string(), end.to_string(), self.controller.clone()];
+        let numbers = [self.node.to_string(), self.port.to_string(), self.life.to_string()];
+        words.into_iter().chain(numbers).chain(objects).collect::<Vec<_>>().join("\n")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        Some(Self {
+            notes: lines.next()?.into(),
+            end: lines.next()?.into(),
+            controller: lines.next()?.to_owned(),
+            node: lines.next()?.parse().ok()?,
+            port: lines.next()?.parse().ok()?,
+            life: lines.next()?.parse().ok()?,
+            objects: lines
+                .map(|line| match line.split_once('=')? {
+                    ("counter", pointer) => Some(Object::Counter(pointer.parse().ok()?)),
+                    ("page", pointer) => Some(Object::Page(pointer.parse().ok()?)),
+                    _ => None,
+                })
+                .collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// A life of a client: a process.
+#[derive(Debug)]
+struct Life {
+    child: Child,
+    notes: PathBuf,
+}
+
+impl Life {
+    fn await_moment(&mut self, moment: Moment) {
+        let until = Instant::now() + PATIENCE;
+        while !moment.is_in(&self.notes) {
+            let ended = self.child.try_wait().expect("it is a child");
+            assert!(ended.is_none(), "a client ended: {ended:?}: {}", tail(&self.notes));
+            assert!(Instant::now() < until, "never {moment:?}: {}", tail(&self.notes));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Clients at work, one per client node of the rack.
+#[derive(Debug)]
+pub struct Witnesses {
+    directory: PathBuf,
+    /// The test of this program that is a client when [`VARIABLE`] is set.
+    entry: &'static str,
+    objects: Vec<Object>,
+    living: Vec<Life>,
+    /// Notes of lives that are over.
+    past: Vec<PathBuf>,
+    life_count: u32,
+}
+
+impl Witnesses {
+    /// Starts the clients 1 to `count`.
+    ///
+    /// # Panics
+    /// If a process cannot be started.
+    pub fn start(
+        rack: &TestRack,
+        directory: &Path,
+        entry: &'static str,
+        count: u16,
+        objects: &[Object],
+    ) -> Self {
+        let mut this = Self {
+            directory: directory.to_owned(),
+            entry,
+            objects: objects.to_owned(),
+            living: Vec::new(),
+            past: Vec::new(),
+            life_count: 0,
+        };
+        for number in 1..=count {
+            let life = this.begin(rack, number);
+            this.living.push(life);
+        }
+        this
+    }
+
+    /// Kills a client at such a moment, and starts it again; one that was killed a little too late
+    /// is followed by another.
+    ///
+    /// # Panics
+    /// If it had ended, cannot be started, or cannot be killed at such a moment.
+    pub fn kill_and_start(&mut self, rack: &TestRack, number: u16, moment: Moment) {
+        for _ in 0..KILLS_MAX {
+            let life = &mut self.living[usize::from(number) - 1];
+            life.await_moment(moment);
+            life.child.kill().expect("it may be killed");
+            life.child.wait().expect("it is a child");
+            let was_in_time = moment.is_in(&life.notes);
+            let next = self.begin(rack, number);
+            let before = std::mem::replace(&mut self.living[usize::from(number) - 1], next);
+            self.past.push(before.notes.clone());
+            if was_in_time {
+                return;
+            }
+        }
+        panic!("client {number} was never killed {moment:?}");
+    }
+
+    /// Waits until every living client has ended so many operations more.
+    ///
+    /// # Panics
+    /// If one ends, or does not get on.
+    pub fn await_more(&mut self, count: usize) {
+        let goal = |life: &Life| (done(&life.notes) + count).min(OPERATIONS_MAX);
+        let goals: Vec<_> = self.living.iter().map(goal).collect();
+        let until = Instant::now() + PATIENCE;
+        for (life, goal) in self.living.iter_mut().zip(goals) {
+            while done(&life.notes) < goal {
+                let ended = life.child.try_wait().expect("it is a child");
+                assert!(ended.is_none(), "a client ended: {ended:?}: {}", tail(&life.notes));
+                assert!(Instant::now() < until, "a client stands still: {}", tail(&life.notes));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+
+    /// Ends all clients and answers what they and those before them wrote down, life by life.
+    ///
+    /// # Panics
+    /// If one fails, or wrote what cannot be understood.
+    pub fn end(mut self) -> Vec<Vec<Record>> {
+        fs::write(self.directory.join("end"), "").expect("a file");
+        let until = Instant::now() + PATIENCE;
+        for life in &mut self.living {
+            let ended = loop {
+                if let Some(ended) = life.child.try_wait().expect("it is a child") {
+                    break ended;
+                }
+                assert!(Instant::now() < until, "a client does not end: {}", tail(&life.notes));
+                std::thread::sleep(Duration::from_millis(2));
+            };
+            assert!(ended.success(), "a client failed: {}", tail(&life.notes));
+        }
+        let living = self.living.iter().map(|life| &life.notes);
+        let notes = self.past.iter().chain(living).map(|notes| {
+            let text = fs::read_to_string(notes).expect("it began to write");
+            record::parse(&text).unwrap_or_else(|line| panic!("not understood: {line}"))
+        });
+        notes.collect()
+    }
+
+    fn begin(&mut self, rack: &TestRack, number: u16) -> Life {
+        self.life_count += 1;
+        let node = Node::Client(number);
+        let notes = self.directory.join(format!("notes.{}", self.life_count));
+        let orders = Orders {
+            notes: notes.clone(),
+            end: self.directory.join("end"),
+            controller: format!("http://{}", rack.rack().layout().controller()),
+            node: number,
+            port: rack.port(node),
+            life: self.life_count,
+            objects: self.objects.clone(),
+        };
+        let said = fs::File::create(notes.with_extension(format!("said.{}", self.life_count)));
+        let said = said.expect("a file");
+        let mut command = Command::new(std::env::current_exe().expect("a test knows its file"));
+        command.args(["--exact", self.entry, "--nocapture"]).env(VARIABLE, orders.to_text());
+        command.stdin(Stdio::null()).stdout(said.try_clone().expect("a file")).stderr(said);
+        let child = rack.enter(node, || command.spawn()).expect("it starts");
+        Life { child, notes }
+    }
+}
+
+/// How many operations a client has ended.
+fn done(notes: &Path) -> usize {
+    let text = fs::read_to_string(notes).unwrap_or_default();
+    text.lines().filter(|line| line.starts_with(record::END)).count()
+}
+
+/// The last a client wrote and said.
+fn tail(notes: &Path) -> String {
+    let mut tail = String::new();
+    let number = notes.extension().and_then(|number| number.to_str()).unwrap_or_default();
+    for path in [notes.to_owned(), notes.with_extension(format!("said.{number}"))] {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        let last = lines.len().saturating_sub(12);
+        tail.extend(lines.iter().skip(last).flat_map(|line| ["\n", *line]));
+    }
+    tail
+}

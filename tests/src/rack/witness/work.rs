@@ -1,0 +1,216 @@
+//! The client's side: one operation after the other, each written down before it is sent.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::thread;
+use std::time::Duration;
+
+use bluebridge::{Client, Error, JoinOptions, OwnerPolicy, ServiceStart, Status, UpdateOptions};
+use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_cli::rack::spec::Node;
+use bluebridge_northbound::Attachment;
+use bluebridge_wire::address::PAGE_BYTES;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::record::{self, Deed, Outcome};
+use super::{OPERATIONS_MAX, Object, Orders, VARIABLE};
+use crate::rack::endpoint::{SPACE, UdpClient};
+use crate::rack::stamp;
+
+/// How long an operation may take: short, so that what waits for a dead server ends.
+const DEADLINE: Duration = Duration::from_millis(1500);
+
+/// Short, so that what a killed client held is soon free.
+const LEASE: Duration = Duration::from_millis(300);
+
+/// Works as [`VARIABLE`] says; whether it is set.
+///
+/// # Panics
+/// If the orders are not understood or the rack cannot be joined.
+pub fn work() -> bool {
+    let Ok(orders) = std::env::var(VARIABLE) else { return false };
+    let orders = Orders::parse(&orders).expect("orders that are understood");
+    let mut worker = Worker::join(&orders);
+    let mut left = OPERATIONS_MAX;
+    while left > 0 && !orders.end.exists() {
+        let object = worker.dice.random_range(0..orders.objects.len());
+        worker.turn(object, orders.objects[object]);
+        left -= 1;
+        thread::sleep(Duration::from_millis(worker.dice.random_range(2..12)));
+    }
+    while !orders.end.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+struct Worker {
+    client: UdpClient,
+    notes: File,
+    dice: SmallRng,
+    life: u32,
+    value_count: u32,
+}
+
+impl Worker {
+    fn join(orders: &Orders) -> Self {
+        let name = Node::Client(orders.node).to_string();
+        let mut options = JoinOptions::new(&name, SPACE, ENDPOINT_INTERFACE, "");
+        options.attachment = Attachment::Port(orders.port);
+        options.service = ServiceStart::AtOnce;
+        options.behaviour.deadline = DEADLINE;
+        // Five of these share two cores with the rack's daemons.
+        options.behaviour.spin = Duration::ZERO;
+        let client = Client::join(&orders.controller, options);
+        let client = client.unwrap_or_else(|error| panic!("{error}"));
+        let notes = File::create(&orders.notes).expect("a file");
+        let dice = SmallRng::seed_from_u64(u64::from(orders.life));
+        Self { client, notes, dice, life: orders.life, value_count: 0 }
+    }
+
+    fn turn(&mut self, object: usize, at: Object) {
+        let kind = self.dice.random_range(0..10);
+        match (at, kind) {
+            (_, 0..3) => {
+                self.read(object, at);
+            }
+            (_, 3..6) => self.update(object, at),
+            (Object::Page(page), _) => {
+                let value = self.next_value();
+                self.note(object, Deed::Write { value }, |client| {
+                    client.write(page, &page_of(value)).map(|()| 0)
+                });
+            }
+            (Object::Counter(word), 6..8) => {
+                let addend = self.next_value();
+                self.note(object, Deed::Add { addend }, |client| client.fetch_add(word, addend));
+            }
+            (Object::Counter(word), _) => {
+                let Some(expected) = self.read(object, at) else { return };
+                let new = self.next_value();
+                let deed = Deed::Swap { expected, new };
+                self.note(object, deed, |client| client.compare_swap(word, expected, new));
+            }
+        }
+    }
+
+    fn read(&mut self, object: usize, at: Object) -> Option<u64> {
+        let mut bytes = vec![0; length(at)];
+        self.begin(object, Deed::Read);
+        let read = self.client.read(at.pointer(), &mut bytes);
+        self.end(seen(at, read, &bytes))
+    }
+
+    /// UPDATE, some time with the lease, then COMMIT, ABORT or nothing more.
+    fn update(&mut self, object: usize, at: Object) {
+        let policies = [OwnerPolicy::Reject, OwnerPolicy::Serve, OwnerPolicy::Wait];
+        let options = UpdateOptions {
+            lease: Some(LEASE),
+            owner_policy: policies[self.dice.random_range(0..policies.len())],
+            wait: self.dice.random_bool(0.8),
+            ..UpdateOptions::default()
+        };
+        let pause = if self.dice.random_bool(0.1) { 100 } else { self.dice.random_range(0..6) };
+        let is_committed = self.dice.random_bool(0.85);
+        let value = self.next_value();
+        let mut bytes = vec![0; length(at)];
+        self.begin(object, Deed::Lease);
+        let update = self.client.update_with(at.pointer(), &mut bytes, options);
+        let mut update = match update {
+            Ok(update) => update,
+            Err(error) => {
+                write(&mut self.notes, &record::end(record::now(), &failed(&error)));
+                return;
+            }
+        };
+        let outcome = seen(at, Ok(()), &update);
+        write(&mut self.notes, &record::end(record::now(), &outcome));
+        thread::sleep(Duration::from_millis(pause));
+        let Outcome::Done(before) = outcome else { return };
+        if !is_committed {
+            // Whether the ABORT comes through is nobody's to see: the lease ends by itself.
+            let _ = update.abort();
+            return;
+        }
+        match at {
+            Object::Counter(_) => update.copy_from_slice(&value.to_le_bytes()),
+            Object::Page(_) => update.copy_from_slice(&page_of(value)),
+        }
+        let deed = Deed::Update { before, after: value };
+        write(&mut self.notes, &record::begin(record::now(), object, deed));
+        let outcome = update.commit().map_or_else(|error| failed(&error), |()| Outcome::Done(0));
+        write(&mut self.notes, &record::end(record::now(), &outcome));
+    }
+
+    fn note(
+        &mut self,
+        object: usize,
+        deed: Deed,
+        operation: impl FnOnce(&mut UdpClient) -> Result<u64, Error>,
+    ) {
+        self.begin(object, deed);
+        let answer = operation(&mut self.client);
+        self.end(answer.map_or_else(|error| failed(&error), Outcome::Done));
+    }
+
+    fn begin(&mut self, object: usize, deed: Deed) {
+        write(&mut self.notes, &record::begin(record::now(), object, deed));
+    }
+
+    fn end(&mut self, outcome: Outcome) -> Option<u64> {
+        write(&mut self.notes, &record::end(record::now(), &outcome));
+        if let Outcome::Done(value) = outcome { Some(value) } else { None }
+    }
+
+    /// A number that no other life writes.
+    fn next_value(&mut self) -> u64 {
+        self.value_count += 1;
+        u64::from(self.life) << 32 | u64::from(self.value_count)
+    }
+}
+
+/// A line as a whole: what was written before a kill is there after it.
+fn write(notes: &mut File, line: &str) {
+    notes.write_all(line.as_bytes()).expect("room for notes");
+}
+
+const fn length(at: Object) -> usize {
+    match at {
+        Object::Counter(_) => 8,
+        Object::Page(_) => PAGE_BYTES,
+    }
+}
+
+fn page_of(value: u64) -> [u8; PAGE_BYTES] {
+    let halves = [value >> 32, value & 0xffff_ffff].map(|half| u32::try_from(half).unwrap_or(0));
+    stamp::page(halves[0], halves[1])
+}
+
+fn seen(at: Object, read: Result<(), Error>, bytes: &[u8]) -> Outcome {
+    if let Err(error) = read {
+        return failed(&error);
+    }
+    let value = match at {
+        Object::Counter(_) => bytes.try_into().ok().map(u64::from_le_bytes),
+        Object::Page(_) => {
+            let writer = stamp::writer(bytes);
+            writer.map(|(life, count)| u64::from(life) << 32 | u64::from(count))
+        }
+    };
+    value.map_or_else(|| Outcome::Wrong("no single write's bytes".to_owned()), Outcome::Done)
+}
+
+fn failed(error: &Error) -> Outcome {
+    let why = format!("{error:?}").replace('\n', " ");
+    match error {
+        Error::Busy { .. }
+        | Error::LeaseLost { .. }
+        | Error::TimedOut { .. }
+        | Error::Unreachable { .. } => Outcome::Nothing(why),
+        // What was done before the contents were lost may have been seen.
+        Error::OutcomeUnknown { .. } | Error::Refused { status: Status::StaleGeneration, .. } => {
+            Outcome::Unknown(why)
+        }
+        _ => Outcome::Wrong(why),
+    }
+}
