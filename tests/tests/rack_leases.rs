@@ -468,15 +468,11 @@ const CLIENTS: u16 = 4;
 /// Operations of every client between two misfortunes.
 const BETWEEN: usize = 30;
 
-#[test]
-fn what_clients_see_while_everything_is_killed_in_turn_is_linearizable() {
-    if !runs("root") {
-        return;
-    }
-    let base = wish(DataPlane::Ebpf, Redirects::Always);
+fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
+    let base = wish(switch, Redirects::Always);
     let wish = Wish { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
-    let mut rack = TestRack::up("lease-hist", &wish);
-    let scratch = Scratch::new("lease-notes");
+    let mut rack = TestRack::up(name, &wish);
+    let scratch = Scratch::new(&format!("{name}-notes"));
     let endpoint = Endpoint::join(&rack, CLIENTS + 1);
     let mut client = endpoint.client(&rack, 1);
     // The first two objects go with the first server's contents.
@@ -492,8 +488,9 @@ fn what_clients_see_while_everything_is_killed_in_turn_is_linearizable() {
     let mut clients = Witnesses::start(&rack, scratch.path(), entry, CLIENTS, &objects);
     clients.await_more(1);
     let trouble = |rack: &TestRack, seed| {
-        let impairment = Impairment { seed, loss: 0.02, duplicate: 0.02, ..Impairment::default() };
-        rack.trouble_all(&impairment);
+        let reorder = if switch == DataPlane::Soft { 0.02 } else { 0.0 };
+        let loss = Impairment { seed, loss: 0.02, duplicate: 0.02, ..Impairment::default() };
+        rack.trouble_all(&Impairment { reorder, ..loss });
     };
     trouble(&rack, 1);
     clients.await_more(BETWEEN);
@@ -515,11 +512,11 @@ fn what_clients_see_while_everything_is_killed_in_turn_is_linearizable() {
     rack.start("memserver-s1");
     let started_at = now();
     clients.await_more(BETWEEN);
-    let switch = rack.switch_ports();
+    let ports = rack.switch_ports().ports;
     rack.trouble_all(&Impairment::default());
     let lives = clients.end();
 
-    let impaired = switch.ports.iter().filter_map(|port| port.impaired);
+    let impaired = ports.iter().filter_map(|port| port.impaired);
     let (lost, doubled) = impaired
         .fold((0, 0), |(lost, doubled), port| (lost + port.lost, doubled + port.duplicated));
     assert!(lost > 0 && doubled > 0, "{lost} lost, {doubled} doubled");
@@ -536,6 +533,20 @@ fn what_clients_see_while_everything_is_killed_in_turn_is_linearizable() {
         let read = client.read(object.pointer(), &mut [0; 8]);
         let is_stale = matches!(read, Err(Error::Refused { status: Status::StaleGeneration, .. }));
         assert!(if is_lost(index) { is_stale } else { read.is_ok() }, "{object:?}: {read:?}");
+    }
+}
+
+#[test]
+fn what_is_seen_through_the_ebpf_switch_while_all_are_killed_in_turn_is_linearizable() {
+    if runs("root") {
+        everything_is_killed_in_turn("lease-hist-e", DataPlane::Ebpf);
+    }
+}
+
+#[test]
+fn what_is_seen_through_the_soft_switch_while_all_are_killed_in_turn_is_linearizable() {
+    if runs("root") {
+        everything_is_killed_in_turn("lease-hist-s", DataPlane::Soft);
     }
 }
 
