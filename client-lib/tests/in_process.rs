@@ -164,7 +164,7 @@ fn allocations_go_where_they_are_told() {
 #[test]
 fn atomics_of_two_clients_count_every_add() {
     let rack = Rack::start(&NODES[..1], 1 << 20);
-    let mut first = client(&rack);
+    let mut first = client_with(&rack, 1000, |config| config.memory_nodes.truncate(1));
     let mut second = client_with(&rack, 1001, |_| {});
     let region = first.create(4096).expect("there is room");
     let counter = region.at(64).expect("inside");
@@ -232,7 +232,10 @@ fn what_is_wrong_is_told_and_changes_nothing() {
 #[test]
 fn a_read_of_a_page_waits_asleep() {
     let rack = Rack::start(&NODES[..1], 1 << 20);
-    let mut client = client_with(&rack, 1000, |config| config.spin = Duration::ZERO);
+    let mut client = client_with(&rack, 1000, |config| {
+        config.spin = Duration::ZERO;
+        config.memory_nodes.truncate(1);
+    });
     client.set_deadline(Duration::from_millis(400));
     let silent = Pointer { node: NodeId(77), ..client.create(1).expect("there is room").base() };
     let cpu = || {
