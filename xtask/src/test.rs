@@ -49,7 +49,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     step("product", Run::cargo(["build", "--workspace", "--all-features", "--bins"]))?;
     step(
         "tests",
-        options.configure(Run::cargo(["test", "--workspace", "--all-features"]), &privilege)?,
+        options.configure(
+            Run::cargo(["test", "--workspace", "--all-features", "--no-fail-fast"]),
+            &privilege,
+        )?,
     )?;
     println!("== done in {} s", start.elapsed().as_secs());
     Ok(())
