@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod events;
 pub mod owner;
 pub mod pieces;
 pub mod requester;

@@ -1,26 +1,10 @@
 //! Everything that happened, counted.
 
-macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What an owner counts.
-        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-        #[repr(u8)]
-        pub enum Event { $($(#[$doc])* $name,)* }
-
-        impl Event {
-            /// Every event.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
-
-            /// The name in reports.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-        }
-    };
-}
+use crate::events::events;
 
 events! {
+    "What an owner counts.";
+
     /// A page's lease was told.
     Hold = "held",
     /// A lease was not taken note of: too many are held.

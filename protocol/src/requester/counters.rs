@@ -2,27 +2,11 @@
 
 use bluebridge_wire::Status;
 
-macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What a requester counts.
-        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-        #[repr(u8)]
-        pub enum Event { $($(#[$doc])* $name,)* }
-
-        impl Event {
-            /// Every event.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
-
-            /// The name in reports.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-        }
-    };
-}
+use crate::events::events;
 
 events! {
+    "What a requester counts.";
+
     /// An operation began.
     Start = "started",
     /// An operation ended well.

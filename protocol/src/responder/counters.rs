@@ -2,159 +2,143 @@
 
 use bluebridge_wire::{DatagramError, Status};
 
-macro_rules! events {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// What a responder counts, beside its answers by status.
-        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-        #[repr(u8)]
-        pub enum Event { $($(#[$doc])* $variant,)* }
-
-        impl Event {
-            /// Every event.
-            pub const ALL: &[Self] = &[$(Self::$variant,)*];
-
-            /// The name that statistics show.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
+use crate::events::events;
 
 events! {
+    "What a responder counts, beside its answers by status.";
+
     /// An ALLOC_WRITE that was given up before its last piece came; its pages were freed.
-    AllocationAbandoned = "allocation_abandoned";
+    AllocationAbandoned = "allocation_abandoned",
     /// The answer of a mutating request was recorded.
-    AnswerRecorded = "answer_recorded";
+    AnswerRecorded = "answer_recorded",
     /// A recorded answer was given again.
-    AnswerRepeated = "answer_repeated";
+    AnswerRepeated = "answer_repeated",
     /// A request that had to wait until queued replies were sent.
-    DrainFirst = "drain_first";
+    DrainFirst = "drain_first",
     /// Dropped: the CRC32C does not match.
-    DropCrc = "drop_crc";
+    DropCrc = "drop_crc",
     /// Dropped: neither a request nor a reply.
-    DropDirection = "drop_direction";
+    DropDirection = "drop_direction",
     /// Dropped: the asker's address is not an endpoint's own.
-    DropEndpoint = "drop_endpoint";
+    DropEndpoint = "drop_endpoint",
     /// Dropped: the destination is not in the fabric.
-    DropForeignDestination = "drop_foreign_destination";
+    DropForeignDestination = "drop_foreign_destination",
     /// Dropped: the source is not in the fabric.
-    DropForeignSource = "drop_foreign_source";
+    DropForeignSource = "drop_foreign_source",
     /// Dropped: not a header of version 1.
-    DropHeader = "drop_header";
+    DropHeader = "drop_header",
     /// Dropped: a request sent to every node, which nobody answers.
-    DropMulticast = "drop_multicast";
+    DropMulticast = "drop_multicast",
     /// Dropped: a notice, which a memory server has no use for.
-    DropNotice = "drop_notice";
+    DropNotice = "drop_notice",
     /// Dropped: an option does not fit into the header.
-    DropOptions = "drop_options";
+    DropOptions = "drop_options",
     /// Dropped: a reply, though a responder asks nothing.
-    DropReply = "drop_reply";
+    DropReply = "drop_reply",
     /// Dropped: the source names no single node.
-    DropSource = "drop_source";
+    DropSource = "drop_source",
     /// Dropped: the target is no fabric address, or carries a command.
-    DropTarget = "drop_target";
+    DropTarget = "drop_target",
     /// Dropped: the trailer is longer than the datagram.
-    DropTrailer = "drop_trailer";
+    DropTrailer = "drop_trailer",
     /// Dropped: meant for another shard of this server.
-    DropWrongShard = "drop_wrong_shard";
+    DropWrongShard = "drop_wrong_shard",
     /// The store refused to take pages back that it gave; the store is at fault.
-    FreeRefused = "free_refused";
+    FreeRefused = "free_refused",
     /// A node's incarnation was forgotten, because it had no session for long.
-    IncarnationForgotten = "incarnation_forgotten";
+    IncarnationForgotten = "incarnation_forgotten",
     /// A node came with a higher incarnation than before.
-    IncarnationRaised = "incarnation_raised";
+    IncarnationRaised = "incarnation_raised",
     /// A READ of a leased page got its last committed contents.
-    LastCommittedRead = "last_committed_read";
+    LastCommittedRead = "last_committed_read",
     /// A page's lease ended by ABORT.
-    LeaseAborted = "lease_aborted";
+    LeaseAborted = "lease_aborted",
     /// An UPDATE was refused because its node or space has its share of leases.
-    LeaseBeyondShare = "lease_beyond_share";
+    LeaseBeyondShare = "lease_beyond_share",
     /// A page's lease ended by COMMIT.
-    LeaseCommitted = "lease_committed";
+    LeaseCommitted = "lease_committed",
     /// An answer said that a lease is fought over.
-    LeaseContended = "lease_contended";
+    LeaseContended = "lease_contended",
     /// A page's lease ran out.
-    LeaseExpired = "lease_expired";
+    LeaseExpired = "lease_expired",
     /// A page's lease was forgotten, because the page was freed or moved.
-    LeaseForgotten = "lease_forgotten";
+    LeaseForgotten = "lease_forgotten",
     /// A page was leased.
-    LeaseGranted = "lease_granted";
+    LeaseGranted = "lease_granted",
     /// A COMMIT, ABORT or RENEW came when the lease was not held.
-    LeaseNotHeld = "lease_not_held";
+    LeaseNotHeld = "lease_not_held",
     /// A page's lease was renewed.
-    LeaseRenewed = "lease_renewed";
+    LeaseRenewed = "lease_renewed",
     /// An UPDATE or RENEW that was answered came again.
-    LeaseRepeated = "lease_repeated";
+    LeaseRepeated = "lease_repeated",
     /// A page's lease ended because its owner came with a higher incarnation.
-    LeaseSuperseded = "lease_superseded";
+    LeaseSuperseded = "lease_superseded",
     /// An UPDATE was refused because the table of leases is full.
-    LeaseTableFull = "lease_table_full";
+    LeaseTableFull = "lease_table_full",
     /// A session's low-water mark moved up.
-    LowWaterRaised = "low_water_raised";
+    LowWaterRaised = "low_water_raised",
     /// A notice was sent.
-    NoticeSent = "notice_sent";
+    NoticeSent = "notice_sent",
     /// An OPEN that came again.
-    OpenRepeated = "open_repeated";
+    OpenRepeated = "open_repeated",
     /// A piece that was there already.
-    PieceDuplicate = "piece_duplicate";
+    PieceDuplicate = "piece_duplicate",
     /// A piece that no buffer was left for.
-    PiecePressed = "piece_pressed";
+    PiecePressed = "piece_pressed",
     /// A page of an operation over several was refused.
-    PageRefused = "page_refused";
+    PageRefused = "page_refused",
     /// A page that was written from the pieces of a train.
-    PageWrittenJoined = "page_written_joined";
+    PageWrittenJoined = "page_written_joined",
     /// A page that was written straight from its datagram.
-    PageWrittenStraight = "page_written_straight";
+    PageWrittenStraight = "page_written_straight",
     /// An anywhere-CREATE was refused because its node has its share of those that wait.
-    ProvisionalBeyondShare = "provisional_beyond_share";
+    ProvisionalBeyondShare = "provisional_beyond_share",
     /// An anywhere-CREATE was kept by CONFIRM.
-    ProvisionalConfirmed = "provisional_confirmed";
+    ProvisionalConfirmed = "provisional_confirmed",
     /// An anywhere-CREATE gave pages.
-    ProvisionalCreated = "provisional_created";
+    ProvisionalCreated = "provisional_created",
     /// Pages that nobody confirmed were freed.
-    ProvisionalFreed = "provisional_freed";
+    ProvisionalFreed = "provisional_freed",
     /// An anywhere-CREATE was kept by another request on its pointer.
-    ProvisionalKept = "provisional_kept";
+    ProvisionalKept = "provisional_kept",
     /// An anywhere-CREATE that came again.
-    ProvisionalRepeated = "provisional_repeated";
+    ProvisionalRepeated = "provisional_repeated",
     /// A datagram of good form and CRC.
-    Received = "received";
+    Received = "received",
     /// A request on a range that came from another node.
-    ServedAdopted = "served_adopted";
+    ServedAdopted = "served_adopted",
     /// A session ended by CLOSE.
-    SessionClosed = "session_closed";
+    SessionClosed = "session_closed",
     /// A session gave way to another node's.
-    SessionEvicted = "session_evicted";
+    SessionEvicted = "session_evicted",
     /// A session ended by idleness.
-    SessionIdle = "session_idle";
+    SessionIdle = "session_idle",
     /// A session began.
-    SessionOpened = "session_opened";
+    SessionOpened = "session_opened",
     /// A session ended because its node came with a higher incarnation.
-    SessionSuperseded = "session_superseded";
+    SessionSuperseded = "session_superseded",
     /// A train began to be put together.
-    TrainBegun = "train_begun";
+    TrainBegun = "train_begun",
     /// A train lost its buffers because its request is no longer wanted.
-    TrainForgotten = "train_forgotten";
+    TrainForgotten = "train_forgotten",
     /// A train lost its buffers to another.
-    TrainPressed = "train_pressed";
+    TrainPressed = "train_pressed",
     /// A train lost its buffers by time.
-    TrainTimedOut = "train_timed_out";
+    TrainTimedOut = "train_timed_out",
     /// A request that waited was answered.
-    WaiterAnswered = "waiter_answered";
+    WaiterAnswered = "waiter_answered",
     /// A request that waits is not wanted any more, or its session ended.
-    WaiterForgotten = "waiter_forgotten";
+    WaiterForgotten = "waiter_forgotten",
     /// A request that waited was given up, because it did not come again in time.
-    WaiterGone = "waiter_gone";
+    WaiterGone = "waiter_gone",
     /// A request began to wait for leased pages.
-    WaiterJoined = "waiter_joined";
+    WaiterJoined = "waiter_joined",
     /// A request came again that waits no more.
-    WaiterLeft = "waiter_left";
+    WaiterLeft = "waiter_left",
     /// A request could not wait, because there is no room or its node has its share.
-    WaiterRefused = "waiter_refused";
+    WaiterRefused = "waiter_refused",
     /// A request that waits came again.
-    WaiterRepeated = "waiter_repeated";
+    WaiterRepeated = "waiter_repeated",
 }
 
 /// Counts since the start.
