@@ -4,7 +4,12 @@ use std::{
     ffi::{OsStr, OsString},
     path::PathBuf,
     process::{Command, ExitCode},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// How often a program with a deadline is looked at.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Why a command of ours ends with a failure.
 #[derive(Debug)]
@@ -77,6 +82,30 @@ impl Run {
         }
     }
 
+    /// As [`Self::go`], and ends it when its time is over.
+    pub(crate) fn go_within(mut self, limit: Duration) -> Result<(), Failure> {
+        let start = Instant::now();
+        let mut child = self.command.spawn().map_err(|error| self.not_started(&error))?;
+        let ended = |error| Failure::new(format!("{} cannot be waited for: {error}", self.line()));
+        loop {
+            match child.try_wait().map_err(ended)? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => {
+                    return Err(Failure::new(format!("{} ended with {status}", self.line())));
+                }
+                None if start.elapsed() > limit => {
+                    child.kill().and_then(|()| child.wait()).map_err(ended)?;
+                    return Err(Failure::new(format!(
+                        "{} was killed: it had not ended after {} s",
+                        self.line(),
+                        limit.as_secs()
+                    )));
+                }
+                None => thread::sleep(POLL),
+            }
+        }
+    }
+
     /// Runs it and gives what it printed.
     pub(crate) fn output(mut self) -> Result<String, Failure> {
         let output = self.command.output().map_err(|error| self.not_started(&error))?;
@@ -121,4 +150,17 @@ pub(crate) fn target_directory() -> PathBuf {
 /// The built product.
 pub(crate) fn product(profile: &str) -> PathBuf {
     target_directory().join(profile).join("bluebridge")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_end_is_killed_and_named() {
+        let late = Run::new("sleep").arg("60").go_within(Duration::from_millis(100));
+        let message = late.expect_err("it would take a minute").to_string();
+        assert!(message.contains("`sleep 60` was killed"), "{message}");
+        assert!(Run::new("sleep").arg("0").go_within(Duration::from_secs(30)).is_ok());
+    }
 }

@@ -1,5 +1,4 @@
-//! Set-up, demo, test and bench as plain cargo commands, with the standard library alone, so that
-//! a machine that has only Rust can run them.
+//! Set-up, demo, test and bench as plain cargo commands, for a machine that has only Rust.
 
 mod command;
 mod licences;
@@ -15,9 +14,14 @@ usage: cargo xtask <command> [options]
 
   setup               install or name what the other commands need
   demo [options]      build the product and run `bluebridge demo`
-  test [options]      run every test
-      --without TIER  leave a tier out, by name: netns, root, clients, tools
-      --fast          unit tests and a short simulation only
+  test [options] [name ..]
+                      run every test, or those whose names contain one of the words
+      --without TIER  leave a tier out and list its tests as skipped:
+                      netns, root, clients, tools, long
+      --fast          leave all tiers out, and try fewer random cases: under 2 minutes
+      -p PACKAGE      only the tests of a package
+      -E FILTER       only the tests that a nextest filter names
+      --retry         run a failed test with real packets again, and report it as flaky
   bench [options]     build for speed and run `bluebridge bench`
   p4info              write p4/bluebridge.p4info.txtpb from its declaration
   vectors             write the golden vectors of the wire format
@@ -31,7 +35,7 @@ fn main() -> ExitCode {
     let command = arguments.next();
     let rest: Vec<String> = arguments.collect();
     let outcome = match command.as_deref() {
-        Some("setup") => setup::all().map(drop),
+        Some("setup") => setup::all(),
         Some("demo") => demo(&rest),
         Some("test") => test::run(&rest),
         Some("bench") => bench(&rest),
@@ -48,6 +52,10 @@ fn main() -> ExitCode {
         ])
         .go(),
         Some("licences") => licences::check(),
+        // What follows is for `test` itself.
+        Some("isolated") => return finish(test::isolated(&rest)),
+        Some("isolated-init") => return finish(test::init(&rest)),
+        Some("sweep") => return finish(test::sweep(&rest)),
         Some("help" | "--help" | "-h") => {
             print!("{HELP}");
             Ok(())
@@ -55,10 +63,11 @@ fn main() -> ExitCode {
         Some(other) => Err(Failure::usage(format!("unknown command `{other}`\n\n{HELP}"))),
         None => Err(Failure::usage(HELP.to_owned())),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    finish(outcome.map(|()| ExitCode::SUCCESS))
+}
+
+fn finish(outcome: Result<ExitCode, Failure>) -> ExitCode {
+    outcome.unwrap_or_else(Failure::report)
 }
 
 /// The product from a clean clone: builds it and runs its own demonstration.

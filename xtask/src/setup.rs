@@ -1,6 +1,11 @@
 //! What the other commands need beside Rust: installed where we may, named where we may not.
 
-use crate::command::{Failure, Run};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::command::{Failure, Run, root, target_directory};
 
 /// A program, and the Debian package that has it.
 struct Tool {
@@ -38,9 +43,36 @@ const IP: Tool = Tool {
     purpose: "shows in the tests what the kernel has",
 };
 
-/// Everything that the tests use. Whether all of it is there.
+/// The tools that the tests call by name. The test runner shows them no other programs.
+const OF_TESTS: [Tool; 2] = [TSHARK, IP];
+
+/// The test runner, and the version that is installed where there is none.
+const NEXTEST: &str = "cargo-nextest";
+const NEXTEST_VERSION: &str = "0.9.143";
+
+/// P4Runtime clients that others wrote, each in a virtual environment of its own.
+const CLIENTS: [&str; 2] = ["finsy", "shell"];
+
+/// The names of the programs that tests may call, beside those that every Debian has.
+pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
+    OF_TESTS.iter().map(|tool| tool.program)
+}
+
+/// Everything that the tests use.
 pub(crate) fn all() -> Result<(), Failure> {
-    let missing = install(&[CLANG, PYTHON_VENV, TSHARK, IP]);
+    require(&[CLANG, PYTHON_VENV, TSHARK, IP])?;
+    install_nextest()?;
+    CLIENTS.iter().try_for_each(|client| install_client(client))
+}
+
+/// What tests use that need no more than a plain process.
+pub(crate) fn for_plain_tests() -> Result<(), Failure> {
+    build_tools();
+    install_nextest()
+}
+
+fn require(tools: &'static [Tool]) -> Result<(), Failure> {
+    let missing = install(tools);
     if missing.is_empty() {
         return Ok(());
     }
@@ -49,6 +81,56 @@ pub(crate) fn all() -> Result<(), Failure> {
         missing.iter().map(|tool| tool.package).collect::<Vec<_>>().join(" "),
         missing.iter().map(|t| format!("  {}: {}\n", t.package, t.purpose)).collect::<String>()
     )))
+}
+
+/// The test runner, wherever it is installed.
+pub(crate) fn nextest() -> Run {
+    let own = own_nextest();
+    if own.is_file() { Run::new(own).arg("nextest") } else { Run::new(NEXTEST).arg("nextest") }
+}
+
+fn own_nextest() -> PathBuf {
+    target_directory().join("tools/bin").join(NEXTEST)
+}
+
+/// Builds the test runner below the target directory if there is none, so that nothing of the
+/// user's changes. Unoptimized, because it waits most of the time and builds in half the time.
+fn install_nextest() -> Result<(), Failure> {
+    if nextest().arg("--version").succeeds() {
+        return Ok(());
+    }
+    println!("xtask: building {NEXTEST} {NEXTEST_VERSION} (once; some minutes)");
+    Run::cargo(["install", "--quiet", "--locked", "--debug", "--no-default-features"])
+        .args(["--features", "default-no-update", "--version", NEXTEST_VERSION, NEXTEST])
+        .arg("--root")
+        .arg(target_directory().join("tools"))
+        .arg("--target-dir")
+        .arg(target_directory().join("tools/build"))
+        .go()?;
+    fs::remove_dir_all(target_directory().join("tools/build"))
+        .map_err(|error| Failure::new(format!("cannot remove what building left: {error}")))
+}
+
+/// Installs a P4Runtime client with pip, in pinned versions, if that was not done before.
+fn install_client(client: &str) -> Result<(), Failure> {
+    let requirements = root().join(format!("switch/tests/p4runtime/requirements-{client}.txt"));
+    let environment = target_directory().join("p4runtime-clients").join(client);
+    let installed = environment.join("installed.txt");
+    let read = |path: &Path| {
+        fs::read(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+    };
+    let wanted = read(&requirements)?;
+    if read(&installed).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    println!("xtask: installing the P4Runtime client {client}");
+    Run::new("python3").args(["-m", "venv", "--clear"]).arg(&environment).output()?;
+    Run::new(environment.join("bin/python"))
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"])
+        .arg(&requirements)
+        .output()?;
+    fs::write(&installed, wanted)
+        .map_err(|error| Failure::new(format!("{}: {error}", installed.display())))
 }
 
 /// What the product's build can use: its lack is said, and never an error.

@@ -1,0 +1,235 @@
+//! Every test, in the order in which a failure is cheapest to learn of.
+
+mod isolation;
+mod options;
+mod programs;
+mod report;
+mod tiers;
+
+use std::{
+    fs::{self, File, TryLockError},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+pub(crate) use isolation::{init, isolated, sweep};
+use options::Options;
+use report::Report;
+
+use crate::{
+    command::{Failure, Run, root, target_directory},
+    licences,
+    setup::{self, Privilege},
+};
+
+/// How long the examples in the documentation may take, building included.
+const DOCTEST_DEADLINE: Duration = Duration::from_secs(900);
+
+pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
+    let options = Options::parse(arguments)?;
+    let start = Instant::now();
+    let _alone = Turn::take()?;
+    if options.runs("clients") || options.runs("tools") || options.runs("root") {
+        setup::all()?;
+    } else {
+        setup::for_plain_tests()?;
+    }
+    let privilege = Privilege::find();
+    if options.runs("root") && privilege.is_none() {
+        return Err(Failure::new(
+            "the tier `root` needs root, or sudo without a password; to run the others: \
+             cargo xtask test --without root",
+        ));
+    }
+    if !options.is_partial() {
+        step("format", Run::cargo(["fmt", "--all", "--check"]))?;
+        step(
+            "lints",
+            Run::cargo(["clippy", "--workspace", "--all-targets", "--all-features", "--quiet"])
+                .args(["--", "-D", "warnings"]),
+        )?;
+        println!("== licences");
+        licences::check()?;
+    }
+    if options.needs_product() {
+        // With the same features as the tests, so that nothing is built twice.
+        step("product", Run::cargo(["build", "--workspace", "--all-features", "--bins"]))?;
+    }
+    let tested = tests(&options, privilege.as_ref());
+    let skipped = list_skipped(&options);
+    let documented = if options.is_partial() { Ok(()) } else { doctests() };
+    println!("== done in {} s", start.elapsed().as_secs());
+    tested.and(skipped).and(documented)
+}
+
+/// Runs the tests by nextest, each in a process of its own, with a deadline and isolated.
+fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure> {
+    println!("== tests");
+    let privilege = privilege.filter(|_| options.runs("root"));
+    let scene = Scene::new(privilege)?;
+    let profile = if options.retry { "retry" } else { "default" };
+    let junit = target_directory().join("nextest").join(profile).join("junit.xml");
+    // The report of an earlier run must not be taken for that of this one.
+    let _ = fs::remove_file(&junit);
+    let mut run = nextest("run", options)
+        .args(["--profile", profile, "--no-fail-fast"])
+        .env("TMPDIR", &scene.directory)
+        .env(isolation::RUN_VARIABLE, &scene.directory)
+        .env(isolation::PATH_VARIABLE, &scene.programs)
+        .env(&runner_variable()?, scene.runner(privilege));
+    if privilege.is_some() {
+        run = run.env(isolation::NAMESPACES_VARIABLE, "1");
+    }
+    if options.fast {
+        run = run.env("BLUEBRIDGE_SIM_SEEDS", "50").env("PROPTEST_CASES", "32");
+    }
+    let filter = tiers::without(&options.left_out);
+    run = match &options.expression {
+        Some(expression) => run.args(["-E", &format!("({filter}) & ({expression})")]),
+        None => run.args(["-E", &filter]),
+    };
+    let tested = run.args(&options.names).go();
+    let swept = scene.sweep(privilege);
+    if junit.is_file() {
+        Report::read(&junit)?.show();
+    }
+    tested.and(swept)
+}
+
+/// Names the tests of the tiers that were left out.
+fn list_skipped(options: &Options) -> Result<(), Failure> {
+    for tier in &options.left_out {
+        let listed = nextest("list", options)
+            .args(["--message-format", "oneline", "--cargo-quiet", "-E", &tier.filter()])
+            .args(&options.names)
+            .output()?;
+        println!(
+            "== skipped: {} tests of tier {} (needs {})",
+            listed.lines().count(),
+            tier.name,
+            tier.needs
+        );
+        for test in listed.lines() {
+            println!("  SKIP {test}");
+        }
+    }
+    Ok(())
+}
+
+fn nextest(command: &str, options: &Options) -> Run {
+    let mut run = setup::nextest().arg(command).arg("--all-features");
+    if options.packages.is_empty() {
+        run = run.arg("--workspace");
+    }
+    for package in &options.packages {
+        run = run.args(["--package", package]);
+    }
+    run
+}
+
+fn doctests() -> Result<(), Failure> {
+    println!("== examples in the documentation");
+    let run = Run::cargo(["test", "--workspace", "--all-features", "--doc", "--quiet"]);
+    run.go_within(DOCTEST_DEADLINE)
+}
+
+/// One test run at a time in a checkout: the next one removes what the last one left.
+struct Turn {
+    _lock: File,
+}
+
+impl Turn {
+    fn take() -> Result<Self, Failure> {
+        let path = target_directory().join("xtask-test.lock");
+        let failed = |error| Failure::new(format!("{}: {error}", path.display()));
+        fs::create_dir_all(target_directory()).map_err(failed)?;
+        let file = File::create(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _lock: file }),
+            Err(TryLockError::WouldBlock) => Err(Failure::new(
+                "another `cargo xtask test` is running in this checkout; wait for it or stop it",
+            )),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
+    }
+}
+
+/// The directory of a run's temporary files, with the programs that tests may call.
+struct Scene {
+    directory: PathBuf,
+    programs: PathBuf,
+    own: PathBuf,
+}
+
+impl Scene {
+    /// Removes what an earlier run left and begins anew.
+    fn new(privilege: Option<&Privilege>) -> Result<Self, Failure> {
+        let directory = isolation::run_directory(&root());
+        let failed = |error| Failure::new(format!("{}: {error}", directory.display()));
+        let scene = Self {
+            programs: directory.join("programs"),
+            own: directory.join("xtask"),
+            directory: directory.clone(),
+        };
+        scene.sweep(privilege)?;
+        fs::create_dir_all(&directory).map_err(failed)?;
+        // Tests of ordinary users, started by root, have files below it.
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+        programs::link_into(&scene.programs)?;
+        // A link, because the path of a checkout may have spaces, at which a runner's words are split.
+        symlink(own_program()?, &scene.own).map_err(failed)?;
+        Ok(scene)
+    }
+
+    fn sweep(&self, privilege: Option<&Privilege>) -> Result<(), Failure> {
+        let own = own_program()?;
+        let run = match privilege {
+            Some(Privilege::Sudo) => Run::new("sudo").args(["-n", "-E"]).arg(own),
+            _ => Run::new(own),
+        };
+        run.arg("sweep").arg(&self.directory).go()
+    }
+
+    fn runner(&self, privilege: Option<&Privilege>) -> String {
+        let sudo = if matches!(privilege, Some(Privilege::Sudo)) { "sudo -n -E " } else { "" };
+        format!("{sudo}{} isolated", self.own.display())
+    }
+}
+
+fn own_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::new(format!("cannot find itself: {error}")))
+}
+
+/// The variable by which cargo learns how to run what it built for this machine.
+fn runner_variable() -> Result<String, Failure> {
+    let version = Run::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    runner_of(&version.arg("-vV").output()?)
+        .ok_or_else(|| Failure::new("`rustc -vV` names no host".to_owned()))
+}
+
+fn runner_of(version: &str) -> Option<String> {
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "))?.trim();
+    Some(format!("CARGO_TARGET_{}_RUNNER", host.to_uppercase().replace(['-', '.'], "_")))
+}
+
+fn step(name: &str, run: Run) -> Result<(), Failure> {
+    println!("== {name}");
+    let start = Instant::now();
+    run.go()?;
+    println!("== {name}: {} s", start.elapsed().as_secs());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runner_of;
+
+    #[test]
+    fn the_runner_is_that_of_the_host() {
+        let version = "rustc 1.95.0\nhost: aarch64-unknown-linux-gnu\nrelease: 1.95.0\n";
+        let expected = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER";
+        assert_eq!(runner_of(version).as_deref(), Some(expected));
+        assert_eq!(runner_of("rustc 1.95.0"), None);
+    }
+}

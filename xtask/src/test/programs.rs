@@ -1,0 +1,36 @@
+//! The programs that tests may call.
+//!
+//! Tests see a `PATH` that leads to these only, so that a test which calls one that set-up does not
+//! install fails on every machine, not only on a bare one.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use crate::{command::Failure, setup};
+
+/// Programs of packages that every Debian has (coreutils, dash, mount, util-linux).
+const BASE: [&str; 6] = ["mount", "nsenter", "sh", "sleep", "umount", "unshare"];
+
+/// Makes a directory of links to the declared programs that are there.
+pub(super) fn link_into(directory: &Path) -> Result<(), Failure> {
+    let failed =
+        |error: io::Error| Failure::new(format!("cannot make {}: {error}", directory.display()));
+    fs::create_dir_all(directory).map_err(failed)?;
+    for name in BASE.into_iter().chain(setup::programs_of_tests()) {
+        if let Some(program) = find(name) {
+            symlink(program, directory.join(name)).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    // An ordinary user's PATH may lack the directories of `ip` and `mount`.
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut candidates = std::env::split_paths(&path).chain(system).map(|part| part.join(name));
+    candidates.find(|candidate| candidate.is_file())
+}

@@ -1,0 +1,56 @@
+//! Tiers: groups of tests that need more than a plain process, or more time.
+//!
+//! A test belongs to a tier if its test program has the tier's name (`tests/tests/root/`), or if a
+//! module in its path has it (`mod root`). A test of several tiers needs what all of them need.
+
+/// A group of tests, and what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tier {
+    pub(super) name: &'static str,
+    pub(super) needs: &'static str,
+}
+
+pub(super) const TIERS: [Tier; 5] = [
+    Tier { name: "netns", needs: "network namespaces of its own, as root or as an ordinary user" },
+    Tier { name: "root", needs: "root: BPF programs, named namespaces" },
+    Tier { name: "clients", needs: "P4Runtime clients from PyPI" },
+    Tier { name: "tools", needs: "tshark" },
+    Tier { name: "long", needs: "minutes: model checking, a million packets" },
+];
+
+impl Tier {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        TIERS.into_iter().find(|tier| tier.name == name)
+    }
+
+    /// The tests of this tier, in nextest's filter language.
+    pub(super) fn filter(self) -> String {
+        let name = self.name;
+        format!("(binary(={name}) | test(/(^|::){name}::/))")
+    }
+}
+
+/// The tests that belong to none of `tiers`.
+pub(super) fn without(tiers: &[Tier]) -> String {
+    if tiers.is_empty() {
+        return "all()".to_owned();
+    }
+    let filters: Vec<_> = tiers.iter().map(|tier| tier.filter()).collect();
+    format!("not ({})", filters.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_filtered_by_program_and_by_module() {
+        assert_eq!(without(&[]), "all()");
+        let tiers = ["root", "long"].map(|name| Tier::named(name).expect("it is known"));
+        assert_eq!(
+            without(&tiers),
+            "not ((binary(=root) | test(/(^|::)root::/)) | (binary(=long) | test(/(^|::)long::/)))"
+        );
+        assert_eq!(Tier::named("nothing"), None);
+    }
+}
