@@ -260,9 +260,13 @@ mod tests {
 
     #[test]
     fn processes_are_found_by_their_environment() {
-        let mut child = Command::new("sleep");
-        child.arg("60").env("BLUEBRIDGE_TEST_MARK", "here");
-        let mut child = child.spawn().expect("sleep starts");
+        let mut child = Command::new("sh");
+        child.args(["-c", "echo; read end"]).env("BLUEBRIDGE_TEST_MARK", "here");
+        let mut child =
+            child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh starts");
+        // A process that was only just started may show no environment yet: execve(2) sets it late.
+        let mut ready = [0];
+        io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("ready");
         let found = find(|pid| has_environment(pid, "BLUEBRIDGE_TEST_MARK", "here"));
         assert_eq!(found.iter().map(|record| record.pid).collect::<Vec<_>>(), [child.id()]);
         stop_all(&found, Duration::from_secs(5)).expect("may signal its own");

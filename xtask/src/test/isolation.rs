@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{
-    mount::{MountFlags, mount},
+    mount::{MountFlags, UnmountFlags, mount, unmount},
     process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid},
 };
 
@@ -64,9 +64,11 @@ pub(crate) fn init(arguments: &[String]) -> Result<ExitCode, Failure> {
     if getpid() != Pid::INIT {
         return Err(Failure::usage("isolated-init: to be started by `xtask isolated` only"));
     }
-    mount_own("tmpfs", "/run")?;
-    if Path::new("/sys/fs/bpf").is_dir() {
-        mount_own("bpf", "/sys/fs/bpf")?;
+    for (kind, at) in [("tmpfs", "/run"), ("bpf", "/sys/fs/bpf")] {
+        if Path::new(at).is_dir() {
+            unmount_below(Path::new(at))?;
+            mount_own(kind, at)?;
+        }
     }
     let child = command(program, rest).spawn().map_err(|error| failed("start the test", &error))?;
     let test = Pid::from_child(&child);
@@ -94,6 +96,23 @@ fn command(program: &str, arguments: &[String]) -> Command {
         command.env("PATH", path);
     }
     command
+}
+
+/// Detaches what is mounted at or below a directory, so that the test does not see it in its list of mounts.
+fn unmount_below(directory: &Path) -> Result<(), Failure> {
+    let mounts = fs::read_to_string("/proc/self/mounts");
+    let mounts = mounts.map_err(|error| failed("read the list of mounts", &error))?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
+    for point in points.filter(|point| point.starts_with(directory)) {
+        // One that went with the mount it is on is there no more.
+        match unmount(point, UnmountFlags::DETACH) {
+            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
+            Err(errno) => {
+                return Err(failed(&format!("unmount {}", point.display()), &errno.into()));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn mount_own(kind: &str, at: &str) -> Result<(), Failure> {
@@ -172,16 +191,25 @@ fn marked(mark: &[u8]) -> impl Iterator<Item = Pid> {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read as _, process::Stdio};
+
     use super::*;
 
     #[test]
     fn what_carries_the_mark_is_killed_and_nothing_else() {
         let run = std::env::temp_dir().join(format!("bb-sweep-{}", std::process::id()));
-        let sleep = |mark: &Path| {
-            let mut command = Command::new("sleep");
-            command.arg("60").env(RUN_VARIABLE, mark).spawn().expect("sleep starts")
+        let wait = |mark: &Path| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo; read end"]).env(RUN_VARIABLE, mark);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("sh starts");
+            // A process that was only just started may show no environment yet: execve(2) sets it late.
+            let mut ready = [0];
+            let output = child.stdout.as_mut().expect("it is piped");
+            output.read_exact(&mut ready).expect("it says that it runs");
+            child
         };
-        let (mut ours, mut other) = (sleep(&run), sleep(Path::new("/another")));
+        let (mut ours, mut other) = (wait(&run), wait(Path::new("/another")));
         assert_eq!(kill_marked(run.as_os_str()), 1);
         assert_eq!(ours.wait().expect("it ended").signal(), Some(Signal::KILL.as_raw()));
         assert!(other.try_wait().expect("it can be asked").is_none(), "others are left alone");

@@ -53,8 +53,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         licences::check()?;
     }
     if options.needs_product() {
-        // With the same features as the tests, so that nothing is built twice.
-        step("product", Run::cargo(["build", "--workspace", "--all-features", "--bins"]))?;
+        // Testing the whole workspace builds it anyway.
+        let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
+        step("product", Run::cargo(build))?;
     }
     let tested = tests(&options, privilege.as_ref());
     let skipped = list_skipped(&options);

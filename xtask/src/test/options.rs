@@ -65,12 +65,10 @@ impl Options {
             || !self.names.is_empty()
     }
 
-    /// Whether some test of the chosen packages may run the built product.
+    /// Whether tests run the built product that do not build it themselves.
     pub(super) fn needs_product(&self) -> bool {
-        const USERS: [&str; 2] = ["bluebridge-cli", "bluebridge-tests"];
-        (self.runs("root") || self.runs("netns"))
-            && (self.packages.is_empty()
-                || self.packages.iter().any(|package| USERS.contains(&package.as_str())))
+        let users = self.packages.iter().any(|package| package == "bluebridge-tests");
+        users && (self.runs("root") || self.runs("netns"))
     }
 }
 
@@ -102,7 +100,8 @@ mod tests {
         assert_eq!(options.expression.as_deref(), Some("test(x)"));
         assert_eq!(options.names, ["header"]);
         assert!(!options.runs("root") && options.runs("netns") && !options.needs_product());
-        assert!(parse("").needs_product() && !parse("").is_partial());
+        assert!(parse("-p bluebridge-tests").needs_product());
+        assert!(!parse("").needs_product() && !parse("").is_partial());
     }
 
     #[test]
