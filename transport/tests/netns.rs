@@ -1,15 +1,13 @@
 //! The UDP carrier where the whole fabric prefix is local: every pointer is an address.
 
-mod support;
-
 use core::time::Duration;
 use std::net::Ipv6Addr;
 
+use bluebridge_testkit::{ip, namespace::in_local_fabric};
 use bluebridge_transport::udp::{
     HEADER_BYTES, JoinTrains, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport,
 };
 use bluebridge_transport::{Incoming, Outgoing, TransmitError, Transport, Wait};
-use support::{in_namespace, ip};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -42,7 +40,7 @@ fn collect(receiver: &mut UdpTransport, count: usize, mut look: impl FnMut(usize
 
 #[test]
 fn every_pointer_arrives_as_sent() {
-    in_namespace("every_pointer_arrives_as_sent", || {
+    in_local_fabric(9000, || {
         let (mut sender, mut receiver) = (open(&UdpConfig::default()), open(&UdpConfig::default()));
         let destination_port = receiver.local_port();
         for first in (0..20_000_u64).step_by(100) {
@@ -114,7 +112,7 @@ fn trains_at_every_mtu(trains: bool) -> (UdpTransport, UdpTransport) {
 
 #[test]
 fn a_train_is_joined_at_every_mtu() {
-    in_namespace("a_train_is_joined_at_every_mtu", || {
+    in_local_fabric(9000, || {
         let (sender, receiver) = trains_at_every_mtu(true);
         let (sent, received) = (sender.counters(), receiver.counters());
         assert_eq!(sent.train_refused_count, 0);
@@ -126,7 +124,7 @@ fn a_train_is_joined_at_every_mtu() {
 
 #[test]
 fn a_train_that_the_link_splits_arrives_in_pieces() {
-    in_namespace("a_train_that_the_link_splits_arrives_in_pieces", || {
+    in_local_fabric(9000, || {
         ip("link set lo gso_max_segs 1");
         let (sender, receiver) = trains_at_every_mtu(true);
         assert!(sender.counters().sent_train_count >= 3 * 83);
@@ -136,7 +134,7 @@ fn a_train_that_the_link_splits_arrives_in_pieces() {
 
 #[test]
 fn pieces_without_trains_pass_at_every_mtu() {
-    in_namespace("pieces_without_trains_pass_at_every_mtu", || {
+    in_local_fabric(9000, || {
         let (sender, receiver) = trains_at_every_mtu(false);
         assert_eq!(sender.counters().sent_train_count, 0);
         assert_eq!(receiver.counters().received_count, sender.counters().sent_count);
@@ -145,7 +143,7 @@ fn pieces_without_trains_pass_at_every_mtu() {
 
 #[test]
 fn the_largest_train_and_the_longest_pass() {
-    in_namespace("the_largest_train_and_the_longest_pass", || {
+    in_local_fabric(9000, || {
         ip("link set lo mtu 9000");
         let join_trains = JoinTrains::Always;
         let config = UdpConfig { send_batch_count: 256, join_trains, ..UdpConfig::default() };
@@ -167,7 +165,7 @@ fn the_largest_train_and_the_longest_pass() {
 
 #[test]
 fn nothing_is_fragmented() {
-    in_namespace("nothing_is_fragmented", || {
+    in_local_fabric(9000, || {
         let (mut sender, mut receiver) = (open(&UdpConfig::default()), open(&UdpConfig::default()));
         let line = bytes(70_000);
         for mtu in [1280, 1500, 4000, 9000] {
@@ -199,7 +197,7 @@ fn nothing_is_fragmented() {
 
 #[test]
 fn what_has_no_route_is_unreachable_and_what_is_foreign_is_dropped() {
-    in_namespace("what_has_no_route_is_unreachable_and_what_is_foreign_is_dropped", || {
+    in_local_fabric(9000, || {
         let filter = Some("fdbb::/16".parse().expect("a prefix"));
         let mut receiver = open(&UdpConfig { filter, ..UdpConfig::default() });
         let mut sender = open(&UdpConfig::default());
@@ -227,7 +225,7 @@ fn what_has_no_route_is_unreachable_and_what_is_foreign_is_dropped() {
 
 #[test]
 fn a_carrier_stays_on_its_device() {
-    in_namespace("a_carrier_stays_on_its_device", || {
+    in_local_fabric(9000, || {
         ip("link add bbtransport0 type veth peer name bbtransport1");
         ip("link set bbtransport0 mtu 4000 up");
         ip("link set bbtransport1 mtu 4000 up");
