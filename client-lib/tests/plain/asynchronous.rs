@@ -1,14 +1,13 @@
 //! The async face against real memory nodes.
 #![cfg(feature = "tokio")]
 
-include!("support/rack.rs");
-
 use core::time::Duration;
 
 use bluebridge::{
     AsyncClient, Client, Decision, EndpointConfig, Error, MemoryNode, NodeId, Pointer, QUEUE_LENGTH,
 };
-use rack::{Rack, SPACE};
+
+use crate::rack::{Rack, SPACE};
 
 fn client(rack: &Rack) -> AsyncClient {
     client_with(rack, Duration::from_secs(5))

@@ -1,7 +1,5 @@
 //! The client against real memory nodes, over the carrier between threads.
 
-include!("support/rack.rs");
-
 use std::time::Duration;
 
 use bluebridge::{
@@ -9,7 +7,8 @@ use bluebridge::{
     Placement, Pointer, ReadRequest, Status, WriteRequest,
 };
 use bluebridge_transport::memory::MemoryTransport;
-use rack::{Rack, SPACE};
+
+use crate::rack::{Rack, SPACE};
 
 const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 

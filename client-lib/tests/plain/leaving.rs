@@ -1,12 +1,11 @@
 //! Sessions of clients that go are closed at once.
 
-include!("support/rack.rs");
-
 use std::time::{Duration, Instant};
 
 use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Placement};
 use bluebridge_transport::memory::MemoryTransport;
-use rack::{Rack, SPACE};
+
+use crate::rack::{Rack, SPACE};
 
 const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 

@@ -3,61 +3,16 @@
 
 include!("support/rack.rs");
 
-use std::env;
-use std::process::Command;
 use std::time::Duration;
 
 use bluebridge::{
     Client, EndpointConfig, Error, Event, MemoryNode, NodeId, Placement, WriteRequest,
 };
+use bluebridge_testkit::ip;
+use bluebridge_testkit::namespace::in_local_fabric;
 use bluebridge_transport::impaired::{Impaired, Impairment, Probability};
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use rack::SPACE;
-
-/// Comma-separated tiers to run; without it all run.
-const TIERS: &str = "BLUEBRIDGE_TEST_TIERS";
-/// Set in the child that runs a test inside a namespace.
-const INSIDE: &str = "BLUEBRIDGE_TEST_IN_NAMESPACE";
-
-/// Runs `body` in a fresh network namespace in which the whole fabric is local, in a child process
-/// that runs the same test.
-fn in_namespace(test: &str, mtu: u32, body: impl FnOnce()) {
-    if env::var_os(INSIDE).is_some() {
-        ip(&format!("link set lo mtu {mtu} up"));
-        ip("-6 route add local fdbb::/16 dev lo");
-        return body();
-    }
-    if let Ok(tiers) = env::var(TIERS)
-        && !tiers.split(',').any(|tier| tier.trim() == "netns")
-    {
-        eprintln!("tier netns left out: {TIERS}={tiers}");
-        return;
-    }
-    let mut command = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        command.args(["--user", "--map-root-user"]);
-    }
-    let output = command
-        .arg("--net")
-        .arg(env::current_exe().expect("the test's own path"))
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .output()
-        .expect("unshare is needed for tier netns: install util-linux");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{test} failed inside a network namespace. If none may be made here, leave the tier out \
-         by name ({TIERS}=unit).\n{text}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-fn ip(arguments: &str) {
-    let status = Command::new("ip").args(arguments.split_whitespace()).status();
-    let status = status.expect("ip is needed for tier netns: install iproute2");
-    assert!(status.success(), "ip {arguments}: {status}");
-}
 
 fn socket(port: u16) -> UdpTransport {
     let config = UdpConfig {
@@ -100,17 +55,17 @@ fn round_trips(mtu: u32, piece_bytes: u16) {
 
 #[test]
 fn bytes_come_back_at_mtu_1500() {
-    in_namespace("bytes_come_back_at_mtu_1500", 1500, || round_trips(1500, 1368));
+    in_local_fabric(1500, || round_trips(1500, 1368));
 }
 
 #[test]
 fn bytes_come_back_at_mtu_9000() {
-    in_namespace("bytes_come_back_at_mtu_9000", 9000, || round_trips(9000, 4096));
+    in_local_fabric(9000, || round_trips(9000, 4096));
 }
 
 #[test]
 fn a_bad_network_loses_nothing() {
-    in_namespace("a_bad_network_loses_nothing", 1500, || {
+    in_local_fabric(1500, || {
         let often = Probability::from_percent(5);
         let impairment = Impairment {
             loss: often,
@@ -154,7 +109,7 @@ fn a_bad_network_loses_nothing() {
 
 #[test]
 fn a_host_without_a_route_is_told_at_once() {
-    in_namespace("a_host_without_a_route_is_told_at_once", 1500, || {
+    in_local_fabric(1500, || {
         ip("-6 route del local fdbb::/16 dev lo");
         let mut client = Client::open(config(1000, 1368), socket(0));
         let error = client.create(1).expect_err("there is no route");

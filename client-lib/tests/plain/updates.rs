@@ -1,7 +1,5 @@
 //! Updates against real memory nodes, over the carrier between threads.
 
-include!("support/rack.rs");
-
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
@@ -19,7 +17,8 @@ use bluebridge_transport::{
     Wait, Wakeable, Waker,
 };
 use bluebridge_wire::Command;
-use rack::{Rack, SPACE};
+
+use crate::rack::{Rack, SPACE};
 
 const NODES: [NodeId; 2] = [NodeId(1), NodeId(2)];
 
