@@ -1,7 +1,5 @@
 //! Racks of this process: their network, their daemons, and that nothing stays behind.
 
-mod shared;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
@@ -10,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bluebridge_cli::network::host::GATEWAY;
-use bluebridge_cli::network::{Netlink, NetworkError, has_transmit_offloads};
+use bluebridge_cli::network::{Netlink, NetworkError};
 use bluebridge_cli::process::{ProcessRecord, Stopped};
 use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_cli::rack::state::{StateError, StateRoot};
 use bluebridge_cli::rack::{Cancel, DaemonFailure, Rack, RackError, Site};
-use shared::{Scratch, require_root};
+use bluebridge_switch::offload::has_transmit_offloads;
+use bluebridge_testkit::{Scratch, example, require_root};
 
 const SERVER: Node = Node::Server(1);
 const CLIENT: Node = Node::Client(1);
@@ -168,13 +167,6 @@ fn a_cancelled_build_leaves_nothing() {
     let built = Rack::build(&site(&scratch), spec("rack-cancel"), cancel);
     assert!(matches!(built.expect_err("cancelled"), RackError::Cancelled));
     assert_nothing_left(&scratch, "rack-cancel");
-}
-
-/// An example beside this test's own binary.
-fn example(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("a path");
-    let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
-    profile.join("examples").join(name)
 }
 
 fn script(scratch: &Scratch, text: &str) -> PathBuf {

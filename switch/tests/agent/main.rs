@@ -1,5 +1,6 @@
 //! The agent as its clients see it: pipelines, batches, restarts, clients that do not read.
 
+mod clients;
 mod rig;
 
 use std::time::Duration;
@@ -11,9 +12,8 @@ use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::dataplane::DataPlane;
-use bluebridge_switch::ebpf::EbpfSwitch;
 use prost::Message as _;
-use rig::{Cabled, Removed, Running, cabled, in_namespace, tier};
+use rig::{Cabled, Running};
 use switch::switch_client::SwitchClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -340,24 +340,6 @@ async fn what_the_soft_pipeline_holds_outlives_the_agent() {
     restart(Box::new(Cabled::new()), |plane| plane).await;
 }
 
-#[test]
-fn what_the_kernel_holds_outlives_the_agent() {
-    if !tier("root") {
-        return;
-    }
-    let removed = Removed(format!("agent-{}", std::process::id()));
-    let name = removed.0.clone();
-    in_namespace(move || {
-        let plane = cabled(EbpfSwitch::open(&name).unwrap());
-        let again = |plane: Box<dyn DataPlane>| -> Box<dyn DataPlane> {
-            drop(plane);
-            Box::new(EbpfSwitch::open(&name).unwrap())
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(restart(plane, again));
-    });
-}
-
 /// A request of node 7 to node 2, as the packet-out of port 1.
 fn request() -> v1::PacketOut {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 7, 0x86, 0xdd];
@@ -468,4 +450,25 @@ async fn ports_and_impairments_are_there_beside_p4runtime() {
         assert_eq!(status.code(), Code::InvalidArgument);
     }
     running.stop().await;
+}
+
+mod root {
+    use super::*;
+    use crate::rig::{Removed, cabled, in_kernel, in_namespace};
+
+    #[test]
+    fn what_the_kernel_holds_outlives_the_agent() {
+        let removed = Removed(format!("agent-{}", std::process::id()));
+        let name = removed.0.clone();
+        in_namespace(move || {
+            let plane = cabled(in_kernel(&name));
+            let again = |plane: Box<dyn DataPlane>| -> Box<dyn DataPlane> {
+                drop(plane);
+                Box::new(in_kernel(&name))
+            };
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(restart(plane, again));
+        });
+    }
 }

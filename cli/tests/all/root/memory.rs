@@ -1,15 +1,13 @@
 //! The commands that use a rack's memory and look into its switch, against a running rack.
 
-mod shared;
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use bluebridge_testkit::{Scratch, require_root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use shared::{Scratch, is_wanted, require_root};
 
 /// A one-shot command joins, works and leaves within this time; a debug build on a busy machine.
 const QUICK: Duration = Duration::from_secs(2);
@@ -86,9 +84,6 @@ impl Drop for Rack {
 
 #[test]
 fn a_daemon_is_killed_and_started_again_by_itself() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-part", &["--memory", "16M"]);
     let named = |words: &[&'static str]| [&["rack"], words, &["--name", "cmd-part"]].concat();
     let daemons = || -> Vec<(String, Value, bool)> {
@@ -130,9 +125,6 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
 
 #[test]
 fn memory_anywhere_needs_a_server() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-none", &["--servers", "0", "--clients", "1"]);
     for placed in [&["create", "4K", "--anywhere"][..], &["create", "4K"]] {
         let (code, said) = rack.failure(placed);
@@ -143,9 +135,6 @@ fn memory_anywhere_needs_a_server() {
 
 #[test]
 fn memory_is_created_written_read_zeroed_and_deleted() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-memory", &["--memory", "32M"]);
     let made = rack.json(&["create", "10K", "--on", "s2", "--count", "2"]);
     assert_eq!((&made[0]["bytes"], &made[0]["node"]), (&12_288.into(), &"s2".into()));
@@ -197,9 +186,6 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
 
 #[test]
 fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-fails", &["--memory", "16M"]);
     let pointer = rack.text(&["create", "1", "--on", "s1"]);
     rack.text(&["delete", &pointer]);
@@ -240,9 +226,6 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
 
 #[test]
 fn two_commands_take_turns_as_one_endpoint() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-turns", &["--memory", "16M"]);
     let spawn = || {
         let mut command = rack.command(&["ping", "s1", "--count", "200", "--deadline", "30s"]);
@@ -269,9 +252,6 @@ fn two_commands_take_turns_as_one_endpoint() {
 
 #[test]
 fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-switch", &["--memory", "16M"]);
     let status = rack.json(&["rack", "status", "--name", "cmd-switch"]);
     let controller = &status["controller"];
@@ -353,9 +333,6 @@ fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::proces
 
 #[test]
 fn commands_join_a_controller_that_speaks_tls() {
-    if !is_wanted("root") {
-        return;
-    }
     let rack = Rack::up("cmd-tls", &["--memory", "16M"]);
     let [root, certificate, key] = certificate(&rack.scratch);
     let status = rack.json(&["rack", "status", "--name", "cmd-tls"]);

@@ -1,7 +1,5 @@
 //! The binary: racks that outlive the command that made them, as root and as an ordinary user.
 
-mod shared;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -11,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use bluebridge_cli::process;
+use bluebridge_testkit::{Scratch, require_root};
 use serde_json::Value;
-use shared::{Scratch, require_root};
 
 /// Ordinary users' ids that no account has, one for each test.
 const USERS: [u32; 3] = [64_001, 64_002, 64_003];

@@ -1,7 +1,5 @@
 //! A host with kernel sockets in the fabric: two namespaces joined by one link, without a switch.
 
-mod shared;
-
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
@@ -10,7 +8,7 @@ use std::time::Duration;
 use bluebridge_cli::namespace::{self, NetworkNamespace};
 use bluebridge_cli::network::host::{GATEWAY, HostFabric};
 use bluebridge_cli::network::{LinkEnd, MacAddress, Netlink};
-use shared::{Scratch, require_root};
+use bluebridge_testkit::{Scratch, require_root};
 
 const PORT: u16 = 4000;
 

@@ -1,10 +1,7 @@
 //! Switches with a cable between their ports 1 and 2, behind a running agent.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bluebridge_p4::pipeline::{Counter, Entry, Impairment, Key, SwitchPort};
@@ -15,7 +12,8 @@ use bluebridge_switch::dataplane::{
 };
 use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::soft::{Offload, Pipeline};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use bluebridge_testkit::namespace::in_thread;
+use bluebridge_testkit::{ip, require_ebpf};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -166,31 +164,10 @@ impl Running {
     }
 }
 
-/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
-pub(crate) fn tier(name: &str) -> bool {
-    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
-        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
-        Err(_) => true,
-    }
-}
-
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {arguments}: {output:?}");
-}
-
 /// Does something in a thread with a network namespace of its own, in which a cable connects the
 /// interfaces `cable1` and `cable2`.
 pub(crate) fn in_namespace(work: impl FnOnce() + Send + 'static) {
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes network namespaces: run it as root, or leave the tier `root` out"
-    );
-    let thread = std::thread::spawn(move || {
-        // SAFETY: only the network namespace changes, and only for this thread and what it starts;
-        // no memory or file table is unshared.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-        std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+    in_thread(move || {
         ip("link set lo up");
         ip("link add cable1 type veth peer name cable2");
         ip("link add cable3 type veth peer name loose");
@@ -199,9 +176,6 @@ pub(crate) fn in_namespace(work: impl FnOnce() + Send + 'static) {
         }
         work();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Gives a data plane its ports: 1 and 2 with a cable between them, and 3.
@@ -210,6 +184,12 @@ pub(crate) fn cabled(mut plane: impl DataPlane + 'static) -> Box<dyn DataPlane> 
         plane.add_port(SwitchPort(port), &format!("cable{port}")).unwrap();
     }
     Box::new(plane)
+}
+
+/// Opens a switch in the kernel.
+pub(crate) fn in_kernel(name: &str) -> EbpfSwitch {
+    require_ebpf(EbpfSwitch::is_built());
+    EbpfSwitch::open(name).expect("the eBPF switch opens")
 }
 
 /// Removes a switch from the kernel, also when its test failed.

@@ -1,8 +1,6 @@
 //! The demo as root, as an ordinary user and in one process: that it ends well, also when it is
 //! interrupted or something dies, and that nothing stays behind.
 
-mod shared;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -11,10 +9,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bluebridge_cli::namespace::is_privileged;
 use bluebridge_cli::process;
+use bluebridge_testkit::{Scratch, require_root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use shared::{Scratch, is_wanted, require_root};
 
 /// The system's user for those who have no account.
 const NOBODY: u32 = 65_534;
@@ -30,8 +29,17 @@ struct Caller {
 }
 
 impl Caller {
-    fn new(scratch: &Scratch, user: Option<u32>) -> Self {
+    fn root(scratch: &Scratch) -> Self {
         require_root();
+        Self::new(scratch, None)
+    }
+
+    /// An ordinary user: whoever runs this, or another one if that is root.
+    fn user(scratch: &Scratch) -> Self {
+        Self::new(scratch, is_privileged().then_some(NOBODY))
+    }
+
+    fn new(scratch: &Scratch, user: Option<u32>) -> Self {
         let binary = scratch.path().join("bluebridge");
         fs::copy(env!("CARGO_BIN_EXE_bluebridge"), &binary).expect("copied");
         for path in [scratch.path(), &binary] {
@@ -118,96 +126,6 @@ fn assert_shown_by_a_rack(summary: &Value) {
     assert!(restart["reads"].as_u64() > Some(50), "{summary}");
 }
 
-#[test]
-fn with_root_the_switch_is_in_the_kernel() {
-    if !is_wanted("root") {
-        return;
-    }
-    let scratch = Scratch::new("demo-root");
-    let caller = Caller::new(&scratch, None);
-    let summary = caller.json(&["--json"]);
-    assert_eq!((&summary["mode"], &summary["switch"]), (&"root".into(), &"ebpf".into()));
-    assert_shown_by_a_rack(&summary);
-}
-
-#[test]
-fn a_newcomer_is_told_what_happens() {
-    if !is_wanted("root") {
-        return;
-    }
-    let scratch = Scratch::new("demo-words");
-    let caller = Caller::new(&scratch, None);
-    let output = caller.command(&[]).output().expect("runs");
-    let text = String::from_utf8(output.stdout).expect("text");
-    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()), "{text}");
-    for line in [
-        "With root: namespaces of this machine; the switch runs in the kernel (eBPF).",
-        "which is the destination address of every packet that uses it:",
-        "fdbb:1:1::/48",
-        "hello from c1, kept on s3",
-        "UPDATE 34.2 us",
-        "the counter is 1000, nothing lost or doubled",
-        "without one error",
-        "does not answer; is it up, and does the switch know it?",
-        "Left behind: nothing.",
-    ] {
-        assert!(text.contains(line), "{line:?} is missing in:\n{text}");
-    }
-    let longest = text.lines().map(str::len).max();
-    assert!(longest <= Some(130), "{longest:?}");
-}
-
-#[test]
-fn an_ordinary_user_sees_it_too() {
-    if !is_wanted("netns") {
-        return;
-    }
-    let scratch = Scratch::new("demo-user");
-    let caller = Caller::new(&scratch, Some(NOBODY));
-    let summary = caller.json(&["--json"]);
-    assert_eq!((&summary["mode"], &summary["switch"]), (&"rootless".into(), &"soft".into()));
-    assert_shown_by_a_rack(&summary);
-    let refused = caller.command(&["--mode", "root"]).output().expect("runs");
-    assert_eq!(refused.status.code(), Some(5));
-}
-
-#[test]
-fn where_user_namespaces_are_forbidden_it_stays_in_one_process() {
-    if !is_wanted("netns") {
-        return;
-    }
-    let scratch = Scratch::new("demo-process");
-    let caller = Caller::new(&scratch, Some(NOBODY));
-    // A limit that holds for one command: none of its descendants may make user namespaces.
-    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
-                  --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]).arg(&caller.binary);
-    caller.settle(command.arg("demo"));
-    let output = command.output().expect("runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(
-        text.contains("In one process:") && text.contains("user.max_user_namespaces"),
-        "{text}"
-    );
-    assert!(text.contains("Left out: the network"), "{text}");
-    assert_eq!(caller.processes(), Vec::<u32>::new());
-    assert!(!caller.state.exists());
-}
-
-#[test]
-fn in_one_process_the_protocol_is_the_same() {
-    let summary = Command::new(env!("CARGO_BIN_EXE_bluebridge"))
-        .args(["demo", "--mode", "process", "--json"])
-        .output()
-        .expect("runs");
-    assert!(summary.status.success(), "{}", String::from_utf8_lossy(&summary.stderr));
-    let summary = serde_json::from_slice(&summary.stdout).expect("JSON");
-    assert_shown(&summary);
-    assert_eq!(summary["controller_restart"], Value::Null);
-}
-
 fn interrupted(mut demo: Child, after: Duration) -> (u32, Output) {
     thread::sleep(after);
     let pid = demo.id();
@@ -240,48 +158,130 @@ fn interrupt_at_all_times(caller: &Caller) {
 }
 
 #[test]
-fn interrupted_with_root_it_takes_its_rack_down() {
-    if !is_wanted("root") {
-        return;
-    }
-    let scratch = Scratch::new("demo-stop");
-    interrupt_at_all_times(&Caller::new(&scratch, None));
+fn in_one_process_the_protocol_is_the_same() {
+    let summary = Command::new(env!("CARGO_BIN_EXE_bluebridge"))
+        .args(["demo", "--mode", "process", "--json"])
+        .output()
+        .expect("runs");
+    assert!(summary.status.success(), "{}", String::from_utf8_lossy(&summary.stderr));
+    let summary = serde_json::from_slice(&summary.stdout).expect("JSON");
+    assert_shown(&summary);
+    assert_eq!(summary["controller_restart"], Value::Null);
 }
 
-#[test]
-fn interrupted_without_root_it_takes_its_rack_down() {
-    if !is_wanted("netns") {
-        return;
+mod root {
+    use super::*;
+
+    #[test]
+    fn with_root_the_switch_is_in_the_kernel() {
+        let scratch = Scratch::new("demo-root");
+        let caller = Caller::root(&scratch);
+        let summary = caller.json(&["--json"]);
+        assert_eq!((&summary["mode"], &summary["switch"]), (&"root".into(), &"ebpf".into()));
+        assert_shown_by_a_rack(&summary);
     }
-    let scratch = Scratch::new("demo-user-stop");
-    interrupt_at_all_times(&Caller::new(&scratch, Some(NOBODY)));
+
+    #[test]
+    fn a_newcomer_is_told_what_happens() {
+        let scratch = Scratch::new("demo-words");
+        let caller = Caller::root(&scratch);
+        let output = caller.command(&[]).output().expect("runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()), "{text}");
+        for line in [
+            "With root: namespaces of this machine; the switch runs in the kernel (eBPF).",
+            "which is the destination address of every packet that uses it:",
+            "fdbb:1:1::/48",
+            "hello from c1, kept on s3",
+            "UPDATE 34.2 us",
+            "the counter is 1000, nothing lost or doubled",
+            "without one error",
+            "does not answer; is it up, and does the switch know it?",
+            "Left behind: nothing.",
+        ] {
+            assert!(text.contains(line), "{line:?} is missing in:\n{text}");
+        }
+        let longest = text.lines().map(str::len).max();
+        assert!(longest <= Some(130), "{longest:?}");
+    }
+
+    #[test]
+    fn interrupted_with_root_it_takes_its_rack_down() {
+        let scratch = Scratch::new("demo-stop");
+        interrupt_at_all_times(&Caller::root(&scratch));
+    }
+
+    #[test]
+    fn when_a_server_dies_unasked_it_fails_and_takes_its_rack_down() {
+        let scratch = Scratch::new("demo-dies");
+        let caller = Caller::root(&scratch);
+        let demo = caller.command(&[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let demo = demo.expect("starts");
+        let pid = demo.id();
+        let killed = (0..1000).any(|_| {
+            thread::sleep(Duration::from_millis(5));
+            let named = |pid: &u32| {
+                let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+                words.contains(&&b"memserver"[..]) && words.contains(&&b"s2"[..])
+            };
+            let server = caller.processes().into_iter().find(named);
+            let server = server.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+            server.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
+        });
+        assert!(killed, "there was no server to kill");
+        let output = demo.wait_with_output().expect("ends");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(1 | 4)), "{:?}: {said}", output.status);
+        assert!(said.starts_with("bluebridge: "), "{said}");
+        caller.assert_nothing_left(pid);
+    }
 }
 
-#[test]
-fn when_a_server_dies_unasked_it_fails_and_takes_its_rack_down() {
-    if !is_wanted("root") {
-        return;
+mod netns {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_user_sees_it_too() {
+        let scratch = Scratch::new("demo-user");
+        let caller = Caller::user(&scratch);
+        let summary = caller.json(&["--json"]);
+        assert_eq!((&summary["mode"], &summary["switch"]), (&"rootless".into(), &"soft".into()));
+        assert_shown_by_a_rack(&summary);
+        let refused = caller.command(&["--mode", "root"]).output().expect("runs");
+        assert_eq!(refused.status.code(), Some(5));
     }
-    let scratch = Scratch::new("demo-dies");
-    let caller = Caller::new(&scratch, None);
-    let demo = caller.command(&[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let demo = demo.expect("starts");
-    let pid = demo.id();
-    let killed = (0..1000).any(|_| {
-        thread::sleep(Duration::from_millis(5));
-        let named = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<_> = line.split(|byte| *byte == 0).collect();
-            words.contains(&&b"memserver"[..]) && words.contains(&&b"s2"[..])
-        };
-        let server = caller.processes().into_iter().find(named);
-        let server = server.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        server.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
-    });
-    assert!(killed, "there was no server to kill");
-    let output = demo.wait_with_output().expect("ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(matches!(output.status.code(), Some(1 | 4)), "{:?}: {said}", output.status);
-    assert!(said.starts_with("bluebridge: "), "{said}");
-    caller.assert_nothing_left(pid);
+
+    #[test]
+    fn where_user_namespaces_are_forbidden_it_stays_in_one_process() {
+        let scratch = Scratch::new("demo-process");
+        let caller = Caller::user(&scratch);
+        // A limit that holds for one command: none of its descendants may make user namespaces.
+        let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
+                      --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]).arg(&caller.binary);
+        caller.settle(command.arg("demo"));
+        let output = command.output().expect("runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            text.contains("In one process:") && text.contains("user.max_user_namespaces"),
+            "{text}"
+        );
+        assert!(text.contains("Left out: the network"), "{text}");
+        assert_eq!(caller.processes(), Vec::<u32>::new());
+        assert!(!caller.state.exists());
+    }
+
+    #[test]
+    fn interrupted_without_root_it_takes_its_rack_down() {
+        let scratch = Scratch::new("demo-user-stop");
+        interrupt_at_all_times(&Caller::user(&scratch));
+    }
 }
