@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use bluebridge_cli::namespace::is_privileged;
 use bluebridge_cli::process;
-use bluebridge_tests::rack::{Scratch, program, runs, stamp};
+use bluebridge_testkit::{Scratch, program};
+use bluebridge_tests::rack::stamp;
 
 /// An ordinary user's id that no account has; taken when the test itself runs as root.
 const USER: u32 = 64_007;
@@ -85,9 +86,6 @@ impl Drop for User {
 
 #[test]
 fn an_ordinary_user_has_a_rack_and_its_memory() {
-    if !runs("netns") {
-        return;
-    }
     let user = User::new();
     let up = ["rack", "up", "--name", "rack-user", "--servers", "2", "--clients", "2"];
     let up = [&up[..], &["--mtu", "9000,c2=1500", "--memory", "16M"]].concat();

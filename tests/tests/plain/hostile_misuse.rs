@@ -16,7 +16,6 @@ use bluebridge_wire::{
     Datagram, EndpointAddress, Header, UDP_PORT, address::Fields, header::HEADER_BYTES, seal,
 };
 
-#[path = "hostile_misuse/leases.rs"]
 mod leases;
 
 const SPACE: Space = Space(1);
@@ -353,23 +352,6 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
 }
 
 #[test]
-fn a_page_that_a_wrong_route_leads_to_is_refused() {
-    let mut bench = Bench::new();
-    // The directory leads a third node's addresses to the second server.
-    let stray = Pointer { node: NodeId(9), ..bench.base() };
-    let second = bench.rack.endpoints[1];
-    bench.rack.hub.route(prefix(SPACE, stray.node), &[second]).expect("it is attached");
-    let client = &mut bench.client;
-    let astray = "the directory led astray";
-    let wrong = Status::WrongNode;
-    assert_refused(client.read(stray, &mut [0; 8]), wrong, Fault::Network, astray);
-    assert_refused(client.read(stray, &mut [0; 2 * PAGE]), wrong, Fault::Network, astray);
-    assert_refused(client.write(stray, &[1; 8]), wrong, Fault::Network, astray);
-    assert_refused(client.delete_pointer(stray), wrong, Fault::Network, astray);
-    bench.assert_nothing_changed();
-}
-
-#[test]
 fn unknown_commands_are_refused() {
     let mut bench = Bench::new();
     let mut carrier = bench.rack.attach(SPACE, 1005);
@@ -408,4 +390,26 @@ fn ask_raw(carrier: &mut MemoryTransport, from: u16, to: Fields) -> Option<Statu
         }
     }
     None
+}
+
+/// Each of its requests is tried until its deadline.
+mod long {
+    use super::*;
+
+    #[test]
+    fn a_page_that_a_wrong_route_leads_to_is_refused() {
+        let mut bench = Bench::new();
+        // The directory leads a third node's addresses to the second server.
+        let stray = Pointer { node: NodeId(9), ..bench.base() };
+        let second = bench.rack.endpoints[1];
+        bench.rack.hub.route(prefix(SPACE, stray.node), &[second]).expect("it is attached");
+        let client = &mut bench.client;
+        let astray = "the directory led astray";
+        let wrong = Status::WrongNode;
+        assert_refused(client.read(stray, &mut [0; 8]), wrong, Fault::Network, astray);
+        assert_refused(client.read(stray, &mut [0; 2 * PAGE]), wrong, Fault::Network, astray);
+        assert_refused(client.write(stray, &[1; 8]), wrong, Fault::Network, astray);
+        assert_refused(client.delete_pointer(stray), wrong, Fault::Network, astray);
+        bench.assert_nothing_changed();
+    }
 }

@@ -58,32 +58,6 @@ fn run_all(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec
     (all, failures.into_inner().expect("all workers ended"))
 }
 
-#[test]
-fn racks_keep_their_promises() {
-    if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
-        let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
-        match run(Plan::new(seed), trace) {
-            Ok(report) => println!("{report}"),
-            Err(error) => panic!("seed {seed}: {error}"),
-        }
-        return;
-    }
-    let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
-    let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
-    let (report, failures) = run_all(first..first + seeds, Plan::new);
-    println!("{report}");
-    for (seed, error) in &failures {
-        println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
-    }
-    assert!(
-        failures.is_empty(),
-        "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
-    );
-    if seeds >= SEEDS {
-        check_coverage(&report);
-    }
-}
-
 /// What counts no event in any run, each with the reason.
 const OUT_OF_REACH: [(&str, &str, &str); 25] = [
     ("answered", "Busy", "nobody leases anything in this simulation"),
@@ -218,5 +192,35 @@ fn a_seed_replays_exactly() {
         let [first, second] = [0, 1].map(|_| run(Plan::new(seed), false).expect("a good run"));
         assert_eq!(first.digest, second.digest, "seed {seed}");
         assert_eq!(first.counts, second.counts, "seed {seed}");
+    }
+}
+
+mod long {
+    use super::*;
+
+    #[test]
+    fn racks_keep_their_promises() {
+        if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
+            let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
+            match run(Plan::new(seed), trace) {
+                Ok(report) => println!("{report}"),
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+            return;
+        }
+        let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
+        let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
+        let (report, failures) = run_all(first..first + seeds, Plan::new);
+        println!("{report}");
+        for (seed, error) in &failures {
+            println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
+        }
+        assert!(
+            failures.is_empty(),
+            "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
+        );
+        if seeds >= SEEDS {
+            check_coverage(&report);
+        }
     }
 }

@@ -16,6 +16,7 @@ use bluebridge::{Client, EndpointConfig, NodeId, Placement, Region, Space};
 use bluebridge_memserver::{Claim, ServerConfig, run};
 use bluebridge_p4::pipeline::{Action, DropReason, Entry, Forward, Key, MacAddr, SwitchPort};
 use bluebridge_switch::{dataplane::DataPlane, ebpf::EbpfSwitch, soft::Switch};
+use bluebridge_testkit::{ip, namespace::in_thread, require_ebpf};
 use bluebridge_tests::hostile::{
     GENERATION, Recorded, VICTIM, World,
     forge::{FRAME_HEAD_BYTES, fix_udp_checksum},
@@ -39,21 +40,6 @@ const ATTACKERS: [(u16, u16, u16); 4] = [(2, 1, 1001), (3, 1, 1004), (3, 1, 1009
 const OPEN_TRIES: usize = 2;
 /// What the server may grow by, far below what the attack would need to be remembered.
 const GROWTH_KIB_MAX: u64 = 64 * 1024;
-
-fn is_left_out() -> bool {
-    let Ok(tiers) = env::var("BLUEBRIDGE_TEST_TIERS") else { return false };
-    let left_out = !tiers.split(',').any(|tier| tier.trim() == "root");
-    if left_out {
-        eprintln!("tier root left out: BLUEBRIDGE_TEST_TIERS={tiers}");
-    }
-    left_out
-}
-
-fn ip(arguments: &str) {
-    let out = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip is there");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "ip {arguments}: {said}");
-}
 
 /// Namespaces and links, removed when this goes.
 struct Namespaces(&'static str);
@@ -137,7 +123,7 @@ impl Served {
         let child = Command::new("ip")
             .args(["netns", "exec", &namespaces.name("srv")])
             .arg(env::current_exe().expect("this program has a path"))
-            .args(["--exact", "the_server_of_the_rack", "--nocapture"])
+            .args(["--exact", "hostile_rack::the_server_of_the_rack", "--nocapture"])
             .env(SERVE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -371,23 +357,10 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
     }
 }
 
-/// In a thread of its own, because it moves from namespace to namespace.
-fn in_a_thread(test: impl FnOnce() + Send + 'static) {
-    if is_left_out() {
-        return;
-    }
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes network namespaces: run it as root, or leave tier root out by name"
-    );
-    if let Err(panic) = std::thread::spawn(test).join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 #[test]
 fn a_rack_with_the_soft_switch_survives() {
-    in_a_thread(|| {
+    // It moves from namespace to namespace.
+    in_thread(|| {
         survive("soft", || Box::new(Switch::start(Duration::ZERO).expect("it starts")));
     });
 }
@@ -402,7 +375,8 @@ fn a_rack_with_the_ebpf_switch_survives() {
             }
         }
     }
-    in_a_thread(|| {
+    require_ebpf(EbpfSwitch::is_built());
+    in_thread(|| {
         let pinned = Pinned("hostile-rack");
         EbpfSwitch::remove(pinned.0).expect("what an earlier run left can be removed");
         survive("ebpf", || Box::new(EbpfSwitch::open(pinned.0).expect("it opens")));

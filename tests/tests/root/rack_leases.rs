@@ -19,11 +19,12 @@ use bluebridge_northbound::Attachment;
 use bluebridge_northbound::proto::LeaseStatus;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_protocol::requester::{Answer, Failure, Operation};
+use bluebridge_testkit::{Scratch, program};
 use bluebridge_tests::history::History;
 use bluebridge_tests::rack::endpoint::{Endpoint, SPACE, UdpClient};
 use bluebridge_tests::rack::raw::RawClient;
 use bluebridge_tests::rack::witness::{Moment, Object, Outcome, Record, Witnesses, now, work};
-use bluebridge_tests::rack::{Scratch, TestRack, Wish, program, runs};
+use bluebridge_tests::rack::{TestRack, Wish};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take that is bound to come.
@@ -140,9 +141,6 @@ impl Drop for Holder {
 
 #[test]
 fn a_commit_that_comes_too_late_changes_nothing() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("lease-late", &wish(DataPlane::Ebpf, Redirects::Contended));
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     // Without a service nobody renews.
@@ -193,9 +191,6 @@ fn a_commit_that_comes_too_late_changes_nothing() {
 
 #[test]
 fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("lease-raw", &wish(DataPlane::Ebpf, Redirects::Contended));
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     let mut reader = two.client(&rack, 2);
@@ -252,9 +247,6 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
 /// Every datagram comes twice: grants, COMMITs and their answers.
 #[test]
 fn what_the_network_doubles_is_done_once() {
-    if !runs("root") {
-        return;
-    }
     const COUNT: u64 = 100;
     let rack = TestRack::up("lease-double", &wish(DataPlane::Ebpf, Redirects::Always));
     let mut clients = [join(&rack, 1), join(&rack, 2)];
@@ -279,9 +271,6 @@ fn what_the_network_doubles_is_done_once() {
 
 #[test]
 fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("lease-killed", &wish(DataPlane::Ebpf, Redirects::Always));
     let mut rival = join(&rack, 2);
     let page = page_of(&mut rival, 1);
@@ -310,9 +299,6 @@ fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
 
 #[test]
 fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("lease-grant", &wish(DataPlane::Ebpf, Redirects::Always));
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
@@ -353,9 +339,6 @@ fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
 /// none any more.
 #[test]
 fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("lease-stale", &wish(DataPlane::Ebpf, Redirects::Always));
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
@@ -407,23 +390,16 @@ fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
 
 #[test]
 fn a_lease_outlives_the_agent_of_the_ebpf_switch() {
-    if runs("root") {
-        a_switch_restarts_during_a_lease("lease-agent", DataPlane::Ebpf);
-    }
+    a_switch_restarts_during_a_lease("lease-agent", DataPlane::Ebpf);
 }
 
 #[test]
 fn a_lease_outlives_the_soft_switch() {
-    if runs("root") {
-        a_switch_restarts_during_a_lease("lease-soft", DataPlane::Soft);
-    }
+    a_switch_restarts_during_a_lease("lease-soft", DataPlane::Soft);
 }
 
 #[test]
 fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("lease-full", &wish(DataPlane::Ebpf, Redirects::Always));
     rack.kill("controller");
     let mut record = rack.daemon("controller").clone();
@@ -486,7 +462,7 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
         };
         objects.extend([Object::Page(at(4096)), Object::Counter(at(8))]);
     }
-    let entry = "a_client_of_the_histories";
+    let entry = "rack_leases::a_client_of_the_histories";
     let mut clients = Witnesses::start(&rack, scratch.path(), entry, CLIENTS, &objects);
     clients.await_more(1);
     let trouble = |rack: &TestRack, seed| {
@@ -540,16 +516,12 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
 
 #[test]
 fn what_is_seen_through_the_ebpf_switch_while_all_are_killed_in_turn_is_linearizable() {
-    if runs("root") {
-        everything_is_killed_in_turn("lease-hist-e", DataPlane::Ebpf);
-    }
+    everything_is_killed_in_turn("lease-hist-e", DataPlane::Ebpf);
 }
 
 #[test]
 fn what_is_seen_through_the_soft_switch_while_all_are_killed_in_turn_is_linearizable() {
-    if runs("root") {
-        everything_is_killed_in_turn("lease-hist-s", DataPlane::Soft);
-    }
+    everything_is_killed_in_turn("lease-hist-s", DataPlane::Soft);
 }
 
 /// Whether an object was on the server that was killed.

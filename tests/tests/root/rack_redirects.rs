@@ -9,7 +9,7 @@ use bluebridge_cli::rack::daemon::DEVICE_ID;
 use bluebridge_cli::rack::layout::P4RUNTIME;
 use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
-use bluebridge_tests::rack::{TestRack, Wish, runs};
+use bluebridge_tests::rack::{TestRack, Wish};
 
 /// How soon a redirect comes or goes at the latest; a home tells of a fight every 50 ms.
 const SOON: Duration = Duration::from_secs(2);
@@ -88,23 +88,16 @@ fn leases_redirect(name: &str, switch: DataPlane) {
 
 #[test]
 fn a_contended_lease_is_redirected_by_the_soft_switch_until_it_ends() {
-    if runs("root") {
-        leases_redirect("redir-soft", DataPlane::Soft);
-    }
+    leases_redirect("redir-soft", DataPlane::Soft);
 }
 
 #[test]
 fn a_contended_lease_is_redirected_by_the_ebpf_switch_until_it_ends() {
-    if runs("root") {
-        leases_redirect("redir-ebpf", DataPlane::Ebpf);
-    }
+    leases_redirect("redir-ebpf", DataPlane::Ebpf);
 }
 
 #[test]
 fn every_lease_is_redirected_when_told_and_none_when_told() {
-    if !runs("root") {
-        return;
-    }
     for (policy, count) in [(Redirects::Always, 1), (Redirects::Off, 0)] {
         let wish = Wish { servers: 1, redirects: policy, ..Wish::new(DataPlane::Soft, "9000") };
         let rack = TestRack::up("redir-policy", &wish);

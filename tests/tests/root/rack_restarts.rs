@@ -9,7 +9,7 @@ use bluebridge_cli::rack::spec::DataPlane;
 use bluebridge_northbound::proto;
 use bluebridge_tests::rack::endpoint::{Endpoint, await_used};
 use bluebridge_tests::rack::traffic::Traffic;
-use bluebridge_tests::rack::{TestRack, Wish, runs, stamp};
+use bluebridge_tests::rack::{TestRack, Wish, stamp};
 
 /// Operations that are waited for to see that traffic flows.
 const FLOW: u64 = 400;
@@ -49,9 +49,6 @@ fn tables(rack: &TestRack) -> Vec<TableLine> {
 
 #[test]
 fn a_controller_comes_back_and_nobody_notices() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("re-control", &Wish::new(DataPlane::Ebpf, "9000"));
     let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
     let [one, two] = &endpoints;
@@ -78,9 +75,6 @@ fn a_controller_comes_back_and_nobody_notices() {
 
 #[test]
 fn an_ebpf_switch_goes_on_without_its_agent() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("re-agent", &Wish::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
@@ -101,9 +95,6 @@ fn an_ebpf_switch_goes_on_without_its_agent() {
 
 #[test]
 fn a_soft_switch_that_lost_everything_serves_again() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("re-soft", &Wish::new(DataPlane::Soft, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
@@ -121,9 +112,6 @@ fn a_soft_switch_that_lost_everything_serves_again() {
 
 #[test]
 fn wiped_tables_are_filled_again_under_traffic() {
-    if !runs("root") {
-        return;
-    }
     for switch in [DataPlane::Ebpf, DataPlane::Soft] {
         let name = format!("re-wipe-{}", switch.as_str());
         let rack = TestRack::up(&name, &Wish::new(switch, "9000"));
@@ -151,9 +139,6 @@ fn wiped_tables_are_filled_again_under_traffic() {
 
 #[test]
 fn pointers_to_a_server_that_lost_its_memory_are_refused() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("re-empty", &Wish::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (dead, alive) = (endpoint.server(1), endpoint.server(2));
@@ -208,9 +193,6 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
 
 #[test]
 fn a_server_that_left_is_told_apart_from_one_that_is_there() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("re-stopped", &Wish::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (left, there) = (endpoint.server(1), endpoint.server(2));
@@ -252,9 +234,6 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
 
 #[test]
 fn two_racks_do_not_see_each_other() {
-    if !runs("root") {
-        return;
-    }
     let wish = Wish { servers: 1, clients: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
     let first = TestRack::up("re-rack-a", &wish);
     let second = TestRack::beside("re-rack-b", &wish);
@@ -285,9 +264,6 @@ fn two_racks_do_not_see_each_other() {
 
 #[test]
 fn two_spaces_of_a_rack_do_not_see_each_other() {
-    if !runs("root") {
-        return;
-    }
     let mut rack = TestRack::up("re-spaces", &Wish::new(DataPlane::Ebpf, "9000"));
     rack.stop("memserver-s2");
     let mut record = rack.daemon("memserver-s2").clone();
@@ -325,9 +301,6 @@ fn two_spaces_of_a_rack_do_not_see_each_other() {
 /// The logs would tell of a daemon that panicked while the tests above only saw it answer.
 #[test]
 fn no_daemon_panics_when_the_rest_of_the_rack_ends() {
-    if !runs("root") {
-        return;
-    }
     let rack = TestRack::up("re-end", &Wish::new(DataPlane::Soft, "1500"));
     let endpoint = Endpoint::join(&rack, 1);
     let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));

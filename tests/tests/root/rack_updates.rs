@@ -14,7 +14,7 @@ use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_northbound::Attachment;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_tests::rack::endpoint::{SPACE, UdpClient};
-use bluebridge_tests::rack::{TestRack, Wish, runs};
+use bluebridge_tests::rack::{TestRack, Wish};
 
 const ENDPOINTS: u16 = 4;
 const THREADS: usize = 4;
@@ -87,25 +87,18 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
 
 #[test]
 fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_soft_switch() {
-    if runs("root") {
-        sixteen_threads_count("upd-soft", DataPlane::Soft, Redirects::Contended);
-    }
+    sixteen_threads_count("upd-soft", DataPlane::Soft, Redirects::Contended);
 }
 
 #[test]
 fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_ebpf_switch() {
-    if runs("root") {
-        sixteen_threads_count("upd-ebpf", DataPlane::Ebpf, Redirects::Always);
-    }
+    sixteen_threads_count("upd-ebpf", DataPlane::Ebpf, Redirects::Always);
 }
 
 /// Requests that the switch redirects reach the owner's service thread, at another node's address,
 /// while the owner computes.
 #[test]
 fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
-    if !runs("root") {
-        return;
-    }
     let wish =
         Wish { servers: 1, redirects: Redirects::Always, ..Wish::new(DataPlane::Ebpf, "9000") };
     let rack = TestRack::up("upd-owner", &wish);
@@ -154,7 +147,7 @@ fn bluebridge(rack: &TestRack, arguments: &[&str]) -> Output {
         &controller,
     ];
     rack.enter(Node::Client(1), || {
-        let mut command = Command::new(bluebridge_tests::rack::program());
+        let mut command = Command::new(bluebridge_testkit::program());
         let output = command.args(arguments).args(endpoint).output().expect("it starts");
         assert!(
             output.status.success(),
@@ -171,9 +164,6 @@ fn json(output: &Output) -> serde_json::Value {
 
 #[test]
 fn the_command_line_updates() {
-    if !runs("root") {
-        return;
-    }
     let wish = Wish { servers: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
     let rack = TestRack::up("upd-cli", &wish);
     let mut other = join(&rack, 2);
@@ -202,9 +192,6 @@ fn the_command_line_updates() {
 
 #[test]
 fn who_asks_for_notices_hears_of_memory_given_and_freed() {
-    if !runs("root") {
-        return;
-    }
     let wish = Wish { servers: 1, clients: 2, ..Wish::new(DataPlane::Ebpf, "1500") };
     let rack = TestRack::up("notices", &wish);
     let mut listener = join_with(&rack, 1, |options| options.notices = true);
