@@ -10,6 +10,7 @@ use bluebridge_memserver::{ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
 use bluebridge_switch::agent::AgentError;
 use bluebridge_switch::dataplane::{PlaneError, PortError};
+use bluebridge_switch::offload::OffloadError;
 use bluebridge_transport::OpenError;
 use serde::Serialize;
 
@@ -252,7 +253,9 @@ fn of_rack(error: &RackError) -> Exit {
 
 fn of_network(error: &NetworkError) -> Exit {
     match error {
-        NetworkError::NoInterface { .. } | NetworkError::NotAnInterfaceName { .. } => Exit::Usage,
+        NetworkError::NoInterface { .. }
+        | NetworkError::NotAnInterfaceName { .. }
+        | NetworkError::Offload(OffloadError::NotAnInterfaceName { .. }) => Exit::Usage,
         NetworkError::Deadline { .. } => Exit::Unreachable,
         error if error.is_permission() => Exit::NotPermitted,
         _ => Exit::Failure,

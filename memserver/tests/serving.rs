@@ -17,11 +17,9 @@ use bluebridge_protocol::responder::{Authority, Event};
 use bluebridge_transport::{
     Transport,
     memory::{Hub, MemoryTransport},
-    udp::{UdpConfig, UdpTransport},
 };
-use bluebridge_wire::{NodeId, Status, UDP_PORT, address::SHARD_ADDRESS_BYTE};
-use rustix::time::{ClockId, clock_gettime};
-use support::{Peer, SERVER, SPACE, exercise, in_namespace};
+use bluebridge_wire::{NodeId, Status, UDP_PORT};
+use support::{Peer, SERVER, SPACE, exercise};
 
 fn config() -> ServerConfig {
     let config = ServerConfig::new(SPACE, SERVER, 3, 8 << 20, 0x5eed);
@@ -156,61 +154,71 @@ fn the_ceiling_and_the_quota_hold() {
     }
 }
 
-fn udp(port: u16) -> UdpTransport {
-    UdpTransport::open(&UdpConfig { port, ..UdpConfig::default() }).unwrap()
-}
+/// The same over sockets, where the whole fabric is local to a namespace.
+mod netns {
+    use bluebridge_testkit::namespace::in_local_fabric;
+    use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+    use bluebridge_wire::address::SHARD_ADDRESS_BYTE;
+    use rustix::time::{ClockId, clock_gettime};
 
-#[test]
-fn serves_over_udp() {
-    in_namespace("serves_over_udp", || {
-        let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
-        for piece_bytes in [4096, 1368, 1144] {
-            exercise(&mut Peer::open(udp(0), piece_bytes), 100);
-        }
-        let totals = server.stop().unwrap().remove(0);
-        assert_eq!((totals.arena.used_pages, totals.unsent_count), (0, 0));
-        assert!(totals.transport.sent_train_count > 0, "READ replies leave as trains");
-    });
-}
+    use super::*;
 
-#[test]
-fn shards_serve_their_own_pointers() {
-    in_namespace("shards_serve_their_own_pointers", || {
-        let config = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
-        let carriers = UdpTransport::open_steered(&config, 3, SHARD_ADDRESS_BYTE).unwrap();
-        let server = run(&self::config(), carriers).unwrap();
-        for shard in [0, 1, 2] {
-            let mut peer = Peer::open_shard(udp(0), 4096, shard);
-            exercise(&mut peer, 30);
-            assert_eq!(peer.create(1).unwrap().location.shard(), shard);
-            assert_eq!(peer.stat().shard_count, 3);
-        }
-        // An endpoint address of a shard that is not there goes to the one of its remainder.
-        let mut peer = Peer::open_shard(udp(0), 4096, 5);
-        assert_eq!(peer.create(1).unwrap().location.shard(), 2);
-        let totals = server.stop().unwrap();
-        let used: Vec<_> = totals.iter().map(|total| total.arena.used_pages).collect();
-        assert_eq!(used, [1, 1, 2]);
-        assert!(totals.iter().all(|total| total.event(Event::DropWrongShard) == 0));
-    });
-}
+    fn udp(port: u16) -> UdpTransport {
+        UdpTransport::open(&UdpConfig { port, ..UdpConfig::default() }).unwrap()
+    }
 
-#[test]
-fn an_idle_server_sleeps() {
-    in_namespace("an_idle_server_sleeps", || {
-        let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
-        let mut peer = Peer::open(udp(0), 4096);
-        assert_eq!(peer.ping(), Status::Ok);
-        let used = || {
-            let time = clock_gettime(ClockId::ProcessCPUTime);
-            Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
-        };
-        let before = used();
-        thread::sleep(Time::from_secs(1));
-        let spent = used() - before;
-        assert!(spent < Duration::from_millis(50), "{spent:?} of a second were burnt");
-        assert_eq!(peer.ping(), Status::Ok);
-        drop(server);
-        assert_eq!(peer.transport.counters().network_error_count, 0);
-    });
+    #[test]
+    fn serves_over_udp() {
+        in_local_fabric(9000, || {
+            let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
+            for piece_bytes in [4096, 1368, 1144] {
+                exercise(&mut Peer::open(udp(0), piece_bytes), 100);
+            }
+            let totals = server.stop().unwrap().remove(0);
+            assert_eq!((totals.arena.used_pages, totals.unsent_count), (0, 0));
+            assert!(totals.transport.sent_train_count > 0, "READ replies leave as trains");
+        });
+    }
+
+    #[test]
+    fn shards_serve_their_own_pointers() {
+        in_local_fabric(9000, || {
+            let config = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
+            let carriers = UdpTransport::open_steered(&config, 3, SHARD_ADDRESS_BYTE).unwrap();
+            let server = run(&super::config(), carriers).unwrap();
+            for shard in [0, 1, 2] {
+                let mut peer = Peer::open_shard(udp(0), 4096, shard);
+                exercise(&mut peer, 30);
+                assert_eq!(peer.create(1).unwrap().location.shard(), shard);
+                assert_eq!(peer.stat().shard_count, 3);
+            }
+            // An endpoint address of a shard that is not there goes to the one of its remainder.
+            let mut peer = Peer::open_shard(udp(0), 4096, 5);
+            assert_eq!(peer.create(1).unwrap().location.shard(), 2);
+            let totals = server.stop().unwrap();
+            let used: Vec<_> = totals.iter().map(|total| total.arena.used_pages).collect();
+            assert_eq!(used, [1, 1, 2]);
+            assert!(totals.iter().all(|total| total.event(Event::DropWrongShard) == 0));
+        });
+    }
+
+    #[test]
+    fn an_idle_server_sleeps() {
+        in_local_fabric(9000, || {
+            let server = run(&config(), vec![udp(UDP_PORT)]).unwrap();
+            let mut peer = Peer::open(udp(0), 4096);
+            assert_eq!(peer.ping(), Status::Ok);
+            let used = || {
+                let time = clock_gettime(ClockId::ProcessCPUTime);
+                Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+            };
+            let before = used();
+            thread::sleep(Time::from_secs(1));
+            let spent = used() - before;
+            assert!(spent < Duration::from_millis(50), "{spent:?} of a second were burnt");
+            assert_eq!(peer.ping(), Status::Ok);
+            drop(server);
+            assert_eq!(peer.transport.counters().network_error_count, 0);
+        });
+    }
 }

@@ -5,6 +5,7 @@ pub mod dataplane;
 mod draw;
 pub mod ebpf;
 mod interface;
+pub mod offload;
 mod packet_socket;
 pub mod soft;
 

@@ -1,8 +1,7 @@
-//! Links, addresses, routes and host settings, made by netlink and ioctl in the calling thread's namespace.
+//! Links, addresses, routes and host settings, made by netlink in the calling thread's namespace.
 
 pub mod host;
 mod netlink;
-mod offload;
 mod route;
 mod sysctl;
 
@@ -10,8 +9,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bluebridge_switch::offload::OffloadError;
 pub use netlink::{LinkEnd, LinkStatus, MacAddress, Neighbour, Netlink};
-pub use offload::{disable_transmit_offloads, has_transmit_offloads};
 pub use sysctl::{Ipv6Setting, interface_setting, set_interface_setting};
 
 /// Why the network could not be set up.
@@ -45,14 +44,9 @@ pub enum NetworkError {
         /// The name given.
         interface: String,
     },
-    /// A transmit offload could not be read or switched off.
-    #[error("cannot read or switch off the transmit offloads of {interface}: {source}")]
-    Offload {
-        /// The interface.
-        interface: String,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    /// An offload could not be read or changed.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
     /// The netlink socket could not be opened.
     #[error("cannot open a netlink socket: {0}")]
     Open(#[source] io::Error),
@@ -70,10 +64,10 @@ impl NetworkError {
     /// Whether more privilege would help.
     pub fn is_permission(&self) -> bool {
         let source = match self {
-            Self::Netlink { source, .. }
-            | Self::Offload { source, .. }
-            | Self::Open(source)
-            | Self::Sysctl { source, .. } => source,
+            Self::Netlink { source, .. } | Self::Open(source) | Self::Sysctl { source, .. } => {
+                source
+            }
+            Self::Offload(error) => return error.is_permission(),
             _ => return false,
         };
         matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)

@@ -1,11 +1,10 @@
-//! A plain requester, and a network namespace for a test.
-#![allow(dead_code, reason = "each test program uses a part")]
+//! A plain requester.
 
 use core::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
-use std::{env, net::Ipv6Addr, process::Command as Process};
+use std::net::Ipv6Addr;
 
 use bluebridge_transport::{Outgoing, Transport, Wait};
 use bluebridge_wire::{
@@ -228,52 +227,6 @@ pub(crate) fn exercise<T: Transport>(peer: &mut Peer<T>, rounds: usize) {
         assert_eq!(peer.delete(at), Status::NotAllocated);
     }
     assert_eq!(peer.stat().used_pages, before.used_pages);
-}
-
-/// Comma-separated tiers to run; without it all run.
-const TIERS: &str = "BLUEBRIDGE_TEST_TIERS";
-/// Set in the child that runs a test inside a namespace.
-const INSIDE: &str = "BLUEBRIDGE_TEST_IN_NAMESPACE";
-
-/// Runs `body` inside a fresh network namespace in which all of `fdbb::/16` is local, in a child
-/// process that runs the same test; the namespace ends with the child.
-pub(crate) fn in_namespace(test: &str, body: impl FnOnce()) {
-    if env::var_os(INSIDE).is_some() {
-        ip("link set lo mtu 9000 up");
-        ip("-6 route add local fdbb::/16 dev lo");
-        return body();
-    }
-    if let Ok(tiers) = env::var(TIERS)
-        && !tiers.split(',').any(|name| name.trim() == "netns")
-    {
-        return eprintln!("tier netns left out: {TIERS}={tiers}");
-    }
-    let mut command = Process::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        command.args(["--user", "--map-root-user"]);
-    }
-    let output = command
-        .arg("--net")
-        .arg(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .output()
-        .expect("unshare is needed for tier netns: install util-linux");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{test} failed inside a network namespace; if none may be made here, leave the tier out \
-         by name ({TIERS}=unit).\n{text}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-fn ip(arguments: &str) {
-    let status = Process::new("ip")
-        .args(arguments.split_whitespace())
-        .status()
-        .expect("ip is needed for tier netns: install iproute2");
-    assert!(status.success(), "ip {arguments}: {status}");
 }
 
 fn pattern(length: usize, round: usize) -> Vec<u8> {

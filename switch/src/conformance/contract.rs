@@ -6,11 +6,11 @@ use bluebridge_p4::pipeline::{
     Action, Counter, Entry, Forward, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
     Ternary, WeightedForward,
 };
+use bluebridge_testkit::ip;
 
 use super::{
-    Target, root_tier,
+    Target,
     targets::{EbpfLinks, EbpfTestRun, SoftLinks, SoftPipeline},
-    world,
 };
 use crate::dataplane::{
     CloneSession, DataPlane, EVENTS_MAX, ImpairmentError, PortError, Table, TableError,
@@ -344,70 +344,11 @@ fn the_soft_pipeline_keeps_every_promise() {
     every_promise(&mut SoftPipeline::new());
 }
 
-#[test]
-fn the_soft_switch_keeps_every_promise() {
-    if root_tier() {
-        world::in_namespace(|| every_promise(&mut SoftLinks::new()));
-    }
-}
-
-#[test]
-fn the_ebpf_switch_keeps_every_promise() {
-    if root_tier() {
-        world::in_namespace(|| every_promise(&mut EbpfLinks::new("promises", None)));
-    }
-}
-
-#[test]
-fn both_planes_impair_the_same_frames_with_the_same_seed() {
-    if root_tier() {
-        let soft = impaired(&mut SoftPipeline::new());
-        world::in_namespace(move || {
-            assert_eq!(impaired(&mut EbpfTestRun::new("impaired")), soft);
-        });
-    }
-}
-
-#[test]
-fn the_ebpf_switch_says_what_it_cannot_impair() {
-    if root_tier() {
-        world::in_namespace(|| {
-            let mut target = EbpfLinks::new("cannot", None);
-            let late = Impairment { delay: Duration::from_millis(1), ..Impairment::default() };
-            let astray = Impairment { reorder: 0.5, ..Impairment::default() };
-            for (impairment, what) in [(late, "delay"), (astray, "reorder")] {
-                let error = target.plane().set_impairment(SwitchPort(1), impairment).unwrap_err();
-                assert!(matches!(error, ImpairmentError::Unsupported(is) if is == what));
-            }
-        });
-    }
-}
-
-#[test]
-fn packet_outs_leave_over_links_and_lost_packet_ins_are_counted() {
-    if root_tier() {
-        world::in_namespace(|| {
-            packet_outs_and_losses(&mut SoftLinks::new());
-        });
-        world::in_namespace(|| {
-            packet_outs_and_losses(&mut EbpfLinks::new("outs", None));
-        });
-    }
-}
-
-#[test]
-fn a_port_whose_interface_was_made_anew_takes_the_new_one() {
-    if root_tier() {
-        world::in_namespace(|| takes_the_new_interface(&mut SoftLinks::new()));
-        world::in_namespace(|| takes_the_new_interface(&mut EbpfLinks::new("anew", None)));
-    }
-}
-
 fn takes_the_new_interface(target: &mut dyn Target) {
-    world::ip("link del s4");
-    world::ip("link add s4 type veth peer name new4");
-    world::ip("link set s4 up");
-    world::ip("link set new4 up");
+    ip("link del s4");
+    ip("link add s4 type veth peer name new4");
+    ip("link set s4 up");
+    ip("link set new4 up");
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.add_port(SwitchPort(4), "s4").unwrap();
@@ -457,4 +398,57 @@ fn packet_outs_and_losses(target: &mut dyn Target) {
     let lost = plane.events_lost().unwrap() - before;
     assert!(lost > 0 && events.len() >= EVENTS_MAX - 64, "{} kept, {lost} lost", events.len());
     assert_eq!(events.len() as u64 + lost, sent as u64);
+}
+
+mod root {
+    use bluebridge_testkit::namespace::in_thread;
+
+    use super::*;
+
+    #[test]
+    fn the_soft_switch_keeps_every_promise() {
+        in_thread(|| every_promise(&mut SoftLinks::new()));
+    }
+
+    #[test]
+    fn the_ebpf_switch_keeps_every_promise() {
+        in_thread(|| every_promise(&mut EbpfLinks::new("promises", None)));
+    }
+
+    #[test]
+    fn both_planes_impair_the_same_frames_with_the_same_seed() {
+        let soft = impaired(&mut SoftPipeline::new());
+        in_thread(move || {
+            assert_eq!(impaired(&mut EbpfTestRun::new("impaired")), soft);
+        });
+    }
+
+    #[test]
+    fn the_ebpf_switch_says_what_it_cannot_impair() {
+        in_thread(|| {
+            let mut target = EbpfLinks::new("cannot", None);
+            let late = Impairment { delay: Duration::from_millis(1), ..Impairment::default() };
+            let astray = Impairment { reorder: 0.5, ..Impairment::default() };
+            for (impairment, what) in [(late, "delay"), (astray, "reorder")] {
+                let error = target.plane().set_impairment(SwitchPort(1), impairment).unwrap_err();
+                assert!(matches!(error, ImpairmentError::Unsupported(is) if is == what));
+            }
+        });
+    }
+
+    #[test]
+    fn packet_outs_leave_over_links_and_lost_packet_ins_are_counted() {
+        in_thread(|| {
+            packet_outs_and_losses(&mut SoftLinks::new());
+        });
+        in_thread(|| {
+            packet_outs_and_losses(&mut EbpfLinks::new("outs", None));
+        });
+    }
+
+    #[test]
+    fn a_port_whose_interface_was_made_anew_takes_the_new_one() {
+        in_thread(|| takes_the_new_interface(&mut SoftLinks::new()));
+        in_thread(|| takes_the_new_interface(&mut EbpfLinks::new("anew", None)));
+    }
 }

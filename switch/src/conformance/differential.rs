@@ -5,9 +5,9 @@ use bluebridge_p4::pipeline::{
 };
 
 use super::{
-    Outputs, Target, root_tier,
+    Outputs, Target,
     targets::{EbpfTestRun, SoftPipeline},
-    timeless, world,
+    timeless,
 };
 use crate::{
     dataplane::{CloneSession, DataPlane, Drops, PacketIn, Table},
@@ -204,10 +204,14 @@ fn differ(seed: u64, ebpf: &mut EbpfTestRun) -> Drops {
     soft.plane().drops().unwrap()
 }
 
-#[test]
-fn both_planes_do_the_same_with_random_frames_and_tables() {
-    if root_tier() {
-        world::in_namespace(|| {
+mod root {
+    use bluebridge_testkit::namespace::in_thread;
+
+    use super::*;
+
+    #[test]
+    fn both_planes_do_the_same_with_random_frames_and_tables() {
+        in_thread(|| {
             let mut ebpf = EbpfTestRun::new("differ");
             let mut total = [0; 9];
             for seed in SEED..SEED + 3 {

@@ -1,6 +1,6 @@
 //! One suite of packet vectors (`p4/vectors`) against every data plane.
 //!
-//! They always run on the pipeline without I/O; the tier `root` runs them on the eBPF program by
+//! They always run on the pipeline without I/O; the modules `root` run them on the eBPF program by
 //! `BPF_PROG_TEST_RUN`, and over veth links through both switches.
 
 mod contract;
@@ -201,59 +201,35 @@ fn exchange(
     }
 }
 
-/// Whether the tests of a tier are to run: `BLUEBRIDGE_TEST_TIERS` names them, all by default.
-///
-/// A tier that runs but cannot fails its tests.
-fn tier(name: &str) -> bool {
-    match std::env::var("BLUEBRIDGE_TEST_TIERS") {
-        Ok(tiers) => tiers.split(',').any(|tier| tier.trim() == name),
-        Err(_) => true,
-    }
-}
-
-/// Whether root's tests are to run; fails the test if they are and it has no root.
-fn root_tier() -> bool {
-    if !tier("root") {
-        return false;
-    }
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes network namespaces and loads eBPF programs: run it as root, or leave \
-         `root` out of BLUEBRIDGE_TEST_TIERS"
-    );
-    true
-}
-
 #[test]
 fn vectors_hold_for_the_soft_pipeline() {
     run_all(&mut SoftPipeline::new());
 }
 
-#[test]
-fn vectors_hold_for_the_ebpf_program() {
-    if root_tier() {
-        world::in_namespace(|| run_all(&mut EbpfTestRun::new("vectors-run")));
-    }
-}
+mod root {
+    use bluebridge_testkit::namespace::in_thread;
 
-#[test]
-fn vectors_hold_for_the_ebpf_switch_over_links() {
-    if root_tier() {
-        world::in_namespace(|| run_all(&mut EbpfLinks::new("vectors-links", None)));
-    }
-}
+    use super::*;
+    use crate::ebpf::PortMode;
 
-#[test]
-fn vectors_hold_for_the_xdp_switch_over_links() {
-    if root_tier() {
-        let mode = crate::ebpf::PortMode::Xdp;
-        world::in_namespace(move || run_all(&mut EbpfLinks::new("vectors-xdp", Some(mode))));
+    #[test]
+    fn vectors_hold_for_the_ebpf_program() {
+        in_thread(|| run_all(&mut EbpfTestRun::new("vectors-run")));
     }
-}
 
-#[test]
-fn vectors_hold_for_the_soft_switch_over_links() {
-    if root_tier() {
-        world::in_namespace(|| run_all(&mut SoftLinks::new()));
+    #[test]
+    fn vectors_hold_for_the_ebpf_switch_over_links() {
+        in_thread(|| run_all(&mut EbpfLinks::new("vectors-links", None)));
+    }
+
+    #[test]
+    fn vectors_hold_for_the_xdp_switch_over_links() {
+        let mode = PortMode::Xdp;
+        in_thread(move || run_all(&mut EbpfLinks::new("vectors-xdp", Some(mode))));
+    }
+
+    #[test]
+    fn vectors_hold_for_the_soft_switch_over_links() {
+        in_thread(|| run_all(&mut SoftLinks::new()));
     }
 }

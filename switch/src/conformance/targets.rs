@@ -3,11 +3,13 @@
 use std::time::{Duration, Instant};
 
 use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_testkit::require_ebpf;
 
 use super::{Outputs, PORTS, Target, world::Hosts};
 use crate::{
     dataplane::DataPlane,
     ebpf::{ACTION_REDIRECT, EbpfSwitch, PortMode},
+    offload::enable_receive_offload,
     soft::{Offload, Pipeline, Switch},
 };
 
@@ -47,6 +49,7 @@ pub(super) struct Pinned {
 
 impl Pinned {
     pub(super) fn open(name: &'static str) -> Self {
+        require_ebpf(EbpfSwitch::is_built());
         EbpfSwitch::remove(name).expect("what an earlier run left can be removed");
         Self { name, switch: EbpfSwitch::open(name).expect("the eBPF switch opens") }
     }
@@ -127,9 +130,7 @@ impl EbpfLinks {
             pinned.switch.add_port_with(SwitchPort(port), &interface, mode).expect("it attaches");
             if mode == Some(PortMode::Xdp) {
                 // A veth takes XDP frames only if its other end runs XDP or GRO.
-                let gro = ["-K", &format!("h{port}"), "gro", "on"];
-                let done = std::process::Command::new("ethtool").args(gro).status();
-                assert!(done.is_ok_and(|status| status.success()), "ethtool switches GRO on");
+                enable_receive_offload(&format!("h{port}")).expect("a veth has GRO");
             }
         }
         hosts.gather(0);

@@ -13,16 +13,16 @@ use std::{
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Impairment, Key, MacAddr, SwitchPort,
 };
-
-use super::{
-    root_tier,
-    targets::Pinned,
-    tier,
-    world::{enter_namespace, in_namespace, ip},
+use bluebridge_testkit::{
+    ip,
+    namespace::{enter, in_thread},
 };
+
+use super::targets::Pinned;
 use crate::{
     dataplane::{DataPlane, Table},
     ebpf::{EbpfSwitch, PortMode},
+    offload::{disable_transmit_checksums, enable_receive_offload},
     soft::Switch,
 };
 
@@ -45,7 +45,7 @@ impl Host {
         let (jobs, queue) = channel::<Job>();
         let (entered, ready) = channel();
         let thread = thread::spawn(move || {
-            enter_namespace();
+            enter();
             entered.send(rustix::thread::gettid()).expect("the test waits for it");
             queue.into_iter().for_each(|job| job());
         });
@@ -257,9 +257,13 @@ fn stream(one: &Host, two: &Host) {
     assert!(server.join().expect("the server ends") == pattern(BYTES), "8 MiB arrive unharmed");
 }
 
-fn run_ethtool(arguments: &str) {
-    let done = Command::new("ethtool").args(arguments.split_whitespace()).output();
-    assert!(done.is_ok_and(|out| out.status.success()), "ethtool {arguments}");
+/// Lets a host send to an XDP switch, and take frames from it.
+fn settle_for_xdp(host: &Host) {
+    let interface = format!("h{}", host.number);
+    host.run(move || {
+        disable_transmit_checksums(&interface).expect("a veth can do without");
+        enable_receive_offload(&interface).expect("a veth has GRO");
+    });
 }
 
 /// The number of the XDP program of an interface, as the kernel counts programs.
@@ -271,7 +275,7 @@ fn xdp_program(interface: &str) -> String {
 }
 
 fn ebpf_carries_traffic(name: &'static str, mode: Option<PortMode>) {
-    in_namespace(move || {
+    in_thread(move || {
         let (one, two) = (Host::new(1), Host::new(2));
         let mut pinned = Pinned::open(name);
         for host in [&one, &two] {
@@ -280,139 +284,13 @@ fn ebpf_carries_traffic(name: &'static str, mode: Option<PortMode>) {
             let added = pinned.switch.add_port_with(SwitchPort(number), &interface, mode);
             added.expect("the programs attach");
             if mode == Some(PortMode::Xdp) {
-                host.run(move || run_ethtool(&format!("-K h{number} tx off gro on")));
+                settle_for_xdp(host);
             }
         }
         program(&mut pinned.switch);
         exchange_datagrams(&one, &two);
         stream(&one, &two);
     });
-}
-
-#[test]
-fn a_switch_that_is_opened_again_renews_its_programs_and_links() {
-    const NAME: &str = "renew";
-    if root_tier() {
-        in_namespace(|| {
-            let (one, two) = (Host::new(1), Host::new(2));
-            let mut pinned = Pinned::open(NAME);
-            for host in [&one, &two] {
-                let n = host.number;
-                let mode = Some(PortMode::Xdp);
-                let added = pinned.switch.add_port_with(SwitchPort(n), &format!("s{n}"), mode);
-                added.expect("the programs attach");
-                host.run(move || run_ethtool(&format!("-K h{n} tx off gro on")));
-            }
-            program(&mut pinned.switch);
-            let programs = || ["s1", "s2"].map(xdp_program);
-            let before = programs();
-            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
-            let after = programs();
-            assert!(before.iter().all(|program| !after.contains(program)), "{before:?} {after:?}");
-            exchange_datagrams(&one, &two);
-            // The programs learn what a link can take by now.
-            let drops = |switch: &mut EbpfSwitch| {
-                switch.drops().expect("the maps can be read").of(DropReason::Egress)
-            };
-            let none = drops(&mut pinned.switch);
-            shrink(&two);
-            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
-            one.run(|| {
-                let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
-                for bytes in [1500 - 48, 1500 - 48 + 1] {
-                    let sent = socket.send_to(&pattern(bytes), (pointer(2), PORT));
-                    sent.expect("the datagram leaves");
-                }
-            });
-            assert_eq!(drops(&mut pinned.switch), none + 1);
-        });
-    }
-}
-
-#[test]
-fn datagrams_and_streams_pass_the_ebpf_switch_to_the_peer() {
-    if root_tier() {
-        ebpf_carries_traffic("traffic-peer", Some(PortMode::Peer));
-    }
-}
-
-#[test]
-fn datagrams_and_streams_pass_the_ebpf_switch_by_redirect() {
-    if root_tier() {
-        ebpf_carries_traffic("traffic-redirect", Some(PortMode::Redirect));
-    }
-}
-
-#[test]
-fn datagrams_and_streams_pass_the_xdp_switch() {
-    if root_tier() {
-        ebpf_carries_traffic("traffic-xdp", Some(PortMode::Xdp));
-    }
-}
-
-#[test]
-fn trains_leave_the_ebpf_switch_only_if_their_pieces_fit_the_link() {
-    if root_tier() {
-        for mode in [PortMode::Peer, PortMode::Redirect] {
-            in_namespace(move || {
-                let (one, two) = (Host::new(1), Host::new(2));
-                shrink(&two);
-                let mut pinned = Pinned::open("sizes");
-                for number in 1..=2 {
-                    let interface = format!("s{number}");
-                    let added =
-                        pinned.switch.add_port_with(SwitchPort(number), &interface, Some(mode));
-                    added.expect("the programs attach");
-                }
-                exchange_across_sizes(&one, &two, &mut pinned.switch);
-            });
-        }
-    }
-}
-
-#[test]
-fn trains_leave_the_soft_switch_only_if_their_pieces_fit_the_link() {
-    if root_tier() {
-        in_namespace(|| {
-            let (one, two) = (Host::new(1), Host::new(2));
-            shrink(&two);
-            let mut switch = Switch::start(Duration::ZERO).expect("the switch starts");
-            for number in 1..=2 {
-                switch.add_port(SwitchPort(number), &format!("s{number}")).expect("it opens");
-            }
-            exchange_across_sizes(&one, &two, &mut switch);
-        });
-    }
-}
-
-#[test]
-fn datagrams_and_streams_pass_the_soft_switch() {
-    if root_tier() {
-        in_namespace(soft_carries_traffic);
-    }
-}
-
-#[test]
-fn the_soft_switch_needs_no_root() {
-    const INSIDE: &str = "BLUEBRIDGE_TEST_INSIDE_USER_NAMESPACE";
-    const TEST: &str = "conformance::traffic::the_soft_switch_needs_no_root";
-    if std::env::var_os(INSIDE).is_some() {
-        return in_namespace(soft_carries_traffic);
-    }
-    if !tier("netns") {
-        return;
-    }
-    let this = std::env::current_exe().expect("a test knows its file");
-    let out = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--net"])
-        .arg(this)
-        .args(["--exact", TEST, "--nocapture"])
-        .env(INSIDE, "1")
-        .output()
-        .expect("unshare (util-linux) is there");
-    let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    let ran = out.status.success() && said.contains("1 passed");
-    assert!(ran, "in a user namespace (or leave `netns` out of BLUEBRIDGE_TEST_TIERS): {said}");
 }
 
 fn soft_carries_traffic() {
@@ -428,47 +306,11 @@ fn soft_carries_traffic() {
     let rare = Impairment { corrupt: 1e-9, ..Impairment::default() };
     for number in 1..=2 {
         switch.set_impairment(SwitchPort(number), rare).expect("the port is there");
-        run_ethtool(&format!("-K s{number} tx off"));
+        disable_transmit_checksums(&format!("s{number}")).expect("a veth can do without");
     }
     exchange_datagrams(&one, &two);
     let ports = switch.ports().expect("the thread answers");
     assert!(ports.iter().all(|port| port.rx.packets > 0 && port.tx.packets > 0), "{ports:?}");
-}
-
-#[test]
-fn a_switch_makes_the_directory_of_its_pins() {
-    if root_tier() {
-        in_namespace(|| {
-            // It mounts the file system if need be, and takes away what is made in it.
-            let _mounted = Pinned::open("made");
-            let directory = Path::new("/sys/fs/bpf/bluebridge/made/in/here");
-            for _ in 0..2 {
-                EbpfSwitch::open_in(directory).expect("it opens, and opens again");
-                assert!(EbpfSwitch::is_pinned_in(directory));
-            }
-            let others = directory.join("others");
-            std::fs::create_dir(&others).expect("a directory");
-            EbpfSwitch::remove_in(directory).expect("it can be removed");
-            let left: Vec<_> = std::fs::read_dir(directory)
-                .expect("readable")
-                .flatten()
-                .map(|it| it.path())
-                .collect();
-            assert_eq!(left, [others.as_path()]);
-            std::fs::remove_dir(&others).expect("empty");
-            drop(EbpfSwitch::open_in(directory).expect("it opens"));
-            EbpfSwitch::remove_in(directory).expect("it can be removed");
-            assert!(!directory.exists(), "nothing of a switch is left");
-            EbpfSwitch::remove_in(directory).expect_err("there is none");
-        });
-    }
-}
-
-#[test]
-fn the_switch_outlives_the_agent_and_is_read_back() {
-    if root_tier() {
-        in_namespace(outlive);
-    }
 }
 
 fn outlive() {
@@ -506,4 +348,140 @@ fn outlive() {
     let links =
         Command::new("ip").args(["-d", "link", "show", "s1"]).output().expect("ip is there");
     assert!(!String::from_utf8_lossy(&links.stdout).contains("prog/"), "no program is left");
+}
+
+mod root {
+    use super::*;
+
+    #[test]
+    fn a_switch_that_is_opened_again_renews_its_programs_and_links() {
+        const NAME: &str = "renew";
+        in_thread(|| {
+            let (one, two) = (Host::new(1), Host::new(2));
+            let mut pinned = Pinned::open(NAME);
+            for host in [&one, &two] {
+                let n = host.number;
+                let mode = Some(PortMode::Xdp);
+                let added = pinned.switch.add_port_with(SwitchPort(n), &format!("s{n}"), mode);
+                added.expect("the programs attach");
+                settle_for_xdp(host);
+            }
+            program(&mut pinned.switch);
+            let programs = || ["s1", "s2"].map(xdp_program);
+            let before = programs();
+            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            let after = programs();
+            assert!(before.iter().all(|program| !after.contains(program)), "{before:?} {after:?}");
+            exchange_datagrams(&one, &two);
+            // The programs learn what a link can take by now.
+            let drops = |switch: &mut EbpfSwitch| {
+                switch.drops().expect("the maps can be read").of(DropReason::Egress)
+            };
+            let none = drops(&mut pinned.switch);
+            shrink(&two);
+            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            one.run(|| {
+                let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
+                for bytes in [1500 - 48, 1500 - 48 + 1] {
+                    let sent = socket.send_to(&pattern(bytes), (pointer(2), PORT));
+                    sent.expect("the datagram leaves");
+                }
+            });
+            assert_eq!(drops(&mut pinned.switch), none + 1);
+        });
+    }
+
+    #[test]
+    fn datagrams_and_streams_pass_the_ebpf_switch_to_the_peer() {
+        ebpf_carries_traffic("traffic-peer", Some(PortMode::Peer));
+    }
+
+    #[test]
+    fn datagrams_and_streams_pass_the_ebpf_switch_by_redirect() {
+        ebpf_carries_traffic("traffic-redirect", Some(PortMode::Redirect));
+    }
+
+    #[test]
+    fn datagrams_and_streams_pass_the_xdp_switch() {
+        ebpf_carries_traffic("traffic-xdp", Some(PortMode::Xdp));
+    }
+
+    #[test]
+    fn trains_leave_the_ebpf_switch_only_if_their_pieces_fit_the_link() {
+        for mode in [PortMode::Peer, PortMode::Redirect] {
+            in_thread(move || {
+                let (one, two) = (Host::new(1), Host::new(2));
+                shrink(&two);
+                let mut pinned = Pinned::open("sizes");
+                for number in 1..=2 {
+                    let interface = format!("s{number}");
+                    let added =
+                        pinned.switch.add_port_with(SwitchPort(number), &interface, Some(mode));
+                    added.expect("the programs attach");
+                }
+                exchange_across_sizes(&one, &two, &mut pinned.switch);
+            });
+        }
+    }
+
+    #[test]
+    fn trains_leave_the_soft_switch_only_if_their_pieces_fit_the_link() {
+        in_thread(|| {
+            let (one, two) = (Host::new(1), Host::new(2));
+            shrink(&two);
+            let mut switch = Switch::start(Duration::ZERO).expect("the switch starts");
+            for number in 1..=2 {
+                switch.add_port(SwitchPort(number), &format!("s{number}")).expect("it opens");
+            }
+            exchange_across_sizes(&one, &two, &mut switch);
+        });
+    }
+
+    #[test]
+    fn datagrams_and_streams_pass_the_soft_switch() {
+        in_thread(soft_carries_traffic);
+    }
+
+    #[test]
+    fn a_switch_makes_the_directory_of_its_pins() {
+        in_thread(|| {
+            // It mounts the file system if need be, and takes away what is made in it.
+            let _mounted = Pinned::open("made");
+            let directory = Path::new("/sys/fs/bpf/bluebridge/made/in/here");
+            for _ in 0..2 {
+                EbpfSwitch::open_in(directory).expect("it opens, and opens again");
+                assert!(EbpfSwitch::is_pinned_in(directory));
+            }
+            let others = directory.join("others");
+            std::fs::create_dir(&others).expect("a directory");
+            EbpfSwitch::remove_in(directory).expect("it can be removed");
+            let left: Vec<_> = std::fs::read_dir(directory)
+                .expect("readable")
+                .flatten()
+                .map(|it| it.path())
+                .collect();
+            assert_eq!(left, [others.as_path()]);
+            std::fs::remove_dir(&others).expect("empty");
+            drop(EbpfSwitch::open_in(directory).expect("it opens"));
+            EbpfSwitch::remove_in(directory).expect("it can be removed");
+            assert!(!directory.exists(), "nothing of a switch is left");
+            EbpfSwitch::remove_in(directory).expect_err("there is none");
+        });
+    }
+
+    #[test]
+    fn the_switch_outlives_the_agent_and_is_read_back() {
+        in_thread(outlive);
+    }
+}
+
+mod netns {
+    use bluebridge_testkit::namespace::in_user_child;
+
+    use super::*;
+
+    #[test]
+    fn the_soft_switch_needs_no_root() {
+        in_user_child(|| in_thread(soft_carries_traffic));
+    }
 }

@@ -1,14 +1,12 @@
-//! Network namespaces and links for tests; they vanish with the thread that made them.
+//! Links for tests; they vanish with the namespace of the thread that made them.
 
 use std::{
-    fs, io,
-    process::Command,
-    thread,
+    io, thread,
     time::{Duration, Instant},
 };
 
 use bluebridge_p4::pipeline::SwitchPort;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use bluebridge_testkit::ip;
 
 use super::{Outputs, PORTS};
 use crate::{
@@ -20,35 +18,6 @@ use crate::{
 const ARRIVAL: Duration = Duration::from_millis(500);
 /// How long to wait for frames that must not come.
 const QUIET: Duration = Duration::from_millis(3);
-
-/// Runs a test in a thread with a network namespace of its own, which ends with the thread.
-pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let ran = thread::spawn(move || {
-        enter_namespace();
-        test();
-    });
-    if let Err(panic) = ran.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Moves this thread into a new network namespace in which nothing speaks by itself.
-pub(super) fn enter_namespace() {
-    // SAFETY: only the network namespace is unshared, and of this thread alone; no memory, file
-    // table or other state that other threads rely on changes.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace can be made");
-    for scope in ["all", "default"] {
-        let path = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
-        fs::write(path, "1").expect("IPv6 can be switched off in the new namespace");
-    }
-}
-
-/// Runs `ip` with arguments in this thread's namespace.
-pub(super) fn ip(arguments: &str) {
-    let out = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip is there");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "ip {arguments}: {said}");
-}
 
 /// The hosts' ends of the links `s1`-`h1` to `s4`-`h4`, all in one namespace.
 pub(super) struct Hosts {

@@ -12,82 +12,18 @@ pub mod traffic;
 pub mod witness;
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bluebridge_cli::namespace::is_privileged;
 use bluebridge_cli::process::ProcessRecord;
 use bluebridge_cli::rack::daemon::READY_DEADLINE;
 use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_cli::rack::state::StateRoot;
 use bluebridge_cli::rack::{Cancel, Rack, Site};
-
-/// Names the tiers of tests that are to run; all of them without it.
-const TIERS: &str = "BLUEBRIDGE_TEST_TIERS";
+use bluebridge_testkit::{Scratch, program, require_root};
 
 /// Racks would take each other's cores, so that one test's traffic is another's lost time.
 static TURN: Mutex<()> = Mutex::new(());
-
-/// Whether the tests of a tier are to run.
-///
-/// # Panics
-/// If the tier `root` is to run and this process may not make namespaces.
-pub fn runs(tier: &str) -> bool {
-    let named = std::env::var(TIERS).map_or(true, |named| named.split(',').any(|it| it == tier));
-    if !named {
-        println!("left out: the tier {tier} is not in {TIERS}");
-        return false;
-    }
-    assert!(
-        tier != "root" || is_privileged(),
-        "this test makes network namespaces: run it as root, or leave `root` out of {TIERS}"
-    );
-    true
-}
-
-/// The `bluebridge` program that was built with this test.
-///
-/// # Panics
-/// If it was not built.
-pub fn program() -> PathBuf {
-    let own = std::env::current_exe().expect("a test knows its file");
-    let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
-    let program = profile.join("bluebridge");
-    assert!(
-        program.is_file(),
-        "{} is missing: build it first, with `cargo build -p bluebridge-cli` in the same profile",
-        program.display()
-    );
-    program
-}
-
-/// A directory of one test, removed at its end.
-#[derive(Debug)]
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    /// A new directory.
-    ///
-    /// # Panics
-    /// If it cannot be made.
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("bb-{name}-{}", std::process::id()));
-        fs::create_dir(&path).expect("a new directory");
-        Self(path)
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What a test wants to differ from the usual two servers and two clients.
 #[derive(Clone, Debug)]
@@ -164,6 +100,7 @@ impl TestRack {
     /// # Panics
     /// If that fails; the reason is told.
     pub fn beside(name: &str, wish: &Wish) -> Self {
+        require_root();
         let program = program();
         let scratch = Scratch::new(name);
         let root = StateRoot::at(scratch.path().join("state"));

@@ -1,0 +1,264 @@
+//! The binary: racks that outlive the command that made them, as root and as an ordinary user.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use bluebridge_cli::process;
+use bluebridge_testkit::{Scratch, require_root};
+use serde_json::Value;
+
+/// Ordinary users' ids that no account has, one for each test.
+const USERS: [u32; 3] = [64_001, 64_002, 64_003];
+
+struct Caller<'a> {
+    binary: PathBuf,
+    state: PathBuf,
+    user: Option<u32>,
+    _scratch: &'a Scratch,
+}
+
+impl<'a> Caller<'a> {
+    fn root(scratch: &'a Scratch) -> Self {
+        require_root();
+        let binary = env!("CARGO_BIN_EXE_bluebridge").into();
+        Self { binary, state: scratch.path().join("state"), user: None, _scratch: scratch }
+    }
+
+    /// The binary is copied to where every user may execute it.
+    fn user(scratch: &'a Scratch, user: u32) -> Self {
+        require_root();
+        let binary = scratch.path().join("bluebridge");
+        fs::copy(env!("CARGO_BIN_EXE_bluebridge"), &binary).expect("copied");
+        for path in [scratch.path(), &binary] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
+        }
+        let home = scratch.path().join("home");
+        fs::create_dir(&home).expect("made");
+        chown(&home, Some(user), Some(user)).expect("given");
+        Self { binary, state: home.join("state"), user: Some(user), _scratch: scratch }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).env("BLUEBRIDGE_STATE", &self.state).current_dir("/");
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+
+    fn call(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).stdin(Stdio::null()).output().expect("runs")
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.call(arguments);
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn running(&self) -> usize {
+        let user = self.user.expect("an ordinary user");
+        let owned = |pid: u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.contains(&format!("\nUid:\t{user}\t"))
+        };
+        process::find(owned).len()
+    }
+
+    fn records(&self) -> usize {
+        fs::read_dir(&self.state).map_or(0, Iterator::count)
+    }
+}
+
+fn traces(name: &str) -> String {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
+    let named = Path::new("/run/netns").read_dir().into_iter().flatten().flatten();
+    let names = named.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let lines = mounts.lines().map(str::to_owned).chain(names);
+    lines.filter(|line| line.contains(name)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_rack_outlives_its_command_until_it_is_taken_down() {
+    let scratch = Scratch::new("rack-command");
+    let caller = Caller::root(&scratch);
+    let name = ["--name", "rack-command"];
+    let with = |words: &[&'static str]| [words, &name[..]].concat();
+    let up = with(&["rack", "up", "--json", "--network-only", "--servers", "1", "--clients", "1"]);
+    let status = caller.json(&up);
+    assert_eq!(status["healthy"], true);
+    assert_eq!(status["links"][0]["node"], "s1");
+    assert!(
+        traces("rack-command").contains("/bpf bpf "),
+        "the eBPF switch has a place for its maps"
+    );
+    assert_eq!(caller.json(&with(&["rack", "status", "--json"]))["phase"], "up");
+    assert_eq!(caller.json(&["rack", "list", "--json"])[0]["name"], "rack-command");
+    let twice = caller.call(&up);
+    assert_eq!(twice.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&twice.stderr).contains("already"));
+
+    let script = "ls /sys/class/net >/dev/null; echo $BLUEBRIDGE_INTERFACE; exit 7";
+    let exec = [&["rack", "exec"][..], &name, &["c1", "--", "sh", "-c", script]].concat();
+    let output = caller.call(&exec);
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(output.stdout, b"eth0\n");
+    for (command, code) in [
+        (&["c9", "--", "true"][..], 2),
+        (&["c1", "--", "/no/such"], 127),
+        (&["c1", "--", "/"], 126),
+    ] {
+        let exec = [&["rack", "exec"][..], &name, command].concat();
+        assert_eq!(caller.call(&exec).status.code(), Some(code), "{command:?}");
+    }
+    assert_eq!(caller.call(&with(&["rack", "kill", "switch"])).status.code(), Some(2));
+
+    let down = caller.json(&with(&["rack", "down", "--json"]));
+    assert_eq!(down["stopped"]["namespace_count"], 3);
+    assert_eq!(traces("rack-command"), "");
+    assert_eq!(caller.records(), 0);
+    assert!(!caller.state.exists(), "the directory of racks goes with the last of them");
+    let again = caller.json(&with(&["rack", "down", "--json"]));
+    assert_eq!(again["was_there"], false);
+    assert_eq!(caller.call(&with(&["rack", "status"])).status.code(), Some(2));
+}
+
+#[test]
+fn whenever_its_builder_is_killed_a_rack_can_be_taken_down() {
+    let scratch = Scratch::new("rack-killed");
+    let caller = Caller::root(&scratch);
+    let name = ["--name", "rack-killed"];
+    let mut unfinished = 0;
+    for step in 0..12 {
+        let up = ["rack", "up", "--network-only", "--servers", "20", "--switch", "ebpf"];
+        let mut builder = caller.command(&[&up[..], &name].concat());
+        let mut builder = builder.stdout(Stdio::null()).spawn().expect("runs");
+        thread::sleep(Duration::from_millis(5 + 25 * step));
+        builder.kill().expect("killed");
+        let finished = builder.wait().expect("waited").success();
+        let begun = caller.records() > 0;
+        unfinished += usize::from(begun && !finished);
+        let down = caller.call(&[&["rack", "down"][..], &name].concat());
+        assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        assert_eq!(traces("rack-killed"), "", "step {step}");
+        assert_eq!(caller.records(), 0, "step {step}");
+    }
+    assert!(unfinished >= 3, "only {unfinished} kills hit a rack in the making");
+}
+
+#[test]
+fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
+    let scratch = Scratch::new("rack-user-killed");
+    let caller = Caller::user(&scratch, USERS[2]);
+    let mut unfinished = 0;
+    for step in 0..12 {
+        let mut builder = caller.command(&["rack", "up", "--network-only", "--servers", "20"]);
+        let mut builder = builder.stdout(Stdio::null()).spawn().expect("runs");
+        thread::sleep(Duration::from_millis(5 + 25 * step));
+        builder.kill().expect("killed");
+        let finished = builder.wait().expect("waited").success();
+        unfinished += usize::from(caller.records() > 0 && !finished);
+        let down = caller.call(&["rack", "down"]);
+        assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        // A trial of user namespaces outlives its killed parent by the moment it takes.
+        let ended = (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(20));
+            caller.running() == 0
+        });
+        assert_eq!((ended, caller.records()), (true, 0), "step {step}");
+    }
+    assert!(unfinished >= 3, "only {unfinished} kills hit a rack in the making");
+}
+
+#[test]
+fn a_rack_interrupted_takes_itself_down() {
+    let scratch = Scratch::new("rack-interrupt");
+    let caller = Caller::root(&scratch);
+    let up = ["rack", "up", "--network-only", "--servers", "60", "--name", "rack-interrupt"];
+    let mut builder = caller.command(&up);
+    let builder = builder.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    let begun = (0..200).any(|_| {
+        thread::sleep(Duration::from_millis(5));
+        traces("rack-interrupt").lines().count() > 10
+    });
+    assert!(begun, "the rack was not begun");
+    let pid = rustix::process::Pid::from_child(&builder);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signalled");
+    let output = builder.wait_with_output().expect("waited");
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(traces("rack-interrupt"), "");
+    assert_eq!(caller.records(), 0);
+}
+
+#[test]
+fn an_ordinary_user_has_racks_too() {
+    let scratch = Scratch::new("rack-user");
+    let caller = Caller::user(&scratch, USERS[0]);
+    let name = ["--name", "rack-user"];
+    let with = |words: &[&'static str]| [words, &name[..]].concat();
+    let up = with(&["rack", "up", "--json", "--network-only", "--mtu", "9000,s1=1500"]);
+    let status = caller.json(&up);
+    assert_eq!((&status["healthy"], &status["rootless"]), (&true.into(), &true.into()));
+    let status = caller.json(&with(&["rack", "status", "--json"]));
+    assert_eq!((&status["healthy"], &status["links"][0]["mtu"]), (&true.into(), &1500.into()));
+    let script = "cat /proc/net/if_inet6; pwd; id -u";
+    let exec = [&["rack", "exec"][..], &name, &["s1", "--", "sh", "-c", script]].concat();
+    let seen = String::from_utf8(caller.call(&exec).stdout).expect("text");
+    assert!(seen.contains("eth0") && seen.ends_with("\n/\n0\n"), "{seen}");
+    assert_eq!(caller.running(), 1, "the holder");
+
+    // A shell in the rack is stopped with it.
+    let exec = [&["rack", "exec"][..], &name, &["c1", "--", "sleep", "60"]].concat();
+    let mut sleeper = caller.command(&exec).spawn().expect("runs");
+    thread::sleep(Duration::from_millis(300));
+    let down = caller.json(&with(&["rack", "down", "--json"]));
+    assert_eq!(down["stopped"]["others"][0]["pid"], sleeper.id());
+    assert!(!sleeper.wait().expect("waited").success());
+    assert_eq!((caller.running(), caller.records()), (0, 0));
+
+    let ebpf = caller.call(&with(&["rack", "up", "--network-only", "--switch", "ebpf"]));
+    assert_eq!(ebpf.status.code(), Some(5), "{}", String::from_utf8_lossy(&ebpf.stderr));
+    assert_eq!(caller.records(), 0);
+
+    // The holder killed: nothing is left to enter, and the record goes all the same.
+    caller.json(&up);
+    let mut holders = process::find(|pid| process::has_environment(pid, "BLUEBRIDGE_RACK_ID", "-"));
+    assert!(holders.is_empty());
+    holders = process::find(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.starts_with(caller.binary.as_os_str().as_encoded_bytes()) && line.ends_with(b"hold\0")
+    });
+    assert_eq!(holders.len(), 1);
+    process::stop_all(&holders, Duration::ZERO).expect("killed");
+    assert_eq!(caller.call(&exec).status.code(), Some(1));
+    caller.json(&with(&["rack", "down", "--json"]));
+    assert_eq!((caller.running(), caller.records()), (0, 0));
+}
+
+#[test]
+fn where_user_namespaces_are_forbidden_the_error_says_so() {
+    let scratch = Scratch::new("rack-forbidden");
+    let caller = Caller::user(&scratch, USERS[1]);
+    // A limit that holds for one command: none of its descendants may make user namespaces.
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
+                  --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]).arg(&caller.binary);
+    command.args(["rack", "up", "--network-only", "--name", "rack-forbidden"]);
+    command.env("BLUEBRIDGE_STATE", &caller.state).uid(USERS[1]).gid(USERS[1]).current_dir("/");
+    let output = command.output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("user.max_user_namespaces"), "{said}");
+    assert_eq!(caller.records(), 0);
+}

@@ -1,0 +1,153 @@
+//! A host with kernel sockets in the fabric: two namespaces joined by one link, without a switch.
+
+use std::io::ErrorKind;
+use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use bluebridge_cli::namespace::{self, NetworkNamespace};
+use bluebridge_cli::network::host::{GATEWAY, HostFabric};
+use bluebridge_cli::network::{LinkEnd, MacAddress, Netlink};
+use bluebridge_testkit::{Scratch, require_root};
+
+const PORT: u16 = 4000;
+
+struct Pair {
+    near: NetworkNamespace,
+    far: NetworkNamespace,
+    _scratch: Scratch,
+}
+
+impl Pair {
+    fn new(name: &str) -> Self {
+        require_root();
+        let scratch = Scratch::new(name);
+        let pair = Self {
+            near: NetworkNamespace::create(&scratch.path().join("near")).expect("made"),
+            far: NetworkNamespace::create(&scratch.path().join("far")).expect("made"),
+            _scratch: scratch,
+        };
+        let ends = [(&pair.near, NEAR, 2001), (&pair.far, FAR, 2002)];
+        let [near, far] = ends.map(|(namespace, mac, index)| LinkEnd {
+            name: "eth0",
+            index,
+            mac,
+            namespace: namespace.as_fd(),
+        });
+        let link = pair.near.enter(|| Netlink::open()?.add_veth(near, far, 9000));
+        link.expect("entered").expect("linked");
+        pair
+    }
+
+    fn up(&self) {
+        // Without a switch the peer itself stands for the gateway.
+        for (namespace, peer) in [(&self.near, FAR), (&self.far, NEAR)] {
+            let host = HostFabric { interface: "eth0".to_owned(), gateway_mac: peer };
+            let up = namespace.enter(|| host.up(&Netlink::open()?)).expect("entered");
+            assert!(up.expect("up").rule_added);
+        }
+        for namespace in [&self.near, &self.far] {
+            let running = namespace.enter(|| Netlink::open()?.wait_until_running("eth0"));
+            running.expect("entered").expect("running");
+        }
+        for (namespace, address) in [(&self.near, 1), (&self.far, 2)] {
+            let address = Ipv6Addr::new(0xfdbb, 7, address, 0, 0x8000, 0, 0, 1);
+            let given = namespace.enter(|| Netlink::open()?.add_address("lo", address, 128));
+            given.expect("entered").expect("given");
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for namespace in [&self.near, &self.far] {
+            let _ = namespace::delete(namespace.path());
+        }
+    }
+}
+
+const NEAR: MacAddress = MacAddress([0x02, 0xbb, 0xff, 0, 0, 1]);
+const FAR: MacAddress = MacAddress([0x02, 0xbb, 0xff, 0, 0, 2]);
+
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("bound");
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+    socket
+}
+
+/// A pointer of some home node, none of them assigned anywhere.
+fn pointer(number: u16) -> SocketAddrV6 {
+    let address = Ipv6Addr::new(0xfdbb, 7, number % 97, 0, 0, 0, number, 0);
+    SocketAddrV6::new(address, PORT, 0, 0)
+}
+
+#[test]
+fn a_host_receives_every_pointer_and_knows_one_neighbour() {
+    let pair = Pair::new("rack-host-pointers");
+    pair.up();
+    let receiver = pair.far.enter(socket).expect("entered");
+    let sender = pair.near.enter(socket).expect("entered");
+    for number in 0..3000_u16 {
+        sender.send_to(&number.to_be_bytes(), pointer(number)).expect("sent");
+        let mut bytes = [0; 8];
+        let received = receiver.recv_from(&mut bytes);
+        let (length, _) = received.unwrap_or_else(|error| panic!("pointer {number}: {error}"));
+        assert_eq!(&bytes[..length], number.to_be_bytes());
+    }
+    let neighbours = pair.near.enter(|| Netlink::open()?.neighbours());
+    let neighbours = neighbours.expect("entered").expect("listed");
+    // The kernel lists its own entries for multicast groups too; nobody is asked for those.
+    let asked: Vec<_> = neighbours.iter().filter(|it| !it.address.is_multicast()).collect();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(asked[0].permanent && asked[0].address == GATEWAY, "{asked:?}");
+}
+
+#[test]
+fn a_host_that_is_down_neither_sends_nor_receives_pointers() {
+    let pair = Pair::new("rack-host-down");
+    pair.up();
+    let receiver = pair.far.enter(socket).expect("entered");
+    let sender = pair.near.enter(socket).expect("entered");
+    let host = HostFabric { interface: "eth0".to_owned(), gateway_mac: NEAR };
+    let down = |namespace: &NetworkNamespace| {
+        let removal = namespace.enter(|| host.down(&Netlink::open()?)).expect("entered");
+        removal.expect("down").was_up
+    };
+
+    sender.send_to(b"up", pointer(1)).expect("sent");
+    receiver.recv_from(&mut [0; 8]).expect("received while up");
+    assert!(down(&pair.far));
+    sender.send_to(b"down", pointer(1)).expect("sent");
+    receiver.set_read_timeout(Some(Duration::from_millis(500))).expect("set");
+    let refused = receiver.recv_from(&mut [0; 8]).expect_err("nothing comes");
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+
+    assert!(down(&pair.near));
+    let refused = sender.send_to(b"nowhere", pointer(1)).expect_err("no route");
+    assert_eq!(refused.kind(), ErrorKind::NetworkUnreachable);
+    assert!(!down(&pair.near), "nothing was left");
+}
+
+#[test]
+fn setting_up_twice_changes_nothing() {
+    let pair = Pair::new("rack-host-twice");
+    pair.up();
+    let again = pair.near.enter(|| {
+        let netlink = Netlink::open()?;
+        let report = HostFabric::new("eth0").up(&netlink)?;
+        Ok::<_, bluebridge_cli::network::NetworkError>((report, netlink.arrival_interfaces(187)?))
+    });
+    let (report, interfaces) = again.expect("entered").expect("up");
+    assert!(!report.rule_added);
+    assert_eq!(interfaces, ["eth0"]);
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_named() {
+    let pair = Pair::new("rack-host-missing");
+    for (interface, said) in [("eth9", "no interface named eth9"), ("../lo", "not an interface")] {
+        let up = pair.near.enter(|| HostFabric::new(interface).up(&Netlink::open()?));
+        let error = up.expect("entered").expect_err("refused").to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}

@@ -1,0 +1,368 @@
+//! The commands that use a rack's memory and look into its switch, against a running rack.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use bluebridge_testkit::{Scratch, require_root};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A one-shot command joins, works and leaves within this time; a debug build on a busy machine.
+const QUICK: Duration = Duration::from_secs(2);
+
+/// A rack made by the binary, taken down when dropped.
+struct Rack {
+    scratch: Scratch,
+    name: &'static str,
+}
+
+impl Rack {
+    fn up(name: &'static str, extra: &[&str]) -> Self {
+        require_root();
+        let rack = Self { scratch: Scratch::new(name), name };
+        let mut up = vec!["rack", "up", "--name", name];
+        for (option, value) in [("--servers", "2"), ("--clients", "2")] {
+            if !extra.contains(&option) {
+                up.extend([option, value]);
+            }
+        }
+        let output = rack.call(&[&up, extra].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        rack
+    }
+
+    fn state(&self) -> PathBuf {
+        self.scratch.path().join("state")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bluebridge"));
+        command.args(arguments).env("BLUEBRIDGE_STATE", self.state()).stdin(Stdio::null());
+        command
+    }
+
+    fn call(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("runs")
+    }
+
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.call(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.text(&[arguments, &["--json"]].concat())).expect("JSON")
+    }
+
+    /// The exit code and the words of a command that is to fail.
+    fn failure(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output = self.call(arguments);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn feed(&self, arguments: &[&str], data: &[u8]) -> Output {
+        let mut command = self.command(arguments);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
+        child.stdin.take().expect("piped").write_all(data).expect("fed");
+        child.wait_with_output().expect("ends")
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        let down = self.call(&["rack", "down", "--name", self.name]);
+        if !std::thread::panicking() {
+            assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        }
+    }
+}
+
+#[test]
+fn a_daemon_is_killed_and_started_again_by_itself() {
+    let rack = Rack::up("cmd-part", &["--memory", "16M"]);
+    let named = |words: &[&'static str]| [&["rack"], words, &["--name", "cmd-part"]].concat();
+    let daemons = || -> Vec<(String, Value, bool)> {
+        let output = rack.call(&named(&["status", "--json"]));
+        let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let daemons = status["daemons"].as_array().expect("a list");
+        let up = |it: &Value| it["running"] == true && it["ready"] == true;
+        daemons
+            .iter()
+            .map(|it| (it["name"].as_str().expect("text").to_owned(), it["pid"].clone(), up(it)))
+            .collect()
+    };
+    let before = daemons();
+    let names = ["switch", "controller", "memserver-s1", "memserver-s2"];
+    assert_eq!(before.iter().map(|it| it.0.as_str()).collect::<Vec<_>>(), names);
+    for (at, part) in [(1, "controller"), (0, "switch"), (2, "s1")] {
+        let killed = rack.json(&named(&["kill", part]));
+        assert_eq!((&killed["daemon"], &killed["was"]), (&names[at].into(), &"killed".into()));
+        assert_eq!(rack.json(&named(&["kill", part]))["was"], "already_gone");
+        let now = daemons();
+        let down: Vec<_> = now.iter().filter(|it| !it.2).map(|it| it.0.as_str()).collect();
+        assert_eq!(down, [names[at]]);
+        let again = rack.json(&named(&["restart", part]));
+        assert_eq!(again["was"], "already_gone");
+        let now = daemons();
+        assert!(now.iter().all(|it| it.2), "{part}: {now:?}");
+        assert_eq!((&now[at].1, &now[at].0), (&again["pid"], &before[at].0));
+        assert_ne!(now[at].1, before[at].1, "another process");
+    }
+    // Without killing it first, it ends in good order and is another's successor.
+    assert_eq!(rack.json(&named(&["restart", "s2"]))["was"], "terminated");
+    let pointer = rack.text(&["create", "4K", "--rack", "cmd-part", "--on", "s2"]);
+    rack.text(&["write", &pointer, "back", "--rack", "cmd-part"]);
+    let (code, said) = rack.failure(&named(&["restart", "s3"]));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("no daemon memserver-s3"), "{said}");
+    assert_eq!(rack.failure(&named(&["kill", "s3"])).0, Some(2));
+}
+
+#[test]
+fn memory_anywhere_needs_a_server() {
+    let rack = Rack::up("cmd-none", &["--servers", "0", "--clients", "1"]);
+    for placed in [&["create", "4K", "--anywhere"][..], &["create", "4K"]] {
+        let (code, said) = rack.failure(placed);
+        assert_eq!(code, Some(4), "{said}");
+        assert!(said.contains("no memory node is known"), "{said}");
+    }
+}
+
+#[test]
+fn memory_is_created_written_read_zeroed_and_deleted() {
+    let rack = Rack::up("cmd-memory", &["--memory", "32M"]);
+    let made = rack.json(&["create", "10K", "--on", "s2", "--count", "2"]);
+    assert_eq!((&made[0]["bytes"], &made[0]["node"]), (&12_288.into(), &"s2".into()));
+    let pointer = made[1]["pointer"].as_str().expect("text");
+    let start = Instant::now();
+    rack.text(&["write", pointer, "far away", "--offset", "4092"]);
+    assert!(start.elapsed() < QUICK, "{:?}", start.elapsed());
+    // The other client, by the pointer alone; the text crosses a page.
+    let read = ["read", pointer, "--offset", "4092", "--length", "8", "--as", "c2"];
+    assert_eq!(rack.text(&read), "far away");
+    let dump = rack.text(&[&read[..], &["--hex"]].concat());
+    assert!(dump.ends_with("66 61 72 20 61 77 61 79                          far away"), "{dump}");
+    assert_eq!(rack.json(&read)["hex"], "6661722061776179");
+    rack.text(&["zero", pointer, "--offset", "4092", "--length", "3"]);
+    assert_eq!(rack.json(&read)["hex"], "0000002061776179");
+    let page = rack.call(&["read", pointer, "--offset", "96"]);
+    assert_eq!(page.stdout.len(), 4000, "to the end of the page");
+
+    let long: Vec<u8> = (0..5_000_001_u32).map(|at| (at % 253).to_le_bytes()[0]).collect();
+    let stored = rack.feed(&["alloc-write", "--on", "s1"], &long);
+    let stored = String::from_utf8(stored.stdout).expect("text").trim_end().to_owned();
+    let length = long.len().to_string();
+    assert_eq!(rack.call(&["read", &stored, "--length", &length]).stdout, long);
+    let other: Vec<u8> = long.iter().rev().copied().collect();
+    assert!(rack.feed(&["write", &stored], &other).status.success());
+    assert_eq!(rack.call(&["read", &stored, "--length", &length]).stdout, other);
+
+    let full = rack.json(&["stat", "s1"]);
+    assert_eq!((&full[0]["capacity_pages"], &full[0]["used_pages"]), (&8192.into(), &1221.into()));
+    let first = made[0]["pointer"].as_str().expect("text");
+    let freed = rack.json(&["delete", first, pointer, &stored]);
+    assert_eq!((&freed[0]["pages"], &freed[2]["pages"]), (&3.into(), &1221.into()));
+    let all = rack.json(&["stat", "--all"]);
+    let used: Vec<_> = all.as_array().expect("rows").iter().map(|row| &row["used_pages"]).collect();
+    assert_eq!(used, [0, 0]);
+    for place in [&[][..], &["--anywhere"]] {
+        let made = rack.json(&[&["create", "1", "--count", "3"], place].concat());
+        let pointers = made.as_array().expect("rows").iter().map(|row| row["pointer"].as_str());
+        let pointers: Vec<_> = pointers.map(|pointer| pointer.expect("text")).collect();
+        rack.text(&[&["delete"][..], &pointers].concat());
+    }
+    let times = rack.json(&["ping", "s2", "--count", "3"]);
+    assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
+    // Ids are given in the order of joining, which is not that of the names.
+    let id = times["node_id"].to_string();
+    let answer = format!("s2 (node {id}) answered in ");
+    assert!(rack.text(&["ping", &id]).starts_with(&answer));
+}
+
+#[test]
+fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
+    let rack = Rack::up("cmd-fails", &["--memory", "16M"]);
+    let pointer = rack.text(&["create", "1", "--on", "s1"]);
+    rack.text(&["delete", &pointer]);
+    let told = |arguments: &[&str], code, words: &str| {
+        let (exit, said) = rack.failure(arguments);
+        assert_eq!(exit, Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    };
+    told(&["read", &pointer], 3, "the memory was freed");
+    told(&["write", &pointer, "x"], 3, "the memory was freed");
+    told(&["delete", &pointer], 3, "refused");
+    told(&["create", "17M", "--on", "s1"], 3, "out of memory");
+    told(&["zero", &pointer, "--length", "0"], 2, "length");
+    told(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
+    told(&["read", "fd00::1"], 2, "fabric");
+    told(&["read", "fdbb:2:1::"], 2, "another space");
+    told(&["read", &pointer, "--as", "s1"], 2, "no client");
+    told(&["read", &pointer, "--as", "c3"], 2, "no node c3");
+    told(&["read", &pointer, "--rack", "nowhere"], 2, "no rack nowhere");
+    told(&["read", &pointer, "--name", "x"], 2, "needs --interface, --switch-port, --controller");
+    told(&["write", &pointer], 2, "no data");
+    // The endpoint's own options, and nobody there.
+    let lonely =
+        ["--name", "x", "--interface", "lo", "--switch-port", "1", "--controller", "[::1]:1"];
+    let lonely = [&["ping", "s1", "--deadline", "300ms"], &lonely[..]].concat();
+    told(&lonely, 4, "controller");
+    told(&["ping", "77", "--deadline", "200ms"], 4, "does not answer");
+
+    let status = rack.json(&["rack", "status", "--name", "cmd-fails"]);
+    let daemons = status["daemons"].as_array().expect("rows");
+    let server = daemons.iter().find(|it| it["name"] == "memserver-s2").expect("there");
+    let pid = server["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
+    told(&["ping", "s2", "--deadline", "300ms"], 4, "does not answer");
+    told(&["stat", "--deadline", "300ms"], 4, "does not answer");
+    assert_eq!(rack.call(&["rack", "status", "--name", "cmd-fails"]).status.code(), Some(1));
+}
+
+#[test]
+fn two_commands_take_turns_as_one_endpoint() {
+    let rack = Rack::up("cmd-turns", &["--memory", "16M"]);
+    let spawn = || {
+        let mut command = rack.command(&["ping", "s1", "--count", "200", "--deadline", "30s"]);
+        command.stdout(Stdio::null()).spawn().expect("starts")
+    };
+    let mut children: Vec<_> = (0..6).map(|_| spawn()).collect();
+    for child in &mut children {
+        assert!(child.wait().expect("ends").success());
+    }
+    // One that holds the endpoint for longer than the other waits.
+    let mut holder = rack.command(&["write", "fdbb:1:1::"]);
+    let mut holder = holder.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+    let taken = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        let (exit, said) = rack.failure(&["ping", "s1", "--deadline", "100ms"]);
+        exit == Some(1) && said.contains("--as chooses another")
+    });
+    let other = rack.call(&["ping", "s1", "--as", "c2"]);
+    drop(holder.stdin.take());
+    holder.wait().expect("ends");
+    assert!(taken, "the second command was not told that the endpoint is in use");
+    assert!(other.status.success(), "another endpoint is free");
+}
+
+#[test]
+fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
+    let rack = Rack::up("cmd-switch", &["--memory", "16M"]);
+    let status = rack.json(&["rack", "status", "--name", "cmd-switch"]);
+    let controller = &status["controller"];
+    assert_eq!((&status["healthy"], &controller["in_sync"]), (&true.into(), &true.into()));
+    let nodes = controller["nodes"].as_array().expect("rows");
+    let second = nodes.iter().find(|node| node["name"] == "s2").expect("joined");
+    assert_eq!(controller["desired_entry_count"], controller["installed_entry_count"]);
+
+    let directory = |node: &str| {
+        let tables = rack.json(&["rack", "tables", "--name", "cmd-switch"]);
+        let rows = tables.as_array().expect("rows").iter();
+        let mut rows = rows.filter(|row| row["table"] == "directory");
+        let row = rows.find(|row| row["action"] == format!("to {node}")).expect("an entry");
+        (row["match"].as_str().expect("text").to_owned(), row["packets"].as_u64().expect("a count"))
+    };
+    let before = directory("s2");
+    assert_eq!(second["prefix"], before.0);
+    assert_eq!(before.0, format!("fdbb:1:{}::/48", second["id"]));
+    rack.text(&["ping", "s2", "--count", "50"]);
+    assert!(directory("s2").1 >= before.1 + 100, "{before:?} {:?}", directory("s2"));
+
+    rack.text(&[
+        "switch",
+        "impair",
+        "--node",
+        "s1",
+        "--loss",
+        "0.3",
+        "--duplicate",
+        "0.2",
+        "--seed",
+        "9",
+    ]);
+    rack.text(&["ping", "s1", "--count", "100"]);
+    let ports = rack.json(&["switch", "ports"]);
+    let port = &ports["ports"][0];
+    assert_eq!((&port["node"], &ports["data_plane"]), (&"s1".into(), &"ebpf".into()));
+    assert!(port["impaired"]["lost"].as_u64() > Some(10), "{port}");
+    assert!(port["impaired"]["duplicated"].as_u64() > Some(5), "{port}");
+    rack.text(&["switch", "impair", "--port", "1"]);
+    let lost = || rack.json(&["switch", "ports"])["ports"][0]["impaired"]["lost"].as_u64();
+    let healed = lost();
+    rack.text(&["ping", "s1", "--count", "100"]);
+    assert_eq!(lost(), healed);
+    let (exit, said) = rack.failure(&["switch", "impair", "--node", "s1", "--loss", "1.5"]);
+    assert_eq!(exit, Some(2), "{said}");
+    let (exit, said) = rack.failure(&["switch", "impair", "--port", "99", "--loss", "0.5"]);
+    assert_eq!(exit, Some(3), "{said}");
+    let (exit, said) = rack.failure(&["switch", "tables", "--agent", "[::1]:1"]);
+    assert_eq!(exit, Some(4), "{said}");
+}
+
+/// A root, and a certificate and key that it vouches for, as files.
+fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let key = || KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::new(Vec::new()).expect("a root");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let root = CertifiedIssuer::self_signed(params, key()).expect("signed");
+    let own = key();
+    let params = CertificateParams::new(["controller.test".to_owned()]).expect("a name");
+    let certificate = params.signed_by(&own, &root).expect("signed").pem();
+    let texts = [("root", root.pem()), ("certificate", certificate), ("key", own.serialize_pem())];
+    texts.map(|(name, text)| {
+        let path = scratch.path().join(format!("{name}.pem"));
+        std::fs::write(&path, text).expect("written");
+        path
+    })
+}
+
+/// Starts another controller in the rack on another port, at the same switch.
+fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::process::Child {
+    let mut command = rack.command(&["rack", "exec", "--name", rack.name, "switch", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);
+    command.arg("--store").arg(rack.scratch.path().join("secure.redb"));
+    command.arg("--tls-certificate").arg(certificate).arg("--tls-key").arg(key);
+    command.stderr(Stdio::null()).spawn().expect("starts")
+}
+
+#[test]
+fn commands_join_a_controller_that_speaks_tls() {
+    let rack = Rack::up("cmd-tls", &["--memory", "16M"]);
+    let [root, certificate, key] = certificate(&rack.scratch);
+    let status = rack.json(&["rack", "status", "--name", "cmd-tls"]);
+    let daemons = status["daemons"].as_array().expect("rows");
+    let plain = daemons.iter().find(|it| it["name"] == "controller").expect("there");
+    let pid = plain["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
+    let mut controller = secure_controller(&rack, &certificate, &key);
+
+    let links = status["links"].as_array().expect("rows");
+    let switch = links.iter().find(|it| it["node"] == "switch").expect("there");
+    let address = format!("[{}]:7701", switch["control_address"].as_str().expect("text"));
+    let joins = |node: &str, port: &str, trust: &[&str]| {
+        let exec = ["rack", "exec", "--name", "cmd-tls", node, "--"];
+        let stat = [env!("CARGO_BIN_EXE_bluebridge"), "stat", "--json", "--deadline", "3s"];
+        let to = ["--controller", &address, "--switch-port", port];
+        rack.call(&[&exec[..], &stat, &to, trust].concat())
+    };
+    let root = root.to_string_lossy().into_owned();
+    let trusted = joins("c1", "3", &["--tls-root", &root, "--tls-name", "controller.test"]);
+    let plain = joins("c2", "4", &[]);
+    let other_name = joins("c2", "4", &["--tls-root", &root]);
+    controller.kill().expect("killed");
+    controller.wait().expect("ends");
+    assert!(trusted.status.success(), "{}", String::from_utf8_lossy(&trusted.stderr));
+    assert_eq!(plain.status.code(), Some(3), "{}", String::from_utf8_lossy(&plain.stderr));
+    assert_eq!(
+        other_name.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&other_name.stderr)
+    );
+}

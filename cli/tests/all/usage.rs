@@ -1,0 +1,247 @@
+//! The binary, used wrongly or where something is missing: who is told what, and with which code.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
+
+fn call(arguments: &[&str]) -> Output {
+    let mut command = Command::new(BINARY);
+    // A rack of the machine's must not be met by accident.
+    command.env("BLUEBRIDGE_STATE", "/nonexistent/bluebridge-state");
+    command.args(arguments).stdin(Stdio::null()).output().expect("runs")
+}
+
+fn told(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The one JSON object on standard error of a failed command.
+fn error(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    serde_json::from_str::<Value>(lines[0]).expect("JSON")["error"].clone()
+}
+
+const ENDPOINT: [&str; 6] = ["--name", "s", "--switch-port", "1", "--controller", "[::1]:9"];
+
+#[test]
+fn what_cannot_be_is_wrong_usage() {
+    let memserver = |more: &[&'static str]| [&["memserver"], &ENDPOINT[..], more].concat();
+    for (arguments, words) in [
+        (vec!["rack", "up", "--memory", "0"], "0 is no memory for a server"),
+        (vec!["rack", "up", "--memory", "99T"], "99T is no memory for a server"),
+        (memserver(&["--interface", "nope"]), "interface nope"),
+        (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
+        (vec!["switch", "--device-id", "0"], "--device-id"),
+        (vec!["create", "0"], "a byte at least"),
+        (vec!["create", "2T"], "1T at most"),
+        (vec!["create", "2T", "--nonsense"], "--nonsense"),
+        (vec!["controller", "--store", "/nonexistent/x"], "there is no directory /nonexistent;"),
+        (vec!["rack", "restart", "c1"], "is no daemon"),
+        (vec!["rack", "kill", "s1"], "there is no rack rack"),
+    ] {
+        let (code, said) = told(&call(&arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+        let output = call(&[&arguments, &["--json"][..]].concat());
+        let error = error(&output);
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!((&error["code"], &error["kind"]), (&2.into(), &"usage".into()));
+        assert!(error["message"].as_str().expect("text").contains(words), "{error}");
+        assert!(output.stdout.is_empty());
+    }
+    assert!(!Path::new("/nonexistent").exists());
+}
+
+mod root {
+    use std::io::Read;
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+    use std::process::Child;
+    use std::thread;
+    use std::time::Duration;
+
+    use bluebridge_switch::ebpf::EbpfSwitch;
+    use bluebridge_testkit::{Scratch, require_ebpf, require_root};
+
+    use super::*;
+
+    #[test]
+    fn ports_and_memory_of_a_daemon_are_checked() {
+        require_root();
+        let soft = ["switch", "--data-plane", "soft", "--listen", "[::1]:0"];
+        for port in ["0=lo", "1024=lo", "1=nope"] {
+            let (code, said) = told(&call(&[&soft[..], &["--port", port]].concat()));
+            assert_eq!(code, Some(2), "{port}: {said}");
+        }
+        let memserver =
+            [&["unshare", "--net", BINARY, "memserver", "--interface", "lo"], &ENDPOINT[..]]
+                .concat();
+        for (memory, expected, words) in
+            [("0", 2, "0 bytes for 1 shards"), ("1023G", 1, "ask for a smaller arena")]
+        {
+            // Nobody answers at the controller's address: the memory is asked for before.
+            let mut command = Command::new(memserver[0]);
+            command.args(&memserver[1..]).args(["--memory", memory]).stdin(Stdio::null());
+            let (code, said) = told(&command.output().expect("runs"));
+            assert_eq!(code, Some(expected), "{memory}: {said}");
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    /// A network namespace, for as long as its process sleeps.
+    struct Namespace(Child);
+
+    impl Namespace {
+        fn new() -> Self {
+            let script = "ip link set lo up && echo && exec sleep 120";
+            let mut command = Command::new("unshare");
+            command.args(["--net", "sh", "-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("starts");
+            let mut ready = [0];
+            let stdout = child.stdout.as_mut().expect("piped");
+            stdout.read_exact(&mut ready).expect("the interface is up");
+            Self(child)
+        }
+
+        /// A switch in the kernel.
+        fn switch(&self, device_id: &str, more: &[&str]) -> Child {
+            let mut command = Command::new("nsenter");
+            command.arg(format!("--net=/proc/{}/ns/net", self.0.id()));
+            command.args([BINARY, "switch", "--listen", "[::1]:9559", "--device-id", device_id]);
+            command.args(more).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts")
+        }
+    }
+
+    impl Drop for Namespace {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn pins(device_id: &str) -> PathBuf {
+        EbpfSwitch::directory(&format!("switch{device_id}")).expect("a name")
+    }
+
+    #[test]
+    fn a_switch_that_does_not_start_leaves_nothing_pinned() {
+        require_root();
+        require_ebpf(EbpfSwitch::is_built());
+        let (scratch, namespace) = (Scratch::new("usage-pins"), Namespace::new());
+        for more in
+            [&["--port", "1=lo", "--port", "2=nope"][..], &["--port", "1=lo", "--port", "0=lo"]]
+        {
+            let output = namespace.switch("40971", more).wait_with_output().expect("ends");
+            assert_eq!(output.status.code(), Some(2), "{more:?}: {}", told(&output).1);
+            assert!(!pins("40971").exists(), "{more:?}");
+        }
+        let elsewhere = scratch.path().join("bpf");
+        std::fs::create_dir(&elsewhere).expect("made");
+        let mount = Command::new("mount").args(["-t", "bpf", "none"]).arg(&elsewhere).status();
+        assert!(mount.expect("runs").success());
+        let directory = elsewhere.join("switch");
+        let directory = directory.to_str().expect("text");
+        let more = ["--port", "1=lo", "--port", "2=nope", "--bpf-directory", directory];
+        let output = namespace.switch("40971", &more).wait_with_output().expect("ends");
+        let left = Path::new(directory).exists();
+        let unmount = Command::new("umount").arg(&elsewhere).status();
+        assert!(unmount.expect("runs").success());
+        assert_eq!((output.status.code(), left), (Some(2), false), "{}", told(&output).1);
+    }
+
+    #[test]
+    fn what_a_dead_agent_left_pinned_is_removed_by_a_command() {
+        require_root();
+        require_ebpf(EbpfSwitch::is_built());
+        let (id, namespace) = ("40972", Namespace::new());
+        let remove = || call(&["switch", "remove", "--device-id", id]);
+        let mut agent = namespace.switch(id, &["--port", "1=lo"]);
+        let up = (0..500).any(|_| {
+            thread::sleep(Duration::from_millis(20));
+            pins(id).join("port_1_tc").exists()
+        });
+        let second = namespace.switch(id, &["--port", "1=lo"]).wait_with_output().expect("ends");
+        let early = remove();
+        agent.kill().expect("killed");
+        agent.wait().expect("waited");
+        let stayed = EbpfSwitch::is_pinned_in(&pins(id));
+        // A start that fails takes nothing from a switch that was there before.
+        let failed =
+            namespace.switch(id, &["--port", "1=lo", "--port", "2=nope"]).wait_with_output();
+        let failed = failed.expect("ends");
+        let stayed_again = EbpfSwitch::is_pinned_in(&pins(id));
+        let removed = remove();
+        assert!(up, "the switch did not start");
+        for output in [&second, &early] {
+            let (code, said) = told(output);
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains("has an agent"), "{said}");
+        }
+        assert_eq!(failed.status.code(), Some(2), "{}", told(&failed).1);
+        assert!(stayed && stayed_again, "frames go on without an agent");
+        assert!(removed.status.success(), "{}", told(&removed).1);
+        assert!(!pins(id).exists());
+        let again = call(&["switch", "remove", "--device-id", id, "--json"]);
+        let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
+        assert_eq!(again["was_there"], false);
+    }
+
+    #[test]
+    fn a_switch_that_is_told_to_end_while_it_starts_ends_in_good_order() {
+        require_root();
+        require_ebpf(EbpfSwitch::is_built());
+        let (id, namespace) = ("40973", Namespace::new());
+        let mut agent = namespace.switch(id, &["--port", "1=lo"]);
+        let pid = rustix::process::Pid::from_child(&agent);
+        let started = (0..5000).any(|_| {
+            thread::sleep(Duration::from_millis(2));
+            pins(id).join("ports").exists()
+        });
+        // The programs are being checked now, for some hundred milliseconds.
+        thread::sleep(Duration::from_millis(30));
+        let ended = (0..300).find_map(|_| {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            thread::sleep(Duration::from_millis(200));
+            agent.try_wait().expect("waited")
+        });
+        let _ = agent.kill();
+        let output = agent.wait_with_output().expect("ends");
+        let removed = call(&["switch", "remove", "--device-id", id]);
+        assert!(started, "the switch did not start");
+        assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", told(&output).1);
+        assert!(removed.status.success(), "{}", told(&removed).1);
+    }
+
+    #[test]
+    fn what_an_experiment_measured_is_told_even_if_its_files_cannot_be_written() {
+        require_root();
+        let scratch = Scratch::new("usage-full");
+        // A full disk, for one file.
+        symlink("/dev/full", scratch.path().join("contention.csv")).expect("a link");
+        let mut command = Command::new(BINARY);
+        command.env("BLUEBRIDGE_STATE", scratch.path().join("state")).stdin(Stdio::null());
+        command.args([
+            "experiment",
+            "ownership",
+            "--seconds",
+            "1",
+            "--clients",
+            "1",
+            "--leases",
+            "1",
+        ]);
+        let output =
+            command.arg("--json").arg("--output").arg(scratch.path()).output().expect("runs");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let message = error(&output)["message"].to_string();
+        assert!(message.contains("contention.csv"), "{message}");
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(told["files"], Value::Array(Vec::new()));
+        assert_eq!(told["findings"].as_array().map(Vec::len), Some(2), "{told}");
+    }
+}

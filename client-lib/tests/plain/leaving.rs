@@ -1,0 +1,70 @@
+//! Sessions of clients that go are closed at once.
+
+use std::time::{Duration, Instant};
+
+use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Placement};
+use bluebridge_transport::memory::MemoryTransport;
+
+use crate::rack::{Rack, SPACE};
+
+const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
+
+fn client(rack: &Rack, node: u16, server_count: u16) -> Client<MemoryTransport> {
+    let mut config = EndpointConfig::new(SPACE, NodeId(node), 1);
+    config.memory_nodes = NODES.map(|node| MemoryNode { node, shard_count: 1 }).to_vec();
+    config.server_count = server_count;
+    Client::open(config, rack.attach(NodeId(node)))
+}
+
+/// Opens a session with every node, and leaves an answer in each that was not acknowledged.
+fn visit(client: &mut Client<MemoryTransport>) {
+    for node in NODES {
+        client.create_at(1, Placement::Node(node)).expect("there is room");
+    }
+}
+
+/// Waits until the nodes have as many sessions, one of which is the watcher's.
+fn await_sessions(watcher: &mut Client<MemoryTransport>, counts: [u64; 3]) {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        let now = NODES.map(|node| watcher.stat(node).expect("it answers").session_count);
+        if now == counts {
+            return;
+        }
+        assert!(Instant::now() < until, "{now:?} sessions are open, {counts:?} should be");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_dropped_client_leaves_no_session_behind() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut watcher = client(&rack, 1000, 8);
+    for node in 1001..1004 {
+        let mut short = client(&rack, node, 8);
+        visit(&mut short);
+        await_sessions(&mut watcher, [2; 3]);
+        drop(short);
+        await_sessions(&mut watcher, [1; 3]);
+    }
+}
+
+#[test]
+fn a_closed_client_is_gone_when_the_call_returns() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut watcher = client(&rack, 1000, 8);
+    let mut short = client(&rack, 1001, 8);
+    visit(&mut short);
+    short.close().expect("the carrier works");
+    let counts = NODES.map(|node| watcher.stat(node).expect("it answers").session_count);
+    assert_eq!(counts, [1; 3]);
+}
+
+#[test]
+fn a_server_whose_place_is_given_on_need_not_wait() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut watcher = client(&rack, 1000, 8);
+    let mut narrow = client(&rack, 1001, 1);
+    visit(&mut narrow);
+    await_sessions(&mut watcher, [1, 1, 2]);
+}

@@ -1,0 +1,28 @@
+//! What tests of several rooms share: network namespaces, scratch directories, the built program.
+//!
+//! Everything here panics when it cannot do its work, since its callers are tests: a test that cannot run fails and
+//! says why. No function looks at which tiers are to run; a test's path names its tiers, and filters outside leave
+//! tiers out (docs/testing.md).
+
+mod files;
+pub mod namespace;
+mod needs;
+
+pub use files::{Scratch, example, program};
+pub use needs::{require_ebpf, require_root};
+
+use std::process::Command;
+
+/// Runs `ip` with `arguments`, split at spaces, in this thread's namespace.
+///
+/// # Panics
+/// If `ip` is not installed, or fails; its words are shown.
+#[track_caller]
+pub fn ip(arguments: &str) {
+    let output = Command::new("ip")
+        .args(arguments.split_whitespace())
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run ip: {error}; install iproute2"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {arguments}: {}: {said}", output.status);
+}

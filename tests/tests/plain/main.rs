@@ -1,0 +1,6 @@
+//! Simulations, and misuse of clients and owners, in one process.
+
+mod hostile_misuse;
+mod hostile_owner;
+mod lease_simulation;
+mod simulation;

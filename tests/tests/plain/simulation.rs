@@ -1,0 +1,226 @@
+//! Seeds over seeds; see `bluebridge_tests::sim`.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    ops::Range,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use bluebridge_tests::sim::{Bug, Plan, Report, run};
+
+/// Seeds of a test run; more by `BLUEBRIDGE_SIM_SEEDS`, others from `BLUEBRIDGE_SIM_FIRST` on.
+const SEEDS: u64 = 1000;
+
+/// Seeds in which a bug must be found.
+const BUG_SEEDS: u64 = 60;
+
+/// Failures after which a run stops looking for more.
+const FAILURES_MAX: usize = 10;
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// Runs the plans that `plan` gives for the seeds, on all cores; the first failures by seed.
+fn run_all(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec<(u64, String)>) {
+    let next = AtomicU64::new(seeds.start);
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        let mut sum = Report::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let failed = failures.lock().expect("no panic while it is held").len();
+            if seed >= seeds.end || failed >= FAILURES_MAX {
+                return sum;
+            }
+            match run(plan(seed), false) {
+                Ok(report) => sum.add(&report),
+                Err(error) => failures.lock().expect("as above").push((seed, error)),
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut all = Report::default();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(sum) => all.add(&sum),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    (all, failures.into_inner().expect("all workers ended"))
+}
+
+/// What counts no event in any run, each with the reason.
+const OUT_OF_REACH: [(&str, &str, &str); 25] = [
+    ("answered", "Busy", "nobody leases anything in this simulation"),
+    ("answered", "Forbidden", "there are no permissions yet"),
+    ("answered", "Internal", "the store does not fail"),
+    ("answered", "LeaseLost", "nobody leases anything in this simulation"),
+    ("answered", "NotOwner", "nobody leases anything in this simulation"),
+    ("answered", "UnsupportedVersion", "other versions are dropped by the parser"),
+    ("heard", "BeyondWindow", "a requester stays in its window"),
+    ("heard", "Busy", "nobody leases anything in this simulation"),
+    ("heard", "Expired", "a requester has forgotten what is below its low water"),
+    ("heard", "Forbidden", "there are no permissions yet"),
+    ("heard", "Internal", "the store does not fail"),
+    ("heard", "LeaseLost", "nobody leases anything in this simulation"),
+    ("heard", "Malformed", "a requester sends nothing malformed"),
+    ("heard", "NotOwner", "nobody leases anything in this simulation"),
+    ("heard", "StaleRangeEpoch", "a requester names no range epoch"),
+    ("heard", "Unauthenticated", "a requester has no key"),
+    ("heard", "UnknownCommand", "a requester sends known commands"),
+    ("heard", "UnsupportedFeature", "a requester requires none"),
+    ("heard", "UnsupportedVersion", "other versions are dropped by the parser"),
+    ("heard", "WrongSpace", "a requester refuses pointers of other spaces itself"),
+    ("requester", "busy_retried", "nobody leases anything in this simulation"),
+    ("requester", "redirect_returned", "nobody leases anything in this simulation"),
+    ("requester", "reply_violation", "no server here breaks the protocol"),
+    ("responder", "incarnation_forgotten", "no incarnation here goes down again"),
+    ("responder", "drop_wrong_shard", "the servers here have one shard"),
+];
+
+/// What only leases count, which nobody takes in this simulation.
+const OF_LEASES: [(&str, &str); 30] = [
+    ("responder", "last_committed_read"),
+    ("responder", "lease_aborted"),
+    ("responder", "lease_beyond_share"),
+    ("responder", "lease_committed"),
+    ("responder", "lease_contended"),
+    ("responder", "lease_expired"),
+    ("responder", "lease_forgotten"),
+    ("responder", "lease_granted"),
+    ("responder", "lease_not_held"),
+    ("responder", "lease_renewed"),
+    ("responder", "lease_repeated"),
+    ("responder", "lease_superseded"),
+    ("responder", "lease_table_full"),
+    ("responder", "notice_sent"),
+    ("responder", "waiter_answered"),
+    ("responder", "waiter_forgotten"),
+    ("responder", "waiter_gone"),
+    ("responder", "waiter_joined"),
+    ("responder", "waiter_left"),
+    ("responder", "waiter_refused"),
+    ("responder", "waiter_repeated"),
+    ("requester", "grant_lost"),
+    ("requester", "granted"),
+    ("requester", "lease_lost"),
+    ("requester", "owner_waited"),
+    ("requester", "queue_left"),
+    ("requester", "queue_repeated"),
+    ("requester", "queued"),
+    ("requester", "renewed"),
+    ("requester", "stale_piece_joined"),
+];
+
+/// The same, of what only a server or a switch that is set up otherwise would count.
+const OUT_OF_SETTING: [(&str, &str, &str); 4] = [
+    ("responder", "free_refused", "the store frees what it granted"),
+    ("responder", "provisional_kept", "a requester confirms before it asks anything else"),
+    ("switch drop", "egress", "no frame here is longer than its link's MTU"),
+    ("switch drop", "entry", "the controller here installs no entry that drops"),
+];
+
+/// What must end well at times.
+const TASKS: [&str; 16] = [
+    "alloc_write",
+    "alloc_write anywhere",
+    "cas",
+    "cell read",
+    "close",
+    "create",
+    "create anywhere",
+    "delete",
+    "fetch_add",
+    "ping",
+    "read",
+    "shared read",
+    "shared write",
+    "stat",
+    "write",
+    "zero",
+];
+
+/// A run over all seeds that leaves something out does not test it.
+fn check_coverage(report: &Report) {
+    let excused: BTreeSet<_> = OUT_OF_REACH
+        .iter()
+        .chain(&OUT_OF_SETTING)
+        .map(|(group, name, _)| (*group, *name))
+        .chain(OF_LEASES)
+        .collect();
+    let counted = report.counts.iter().map(|((group, name), count)| ((*group, &**name), *count));
+    let missing: BTreeSet<_> =
+        counted.filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
+    assert_eq!(missing, excused, "counted nothing, and what is known to count nothing");
+    let kinds = |group: &str| report.counts.keys().filter(|(of, _)| *of == group).count();
+    assert_eq!(kinds("fault"), 14, "every kind of fault struck");
+    assert_eq!(kinds("move"), 2, "lines moved, and back");
+    for task in TASKS {
+        let done = report.outcomes.get(&(task, "ok".to_owned())).copied().unwrap_or(0);
+        assert!(done > 0, "no {task} ended well");
+    }
+}
+
+/// A simulation that does not find a mistake is worth nothing: each bug must be found soon.
+#[test]
+fn every_bug_is_found() {
+    for bug in Bug::ALL {
+        let found = (0..BUG_SEEDS).find_map(|seed| {
+            let plan = Plan { bug: Some(bug), ..Plan::new(seed) };
+            run(plan, false).err().map(|error| (seed, error))
+        });
+        match found {
+            Some((seed, error)) => println!("{bug:?}: seed {seed}: {error}"),
+            None => panic!("{bug:?} was not found by {BUG_SEEDS} seeds"),
+        }
+    }
+}
+
+/// A seed decides everything: otherwise a failure could not be replayed.
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..20 {
+        let [first, second] = [0, 1].map(|_| run(Plan::new(seed), false).expect("a good run"));
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_eq!(first.counts, second.counts, "seed {seed}");
+    }
+}
+
+mod long {
+    use super::*;
+
+    #[test]
+    fn racks_keep_their_promises() {
+        if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
+            let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
+            match run(Plan::new(seed), trace) {
+                Ok(report) => println!("{report}"),
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+            return;
+        }
+        let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
+        let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
+        let (report, failures) = run_all(first..first + seeds, Plan::new);
+        println!("{report}");
+        for (seed, error) in &failures {
+            println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
+        }
+        assert!(
+            failures.is_empty(),
+            "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
+        );
+        if seeds >= SEEDS {
+            check_coverage(&report);
+        }
+    }
+}

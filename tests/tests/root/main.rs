@@ -1,0 +1,10 @@
+//! Racks of the real daemons with real packets, in network namespaces of this machine.
+
+mod hostile_rack;
+mod rack_impaired;
+mod rack_leases;
+mod rack_pointers;
+mod rack_redirects;
+mod rack_restarts;
+mod rack_transfers;
+mod rack_updates;

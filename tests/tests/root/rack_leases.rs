@@ -1,0 +1,580 @@
+//! Leases with real packets when something goes wrong: COMMITs that come too late or from the wrong
+//! one, owners that are killed or stand still, and everything around them ended at bad moments. What
+//! clients saw meanwhile must be linearizable.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bluebridge::{
+    Client, Error, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status, UpdateOptions,
+};
+use bluebridge_cli::control::tables;
+use bluebridge_cli::rack::daemon::DEVICE_ID;
+use bluebridge_cli::rack::layout::{ENDPOINT_INTERFACE, P4RUNTIME};
+use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
+use bluebridge_northbound::Attachment;
+use bluebridge_northbound::proto::LeaseStatus;
+use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
+use bluebridge_protocol::requester::{Answer, Failure, Operation};
+use bluebridge_testkit::{Scratch, program};
+use bluebridge_tests::history::History;
+use bluebridge_tests::rack::endpoint::{Endpoint, SPACE, UdpClient};
+use bluebridge_tests::rack::raw::RawClient;
+use bluebridge_tests::rack::witness::{Moment, Object, Outcome, Record, Witnesses, now, work};
+use bluebridge_tests::rack::{TestRack, Wish};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long anything may take that is bound to come.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longer than the clocks' margin, and than a request takes that is under way.
+const MARGIN: Duration = Duration::from_millis(100);
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn wish(switch: DataPlane, redirects: Redirects) -> Wish {
+    Wish { servers: 1, redirects, ..Wish::new(switch, "9000") }
+}
+
+/// Joins as a client of the rack, with a service thread.
+fn join(rack: &TestRack, number: u16) -> UdpClient {
+    let node = Node::Client(number);
+    let controller = format!("http://{}", rack.rack().layout().controller());
+    let mut options = JoinOptions::new(&node.to_string(), SPACE, ENDPOINT_INTERFACE, "");
+    options.attachment = Attachment::Port(rack.port(node));
+    options.service = ServiceStart::AtOnce;
+    options.behaviour.deadline = Duration::from_secs(20);
+    let joined = rack.enter(node, || Client::join(&controller, options));
+    joined.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn lease(time: Duration) -> UpdateOptions {
+    UpdateOptions { lease: Some(time), ..UpdateOptions::default() }
+}
+
+fn page_of(client: &mut UdpClient, byte: u8) -> Pointer {
+    client.alloc_write(&[byte; 4096]).expect("there is memory").base()
+}
+
+#[track_caller]
+fn assert_page(client: &mut UdpClient, page: Pointer, byte: u8) {
+    let mut found = [!byte; 4096];
+    client.read(page, &mut found).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(found, [byte; 4096]);
+}
+
+/// Takes a page by an UPDATE, sees what is in it, and commits something else.
+#[track_caller]
+fn hand_over(client: &mut UdpClient, page: Pointer, before: u8, after: u8) {
+    let mut bytes = [!before; 4096];
+    let mut update = client.update(page, &mut bytes).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(update[..], [before; 4096]);
+    update.fill(after);
+    update.commit().unwrap_or_else(|error| panic!("{error}"));
+    assert_page(client, page, after);
+}
+
+/// What the switch does with redirected pages, and how many packets it redirected.
+fn redirects(rack: &TestRack) -> Vec<(String, u64)> {
+    let names = tables::PortNames::new();
+    let lines = rack.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
+    let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
+    lines.filter(|line| line.table == "redirect").map(|line| (line.action, line.packets)).collect()
+}
+
+fn leases(rack: &TestRack) -> LeaseStatus {
+    rack.controller_status().leases.expect("a status")
+}
+
+fn send(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(pid, signal).expect("it may be sent");
+}
+
+/// `bluebridge update` as a process that holds a lease and renews it; killed when this goes.
+struct Holder(Child);
+
+impl Holder {
+    /// Sets the page's first byte after `hold`; when this returns it has the lease.
+    fn start(rack: &TestRack, page: Pointer, hold: &str) -> Self {
+        let node = Node::Client(1);
+        let mut command = Command::new(program());
+        command.args(["update", &page.to_string(), "--set", "x", "--lease", "1s"]);
+        command.args(["--hold", hold, "--name", &node.to_string()]);
+        command.args(["--interface", ENDPOINT_INTERFACE]);
+        command.args(["--switch-port", &rack.port(node).to_string()]);
+        command.args(["--controller", &rack.rack().layout().controller().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut holder = Self(rack.enter(node, || command.spawn()).expect("it starts"));
+        let mut line = String::new();
+        let said = holder.0.stdout.as_mut().expect("it is piped");
+        BufReader::new(said).read_line(&mut line).expect("it can be read");
+        assert!(line.contains("are leased"), "{line:?} {}", holder.complaint(line.is_empty()));
+        holder
+    }
+
+    /// What it says when it ended.
+    fn complaint(&mut self, ended: bool) -> String {
+        let mut text = String::new();
+        if ended && let Some(said) = &mut self.0.stderr {
+            said.read_to_string(&mut text).expect("it can be read");
+        }
+        text
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_commit_that_comes_too_late_changes_nothing() {
+    let rack = TestRack::up("lease-late", &wish(DataPlane::Ebpf, Redirects::Contended));
+    let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
+    // Without a service nobody renews.
+    let (mut owner, mut rival) = (one.client(&rack, 1), two.client(&rack, 2));
+    let page = page_of(&mut owner, 1);
+    let mut bytes = [0; 4096];
+
+    let time = Duration::from_millis(100);
+    let mut update = owner.update_with(page, &mut bytes, lease(time)).expect("it is free");
+    update.fill(2);
+    thread::sleep(time + MARGIN);
+    assert!(update.time_left().is_zero());
+    match update.commit() {
+        Err(Error::LeaseLost { how: LeaseEnd::Expired, owner: None, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_page(&mut rival, page, 1);
+    hand_over(&mut rival, page, 1, 3);
+
+    // Another one waits for it, and has it when the COMMIT comes.
+    let mut update = owner.update_with(page, &mut bytes, lease(time)).expect("it is free");
+    update.fill(4);
+    let mut theirs = [0; 4096];
+    let taken = rival.update_with(page, &mut theirs, lease(Duration::from_secs(8)));
+    let mut taken = taken.expect("the lease before it ends");
+    assert_eq!(taken[..], [3; 4096]);
+    match update.commit() {
+        Err(Error::LeaseLost { how: LeaseEnd::LeasedAgain, owner: Some(node), .. }) => {
+            assert_eq!(node, two.membership().assignment().node);
+        }
+        other => panic!("{other:?}"),
+    }
+    taken.fill(5);
+    taken.commit().expect("the late COMMIT did it no harm");
+    assert_page(&mut owner, page, 5);
+
+    // A process that stands still for longer than its lease, service thread and all.
+    let mut frozen = Holder::start(&rack, page, "3s");
+    assert!(matches!(rival.try_update(page, &mut theirs), Err(Error::Busy { .. })));
+    send(frozen.0.id(), Signal::STOP);
+    hand_over(&mut rival, page, 5, 6);
+    send(frozen.0.id(), Signal::CONT);
+    let ended = frozen.0.wait().expect("it is a child");
+    let complaint = frozen.complaint(true);
+    assert!(!ended.success() && complaint.contains("came too late"), "{ended}: {complaint}");
+    assert_page(&mut rival, page, 6);
+}
+
+#[test]
+fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
+    let rack = TestRack::up("lease-raw", &wish(DataPlane::Ebpf, Redirects::Contended));
+    let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
+    let mut reader = two.client(&rack, 2);
+    let page = page_of(&mut reader, 1);
+    let mut owner = RawClient::open(&rack, &one, 1, 1);
+    let mut stranger = RawClient::open(&rack, &two, 2, 2);
+    let renew = |epoch| Operation::Renew { pointer: page, length: 4096, epoch, lease_ms: 1000 };
+    let abort = |epoch| Operation::Abort { pointer: page, length: 4096, epoch };
+    let lost = |result: Result<Answer, Failure>| match result {
+        Err(Failure::LeaseLost { how, owner, .. }) => (how, owner),
+        other => panic!("{other:?}"),
+    };
+
+    // Another endpoint that knows the epoch, and epochs that were never granted.
+    let (held, bytes) = owner.update(page, 8000).expect("it is free");
+    assert_eq!(bytes, [1; 4096]);
+    for epoch in [held.epoch, held.epoch + 1, 0] {
+        let unknown = (LeaseEnd::Unknown, None);
+        assert_eq!(lost(stranger.commit(page, epoch, &[9; 4096])), unknown, "{epoch}");
+        assert_eq!(lost(stranger.ask(renew(epoch), &[], &mut [])), unknown, "{epoch}");
+        assert_eq!(lost(stranger.ask(abort(epoch), &[], &mut [])), unknown, "{epoch}");
+    }
+    assert!(matches!(stranger.update(page, 100), Err(Failure::Busy { .. })), "it is still held");
+
+    // The lease is the endpoint's: any of its requesters may end it, once.
+    let mut other = RawClient::open(&rack, &one, 1, 3);
+    assert_eq!(other.commit(page, held.epoch, &[2; 4096]), Ok(Answer::Done));
+    assert_page(&mut reader, page, 2);
+    for client in [&mut owner, &mut other] {
+        let committed = (LeaseEnd::Committed, None);
+        assert_eq!(lost(client.commit(page, held.epoch, &[9; 4096])), committed);
+        assert_eq!(lost(client.ask(renew(held.epoch), &[], &mut [])), committed);
+        assert_eq!(lost(client.ask(abort(held.epoch), &[], &mut [])), committed);
+    }
+    assert_page(&mut reader, page, 2);
+
+    // A lease that ran out cannot be renewed, nor once another has it.
+    let (held, _) = owner.update(page, 50).expect("it is free");
+    thread::sleep(Duration::from_millis(50) + MARGIN);
+    let expired = (LeaseEnd::Expired, None);
+    assert_eq!(lost(owner.ask(renew(held.epoch), &[], &mut [])), expired);
+    assert_eq!(lost(owner.commit(page, held.epoch, &[9; 4096])), expired);
+    let (next, bytes) = stranger.update(page, 8000).expect("the renewal gave nothing back");
+    assert_eq!(bytes, [2; 4096]);
+    assert!(next.epoch > held.epoch, "{next:?} {held:?}");
+    let again = (LeaseEnd::LeasedAgain, Some((stranger.node(), next.epoch)));
+    assert_eq!(lost(owner.ask(renew(held.epoch), &[], &mut [])), again);
+    assert_eq!(lost(owner.commit(page, held.epoch, &[9; 4096])), again);
+    assert_eq!(lost(owner.ask(abort(held.epoch), &[], &mut [])), again);
+    assert_eq!(stranger.commit(page, next.epoch, &[3; 4096]), Ok(Answer::Done));
+    assert_page(&mut reader, page, 3);
+}
+
+/// Every datagram comes twice: grants, COMMITs and their answers.
+#[test]
+fn what_the_network_doubles_is_done_once() {
+    const COUNT: u64 = 100;
+    let rack = TestRack::up("lease-double", &wish(DataPlane::Ebpf, Redirects::Always));
+    let mut clients = [join(&rack, 1), join(&rack, 2)];
+    let word = clients[0].create(8).expect("there is memory").base();
+    rack.trouble_all(&Impairment { seed: 1, duplicate: 1.0, ..Impairment::default() });
+    thread::scope(|scope| {
+        for client in &mut clients {
+            scope.spawn(move || {
+                for _ in 0..COUNT {
+                    let mut bytes = [0; 8];
+                    let mut update = client.update(word, &mut bytes).expect("it comes free");
+                    let next = u64::from_le_bytes(update[..].try_into().expect("8 bytes")) + 1;
+                    update.copy_from_slice(&next.to_le_bytes());
+                    update.commit().expect("it is held");
+                }
+            });
+        }
+    });
+    rack.trouble_all(&Impairment::default());
+    assert_eq!(clients[1].fetch_add(word, 0).expect("it is free"), 2 * COUNT);
+}
+
+#[test]
+fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
+    let rack = TestRack::up("lease-killed", &wish(DataPlane::Ebpf, Redirects::Always));
+    let mut rival = join(&rack, 2);
+    let page = page_of(&mut rival, 1);
+    hand_over(&mut rival, page, 1, 2);
+    let mut holder = Holder::start(&rack, page, "60s");
+    until("a redirect", || !redirects(&rack).is_empty());
+    assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
+    // Longer than the lease: it is renewed.
+    thread::sleep(Duration::from_millis(1400));
+    assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
+        thread::sleep(MARGIN);
+        assert!(!waiting.is_finished(), "it is held");
+        // The redirect leads to nobody from now on.
+        holder.0.kill().expect("it may be killed");
+        holder.0.wait().expect("it is a child");
+        waiting.join().expect("the page comes free");
+    });
+    until("no redirect to nobody", || redirects(&rack).is_empty());
+    // The same endpoint begins another life.
+    drop(holder);
+    let mut again = join(&rack, 1);
+    hand_over(&mut again, page, 3, 4);
+}
+
+#[test]
+fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
+    let mut rack = TestRack::up("lease-grant", &wish(DataPlane::Ebpf, Redirects::Always));
+    let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
+    let page = page_of(&mut owner, 1);
+    // It stands still, so that the copy of the grant reaches it and it does nothing about it.
+    send(rack.process("controller").pid, Signal::STOP);
+    let mut bytes = [0; 4096];
+    let mut update =
+        owner.update_with(page, &mut bytes, lease(Duration::from_secs(8))).expect("it is free");
+    rack.kill("controller");
+    assert_eq!(redirects(&rack), [], "nobody made one");
+    assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
+    update.fill(2);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
+        thread::sleep(MARGIN);
+        assert!(!waiting.is_finished(), "the home lets it wait");
+        update.commit().expect("it is held");
+        waiting.join().expect("the page comes free");
+    });
+    rack.start("controller");
+    until("the controller knows both again", || {
+        let nodes = rack.controller_status().nodes;
+        ["c1", "c2", "s1"].iter().all(|name| nodes.iter().any(|node| node.name == *name))
+    });
+    // The next grants are redirected again: it may take some until the switch copies to the new one.
+    until("a redirect", || {
+        let mut bytes = [0; 4096];
+        let update = owner.update(page, &mut bytes).expect("it is free");
+        thread::sleep(MARGIN);
+        let is_redirected = !redirects(&rack).is_empty();
+        update.abort().expect("it is held");
+        is_redirected
+    });
+    hand_over(&mut rival, page, 3, 4);
+}
+
+/// The redirect stays in the switch, since nobody is there to delete it, and leads to an owner that is
+/// none any more.
+#[test]
+fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
+    let rack = TestRack::up("lease-stale", &wish(DataPlane::Ebpf, Redirects::Always));
+    let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
+    let page = page_of(&mut owner, 1);
+    let mut bytes = [0; 4096];
+    let mut update =
+        owner.update_with(page, &mut bytes, lease(Duration::from_secs(9))).expect("it is free");
+    until("a redirect", || !redirects(&rack).is_empty());
+    rack.kill("controller");
+    update.fill(2);
+    update.commit().expect("it is held");
+    let before = redirects(&rack);
+    assert_eq!(before.len(), 1, "nobody is there to delete it");
+    assert_page(&mut rival, page, 2);
+    hand_over(&mut rival, page, 2, 3);
+    rival.fetch_add(page, 0).expect("the home does it");
+    let after = redirects(&rack);
+    assert!(after[0].1 > before[0].1, "it was not met: {before:?} {after:?}");
+    // The one before is the owner again, and not led to itself.
+    hand_over(&mut owner, page, 3, 4);
+    assert_page(&mut rival, page, 4);
+}
+
+fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
+    let mut rack = TestRack::up(name, &wish(switch, Redirects::Always));
+    let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
+    let page = page_of(&mut owner, 1);
+    let mut bytes = [0; 4096];
+    let mut update =
+        owner.update_with(page, &mut bytes, lease(Duration::from_secs(9))).expect("it is free");
+    let epoch = update.epoch();
+    until("a redirect", || !redirects(&rack).is_empty());
+    update.fill(2);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
+        thread::sleep(MARGIN);
+        rack.kill("switch");
+        thread::sleep(MARGIN);
+        rack.start("switch");
+        assert!(!waiting.is_finished(), "the lease holds whatever the switch does");
+        assert_eq!(update.epoch(), epoch);
+        update.commit().expect("it is held");
+        waiting.join().expect("the page comes free");
+    });
+    hand_over(&mut owner, page, 3, 4);
+    until("no redirect of a lease that is over", || {
+        rack.tables().is_ok_and(|lines| lines.iter().all(|line| line.table != "redirect"))
+    });
+}
+
+#[test]
+fn a_lease_outlives_the_agent_of_the_ebpf_switch() {
+    a_switch_restarts_during_a_lease("lease-agent", DataPlane::Ebpf);
+}
+
+#[test]
+fn a_lease_outlives_the_soft_switch() {
+    a_switch_restarts_during_a_lease("lease-soft", DataPlane::Soft);
+}
+
+#[test]
+fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
+    let mut rack = TestRack::up("lease-full", &wish(DataPlane::Ebpf, Redirects::Always));
+    rack.kill("controller");
+    let mut record = rack.daemon("controller").clone();
+    record.arguments.extend(["--redirect-budget", "1"].map(str::to_owned));
+    rack.start_as("controller", &record);
+    let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
+    let pages = [page_of(&mut owner, 1), page_of(&mut owner, 2)];
+    let mut buffers = [[0; 4096], [0; 4096]];
+    let [first, second] = &mut buffers;
+    let time = lease(Duration::from_secs(9));
+    let mut first = owner.update_with(pages[0], first, time).expect("it is free");
+    until("a redirect", || !redirects(&rack).is_empty());
+    assert_eq!(leases(&rack).budget_full_count, 0);
+    let mut second = first.client().update_with(pages[1], second, time).expect("it is free");
+    until("it is told that there is no room", || leases(&rack).budget_full_count > 0);
+    let status = leases(&rack);
+    assert_eq!((status.known_count, status.redirect_count, status.redirect_budget), (2, 1, 1));
+    for page in pages {
+        assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
+    }
+    second.fill(4);
+    second.commit().expect("it is held");
+    hand_over(&mut rival, pages[1], 4, 5);
+    first.fill(6);
+    first.commit().expect("it is held");
+    hand_over(&mut rival, pages[0], 6, 7);
+    until("no redirect", || redirects(&rack).is_empty());
+    // The place is free for another.
+    let mut bytes = [0; 4096];
+    let update = owner.update_with(pages[1], &mut bytes, time).expect("it is free");
+    until("a redirect", || !redirects(&rack).is_empty());
+    update.abort().expect("it is held");
+}
+
+/// A client of the histories, when this program is started as one; see `witness`.
+#[test]
+fn a_client_of_the_histories() {
+    work();
+}
+
+const CLIENTS: u16 = 4;
+/// Operations on what is lost after which a client must know.
+const ASKED_OFTEN: usize = 10;
+/// Operations of every client between two misfortunes.
+const BETWEEN: usize = 30;
+
+fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
+    let base = wish(switch, Redirects::Always);
+    let wish = Wish { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
+    let mut rack = TestRack::up(name, &wish);
+    let scratch = Scratch::new(&format!("{name}-notes"));
+    let endpoint = Endpoint::join(&rack, CLIENTS + 1);
+    let mut client = endpoint.client(&rack, 1);
+    // The first two objects go with the first server's contents.
+    let mut objects = Vec::new();
+    for number in [1, 2] {
+        let mut at = |bytes| {
+            let place = Placement::Node(endpoint.server(number));
+            client.create_at(bytes, place).expect("there is memory").base()
+        };
+        objects.extend([Object::Page(at(4096)), Object::Counter(at(8))]);
+    }
+    let entry = "rack_leases::a_client_of_the_histories";
+    let mut clients = Witnesses::start(&rack, scratch.path(), entry, CLIENTS, &objects);
+    clients.await_more(1);
+    let trouble = |rack: &TestRack, seed| {
+        let reorder = if switch == DataPlane::Soft { 0.02 } else { 0.0 };
+        let loss = Impairment { seed, loss: 0.02, duplicate: 0.02, ..Impairment::default() };
+        rack.trouble_all(&Impairment { reorder, ..loss });
+    };
+    trouble(&rack, 1);
+    clients.await_more(BETWEEN);
+    for (number, moment) in (1..=CLIENTS).zip([Moment::Holding, Moment::Asking].repeat(2)) {
+        clients.kill_and_start(&rack, number, moment);
+        clients.await_more(BETWEEN / 4);
+    }
+    for (seed, daemon) in [(10, "switch"), (20, "controller")] {
+        rack.kill(daemon);
+        thread::sleep(MARGIN);
+        rack.start(daemon);
+        // A switch that starts again has forgotten its troubles.
+        trouble(&rack, seed);
+        clients.await_more(BETWEEN);
+    }
+    rack.kill("memserver-s1");
+    let killed_at = now();
+    thread::sleep(MARGIN);
+    rack.start("memserver-s1");
+    let started_at = now();
+    clients.await_more(BETWEEN);
+    let ports = rack.switch_ports().ports;
+    rack.trouble_all(&Impairment::default());
+    let lives = clients.end();
+
+    let impaired = ports.iter().filter_map(|port| port.impaired);
+    let (lost, doubled) = impaired
+        .fold((0, 0), |(lost, doubled), port| (lost + port.lost, doubled + port.duplicated));
+    assert!(lost > 0 && doubled > 0, "{lost} lost, {doubled} doubled");
+    check_dead(&lives, killed_at, started_at);
+    check_histories(&lives, objects.len(), killed_at);
+
+    // Both servers serve, the one with new contents under new pointers.
+    for number in [1, 2] {
+        let place = Placement::Node(endpoint.server(number));
+        let page = client.create_at(4096, place).expect("there is memory").base();
+        hand_over(&mut client, page, 0, 1);
+    }
+    for (index, object) in objects.iter().enumerate() {
+        let read = client.read(object.pointer(), &mut [0; 8]);
+        let is_stale = matches!(read, Err(Error::Refused { status: Status::StaleGeneration, .. }));
+        assert!(if is_lost(index) { is_stale } else { read.is_ok() }, "{object:?}: {read:?}");
+    }
+}
+
+#[test]
+fn what_is_seen_through_the_ebpf_switch_while_all_are_killed_in_turn_is_linearizable() {
+    everything_is_killed_in_turn("lease-hist-e", DataPlane::Ebpf);
+}
+
+#[test]
+fn what_is_seen_through_the_soft_switch_while_all_are_killed_in_turn_is_linearizable() {
+    everything_is_killed_in_turn("lease-hist-s", DataPlane::Soft);
+}
+
+/// Whether an object was on the server that was killed.
+const fn is_lost(object: usize) -> bool {
+    object < 2
+}
+
+/// What was on the killed server is answered by nobody any more, and at last told to be lost.
+fn check_dead(lives: &[Vec<Record>], killed_at: u64, started_at: u64) {
+    for record in lives.iter().flatten().filter(|it| is_lost(it.object) && it.start > killed_at) {
+        assert!(!record.is_done(), "of a server that was dead or has new contents: {record:?}");
+    }
+    let living = lives.iter().skip(usize::from(CLIENTS));
+    let is_told = |record: &&Record| record.why().contains("StaleGeneration");
+    let mut told_count = 0;
+    for life in living {
+        let late = life.iter().filter(|it| is_lost(it.object) && it.start > started_at);
+        let told = late.clone().filter(is_told).count();
+        told_count += told;
+        // One that asked a few times only, or had done all its operations before, may have missed it.
+        assert!(
+            told > 0 || late.count() < ASKED_OFTEN,
+            "a client was never told that a page is lost"
+        );
+    }
+    assert!(told_count > 0, "nobody was told that a page is lost");
+}
+
+fn check_histories(lives: &[Vec<Record>], object_count: usize, killed_at: u64) {
+    let mut histories = vec![History::new(0); object_count];
+    let mut counts = BTreeMap::<_, u32>::new();
+    for record in lives.iter().flatten() {
+        let how = match &record.end {
+            None => "killed",
+            Some((_, Outcome::Done(_))) => "done",
+            Some((_, Outcome::Nothing(_))) => "nothing",
+            Some((_, Outcome::Unknown(_))) => "unknown",
+            Some((_, Outcome::Wrong(why))) => panic!("{record:?}: {why}"),
+        };
+        *counts.entry((record.deed.name(), how)).or_default() += 1;
+        let is_over = is_lost(record.object) && record.start > killed_at;
+        if let Some((end, action)) = record.action().filter(|_| !is_over) {
+            histories[record.object].record(record.start, end, action);
+        }
+    }
+    println!("{counts:?}");
+    assert!(counts.keys().any(|(_, how)| *how == "killed"), "{counts:?}");
+    for deed in ["add", "lease", "read", "swap", "update", "write"] {
+        assert!(counts.contains_key(&(deed, "done")), "no {deed} ended well: {counts:?}");
+    }
+    for (index, history) in histories.iter().enumerate() {
+        let began = Instant::now();
+        history.check().unwrap_or_else(|refusal| panic!("object {index}: {refusal}"));
+        println!("object {index}: {} operations in {:?}", history.len(), began.elapsed());
+    }
+}

@@ -1,0 +1,317 @@
+//! Everything that can be restarted is, while clients work.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use bluebridge::{Error, NodeId, Placement, Space, Status};
+use bluebridge_cli::control::tables::TableLine;
+use bluebridge_cli::rack::spec::DataPlane;
+use bluebridge_northbound::proto;
+use bluebridge_tests::rack::endpoint::{Endpoint, await_used};
+use bluebridge_tests::rack::traffic::Traffic;
+use bluebridge_tests::rack::{TestRack, Wish, stamp};
+
+/// Operations that are waited for to see that traffic flows.
+const FLOW: u64 = 400;
+
+/// How long a rack may take to be whole again: the controller looks every 400 ms and then has a second.
+const WHOLE: Duration = Duration::from_millis(1400);
+
+/// What must never change by itself.
+fn identities(rack: &TestRack) -> Vec<(u32, String, u32, u32, u32, u32)> {
+    let nodes = rack.controller_status().nodes.into_iter();
+    let identity = |it: proto::Node| {
+        (it.node, it.name, it.incarnation, it.arena_generation, it.range_epoch, it.switch_port)
+    };
+    nodes.map(identity).collect()
+}
+
+/// Waits until something holds and answers how long that took.
+fn until(what: &str, patience: Duration, mut holds: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < patience, "{what}: not after {:?}", began.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    began.elapsed()
+}
+
+fn memory_nodes(endpoint: &Endpoint) -> Vec<NodeId> {
+    endpoint.memory_nodes().iter().map(|node| node.node).collect()
+}
+
+/// The entries without the weights of the anywhere-CREATE, which follow the free memory; none while the
+/// switch has no pipeline.
+fn tables(rack: &TestRack) -> Vec<TableLine> {
+    let tables = rack.tables().unwrap_or_default().into_iter();
+    tables.filter(|line| line.table != "anycast").collect()
+}
+
+#[test]
+fn a_controller_comes_back_and_nobody_notices() {
+    let mut rack = TestRack::up("re-control", &Wish::new(DataPlane::Ebpf, "9000"));
+    let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
+    let [one, two] = &endpoints;
+    let (known, whole) = (identities(&rack), tables(&rack));
+    assert!(whole.len() > 8, "{whole:?}");
+    assert_eq!(known.len(), 4);
+    let traffic = Traffic::start(&rack, &[one, two], &memory_nodes(one));
+    traffic.await_more(FLOW);
+    rack.kill("controller");
+    traffic.await_more(FLOW);
+    assert_eq!(tables(&rack), whole, "a switch needs no controller to keep its tables");
+    rack.start("controller");
+    until("the endpoints are heard again", Duration::from_secs(10), || {
+        let live = |it: &proto::Node| it.state() == proto::NodeState::Live;
+        rack.controller_status().nodes.iter().filter(|it| live(it)).count() == 4
+    });
+    traffic.await_more(FLOW);
+    assert_eq!(identities(&rack), known);
+    assert_eq!(tables(&rack), whole);
+    let (count, longest) = traffic.end();
+    println!("controller: {count} operations, the longest took {longest:?}");
+    await_used(&mut one.client(&rack, 1), &one.memory_nodes(), 0);
+}
+
+#[test]
+fn an_ebpf_switch_goes_on_without_its_agent() {
+    let mut rack = TestRack::up("re-agent", &Wish::new(DataPlane::Ebpf, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let (known, whole) = (identities(&rack), tables(&rack));
+    assert!(whole.len() > 8, "{whole:?}");
+    let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));
+    traffic.await_more(FLOW);
+    rack.kill("switch");
+    traffic.await_more(FLOW);
+    rack.start("switch");
+    traffic.await_more(FLOW);
+    let connects = || rack.controller_status().switch.is_some_and(|it| it.connect_count >= 2);
+    until("the controller is back at the switch", Duration::from_secs(5), connects);
+    assert_eq!(tables(&rack), whole);
+    assert_eq!(identities(&rack), known);
+    let (count, longest) = traffic.end();
+    println!("eBPF agent: {count} operations, the longest took {longest:?}");
+}
+
+#[test]
+fn a_soft_switch_that_lost_everything_serves_again() {
+    let mut rack = TestRack::up("re-soft", &Wish::new(DataPlane::Soft, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let (known, whole) = (identities(&rack), tables(&rack));
+    assert!(whole.len() > 8, "{whole:?}");
+    let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));
+    traffic.await_more(FLOW);
+    rack.kill("switch");
+    rack.start("switch");
+    let time = until("the tables are whole", WHOLE, || tables(&rack) == whole);
+    traffic.await_more(FLOW);
+    assert_eq!(identities(&rack), known);
+    let (count, longest) = traffic.end();
+    println!("soft switch: whole after {time:?}; {count} operations, the longest took {longest:?}");
+}
+
+#[test]
+fn wiped_tables_are_filled_again_under_traffic() {
+    for switch in [DataPlane::Ebpf, DataPlane::Soft] {
+        let name = format!("re-wipe-{}", switch.as_str());
+        let rack = TestRack::up(&name, &Wish::new(switch, "9000"));
+        let endpoint = Endpoint::join(&rack, 1);
+        let (known, whole) = (identities(&rack), tables(&rack));
+        assert!(whole.len() > 8, "{whole:?}");
+        let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));
+        for _ in 0..3 {
+            traffic.await_more(FLOW);
+            rack.wipe_tables();
+            let time = until("the tables are whole", WHOLE, || tables(&rack) == whole);
+            println!("{name}: whole after {time:?}");
+        }
+        traffic.await_more(FLOW);
+        assert_eq!(identities(&rack), known);
+        let pushes = rack.controller_status().switch.map_or(0, |it| it.pipeline_push_count);
+        assert!(
+            pushes >= 4,
+            "the tables were empty three times, but {pushes} pipelines were pushed"
+        );
+        let (count, longest) = traffic.end();
+        println!("{name}: {count} operations, the longest took {longest:?}");
+    }
+}
+
+#[test]
+fn pointers_to_a_server_that_lost_its_memory_are_refused() {
+    let mut rack = TestRack::up("re-empty", &Wish::new(DataPlane::Ebpf, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let (dead, alive) = (endpoint.server(1), endpoint.server(2));
+    let known = identities(&rack);
+    let mut old = endpoint.client(&rack, 1);
+    let region = old.create_at(40_000, Placement::Node(dead)).expect("created");
+    old.write(region.base(), &stamp::page(1, 1)).expect("written");
+    let traffic = Traffic::start(&rack, &[&endpoint], &[alive]);
+    rack.kill("memserver-s1");
+    old.set_deadline(Duration::from_millis(500));
+    let mut byte = [0];
+    let gone = old.read(region.base(), &mut byte).expect_err("it is gone");
+    let told =
+        matches!(gone, Error::Unreachable { node } | Error::TimedOut { node } if node == dead);
+    assert!(told, "{gone:?}");
+    assert!(gone.to_string().contains(&format!("node {dead}")), "{gone}");
+    rack.start("memserver-s1");
+    old.set_deadline(Duration::from_secs(5));
+    let new = Endpoint::join(&rack, 2);
+    let mut young = new.client(&rack, 2);
+    for client in [&mut old, &mut young] {
+        let stale = |result: Result<(), Error>| {
+            let error = result.expect_err("the contents are lost");
+            let Error::Refused { status: Status::StaleGeneration, node, .. } = &error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(*node, dead);
+            assert!(error.to_string().contains("lost"), "{error}");
+        };
+        stale(client.read(region.base(), &mut byte));
+        stale(client.write(region.base(), b"x"));
+        stale(client.zero(region.base(), 4096));
+        stale(client.fetch_add(region.base(), 1).map(|_| ()));
+        stale(client.delete(region));
+        let anew = client.create_at(8, Placement::Node(dead)).expect("created");
+        assert_ne!(anew.base().location.generation(), region.base().location.generation());
+        client.write(anew.base(), b"new").expect("written");
+        let mut found = [0; 3];
+        client.read(anew.base(), &mut found).expect("read");
+        assert_eq!(&found, b"new");
+        client.delete(anew).expect("deleted");
+    }
+    traffic.await_more(FLOW);
+    traffic.end();
+    let now = identities(&rack);
+    for before in &known {
+        let after = now.iter().find(|it| it.1 == before.1).expect("nobody is forgotten");
+        let moved = u32::from(before.1 == "s1");
+        assert_eq!((after.0, after.2, after.3), (before.0, before.2 + moved, before.3 + moved));
+    }
+}
+
+#[test]
+fn a_server_that_left_is_told_apart_from_one_that_is_there() {
+    let rack = TestRack::up("re-stopped", &Wish::new(DataPlane::Ebpf, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let (left, there) = (endpoint.server(1), endpoint.server(2));
+    let mut client = endpoint.client(&rack, 1);
+    let region = client.create_at(4096, Placement::Node(left)).expect("created");
+    rack.stop("memserver-s1");
+    client.set_deadline(Duration::from_millis(400));
+    let mut byte = [0];
+    let away = |error: Error| {
+        assert!(matches!(error, Error::Unreachable { node } if node == left), "{error:?}");
+        assert!(error.to_string().contains(&format!("node {left} does not answer")), "{error}");
+    };
+    away(client.read(region.base(), &mut byte).expect_err("it left"));
+    away(client.stat(left).map(|_| ()).expect_err("it left"));
+    // Over a session that is open the request was sent, so that nobody knows; over a new one it was not.
+    let create = client.create_at(1, Placement::Node(left)).map(|_| ()).expect_err("it left");
+    assert!(matches!(create, Error::OutcomeUnknown { node, .. } if node == left), "{create:?}");
+    let mut config = endpoint.config(2);
+    config.deadline = Duration::from_millis(400);
+    let mut young = endpoint.open(&rack, config);
+    away(young.create_at(1, Placement::Node(left)).map(|_| ()).expect_err("it left"));
+    client.set_deadline(Duration::from_secs(5));
+    // The switch sends nothing there any more.
+    for _ in 0..50 {
+        let region = client.create_at(4096, Placement::Anywhere).expect("created");
+        assert_eq!(region.base().node, there);
+        client.delete(region).expect("deleted");
+    }
+    assert!(
+        memory_nodes(&endpoint) == [there] || {
+            // The endpoint hears of it with its next heartbeat.
+            until("the endpoint knows", Duration::from_secs(5), || {
+                memory_nodes(&endpoint) == [there]
+            });
+            true
+        }
+    );
+}
+
+#[test]
+fn two_racks_do_not_see_each_other() {
+    let wish = Wish { servers: 1, clients: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let first = TestRack::up("re-rack-a", &wish);
+    let second = TestRack::beside("re-rack-b", &wish);
+    let endpoints = [Endpoint::join(&first, 1), Endpoint::join(&second, 1)];
+    let [here, there] = &endpoints;
+    let mut one = here.client(&first, 1);
+    let mut two = there.client(&second, 2);
+    let region = one.alloc_write(&stamp::page(1, 1)).expect("allocated");
+    let mut byte = [0];
+    let error = two.read(region.base(), &mut byte).expect_err("nothing is there");
+    // Racks begin with generations of their own, so that hardly ever the other's seems to be meant.
+    let Error::Refused { status: Status::StaleGeneration | Status::NotAllocated, .. } = error
+    else {
+        panic!("{error:?}");
+    };
+    let twin = two.alloc_write(&stamp::page(2, 1)).expect("allocated");
+    assert_eq!(twin.base().node, region.base().node, "both racks begin with the same node");
+    for (client, region, number) in [(&mut one, region, 1), (&mut two, twin, 2)] {
+        let mut found = [0; 4096];
+        client.read(region.base(), &mut found).expect("read");
+        assert_eq!(stamp::writer(&found), Some((number, 1)));
+        client.delete(region).expect("deleted");
+        await_used(client, &here.memory_nodes(), 0);
+    }
+    drop(second);
+    one.create(4096).expect("the other one goes on");
+}
+
+#[test]
+fn two_spaces_of_a_rack_do_not_see_each_other() {
+    let mut rack = TestRack::up("re-spaces", &Wish::new(DataPlane::Ebpf, "9000"));
+    rack.stop("memserver-s2");
+    let mut record = rack.daemon("memserver-s2").clone();
+    record.arguments.extend(["--space", "2", "--name", "other"].map(str::to_owned));
+    let name = record.arguments.iter().position(|word| word == "--name").expect("a name");
+    record.arguments.drain(name..name + 2);
+    rack.start_as("memserver-s2", &record);
+    let one = Endpoint::join(&rack, 1);
+    let two = Endpoint::join_space(&rack, 2, Space(2), "tenant");
+    let (mut first, mut second) = (one.client(&rack, 1), two.client(&rack, 2));
+    until("each sees its own server only", Duration::from_secs(5), || {
+        memory_nodes(&one).len() == 1 && memory_nodes(&two).len() == 1
+    });
+    let (ours, theirs) = (memory_nodes(&one), memory_nodes(&two));
+    assert_ne!(ours, theirs);
+    let region = first.alloc_write(&stamp::page(1, 1)).expect("allocated");
+    let mut byte = [0];
+    let error = second.read(region.base(), &mut byte).expect_err("another space");
+    assert!(matches!(error, Error::WrongSpace), "{error:?}");
+    for _ in 0..50 {
+        let region = second.create(1).expect("created");
+        assert_eq!((region.base().space, vec![region.base().node]), (Space(2), theirs.clone()));
+    }
+    // The same node and location in the other space is nobody's.
+    second.set_deadline(Duration::from_millis(300));
+    let mut forged = region.base();
+    forged.space = Space(2);
+    let error = second.write(forged, b"x").expect_err("nobody is there");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    let mut found = [0; 4096];
+    first.read(region.base(), &mut found).expect("read");
+    assert_eq!(stamp::writer(&found), Some((1, 1)));
+}
+
+/// The logs would tell of a daemon that panicked while the tests above only saw it answer.
+#[test]
+fn no_daemon_panics_when_the_rest_of_the_rack_ends() {
+    let rack = TestRack::up("re-end", &Wish::new(DataPlane::Soft, "1500"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));
+    traffic.await_more(FLOW);
+    traffic.end();
+    let daemons = rack.rack().state().daemons.clone();
+    for name in ["switch", "controller", "memserver-s1", "memserver-s2"] {
+        rack.stop(name);
+    }
+    for daemon in daemons {
+        let log = fs::read_to_string(&daemon.log).expect("a log");
+        assert!(!log.contains("panicked"), "{}: {log}", daemon.name);
+    }
+}

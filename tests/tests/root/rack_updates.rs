@@ -1,0 +1,220 @@
+//! Updates with real packets: many threads of several endpoints count, over ports that lose, and
+//! the command line changes bytes under a lease.
+
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bluebridge::{
+    Client, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceStart, ServiceState,
+    UpdateOptions,
+};
+use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
+use bluebridge_northbound::Attachment;
+use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
+use bluebridge_tests::rack::endpoint::{SPACE, UdpClient};
+use bluebridge_tests::rack::{TestRack, Wish};
+
+const ENDPOINTS: u16 = 4;
+const THREADS: usize = 4;
+
+/// Joins as a client of the rack, with a service thread.
+fn join(rack: &TestRack, number: u16) -> UdpClient {
+    join_with(rack, number, |_| {})
+}
+
+fn join_with(rack: &TestRack, number: u16, change: impl FnOnce(&mut JoinOptions)) -> UdpClient {
+    let node = Node::Client(number);
+    let controller = format!("http://{}", rack.rack().layout().controller());
+    let mut options = JoinOptions::new(&node.to_string(), SPACE, ENDPOINT_INTERFACE, "");
+    options.attachment = Attachment::Port(rack.port(node));
+    options.service = ServiceStart::AtOnce;
+    options.behaviour.deadline = Duration::from_secs(60);
+    change(&mut options);
+    let joined = rack.enter(node, || Client::join(&controller, options));
+    joined.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn another(rack: &TestRack, number: u16, client: &mut UdpClient) -> UdpClient {
+    let another = rack.enter(Node::Client(number), move || client.open_another());
+    another.expect("it joined").unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn word(client: &mut UdpClient, pointer: Pointer) -> u64 {
+    let mut word = [0; 8];
+    client.read(pointer, &mut word).unwrap_or_else(|error| panic!("{error}"));
+    u64::from_le_bytes(word)
+}
+
+/// Increments a counter by UPDATE and one on the next page by FETCH_ADD.
+fn increment(client: &mut UdpClient, base: Pointer, count: usize) {
+    let atomic = base.checked_add(4096).expect("inside");
+    let mut bytes = [0; 8];
+    for _ in 0..count {
+        let update = client.update(base, &mut bytes);
+        let mut update = update.unwrap_or_else(|error| panic!("{error}"));
+        let next = u64::from_le_bytes(update[..].try_into().expect("8 bytes")) + 1;
+        update.copy_from_slice(&next.to_le_bytes());
+        update.commit().unwrap_or_else(|error| panic!("{error}"));
+        client.fetch_add(atomic, 1).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
+    const COUNT: usize = 100;
+    let wish = Wish { servers: 1, clients: ENDPOINTS, redirects, ..Wish::new(switch, "1500") };
+    let rack = TestRack::up(name, &wish);
+    let mut clients: Vec<_> = (1..=ENDPOINTS).map(|number| join(&rack, number)).collect();
+    let base = clients[0].create(8192).expect("there is memory").base();
+    rack.trouble_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
+    let began = Instant::now();
+    thread::scope(|scope| {
+        for (number, client) in (1..).zip(&mut clients) {
+            for _ in 0..THREADS {
+                let mut client = another(&rack, number, client);
+                scope.spawn(move || increment(&mut client, base, COUNT));
+            }
+        }
+    });
+    println!("{name}: {:?}", began.elapsed());
+    rack.trouble_all(&Impairment::default());
+    let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
+    let atomic = base.checked_add(4096).expect("inside");
+    let counted = [word(&mut clients[1], base), word(&mut clients[1], atomic)];
+    assert_eq!(counted, [all, all]);
+}
+
+#[test]
+fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_soft_switch() {
+    sixteen_threads_count("upd-soft", DataPlane::Soft, Redirects::Contended);
+}
+
+#[test]
+fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_ebpf_switch() {
+    sixteen_threads_count("upd-ebpf", DataPlane::Ebpf, Redirects::Always);
+}
+
+/// Requests that the switch redirects reach the owner's service thread, at another node's address,
+/// while the owner computes.
+#[test]
+fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
+    let wish =
+        Wish { servers: 1, redirects: Redirects::Always, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up("upd-owner", &wish);
+    let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
+    assert_eq!(owner.service_state(), ServiceState::Serving);
+    let page = owner.alloc_write(&[1; 4096]).expect("there is memory").base();
+    let options = UpdateOptions {
+        lease: Some(Duration::from_secs(1)),
+        owner_policy: OwnerPolicy::Wait,
+        ..UpdateOptions::default()
+    };
+    let mut bytes = [0; 4096];
+    let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
+    update.fill(2);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut seen = [0; 4096];
+            // The redirect is there soon after the grant, and this request meets it.
+            thread::sleep(Duration::from_millis(300));
+            rival.read(page, &mut seen).unwrap_or_else(|error| panic!("{error}"));
+            seen
+        });
+        let until = Instant::now() + Duration::from_millis(2500);
+        while Instant::now() < until {
+            core::hint::spin_loop();
+        }
+        assert!(!waiting.is_finished(), "the lease was renewed");
+        update.commit().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(waiting.join().expect("it waits"), [2; 4096]);
+    });
+    let counters = owner.service_counters().expect("it has a service");
+    assert!(counters.request_count > 0 && counters.renewed_count >= 2, "{counters:?}");
+}
+
+fn bluebridge(rack: &TestRack, arguments: &[&str]) -> Output {
+    let port = rack.port(Node::Client(1)).to_string();
+    let controller = rack.rack().layout().controller().to_string();
+    let endpoint = [
+        "--name",
+        "c1",
+        "--interface",
+        ENDPOINT_INTERFACE,
+        "--switch-port",
+        &port,
+        "--controller",
+        &controller,
+    ];
+    rack.enter(Node::Client(1), || {
+        let mut command = Command::new(bluebridge_testkit::program());
+        let output = command.args(arguments).args(endpoint).output().expect("it starts");
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        output
+    })
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).expect("a document")
+}
+
+#[test]
+fn the_command_line_updates() {
+    let wish = Wish { servers: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up("upd-cli", &wish);
+    let mut other = join(&rack, 2);
+    let page = other.alloc_write(b"far away and near").expect("there is memory").base();
+    let pointer = page.to_string();
+    let first = json(&bluebridge(&rack, &["update", &pointer, "--set", "NEAR", "--json"]));
+    assert_eq!(first["bytes"], 4);
+    assert_eq!(first["committed"], true);
+    assert_eq!(first["answers_redirects"], true);
+    let later = ["update", &pointer, "--set", "AWAY", "--offset", "4", "--json"];
+    let second = json(&bluebridge(&rack, &later));
+    assert!(second["epoch"].as_u64() > first["epoch"].as_u64(), "{first} {second}");
+    bluebridge(&rack, &["update", &pointer, "--set", "nothing", "--abort"]);
+    let mut bytes = [0; 17];
+    other.read(page, &mut bytes).expect("it is free");
+    assert_eq!(&bytes, b"NEARAWAY and near");
+
+    let mut buffer = [0; 4];
+    let update = other.update(page, &mut buffer).expect("it is free");
+    let stale = ["read", &pointer, "--length", "4", "--stale", "--json"];
+    let read = json(&bluebridge(&rack, &stale));
+    assert_eq!((&read["hex"], &read["stale"]), (&"4e454152".into(), &true.into()));
+    drop(update);
+    assert_eq!(json(&bluebridge(&rack, &stale))["stale"], false);
+}
+
+#[test]
+fn who_asks_for_notices_hears_of_memory_given_and_freed() {
+    let wish = Wish { servers: 1, clients: 2, ..Wish::new(DataPlane::Ebpf, "1500") };
+    let rack = TestRack::up("notices", &wish);
+    let mut listener = join_with(&rack, 1, |options| options.notices = true);
+    let notices = listener.notices().expect("it has a service");
+    let mut other = join(&rack, 2);
+    let unasked = other.notices().expect("it has a service");
+    let until = Instant::now() + Duration::from_secs(20);
+    // The server hears with a heartbeat that somebody listens.
+    let (given, gone) = loop {
+        assert!(Instant::now() < until, "no notices came");
+        let region = other.create(3 * 4096).expect("there is memory");
+        other.delete(region).expect("it is ours");
+        let base = region.base();
+        let heard = || {
+            let notice = notices.next_within(Duration::from_millis(100))?;
+            (notice.pointer == base).then_some((notice.kind, notice.pages))
+        };
+        if let (Some(given), Some(gone)) = (heard(), heard()) {
+            break (given, gone);
+        }
+        while notices.try_next().is_some() {}
+    };
+    assert_eq!(given, (NoticeKind::Create, 3));
+    assert_eq!(gone, (NoticeKind::Invalidate, 3));
+    assert_eq!(unasked.try_next(), None, "nobody else is told");
+}
