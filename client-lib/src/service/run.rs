@@ -334,7 +334,9 @@ impl<T: Transport> Serving<T> {
         self.shared.next_look.store(0, Ordering::Relaxed);
         let now = self.now();
         if received > 0 {
-            // A request that was redirected here is about a lease of just now.
+            // A request that was redirected here is about a lease of just now, perhaps the first of
+            // its client.
+            self.admit();
             self.sync(now);
         }
         for index in 0..received {
