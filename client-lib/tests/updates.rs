@@ -359,10 +359,11 @@ impl Transport for Stoppable {
     }
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         let now = self.inner.now();
-        // A stopped clock comes to no deadline, so look now and then whether it runs again.
+        // A stopped clock comes to no deadline. Nobody looks meanwhile whether it runs again: what does
+        // not come by a datagram or the waker is not to be found by chance.
         let wait = match self.clock.shown(now) {
             shown if shown == now || wait.deadline <= shown => wait,
-            _ => Wait::until(now + Duration::from_millis(10)),
+            shown => Wait::until(shown + PATIENCE + Duration::from_millis(1)),
         };
         self.inner.receive(wait)
     }
@@ -798,7 +799,7 @@ fn without_the_fabrics_port_the_service_renews() {
 }
 
 /// Increments a counter on a page with UPDATE, another with FETCH_ADD.
-fn increment<T: Transport>(mut client: Client<T>, base: Pointer, count: u64) {
+fn increment<T: Transport>(client: &mut Client<T>, base: Pointer, count: u64) {
     let atomic = base.checked_add(4096).expect("inside");
     let mut word = [0; 8];
     for _ in 0..count {
@@ -824,8 +825,8 @@ fn two_clients_that_contend_lose_no_increment() {
     let base = observer.create(8192).expect("there is room").base();
     thread::scope(|scope| {
         for node in [1000, 1001] {
-            let (client, _) = served(&rack, node);
-            scope.spawn(move || increment(client, base, 300));
+            let (mut client, _) = served(&rack, node);
+            scope.spawn(move || increment(&mut client, base, 300));
         }
     });
     assert_eq!(counted(&mut observer, base), [600, 600]);
@@ -837,6 +838,7 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
     let rack = Rack::start_behind(&NODES, 1 << 20, |carrier| Impaired::new(carrier, loss, 1));
     let mut observer = client(&rack, 1999);
     let base = observer.create(8192).expect("there is room").base();
+    let lost_count = AtomicU64::new(0);
     thread::scope(|scope| {
         for node in 1000..1004 {
             let (carriers, port) = rack.attach_endpoint(NodeId(node), 4);
@@ -846,10 +848,17 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
                 let carrier = Impaired::new(carrier, loss, u64::from(node) * 10 + at);
                 let settings = EndpointConfig { service: Some(service.clone()), ..config(node) };
                 let settings = EndpointConfig { deadline: Duration::from_secs(60), ..settings };
-                scope.spawn(move || increment(Client::open(settings, carrier), base, 40));
+                let lost_count = &lost_count;
+                scope.spawn(move || {
+                    let mut client = Client::open(settings, carrier);
+                    increment(&mut client, base, 40);
+                    let lost = client.transport().impairment_counters().lost_count;
+                    lost_count.fetch_add(lost, Ordering::Relaxed);
+                });
             }
         }
     });
+    assert!(lost_count.into_inner() > 0, "nothing was lost");
     assert_eq!(counted(&mut observer, base), [640, 640]);
 }
 
