@@ -128,6 +128,16 @@ fn until_counted(owner: &UdpClient, what: &str, holds: impl Fn(&ServiceCounters)
     }
 }
 
+fn until_no_redirect(rack: &TestRack) {
+    let began = Instant::now();
+    let is_gone =
+        || rack.tables().is_ok_and(|lines| lines.iter().all(|line| line.table != "redirect"));
+    while !is_gone() {
+        assert!(began.elapsed() < PATIENCE, "the redirect stays after its lease");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Asks for a page that another has, until an answer of its owner sent the request home.
 fn until_redirected(rival: &mut UdpClient, page: Pointer) {
     let returned = |rival: &UdpClient| rival.counters().of(Event::RedirectReturn);
@@ -191,6 +201,8 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
     // may not come to the COMMIT; then it is for the next time.
     let began = Instant::now();
     for number in 3.. {
+        // Else the rival might meet the redirect of the lease before, just before that goes.
+        until_no_redirect(&rack);
         let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
         update.fill(number);
         until_redirected(&mut rival, page);
