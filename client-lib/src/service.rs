@@ -18,6 +18,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
+use bluebridge_protocol::owner::{Counters, Event};
 use bluebridge_transport::{Wakeable, Waker};
 use bluebridge_wire::UDP_PORT;
 
@@ -67,6 +68,23 @@ pub struct ServiceCounters {
     pub notice_count: u64,
     /// Datagrams that were damaged, or none of the protocol's.
     pub malformed_count: u64,
+    /// READs that were answered with the last committed contents ([`OwnerPolicy::Serve`]). If the
+    /// lease ends before a piece is sent, that piece says NOT_OWNER instead.
+    pub served_count: u64,
+    /// Requests that were put to waiting for a lease to end ([`OwnerPolicy::Wait`]); a repeated
+    /// request is counted once.
+    pub waited_count: u64,
+    /// Requests among them that were told that the lease ended: by COMMIT, ABORT or its deadline.
+    pub wait_ended_count: u64,
+    /// Requests among them that waited as long as they may; they ask the home and are told nothing.
+    pub wait_over_count: u64,
+    /// Requests that were answered BUSY and sent home at once.
+    pub rejected_count: u64,
+    /// Requests that were answered NOT_OWNER because no lease is held on their page (any more).
+    pub not_owner_count: u64,
+    /// Answers to requests that the carrier took. A READ that is served has one per piece, a request
+    /// that waits has one at once and one when the lease ends.
+    pub answered_count: u64,
     /// Times that the thread looked at its clients' leases.
     pub look_count: u64,
     /// Times that a client woke it.
@@ -82,8 +100,31 @@ struct Counts {
     requests: AtomicU64,
     notices: AtomicU64,
     malformed: AtomicU64,
+    served: AtomicU64,
+    waited: AtomicU64,
+    wait_ended: AtomicU64,
+    wait_over: AtomicU64,
+    rejected: AtomicU64,
+    not_owner: AtomicU64,
+    answered: AtomicU64,
     looks: AtomicU64,
     wakes: AtomicU64,
+}
+
+impl Counts {
+    /// Shows what the owner's state machine counted.
+    fn show(&self, owner: &Counters) {
+        for (counter, event) in [
+            (&self.served, Event::Serve),
+            (&self.waited, Event::Wait),
+            (&self.wait_ended, Event::WaitEnd),
+            (&self.wait_over, Event::WaitOver),
+            (&self.rejected, Event::Reject),
+            (&self.not_owner, Event::NotOwner),
+        ] {
+            counter.store(owner.of(event), Ordering::Relaxed);
+        }
+    }
 }
 
 fn count(counter: &AtomicU64) {
@@ -205,6 +246,13 @@ impl Service {
             request_count: of(&counts.requests),
             notice_count: of(&counts.notices),
             malformed_count: of(&counts.malformed),
+            served_count: of(&counts.served),
+            waited_count: of(&counts.waited),
+            wait_ended_count: of(&counts.wait_ended),
+            wait_over_count: of(&counts.wait_over),
+            rejected_count: of(&counts.rejected),
+            not_owner_count: of(&counts.not_owner),
+            answered_count: of(&counts.answered),
             look_count: of(&counts.looks),
             wake_count: of(&counts.wakes),
         }

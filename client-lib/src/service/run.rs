@@ -334,7 +334,9 @@ impl<T: Transport> Serving<T> {
         self.shared.next_look.store(0, Ordering::Relaxed);
         let now = self.now();
         if received > 0 {
-            // A request that was redirected here is about a lease of just now.
+            // A request that was redirected here is about a lease of just now, perhaps the first of
+            // its client.
+            self.admit();
             self.sync(now);
         }
         for index in 0..received {
@@ -421,6 +423,8 @@ impl<T: Transport> Serving<T> {
                 Err(_) => self.requester.transmit_refused(now, origin, 1),
             }
         }
+        // Before the answers are sent: whoever has one finds it counted.
+        self.shared.counts.show(self.owner.counters());
         while let Some(reply) = self.owner.poll_transmit() {
             let reply = Outgoing {
                 source: reply.source,
@@ -430,7 +434,9 @@ impl<T: Transport> Serving<T> {
                 data: reply.data,
             };
             // Whoever gets no answer asks the home.
-            let _ = self.transport.transmit(&[reply]);
+            if matches!(self.transport.transmit(&[reply]), Ok(1..)) {
+                count(&self.shared.counts.answered);
+            }
         }
     }
 

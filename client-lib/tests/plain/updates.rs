@@ -1,14 +1,15 @@
 //! Updates against real memory nodes, over the carrier between threads.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use bluebridge::{
-    Barrier, Client, EndpointConfig, Error, Fault, LeaseEnd, Lock, LockError, MemoryNode, NodeId,
-    OwnerPolicy, Placement, Pointer, Service, ServiceState, UpdateOptions, UpdateRequest,
+    Barrier, Client, EndpointConfig, Error, Event, Fault, LeaseEnd, Lock, LockError, MemoryNode,
+    NodeId, OwnerPolicy, Placement, Pointer, Service, ServiceCounters, ServiceState, UpdateOptions,
+    UpdateRequest,
 };
 use bluebridge_transport::impaired::{Impaired, Impairment, Probability};
 use bluebridge_transport::memory::MemoryTransport;
@@ -302,6 +303,130 @@ impl Wakeable for Mute {
     }
 }
 
+/// Longer than this nothing of these tests takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A clock that can be stopped: carriers under it send nothing again and give nothing up by time.
+/// Stopped for longer than [`PATIENCE`] it is past every deadline, so that calls end with an error.
+#[derive(Clone, Default)]
+struct StopClock {
+    /// In nanoseconds; 0 while the clock runs.
+    stopped_at: Arc<AtomicU64>,
+}
+
+impl StopClock {
+    fn stop(&self) {
+        self.stopped_at.store(Timestamp::monotonic().as_nanos(), Ordering::SeqCst);
+    }
+
+    fn run(&self) {
+        self.stopped_at.store(0, Ordering::SeqCst);
+    }
+
+    /// What it shows at a moment of real time.
+    fn shown(&self, now: Timestamp) -> Timestamp {
+        let at = Timestamp::from_nanos(self.stopped_at.load(Ordering::SeqCst));
+        match now.saturating_since(at) > PATIENCE {
+            _ if at == Timestamp::ZERO => now,
+            true => now + PATIENCE,
+            false => at,
+        }
+    }
+}
+
+/// A carrier under a [`StopClock`].
+struct Stoppable {
+    inner: MemoryTransport,
+    clock: StopClock,
+}
+
+impl Transport for Stoppable {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn local_port(&self) -> u16 {
+        self.inner.local_port()
+    }
+    fn now(&self) -> Timestamp {
+        self.clock.shown(self.inner.now())
+    }
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        self.inner.transmit(batch)
+    }
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let now = self.inner.now();
+        // A stopped clock comes to no deadline. Nobody looks meanwhile whether it runs again: what does
+        // not come by a datagram or the waker is not to be found by chance.
+        let wait = match self.clock.shown(now) {
+            shown if shown == now || wait.deadline <= shown => wait,
+            shown => Wait::until(shown + PATIENCE + Duration::from_millis(1)),
+        };
+        self.inner.receive(wait)
+    }
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.inner.incoming(index)
+    }
+}
+
+impl Wakeable for Stoppable {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
+
+/// Waits until the service's counters are as told.
+fn until_counted(service: &Service, what: &str, holds: impl Fn(&ServiceCounters) -> bool) {
+    let began = Instant::now();
+    while !holds(&service.counters()) {
+        assert!(began.elapsed() < PATIENCE, "{what}: {:?}", service.counters());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What an owner did with the requests that were led to it.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Answered {
+    served: u64,
+    waited: u64,
+    wait_ended: u64,
+    rejected: u64,
+    not_owner: u64,
+}
+
+impl Answered {
+    /// Requests that came, and answers that went; what is served here is one piece.
+    fn totals(&self) -> [u64; 2] {
+        let requests = self.served + self.waited + self.rejected + self.not_owner;
+        [requests, requests + self.wait_ended]
+    }
+}
+
+/// What an owner did until now, once its carrier has taken as many answers as told.
+fn answered(service: &Service, answered_count: u64) -> Answered {
+    let what = format!("the carrier takes {answered_count} answers of the owner");
+    until_counted(service, &what, |counters| counters.answered_count >= answered_count);
+    let counters = service.counters();
+    assert_eq!(counters.answered_count, answered_count, "{counters:?}");
+    assert_eq!(counters.wait_over_count, 0, "{counters:?}");
+    Answered {
+        served: counters.served_count,
+        waited: counters.waited_count,
+        wait_ended: counters.wait_ended_count,
+        rejected: counters.rejected_count,
+        not_owner: counters.not_owner_count,
+    }
+}
+
+/// How often the answer of an owner sent a client's request home, was a page's last committed contents,
+/// or let it wait; and how often the client sent a request again because of the time.
+fn taken<T: Transport>(client: &Client<T>) -> [u64; 4] {
+    [Event::RedirectReturn, Event::StaleJoin, Event::OwnerWait, Event::Retransmit]
+        .map(|event| client.counters().of(event))
+}
+
 #[test]
 fn an_abort_that_was_not_answered_is_the_services() {
     let rack = Rack::start(&NODES, 1 << 20);
@@ -538,13 +663,18 @@ fn more_leases_than_there_is_room_for_are_refused() {
 #[test]
 fn the_owner_answers_while_the_application_computes() {
     for policy in [OwnerPolicy::Reject, OwnerPolicy::Wait, OwnerPolicy::Serve] {
+        let (serves, waits) = (policy == OwnerPolicy::Serve, policy == OwnerPolicy::Wait);
         let rack = Rack::start(&NODES, 1 << 20);
         let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
         let to_owner = [port.id()];
+        let clock = StopClock::default();
+        let port = Stoppable { inner: port, clock: clock.clone() };
         let service = Service::start(&config(1000), port).expect("a thread");
         let settings = EndpointConfig { service: Some(service.clone()), ..config(1000) };
-        let mut first = Client::open(settings, carriers.pop().expect("one"));
-        let mut second = client(&rack, 1001);
+        let inner = carriers.pop().expect("one");
+        let mut first = Client::open(settings, Stoppable { inner, clock: clock.clone() });
+        let carrier = Stoppable { inner: rack.attach(NodeId(1001)), clock: clock.clone() };
+        let mut second = Client::open(config(1001), carrier);
         let base = first.alloc_write(&pattern(4096, 1)).expect("there is room").base();
         assert!(read(&mut second, base, 4096) == pattern(4096, 1));
         for command in [Command::Read, Command::Update, Command::Write] {
@@ -552,25 +682,54 @@ fn the_owner_answers_while_the_application_computes() {
         }
         let mut mine = vec![0; 4096];
         let options = UpdateOptions { owner_policy: policy, ..lasting(10_000) };
+        // From here on nothing is sent again because of the time: without the owner's answer no call
+        // comes to its end.
+        clock.stop();
         let mut update = first.update_with(base, &mut mine, options).expect("a redirect led back");
         update.fill(9);
-        let before = service.counters().request_count;
+        let mut expected = Answered { not_owner: 1, ..Answered::default() };
+        assert_eq!(answered(&service, 1), expected, "{policy:?}: it had no lease yet");
+
+        let before = taken(&second);
+        let mut bytes = [0; 100];
+        let stale = second.read_stale(base, &mut bytes).expect("the owner answers");
+        assert!(stale && bytes == *pattern(100, 1), "{policy:?}");
+        let error = second.try_update(base, &mut [0; 100]).map(|_| ()).expect_err("it is leased");
+        assert!(matches!(error, Error::Busy { owner: NodeId(1000), .. }), "{error}");
+        (expected.served, expected.rejected) = if serves { (1, 1) } else { (0, 2) };
+        assert_eq!(answered(&service, expected.totals()[1]), expected, "{policy:?}");
+        let [returned, stale, waited, again] = before;
+        let before = [returned + expected.rejected, stale + 1, waited, again];
+        assert_eq!(taken(&second), before, "{policy:?}");
+
+        if !waits {
+            // The home, where it waits then, wants to hear of it from time to time.
+            clock.run();
+        }
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| {
-                let mut bytes = [0; 100];
-                let stale = second.read_stale(base, &mut bytes).expect("it is allocated");
-                assert!(stale && bytes == *pattern(100, 1));
-                read(&mut second, base, 100)
-            });
-            thread::sleep(Duration::from_millis(100));
+            let waiting = scope.spawn(|| read(&mut second, base, 100));
+            if waits {
+                expected.waited = 1;
+            } else {
+                expected.rejected += 1;
+            }
+            assert_eq!(answered(&service, expected.totals()[1]), expected, "{policy:?}");
             assert!(!waiting.is_finished(), "{policy:?}");
             update.commit().expect("the lease holds");
             assert_eq!(waiting.join().expect("it got the bytes"), [9; 100]);
         });
-        assert!(service.counters().request_count > before, "{policy:?}");
+        expected.wait_ended = expected.waited;
+        assert_eq!(answered(&service, expected.totals()[1]), expected, "{policy:?}");
+        if waits {
+            let [returned, stale, waited, again] = before;
+            assert_eq!(taken(&second), [returned + 1, stale, waited + 1, again]);
+        }
         // The redirect stays behind: one try more, and nothing else.
         second.write(base, &[1]).expect("it is free");
         assert_eq!(read(&mut second, base, 2), [1, 9]);
+        expected.not_owner += 2;
+        assert_eq!(answered(&service, expected.totals()[1]), expected, "{policy:?}");
+        assert_eq!(service.counters().request_count, expected.totals()[0], "{policy:?}");
     }
 }
 
@@ -585,22 +744,37 @@ fn an_owner_serves_nothing_old_once_the_commit_is_sent() {
     let carrier = carriers.pop().expect("one");
     let carrier = Mute { inner: carrier, is_mute: Arc::default(), is_deaf: Arc::clone(&is_deaf) };
     let mut first = Client::open(settings, carrier);
-    let mut second = client(&rack, 1001);
-    let base = first.alloc_write(&[1; 4096]).expect("there is room").base();
-    rack.redirect(base, Command::Read, &to_owner);
+    let clock = StopClock::default();
+    let carrier = Stoppable { inner: rack.attach(NodeId(1001)), clock: clock.clone() };
+    let mut second = Client::open(config(1001), carrier);
+    let base = first.alloc_write(&[0; 4096]).expect("there is room").base();
     let mut mine = vec![0; 4096];
     let options = UpdateOptions { owner_policy: OwnerPolicy::Serve, ..lasting(10_000) };
+    // A lease before, whose bytes are never to be served again.
+    let mut update = first.update_with(base, &mut mine, options).expect("it is free");
+    update.fill(1);
+    update.commit().expect("the lease holds");
+    assert_eq!(read(&mut second, base, 100), [1; 100]);
+    rack.redirect(base, Command::Read, &to_owner);
     let mut update = first.update_with(base, &mut mine, options).expect("it is free");
     let mut bytes = [0; 100];
-    assert!(second.read_stale(base, &mut bytes).expect("it is allocated") && bytes == [1; 100]);
-    assert!(service.counters().request_count > 0, "the owner served it");
+    // The home is not asked: the redirect leads past it, and nothing is sent again.
+    clock.stop();
+    assert!(second.read_stale(base, &mut bytes).expect("the owner answers") && bytes == [1; 100]);
+    clock.run();
+    assert_eq!(answered(&service, 1), Answered { served: 1, ..Answered::default() });
     update.fill(9);
     is_deaf.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
         let committing = scope.spawn(|| update.commit());
         assert_eq!(read(&mut second, base, 100), [9; 100]);
-        assert!(!second.read_stale(base, &mut bytes).expect("it is allocated"));
-        assert_eq!(bytes, [9; 100], "what another has seen replaced");
+        clock.stop();
+        let stale = second.read_stale(base, &mut bytes).expect("the owner answers, then the home");
+        assert!(!stale && bytes == [9; 100], "what another has seen replaced");
+        clock.run();
+        // The READ came before the COMMIT, or after it.
+        let seen = answered(&service, 3);
+        assert!(seen.served == 1 && seen.totals() == [3, 3] && seen.not_owner >= 1, "{seen:?}");
         assert!(!committing.is_finished(), "nobody has told it that it is done");
         is_deaf.store(false, Ordering::Relaxed);
         committing.join().expect("no panic").expect("the lease holds");
@@ -624,7 +798,7 @@ fn without_the_fabrics_port_the_service_renews() {
 }
 
 /// Increments a counter on a page with UPDATE, another with FETCH_ADD.
-fn increment<T: Transport>(mut client: Client<T>, base: Pointer, count: u64) {
+fn increment<T: Transport>(client: &mut Client<T>, base: Pointer, count: u64) {
     let atomic = base.checked_add(4096).expect("inside");
     let mut word = [0; 8];
     for _ in 0..count {
@@ -650,8 +824,8 @@ fn two_clients_that_contend_lose_no_increment() {
     let base = observer.create(8192).expect("there is room").base();
     thread::scope(|scope| {
         for node in [1000, 1001] {
-            let (client, _) = served(&rack, node);
-            scope.spawn(move || increment(client, base, 300));
+            let (mut client, _) = served(&rack, node);
+            scope.spawn(move || increment(&mut client, base, 300));
         }
     });
     assert_eq!(counted(&mut observer, base), [600, 600]);
@@ -663,6 +837,7 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
     let rack = Rack::start_behind(&NODES, 1 << 20, |carrier| Impaired::new(carrier, loss, 1));
     let mut observer = client(&rack, 1999);
     let base = observer.create(8192).expect("there is room").base();
+    let lost_count = AtomicU64::new(0);
     thread::scope(|scope| {
         for node in 1000..1004 {
             let (carriers, port) = rack.attach_endpoint(NodeId(node), 4);
@@ -672,10 +847,17 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
                 let carrier = Impaired::new(carrier, loss, u64::from(node) * 10 + at);
                 let settings = EndpointConfig { service: Some(service.clone()), ..config(node) };
                 let settings = EndpointConfig { deadline: Duration::from_secs(60), ..settings };
-                scope.spawn(move || increment(Client::open(settings, carrier), base, 40));
+                let lost_count = &lost_count;
+                scope.spawn(move || {
+                    let mut client = Client::open(settings, carrier);
+                    increment(&mut client, base, 40);
+                    let lost = client.transport().impairment_counters().lost_count;
+                    lost_count.fetch_add(lost, Ordering::Relaxed);
+                });
             }
         }
     });
+    assert!(lost_count.into_inner() > 0, "nothing was lost");
     assert_eq!(counted(&mut observer, base), [640, 640]);
 }
 

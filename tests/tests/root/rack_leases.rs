@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{
-    Client, Error, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status, UpdateOptions,
+    Client, Error, Event, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status,
+    UpdateOptions,
 };
 use bluebridge_cli::control::tables;
 use bluebridge_cli::rack::daemon::DEVICE_ID;
@@ -265,6 +266,10 @@ fn what_the_network_doubles_is_done_once() {
             });
         }
     });
+    let ports = rack.switch_ports().ports;
+    let doubled = ports.iter().map(|port| port.impaired.unwrap_or_default().duplicated);
+    // Each turn is two requests and two answers.
+    assert!(doubled.sum::<u64>() >= 4 * 2 * COUNT, "{ports:?}");
     rack.trouble_all(&Impairment::default());
     assert_eq!(clients[1].fetch_add(word, 0).expect("it is free"), 2 * COUNT);
 }
@@ -356,6 +361,10 @@ fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
     rival.fetch_add(page, 0).expect("the home does it");
     let after = redirects(&rack);
     assert!(after[0].1 > before[0].1, "it was not met: {before:?} {after:?}");
+    // The one before said so, and was not only asked.
+    let counters = owner.service_counters().expect("it has a service");
+    assert!(counters.not_owner_count > 0 && counters.answered_count > 0, "{counters:?}");
+    assert!(rival.counters().of(Event::RedirectReturn) > 0, "the answers came");
     // The one before is the owner again, and not led to itself.
     hand_over(&mut owner, page, 3, 4);
     assert_page(&mut rival, page, 4);

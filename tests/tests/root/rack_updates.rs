@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{
-    Client, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceStart, ServiceState,
-    UpdateOptions,
+    Client, Error, Event, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceCounters,
+    ServiceStart, ServiceState, UpdateOptions,
 };
 use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
@@ -69,15 +69,28 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     let base = clients[0].create(8192).expect("there is memory").base();
     rack.trouble_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
     let began = Instant::now();
-    thread::scope(|scope| {
+    let services: Vec<_> = thread::scope(|scope| {
+        let mut threads = Vec::new();
         for (number, client) in (1..).zip(&mut clients) {
             for _ in 0..THREADS {
                 let mut client = another(&rack, number, client);
-                scope.spawn(move || increment(&mut client, base, COUNT));
+                threads.push(scope.spawn(move || {
+                    increment(&mut client, base, COUNT);
+                    counted(&client)
+                }));
             }
         }
+        threads.into_iter().map(|thread| thread.join().expect("it counts")).collect()
     });
     println!("{name}: {:?}", began.elapsed());
+    let ports = rack.switch_ports().ports;
+    let lost_count: u64 = ports.iter().map(|port| port.impaired.unwrap_or_default().lost).sum();
+    assert!(lost_count > 0, "{name}: nothing was lost");
+    // Leases are too short here to be fought over for long: some are redirected only if all are.
+    if redirects == Redirects::Always {
+        let answers = services.iter().any(|service| service.answered_count > 0);
+        assert!(answers, "{name}: no owner answered: {services:?}");
+    }
     rack.trouble_all(&Impairment::default());
     let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
     let atomic = base.checked_add(4096).expect("inside");
@@ -93,6 +106,46 @@ fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_soft_switch() {
 #[test]
 fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_ebpf_switch() {
     sixteen_threads_count("upd-ebpf", DataPlane::Ebpf, Redirects::Always);
+}
+
+/// Longer than this nothing that is waited for takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What an endpoint's service thread did so far.
+fn counted(owner: &UdpClient) -> ServiceCounters {
+    owner.service_counters().expect("it has a service")
+}
+
+fn until_counted(owner: &UdpClient, what: &str, holds: impl Fn(&ServiceCounters) -> bool) {
+    let began = Instant::now();
+    while !holds(&counted(owner)) {
+        assert!(began.elapsed() < PATIENCE, "{what}: {:?}", counted(owner));
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn until_no_redirect(rack: &TestRack) {
+    let began = Instant::now();
+    let is_gone =
+        || rack.tables().is_ok_and(|lines| lines.iter().all(|line| line.table != "redirect"));
+    while !is_gone() {
+        assert!(began.elapsed() < PATIENCE, "the redirect stays after its lease");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Asks for a page that another has, until an answer of its owner sent the request home.
+fn until_redirected(rival: &mut UdpClient, page: Pointer) {
+    let returned = |rival: &UdpClient| rival.counters().of(Event::RedirectReturn);
+    let (began, before) = (Instant::now(), returned(rival));
+    while returned(rival) == before {
+        assert!(began.elapsed() < PATIENCE, "the owner sends no request home");
+        match rival.try_update(page, &mut [0; 8]) {
+            Err(Error::Busy { .. }) => {}
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("two have the page"),
+        }
+    }
 }
 
 /// Requests that the switch redirects reach the owner's service thread, at another node's address,
@@ -113,11 +166,10 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
     let mut bytes = [0; 4096];
     let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
     update.fill(2);
+    until_redirected(&mut rival, page);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut seen = [0; 4096];
-            // The redirect is there soon after the grant, and this request meets it.
-            thread::sleep(Duration::from_millis(300));
             rival.read(page, &mut seen).unwrap_or_else(|error| panic!("{error}"));
             seen
         });
@@ -126,11 +178,55 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
             core::hint::spin_loop();
         }
         assert!(!waiting.is_finished(), "the lease was renewed");
+        until_counted(update.client(), "the READ waits here, then goes home", |counters| {
+            (counters.waited_count, counters.wait_over_count) == (1, 1)
+        });
         update.commit().unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(waiting.join().expect("it waits"), [2; 4096]);
     });
-    let counters = owner.service_counters().expect("it has a service");
-    assert!(counters.request_count > 0 && counters.renewed_count >= 2, "{counters:?}");
+    let counters = counted(&owner);
+    assert!(counters.renewed_count >= 2, "{counters:?}");
+    assert_eq!((counters.wait_ended_count, counters.served_count), (0, 0), "{counters:?}");
+    // UPDATEs that do not wait.
+    assert!(counters.rejected_count >= 1, "{counters:?}");
+
+    // Whom the COMMIT finds waiting is told at once. A wait lasts 100 ms, within which a busy machine
+    // may not come to the COMMIT; then it is for the next time.
+    let began = Instant::now();
+    for number in 3.. {
+        // Else the rival might meet the redirect of the lease before, just before that goes.
+        until_no_redirect(&rack);
+        let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
+        update.fill(number);
+        until_redirected(&mut rival, page);
+        let before = counted(update.client()).waited_count;
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut seen = [0; 4096];
+                rival.read(page, &mut seen).unwrap_or_else(|error| panic!("{error}"));
+                seen
+            });
+            until_counted(update.client(), "the READ waits here", |counters| {
+                counters.waited_count > before
+            });
+            update.commit().unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(waiting.join().expect("it waits"), [number; 4096]);
+        });
+        if counted(&owner).wait_ended_count > 0 && rival.counters().of(Event::OwnerWait) > 0 {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "no wait was ended: {:?}", counted(&owner));
+    }
+    until_counted(&owner, "every wait comes to an end", |counters| {
+        counters.wait_ended_count + counters.wait_over_count == counters.waited_count
+    });
+    let counters = counted(&owner);
+    assert_eq!(counters.served_count, 0, "{counters:?}");
+    // Whatever came was answered, and whose waiting ended twice.
+    let ways = counters.waited_count + counters.rejected_count + counters.not_owner_count;
+    until_counted(&owner, "the carrier takes every answer", |counters| {
+        counters.answered_count >= ways + counters.wait_ended_count
+    });
 }
 
 fn bluebridge(rack: &TestRack, arguments: &[&str]) -> Output {
