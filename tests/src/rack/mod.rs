@@ -1,6 +1,6 @@
 //! Racks for tests: the real daemons, in network namespaces, and clients in the test's process.
 
-mod daemon;
+pub mod daemon;
 pub mod endpoint;
 pub mod million;
 pub mod mixed;
@@ -12,9 +12,9 @@ pub mod traffic;
 pub mod witness;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use bluebridge_cli::namespace::is_privileged;
 use bluebridge_cli::process::ProcessRecord;
@@ -62,6 +62,9 @@ pub fn program() -> PathBuf {
     program
 }
 
+/// Directories of one name and process number that killed tests may have left.
+const LEFT_MAX: u32 = 100;
+
 /// A directory of one test, removed at its end.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
@@ -72,9 +75,15 @@ impl Scratch {
     /// # Panics
     /// If it cannot be made.
     pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("bb-{name}-{}", std::process::id()));
-        fs::create_dir(&path).expect("a new directory");
-        Self(path)
+        let own = format!("bb-{name}-{}", std::process::id());
+        let own = std::env::temp_dir().join(own);
+        // One that was killed may have left its directory, and had this process's number.
+        let paths = (0..LEFT_MAX).map(|number| own.with_extension(number.to_string()));
+        let mut made = paths.map(|path| fs::create_dir(&path).map(|()| path));
+        let is_left = |made: &io::Result<PathBuf>| {
+            made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
+        };
+        Self(made.find(|made| !is_left(made)).expect("room").expect("a new directory"))
     }
 
     /// Where it is.

@@ -12,6 +12,8 @@ use bluebridge_cli::rack::spec::{DataPlane, Node};
 use bluebridge_northbound::proto::{NodeState, StatusResponse};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
+use bluebridge_wire::Pointer;
+use bluebridge_wire::address::PAGE_SHIFT;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action;
 
@@ -64,6 +66,29 @@ impl TestRack {
             (line.packets, line.bytes) = (0, 0);
         }
         Ok(lines)
+    }
+
+    /// The redirects of the switch, with the packets that met them.
+    ///
+    /// # Panics
+    /// If the switch does not answer.
+    pub fn redirects(&self) -> Vec<TableLine> {
+        let names = PortNames::new();
+        let lines = self.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
+        let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
+        lines.filter(|line| line.table == "redirect").collect()
+    }
+
+    /// Whether the switch redirects a page to a client. The redirect of the owner before may still be there.
+    ///
+    /// # Panics
+    /// If the switch does not answer.
+    pub fn is_redirected(&self, page: Pointer, client: u16) -> bool {
+        let number = page.location.bits() >> PAGE_SHIFT;
+        let page = format!(" page {number:#x}");
+        let way = format!("to port {} for ", self.port(Node::Client(client)));
+        let is_it = |it: &TableLine| it.matches.ends_with(&page) && it.action.starts_with(&way);
+        self.redirects().iter().any(is_it)
     }
 
     /// What the controller knows.
