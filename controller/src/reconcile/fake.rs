@@ -53,6 +53,8 @@ struct State {
     /// When entries were written, for those that end.
     written: HashMap<Key, Instant>,
     pipeline: bool,
+    /// Whether somebody else pushes a pipeline before the next reading.
+    pushed_before_reading: bool,
     capacity: usize,
     highest: ElectionId,
     trouble: Trouble,
@@ -60,6 +62,13 @@ struct State {
     rng: SmallRng,
     tried_after_fence: bool,
     ports: Ports,
+}
+
+impl State {
+    fn push_another(&mut self) {
+        self.tables = Tables::default();
+        self.pipeline = false;
+    }
 }
 
 /// The switch; clones are the same one.
@@ -79,6 +88,7 @@ impl FakeSwitch {
             tables: Tables::default(),
             written: HashMap::new(),
             pipeline: false,
+            pushed_before_reading: false,
             capacity: usize::MAX,
             highest: ElectionId::default(),
             trouble: Trouble::default(),
@@ -124,11 +134,20 @@ impl FakeSwitch {
     pub(super) fn restart(&self) {
         {
             let mut state = self.state.lock().unwrap();
-            state.tables = Tables::default();
-            state.pipeline = false;
+            state.push_another();
             state.highest = ElectionId::default();
         }
         self.cut();
+    }
+
+    /// Somebody else pushes a pipeline, which empties the tables and breaks no connection.
+    pub(super) fn push_another(&self) {
+        self.state.lock().unwrap().push_another();
+    }
+
+    /// The same, between a controller's look at the pipeline and its reading of the tables.
+    pub(super) fn push_another_before_reading(&self) {
+        self.state.lock().unwrap().pushed_before_reading = true;
     }
 
     /// Copies a frame to the controller.
@@ -308,6 +327,9 @@ impl SwitchDriver for FakeDriver {
         if state.rng.random_bool(chance) {
             state.met.wiped += 1;
             state.tables = Tables::default();
+        }
+        if std::mem::take(&mut state.pushed_before_reading) {
+            state.push_another();
         }
         let mut tables = state.tables.clone();
         for (key, body) in &mut tables.entries {

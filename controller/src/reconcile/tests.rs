@@ -114,6 +114,36 @@ async fn wiped_changed_and_foreign_entries_are_mended_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pipeline_that_others_pushed_is_replaced_within_a_second() {
+    let bench = Bench::new(&FakeSwitch::new(1), 1);
+    let whole = tables(20, 1);
+    bench.desire(whole.clone());
+    bench.settled(&whole).await;
+    let replaced = async |pushes: u64| {
+        let began = Instant::now();
+        while bench.view.borrow().counts.pushes < pushes {
+            assert!(began.elapsed() < Duration::from_secs(1), "{:?}", bench.view.borrow());
+            sleep(Duration::from_millis(1)).await;
+        }
+        bench.settled(&whole).await;
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    };
+    bench.switch.push_another();
+    replaced(2).await;
+    // When it comes in the middle of a check, the tables are filled before the pipeline is replaced.
+    let before = bench.view.borrow().counts;
+    bench.switch.push_another_before_reading();
+    let mut view = bench.view.clone();
+    let mended = view.wait_for(|view| view.counts.repaired > before.repaired);
+    timeout(Duration::from_secs(1), mended).await.unwrap().unwrap();
+    bench.settled(&whole).await;
+    assert_eq!(bench.view.borrow().counts.pushes, 2, "that is left to the next check");
+    replaced(3).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.view.borrow().counts.pushes, 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restarted_switch_serves_again_within_a_second() {
     let bench = Bench::new(&FakeSwitch::new(1), 1);
     bench.desire(tables(100, 1));

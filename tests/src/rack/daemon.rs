@@ -1,8 +1,9 @@
 //! Ends and starts of single daemons.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use bluebridge_cli::process::{ProcessRecord, Stopped, stop_all};
@@ -15,6 +16,52 @@ use bluebridge_cli::readiness::{self, Patience, Readiness, ReadySocket};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::TestRack;
+
+/// How long a process may take to end, or to stand still, after a signal that it cannot catch.
+const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Stops a process and waits until each of its threads stands still: the signal stops them one after the
+/// other, and on a busy machine the last one goes on for a while.
+///
+/// # Panics
+/// If it cannot be stopped.
+pub fn freeze(pid: u32) {
+    let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(target, Signal::STOP).expect("may be stopped");
+    let stands = |thread: &Path| {
+        // The name before the state may hold anything but is in brackets.
+        let line = fs::read_to_string(thread.join("stat")).unwrap_or_default();
+        line.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    let until = Instant::now() + END_PATIENCE;
+    loop {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        let moving = threads.map(|it| it.path()).filter(|it| !stands(it)).count();
+        if moving == 0 {
+            return;
+        }
+        assert!(Instant::now() < until, "{moving} threads of process {pid} go on after SIGSTOP");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits for the end of a child.
+///
+/// # Panics
+/// If it does not end before the deadline; it is killed then.
+pub fn await_end(child: &mut Child, what: &str, patience: Duration) -> ExitStatus {
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(status) = child.try_wait().expect("it is a child") {
+            return status;
+        }
+        if Instant::now() >= until {
+            let _ = child.kill();
+            panic!("{what} has not ended after {patience:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
 
 impl TestRack {
     /// A daemon's record as the rack started it.
@@ -44,7 +91,7 @@ impl TestRack {
         assert!(process.is_running(), "{name} runs before it is killed");
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).expect("a pid");
         kill_process(pid, Signal::KILL).expect("may be killed");
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + END_PATIENCE;
         while process.is_running() {
             assert!(Instant::now() < until, "{name} outlived SIGKILL");
             std::thread::sleep(Duration::from_millis(1));
@@ -93,7 +140,7 @@ impl TestRack {
     /// If it does not become ready.
     pub fn start_as(&mut self, name: &str, record: &DaemonRecord) {
         let socket = self.scratch.path().join(format!("{name}.{}", self.processes.len()));
-        let _ = std::fs::remove_file(&socket);
+        let _ = fs::remove_file(&socket);
         let mut ready = ReadySocket::bind(&socket).expect("a socket");
         let log = self.scratch.path().join(format!("{name}.again.log"));
         let file = File::create(&log).expect("a log");
@@ -110,8 +157,8 @@ impl TestRack {
         let patience = Patience::until(Instant::now() + READY_DEADLINE);
         let running = || child.try_wait().is_ok_and(|ended| ended.is_none());
         let readiness = ready.wait(patience, running).expect("it can be waited for");
-        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        let said = || fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(readiness, Readiness::Ready, "{name} is not ready again: {}", said());
-        let _ = std::fs::remove_file(&socket);
+        let _ = fs::remove_file(&socket);
     }
 }

@@ -1,6 +1,6 @@
 //! Racks for tests: the real daemons, in network namespaces, and clients in the test's process.
 
-mod daemon;
+pub mod daemon;
 pub mod endpoint;
 pub mod million;
 pub mod mixed;

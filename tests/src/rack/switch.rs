@@ -1,19 +1,26 @@
 //! The rack's switch: troubled, looked at, and wiped.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use bluebridge_cli::control::tables::{self, PortNames, TableLine};
 use bluebridge_cli::control::{ControlError, controller_status, impair, switch_ports};
 use bluebridge_cli::rack::daemon::DEVICE_ID;
 use bluebridge_cli::rack::layout::P4RUNTIME;
 use bluebridge_cli::rack::spec::{DataPlane, Node};
-use bluebridge_northbound::proto::StatusResponse;
+use bluebridge_northbound::proto::{NodeState, StatusResponse};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
+use bluebridge_wire::Pointer;
+use bluebridge_wire::address::PAGE_SHIFT;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action;
 
 use super::TestRack;
+
+/// How long endpoints may take to be heard by a controller that has just started.
+const HEARD_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Five in a hundred lost and five doubled; where the data plane can, five held back as well.
 pub fn trouble(switch: DataPlane, seed: u64) -> Impairment {
@@ -61,6 +68,29 @@ impl TestRack {
         Ok(lines)
     }
 
+    /// The redirects of the switch, with the packets that met them.
+    ///
+    /// # Panics
+    /// If the switch does not answer.
+    pub fn redirects(&self) -> Vec<TableLine> {
+        let names = PortNames::new();
+        let lines = self.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
+        let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
+        lines.filter(|line| line.table == "redirect").collect()
+    }
+
+    /// Whether the switch redirects a page to a client. The redirect of the owner before may still be there.
+    ///
+    /// # Panics
+    /// If the switch does not answer.
+    pub fn is_redirected(&self, page: Pointer, client: u16) -> bool {
+        let number = page.location.bits() >> PAGE_SHIFT;
+        let page = format!(" page {number:#x}");
+        let way = format!("to port {} for ", self.port(Node::Client(client)));
+        let is_it = |it: &TableLine| it.matches.ends_with(&page) && it.action.starts_with(&way);
+        self.redirects().iter().any(is_it)
+    }
+
     /// What the controller knows.
     ///
     /// # Panics
@@ -69,6 +99,35 @@ impl TestRack {
         let address: SocketAddr = self.rack().layout().controller().into();
         let status = self.enter(Node::Switch, || controller_status(address));
         status.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until the controller has heard of this many endpoints, all that it takes for live. One that has just
+    /// started takes those for live whom its store names; silence that became shorter is a heartbeat.
+    ///
+    /// # Panics
+    /// If that does not happen.
+    pub fn await_heard(&self, count: usize) {
+        let until = Instant::now() + HEARD_PATIENCE;
+        let mut silences = BTreeMap::new();
+        let mut heard = BTreeSet::new();
+        loop {
+            let nodes = self.controller_status().nodes.into_iter();
+            let live: Vec<_> = nodes.filter(|it| it.state() == NodeState::Live).collect();
+            for node in &live {
+                let before = silences.insert(node.name.clone(), node.silent_ms);
+                if before.is_some_and(|before| node.silent_ms < before) {
+                    heard.insert(node.name.clone());
+                }
+            }
+            if live.len() == count && live.iter().all(|it| heard.contains(&it.name)) {
+                return;
+            }
+            assert!(
+                Instant::now() < until,
+                "{count} endpoints, only {heard:?} were heard: {live:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Empties every table of the switch behind the controller's back: pushes the pipeline anew under

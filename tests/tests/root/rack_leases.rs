@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,7 @@ use bluebridge::{
     Client, Error, Event, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status,
     UpdateOptions,
 };
-use bluebridge_cli::control::tables;
-use bluebridge_cli::rack::daemon::DEVICE_ID;
-use bluebridge_cli::rack::layout::{ENDPOINT_INTERFACE, P4RUNTIME};
+use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_northbound::Attachment;
 use bluebridge_northbound::proto::LeaseStatus;
@@ -22,6 +21,7 @@ use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_protocol::requester::{Answer, Failure, Operation};
 use bluebridge_testkit::{Scratch, program};
 use bluebridge_tests::history::History;
+use bluebridge_tests::rack::daemon::{await_end, freeze};
 use bluebridge_tests::rack::endpoint::{Endpoint, SPACE, UdpClient};
 use bluebridge_tests::rack::raw::RawClient;
 use bluebridge_tests::rack::witness::{Moment, Object, Outcome, Record, Witnesses, now, work};
@@ -29,7 +29,7 @@ use bluebridge_tests::rack::{TestRack, Wish};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take that is bound to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longer than the clocks' margin, and than a request takes that is under way.
 const MARGIN: Duration = Duration::from_millis(100);
@@ -84,14 +84,6 @@ fn hand_over(client: &mut UdpClient, page: Pointer, before: u8, after: u8) {
     assert_page(client, page, after);
 }
 
-/// What the switch does with redirected pages, and how many packets it redirected.
-fn redirects(rack: &TestRack) -> Vec<(String, u64)> {
-    let names = tables::PortNames::new();
-    let lines = rack.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
-    let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
-    lines.filter(|line| line.table == "redirect").map(|line| (line.action, line.packets)).collect()
-}
-
 fn leases(rack: &TestRack) -> LeaseStatus {
     rack.controller_status().leases.expect("a status")
 }
@@ -116,9 +108,16 @@ impl Holder {
         command.args(["--controller", &rack.rack().layout().controller().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut holder = Self(rack.enter(node, || command.spawn()).expect("it starts"));
-        let mut line = String::new();
-        let said = holder.0.stdout.as_mut().expect("it is piped");
-        BufReader::new(said).read_line(&mut line).expect("it can be read");
+        let said = holder.0.stdout.take().expect("it is piped");
+        let (first, heard) = mpsc::channel();
+        thread::spawn(move || {
+            let mut lines = BufReader::new(said).lines();
+            // Nobody listens any more if it came too late.
+            let _ = first.send(lines.next().and_then(Result::ok).unwrap_or_default());
+            lines.for_each(drop);
+        });
+        let line = heard.recv_timeout(PATIENCE);
+        let line = line.expect("`bluebridge update` says in time that it has the lease");
         assert!(line.contains("are leased"), "{line:?} {}", holder.complaint(line.is_empty()));
         holder
     }
@@ -179,12 +178,12 @@ fn a_commit_that_comes_too_late_changes_nothing() {
     assert_page(&mut owner, page, 5);
 
     // A process that stands still for longer than its lease, service thread and all.
-    let mut frozen = Holder::start(&rack, page, "3s");
+    let mut frozen = Holder::start(&rack, page, "6s");
     assert!(matches!(rival.try_update(page, &mut theirs), Err(Error::Busy { .. })));
-    send(frozen.0.id(), Signal::STOP);
+    freeze(frozen.0.id());
     hand_over(&mut rival, page, 5, 6);
     send(frozen.0.id(), Signal::CONT);
-    let ended = frozen.0.wait().expect("it is a child");
+    let ended = await_end(&mut frozen.0, "`bluebridge update`", PATIENCE);
     let complaint = frozen.complaint(true);
     assert!(!ended.success() && complaint.contains("came too late"), "{ended}: {complaint}");
     assert_page(&mut rival, page, 6);
@@ -281,7 +280,8 @@ fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
     let page = page_of(&mut rival, 1);
     hand_over(&mut rival, page, 1, 2);
     let mut holder = Holder::start(&rack, page, "60s");
-    until("a redirect", || !redirects(&rack).is_empty());
+    // Not the one of the rival's own lease before.
+    until("a redirect to the holder", || rack.is_redirected(page, 1));
     assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
     // Longer than the lease: it is renewed.
     thread::sleep(Duration::from_millis(1400));
@@ -292,10 +292,10 @@ fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
         assert!(!waiting.is_finished(), "it is held");
         // The redirect leads to nobody from now on.
         holder.0.kill().expect("it may be killed");
-        holder.0.wait().expect("it is a child");
+        await_end(&mut holder.0, "the killed owner", PATIENCE);
         waiting.join().expect("the page comes free");
     });
-    until("no redirect to nobody", || redirects(&rack).is_empty());
+    until("no redirect to nobody", || rack.redirects().is_empty());
     // The same endpoint begins another life.
     drop(holder);
     let mut again = join(&rack, 1);
@@ -308,12 +308,12 @@ fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
     // It stands still, so that the copy of the grant reaches it and it does nothing about it.
-    send(rack.process("controller").pid, Signal::STOP);
+    freeze(rack.process("controller").pid);
     let mut bytes = [0; 4096];
     let mut update =
         owner.update_with(page, &mut bytes, lease(Duration::from_secs(8))).expect("it is free");
     rack.kill("controller");
-    assert_eq!(redirects(&rack), [], "nobody made one");
+    assert_eq!(rack.redirects(), [], "nobody made one");
     assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
     update.fill(2);
     thread::scope(|scope| {
@@ -324,16 +324,14 @@ fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
         waiting.join().expect("the page comes free");
     });
     rack.start("controller");
-    until("the controller knows both again", || {
-        let nodes = rack.controller_status().nodes;
-        ["c1", "c2", "s1"].iter().all(|name| nodes.iter().any(|node| node.name == *name))
-    });
+    // It knows them from its store at once; that they are there it learns by their heartbeats.
+    rack.await_heard(3);
     // The next grants are redirected again: it may take some until the switch copies to the new one.
     until("a redirect", || {
         let mut bytes = [0; 4096];
         let update = owner.update(page, &mut bytes).expect("it is free");
         thread::sleep(MARGIN);
-        let is_redirected = !redirects(&rack).is_empty();
+        let is_redirected = rack.is_redirected(page, 1);
         update.abort().expect("it is held");
         is_redirected
     });
@@ -350,17 +348,17 @@ fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
     let mut bytes = [0; 4096];
     let mut update =
         owner.update_with(page, &mut bytes, lease(Duration::from_secs(9))).expect("it is free");
-    until("a redirect", || !redirects(&rack).is_empty());
+    until("a redirect", || rack.is_redirected(page, 1));
     rack.kill("controller");
     update.fill(2);
     update.commit().expect("it is held");
-    let before = redirects(&rack);
+    let before = rack.redirects();
     assert_eq!(before.len(), 1, "nobody is there to delete it");
     assert_page(&mut rival, page, 2);
     hand_over(&mut rival, page, 2, 3);
     rival.fetch_add(page, 0).expect("the home does it");
-    let after = redirects(&rack);
-    assert!(after[0].1 > before[0].1, "it was not met: {before:?} {after:?}");
+    let after = rack.redirects();
+    assert!(after[0].packets > before[0].packets, "it was not met: {before:?} {after:?}");
     // The one before said so, and was not only asked.
     let counters = owner.service_counters().expect("it has a service");
     assert!(counters.not_owner_count > 0 && counters.answered_count > 0, "{counters:?}");
@@ -378,7 +376,7 @@ fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
     let mut update =
         owner.update_with(page, &mut bytes, lease(Duration::from_secs(9))).expect("it is free");
     let epoch = update.epoch();
-    until("a redirect", || !redirects(&rack).is_empty());
+    until("a redirect", || rack.is_redirected(page, 1));
     update.fill(2);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
@@ -420,7 +418,7 @@ fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
     let [first, second] = &mut buffers;
     let time = lease(Duration::from_secs(9));
     let mut first = owner.update_with(pages[0], first, time).expect("it is free");
-    until("a redirect", || !redirects(&rack).is_empty());
+    until("a redirect of the first page", || rack.is_redirected(pages[0], 1));
     assert_eq!(leases(&rack).budget_full_count, 0);
     let mut second = first.client().update_with(pages[1], second, time).expect("it is free");
     until("it is told that there is no room", || leases(&rack).budget_full_count > 0);
@@ -435,11 +433,11 @@ fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
     first.fill(6);
     first.commit().expect("it is held");
     hand_over(&mut rival, pages[0], 6, 7);
-    until("no redirect", || redirects(&rack).is_empty());
+    until("no redirect", || rack.redirects().is_empty());
     // The place is free for another.
     let mut bytes = [0; 4096];
     let update = owner.update_with(pages[1], &mut bytes, time).expect("it is free");
-    until("a redirect", || !redirects(&rack).is_empty());
+    until("a redirect of the second page", || rack.is_redirected(pages[1], 1));
     update.abort().expect("it is held");
 }
 

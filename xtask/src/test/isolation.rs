@@ -7,7 +7,10 @@
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::{
+        fs::PermissionsExt,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     thread,
@@ -41,6 +44,9 @@ pub(crate) fn isolated(arguments: &[String]) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("isolated: no program is named"));
     };
     let is_listing = rest.iter().any(|argument| argument == "--list");
+    if !is_listing {
+        make_temporary_directory()?;
+    }
     if is_listing || std::env::var_os(NAMESPACES_VARIABLE).is_none() {
         return Err(replace(command(program, rest)));
     }
@@ -96,6 +102,19 @@ fn command(program: &str, arguments: &[String]) -> Command {
         command.env("PATH", path);
     }
     command
+}
+
+/// Gives this test temporary files of its own: in a process namespace, the names that programs make
+/// of their process number are the same in every test.
+fn make_temporary_directory() -> Result<(), Failure> {
+    let Some(run) = std::env::var_os(RUN_VARIABLE) else { return Ok(()) };
+    let directory = Path::new(&run).join(getpid().as_raw_nonzero().to_string());
+    let made = fs::create_dir_all(&directory)
+        .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)));
+    made.map_err(|error| failed("make a directory of temporary files", &error))?;
+    // SAFETY: this process has no other thread that could read the environment meanwhile.
+    unsafe { std::env::set_var("TMPDIR", directory) };
+    Ok(())
 }
 
 /// Detaches what is mounted at or below a directory, so that the test does not see it in its list of mounts.
