@@ -1,10 +1,13 @@
 //! Files of a test.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     process,
 };
+
+/// Directories of one name and process number that killed tests may have left.
+const LEFT_MAX: u32 = 100;
 
 /// A temporary directory of one test, removed at its end.
 #[derive(Debug)]
@@ -14,14 +17,20 @@ impl Scratch {
     /// A new directory, whose path contains `name`.
     ///
     /// # Panics
-    /// If it cannot be made, or if this process has one of this name.
+    /// If it cannot be made.
     #[track_caller]
     pub fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("bb-{name}-{}", process::id()));
-        if let Err(error) = fs::create_dir(&path) {
-            panic!("cannot make the directory {}: {error}", path.display());
+        let parent = env::temp_dir();
+        // A test that was killed leaves its directory, and another process may get its number.
+        for left in 0..LEFT_MAX {
+            let path = parent.join(format!("bb-{name}-{}.{left}", process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Self(path),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("cannot make the directory {}: {error}", path.display()),
+            }
         }
-        Self(path)
+        panic!("{} is full of directories of killed tests: remove bb-{name}-*", parent.display());
     }
 
     /// Where it is.
@@ -84,9 +93,11 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "cannot make the directory")]
-    fn a_scratch_directory_is_nobody_elses() {
-        let _first = Scratch::new("twice");
-        let _second = Scratch::new("twice");
+    fn a_scratch_directory_that_was_left_is_not_taken() {
+        let left = Scratch::new("left");
+        fs::write(left.path().join("file"), "of another test").expect("it is writable");
+        let own = Scratch::new("left");
+        assert_ne!(own.path(), left.path());
+        assert_eq!(fs::read_dir(own.path()).expect("readable").count(), 0);
     }
 }

@@ -1,9 +1,10 @@
 //! A capture is what other tools read.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::BufWriter;
-use std::process::{self, Command};
+use std::process::Command;
 
+use bluebridge_testkit::Scratch;
 use bluebridge_transport::capture::Capture;
 use bluebridge_transport::memory::Hub;
 use bluebridge_transport::{Outgoing, Transport, Wait};
@@ -12,7 +13,8 @@ const PORT: u16 = 1000;
 
 #[test]
 fn tshark_reads_a_capture_and_finds_its_checksums_right() {
-    let path = std::env::temp_dir().join(format!("bluebridge-capture-{}.pcap", process::id()));
+    let scratch = Scratch::new("capture");
+    let path = scratch.path().join("two.pcap");
     record(BufWriter::new(File::create(&path).expect("a writable temporary directory")));
     let output = Command::new("tshark")
         .args(["-o", "udp.check_checksum:TRUE", "-T", "fields", "-E", "separator=,"])
@@ -21,7 +23,6 @@ fn tshark_reads_a_capture_and_finds_its_checksums_right() {
         .arg(&path)
         .output()
         .expect("install tshark, or leave the tier out: `cargo xtask test --without tools`");
-    fs::remove_file(&path).expect("the file is there");
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<_> = text.lines().collect();
     let expected = [
