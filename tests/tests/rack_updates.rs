@@ -69,14 +69,14 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     let base = clients[0].create(8192).expect("there is memory").base();
     rack.trouble_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
     let began = Instant::now();
-    let services: Vec<_> = thread::scope(|scope| {
+    let told: Vec<_> = thread::scope(|scope| {
         let mut threads = Vec::new();
         for (number, client) in (1..).zip(&mut clients) {
             for _ in 0..THREADS {
                 let mut client = another(&rack, number, client);
                 threads.push(scope.spawn(move || {
                     increment(&mut client, base, COUNT);
-                    counted(&client)
+                    (counted(&client).answered_count, client.counters().of(Event::RedirectReturn))
                 }));
             }
         }
@@ -88,8 +88,9 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     assert!(lost_count > 0, "{name}: nothing was lost");
     // Leases are too short here to be fought over for long: some are redirected only if all are.
     if redirects == Redirects::Always {
-        let answers = services.iter().any(|service| service.answered_count > 0);
-        assert!(answers, "{name}: no owner answered: {services:?}");
+        let (sent, heard) =
+            (told.iter().any(|told| told.0 > 0), told.iter().any(|told| told.1 > 0));
+        assert!(sent && heard, "{name}: owners answered, clients heard of it: {told:?}");
     }
     rack.trouble_all(&Impairment::default());
     let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
