@@ -459,3 +459,105 @@ impl<T: Transport> Serving<T> {
         self.flush(now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_protocol::owner::Event;
+    use bluebridge_transport::{
+        Wakeable as _,
+        memory::{Hub, MemoryTransport},
+    };
+    use bluebridge_wire::{
+        ArenaGeneration, Command, EndpointAddress, Header, Location, NodeId, Pointer, Space, Tag,
+        WireCommand,
+        address::{Fields, NODE_PREFIX_LEN},
+        header::HEADER_BYTES,
+        seal,
+    };
+
+    use super::*;
+    use crate::service::{Counts, Subscribers, ledger::Writer};
+
+    const SPACE: Space = Space(1);
+
+    fn prefix(node: NodeId) -> ipnet::Ipv6Net {
+        let first = Fields { space: SPACE, node, command: 0, tag: 0, location: 0 };
+        ipnet::Ipv6Net::new(first.to_ipv6(), NODE_PREFIX_LEN).expect("a prefix")
+    }
+
+    /// Sends a READ of the page to whoever gets what is for its home.
+    fn ask(carrier: &mut MemoryTransport, page: Pointer, number: u64) {
+        let source = EndpointAddress::new(SPACE, NodeId(1001), 5).to_ipv6();
+        let destination = Fields {
+            space: page.space,
+            node: page.node,
+            command: WireCommand::request(Command::Read, false).bits(),
+            tag: page.tag.0,
+            location: page.location.bits(),
+        };
+        let destination = destination.to_ipv6();
+        let header = Header {
+            target: page.to_ipv6(),
+            session: 7,
+            sequence: number,
+            length: 100,
+            ..Header::default()
+        };
+        let mut head = [0; HEADER_BYTES];
+        header.emit(&mut head, 0);
+        seal(source, destination, &mut head, &[]);
+        let request =
+            Outgoing { source, destination, destination_port: UDP_PORT, header: &head, data: &[] };
+        assert_eq!(carrier.transmit(&[request]).expect("it is attached"), 1);
+    }
+
+    #[test]
+    fn the_first_lease_of_a_new_client_is_known_when_a_request_about_it_comes() {
+        let (home, owner) = (NodeId(1), NodeId(1000));
+        let hub = Hub::new(16);
+        // The switch leads requests for the home to the owner.
+        let mut carrier = hub.attach(UDP_PORT, &[prefix(owner), prefix(home)]).expect("room");
+        let mut rival = hub.attach(4242, &[prefix(NodeId(1001))]).expect("room");
+        let shared = Arc::new(Shared {
+            waker: carrier.waker().expect("a queue has one"),
+            next_look: 0.into(),
+            release_matters: false.into(),
+            stop: false.into(),
+            is_serving: true,
+            failure: std::sync::OnceLock::new(),
+            ledgers: std::sync::Mutex::default(),
+            ledger_count: 0.into(),
+            subscribers: Subscribers::default(),
+            counts: Counts::default(),
+        });
+        let config = EndpointConfig::new(SPACE, owner, 1);
+        let mut serving = Serving::new(&config, carrier, Arc::clone(&shared));
+        let location = Location::new(ArenaGeneration::default(), 4096).expect("small");
+        let page = Pointer { space: SPACE, node: home, tag: Tag(3), location };
+        let _ = serving.look(serving.now());
+        ask(&mut rival, page, 1);
+        serving.wait(Instant::default()).expect("the carrier works");
+        assert_eq!(serving.owner.counters().of(Event::NotOwner), 1, "nothing is leased");
+
+        // The thread sleeps when the client comes, gets a lease, and somebody asks for its page.
+        let ledger = Arc::new(Ledger::new(1));
+        shared.add(&ledger);
+        let expires_at = serving.now() + Duration::from_secs(10);
+        let lease = Entry {
+            pointer: page,
+            length: 100,
+            epoch: 1,
+            expires_at,
+            granted_ms: 10_000,
+            renew_until: expires_at,
+            policy: OwnerPolicy::Reject,
+            is_ending: false,
+            is_abandoned: false,
+        };
+        let mut writer = Writer::new(ledger);
+        assert!(writer.hold(&lease, &[]).is_some(), "there is room");
+        ask(&mut rival, page, 2);
+        serving.wait(Instant::default()).expect("the carrier works");
+        assert_eq!(serving.owner.counters().of(Event::Reject), 1, "{:?}", serving.owner.counters());
+    }
+}
