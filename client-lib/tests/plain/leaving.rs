@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Placement};
+use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Placement, Service, UpdateOptions};
 use bluebridge_transport::memory::MemoryTransport;
 
 use crate::rack::{Rack, SPACE};
@@ -67,4 +67,32 @@ fn a_server_whose_place_is_given_on_need_not_wait() {
     let mut narrow = client(&rack, 1001, 1);
     visit(&mut narrow);
     await_sessions(&mut watcher, [1, 1, 2]);
+}
+
+#[test]
+fn a_service_that_ends_leaves_no_session_behind() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut watcher = client(&rack, 1000, 8);
+    await_sessions(&mut watcher, [1; 3]);
+    let (mut carriers, port) = rack.attach_endpoint(NodeId(1001), 1);
+    let config = EndpointConfig::new(SPACE, NodeId(1001), 1);
+    let service = Service::start(&config, port).expect("a thread");
+    let config = EndpointConfig { service: Some(service.clone()), ..config };
+    let mut short = Client::open(config, carriers.pop().expect("one"));
+    let region = short.create_at(1, Placement::Node(NODES[1])).expect("there is room");
+    let options =
+        UpdateOptions { lease: Some(Duration::from_millis(200)), ..UpdateOptions::default() };
+    let mut byte = [0];
+    let update = short.update_with(region.base(), &mut byte, options).expect("nobody has it");
+    let until = Instant::now() + Duration::from_secs(5);
+    while service.counters().renewed_count == 0 {
+        assert!(Instant::now() < until, "the service renews: {:?}", service.counters());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    await_sessions(&mut watcher, [1, 3, 1]);
+    update.abort().expect("it is held");
+    drop(short);
+    await_sessions(&mut watcher, [1, 2, 1]);
+    drop(service);
+    await_sessions(&mut watcher, [1; 3]);
 }
