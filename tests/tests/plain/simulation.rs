@@ -195,32 +195,28 @@ fn a_seed_replays_exactly() {
     }
 }
 
-mod long {
-    use super::*;
-
-    #[test]
-    fn racks_keep_their_promises() {
-        if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
-            let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
-            match run(Plan::new(seed), trace) {
-                Ok(report) => println!("{report}"),
-                Err(error) => panic!("seed {seed}: {error}"),
-            }
-            return;
+#[test]
+fn racks_keep_their_promises() {
+    if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
+        let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
+        match run(Plan::new(seed), trace) {
+            Ok(report) => println!("{report}"),
+            Err(error) => panic!("seed {seed}: {error}"),
         }
-        let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
-        let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
-        let (report, failures) = run_all(first..first + seeds, Plan::new);
-        println!("{report}");
-        for (seed, error) in &failures {
-            println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
-        }
-        assert!(
-            failures.is_empty(),
-            "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
-        );
-        if seeds >= SEEDS {
-            check_coverage(&report);
-        }
+        return;
+    }
+    let seeds = number("BLUEBRIDGE_SIM_SEEDS").unwrap_or(SEEDS);
+    let first = number("BLUEBRIDGE_SIM_FIRST").unwrap_or(0);
+    let (report, failures) = run_all(first..first + seeds, Plan::new);
+    println!("{report}");
+    for (seed, error) in &failures {
+        println!("BLUEBRIDGE_SIM_SEED={seed}: {error}");
+    }
+    assert!(
+        failures.is_empty(),
+        "replay with the printed variable, and BLUEBRIDGE_SIM_TRACE=1 for all that happens"
+    );
+    if seeds >= SEEDS {
+        check_coverage(&report);
     }
 }
