@@ -1,6 +1,7 @@
 //! What the tests of racks share.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A directory of one test, removed at its end.
 pub(crate) struct Scratch(PathBuf);
@@ -20,6 +21,24 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The name of a rack of this process: the machine has one list of namespaces for all.
+#[allow(dead_code, reason = "not every test file has racks with names")]
+pub(crate) fn own(name: &str) -> String {
+    format!("{name}-{}", std::process::id())
+}
+
+/// Waits until something holds.
+#[allow(dead_code, reason = "not every test file waits")]
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
