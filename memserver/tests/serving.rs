@@ -13,7 +13,7 @@ use bluebridge_memserver::{
     serve::{Idle, Order},
     server::OrderError,
 };
-use bluebridge_protocol::responder::{Authority, Event};
+use bluebridge_protocol::responder::{Authority, Event, Timers};
 use bluebridge_transport::{
     Transport,
     memory::{Hub, MemoryTransport},
@@ -94,12 +94,14 @@ fn orders_reach_the_shard() {
 
 #[test]
 fn whoever_waits_is_answered_when_a_lease_runs_out_and_nothing_else_happens() {
-    let (server, client) = on_hub(&config());
+    // Whoever waits need not ask again before the lease is over.
+    let timers = Timers { lease_wait: Duration::from_secs(60), ..config().timers };
+    let (server, client) = on_hub(&ServerConfig { timers, ..config() });
     let mut peer = Peer::open(client, 4096);
     let at = peer.create(1).unwrap();
     assert_eq!(peer.write(at, b"contents"), Status::Ok);
-    // Long enough that the READ is there before its end; who waits for a second without asking again is given up.
-    let grant = peer.lease(at, 800);
+    // Long enough that the READ is there before its end.
+    let grant = peer.lease(at, 2000);
     assert_eq!((grant.status, grant.header.node), (Status::Ok, 20));
     let busy = peer.wait_to_read(at);
     assert_eq!(busy.status, Status::Busy);
