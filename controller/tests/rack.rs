@@ -2,7 +2,7 @@
 
 mod rig;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bluebridge_controller::ControllerError;
 use bluebridge_controller::core::{NotifyRule, RedirectPolicy};
@@ -13,7 +13,7 @@ use bluebridge_northbound::{
 };
 use bluebridge_p4::pipeline::{Action, Key, Ternary};
 use bluebridge_wire::{NodeId, Space};
-use rig::{Agent, Folder, HEARTBEAT, Running, client, memory, until};
+use rig::{Agent, Folder, Running, client, memory, until};
 
 const SCOPE: u32 = Space(1).scope();
 
@@ -75,7 +75,7 @@ fn anycast_follows_free_memory_and_silence() {
         Some(Action::Select(members)) => members.iter().map(|m| m.forward.port.0).collect(),
         _ => Vec::new(),
     };
-    assert_eq!(ports(), [1, 2]);
+    until("both nodes are led to", || ports() == [1, 2]);
     full.report_free_pages(0);
     until("the full node is passed by", || ports() == [2]);
     let node = silent.assignment().node;
@@ -100,7 +100,10 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
     let pushes = controller.status().switch.unwrap().pipeline_push_count;
     assert_eq!(pushes, 1);
     let address = controller.kill();
-    until("the endpoints notice", || home.snapshot().connection == Connection::Lost);
+    // One that has not noticed would seem to be back already.
+    for membership in [&home, &user] {
+        until("the endpoints notice", || membership.snapshot().connection == Connection::Lost);
+    }
     assert_eq!(agent.entries(), installed);
 
     let watching = agent.watch_entries();
@@ -111,10 +114,13 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
                 && membership.snapshot().installed
         });
     }
-    std::thread::sleep(4 * HEARTBEAT);
-    let seen = watching.end();
-    assert!(seen.readings >= 5, "{}", seen.readings);
-    assert_eq!(seen.differing, 0, "the tables never changed");
+    let goals = [&home, &user].map(|membership| (membership, membership.beat_count() + 4));
+    for (membership, goal) in goals {
+        until("four more heartbeats", || membership.beat_count() >= goal);
+    }
+    let goal = watching.readings() + 5;
+    until("five more readings of the tables", || watching.readings() >= goal);
+    assert_eq!(watching.end(), 0, "the tables never changed");
     let switch = controller.status().switch.unwrap();
     assert_eq!((switch.pipeline_push_count, switch.update_count), (0, 0));
     let status = controller.status();
@@ -126,19 +132,18 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
 }
 
 #[test]
-fn a_restarted_agent_without_tables_serves_within_a_second() {
+fn a_restarted_agent_without_tables_serves_again() {
     let mut agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _home = join(&controller, memory("m1", 1));
     let _user = join(&controller, client("c1", 2));
     let installed = agent.entries();
     let groups = agent.groups();
+    // How soon is shown in virtual time, by the tests of the loop over the switch.
     for _ in 0..3 {
         agent.stop();
         agent.restart_empty();
-        let began = Instant::now();
         until("the tables are back", || agent.entries() == installed && agent.groups() == groups);
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     }
     assert_eq!(controller.status().switch.unwrap().pipeline_push_count, 4);
 }
@@ -180,17 +185,15 @@ fn joins_wait_for_the_switch_and_say_so_if_it_stays_away() {
     let mut agent = Agent::start(2);
     agent.stop();
     let controller = Running::start(&agent, None);
-    let refused = Membership::join_with(
-        &controller.uri(),
-        client("c1", 1),
-        patience(Duration::from_millis(300)),
-    );
+    let refused =
+        Membership::join_with(&controller.uri(), client("c1", 1), patience(Duration::from_secs(2)));
     let error = refused.unwrap_err();
     assert!(matches!(error, MembershipError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("the switch was not reached"), "{error}");
     let uri = controller.uri();
+    let before = controller.status().refused_call_count;
     let joining = std::thread::spawn(move || Membership::join(&uri, client("c1", 1)));
-    std::thread::sleep(Duration::from_millis(200));
+    until("the join was put off", || controller.status().refused_call_count > before);
     agent.restart_empty();
     assert!(joining.join().unwrap().unwrap().assignment().installed);
 }
@@ -204,7 +207,7 @@ fn refused_joins_say_whose_fault_it_is() {
         let options = patience(Duration::from_millis(ms));
         Membership::join_with(&controller.uri(), registration, options).unwrap_err()
     };
-    let error = try_for(client("c2", 1), 300);
+    let error = try_for(client("c2", 1), 2000);
     assert!(matches!(&error, MembershipError::Taken(text) if text.contains("port 1")), "{error}");
     let error = try_for(client("c2", 9), 5000);
     assert!(matches!(&error, MembershipError::Invalid(text) if text.contains("port 9")), "{error}");
@@ -258,8 +261,14 @@ fn watchers_see_a_snapshot_and_every_change() {
     let Some(Event::Snapshot(list)) = watch.next() else { panic!("no snapshot") };
     assert_eq!(list.nodes.len(), 1);
     home.leave().unwrap();
-    let Some(Event::Node(node)) = watch.next() else { panic!("no change") };
-    assert_eq!((node.name.as_str(), node.state()), ("m1", NodeState::Gone));
+    // On a busy machine it may have been silent for a while before.
+    let gone = loop {
+        let Some(Event::Node(node)) = watch.next() else { panic!("no change") };
+        if !matches!(node.state(), NodeState::Live | NodeState::Silent) {
+            break node;
+        }
+    };
+    assert_eq!((gone.name.as_str(), gone.state()), ("m1", NodeState::Gone));
 }
 
 #[test]
@@ -276,7 +285,7 @@ fn watchers_are_bounded_and_make_room_when_they_go() {
 }
 
 #[test]
-fn tables_that_others_wiped_or_added_to_are_mended_within_a_second() {
+fn tables_that_others_wiped_or_added_to_are_mended() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _home = join(&controller, memory("m1", 1));
@@ -285,15 +294,13 @@ fn tables_that_others_wiped_or_added_to_are_mended_within_a_second() {
     let groups = agent.groups();
     let whole = || agent.entries() == installed && agent.groups() == groups;
     agent.meddle(controller.election_id());
-    let began = Instant::now();
     until("the tables are mended", whole);
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     agent.push(controller.election_id());
-    let began = Instant::now();
+    // The tables may be filled under the foreign pipeline before.
     until("the pipeline is ours again", || {
-        whole() && controller.status().switch.unwrap().pipeline_push_count == 2
+        controller.status().switch.unwrap().pipeline_push_count == 2
     });
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    until("the tables are whole", whole);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn join(
     tls: Option<ClientTlsConfig>,
 ) -> Result<Membership, MembershipError> {
     let options =
-        Options { join_deadline: Duration::from_secs(2), tls: tls.clone(), ..Options::default() };
+        Options { join_deadline: Duration::from_secs(3), tls: tls.clone(), ..Options::default() };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let uri = controller.uri().replace("http", scheme);
     Membership::join_with(&uri, client(name, 1), options)
@@ -124,7 +124,7 @@ fn a_plain_controller_is_told_from_one_that_is_not_there() {
     assert_untrusted(join(&controller, "c1", Some(trust(&Root::new()))), "does not speak TLS");
     let gone = controller.uri();
     drop(controller);
-    let options = Options { join_deadline: Duration::from_millis(300), ..Options::default() };
+    let options = Options { join_deadline: Duration::from_secs(2), ..Options::default() };
     let refused = Membership::join_with(&gone, client("c1", 1), options);
     let told = matches!(&refused, Err(MembershipError::Unreachable { reason, .. })
         if reason.contains("refused"));

@@ -13,7 +13,7 @@ use bluebridge_memserver::{
     serve::{Idle, Order},
     server::OrderError,
 };
-use bluebridge_protocol::responder::{Authority, Event};
+use bluebridge_protocol::responder::{Authority, Event, Timers};
 use bluebridge_transport::{
     Transport,
     memory::{Hub, MemoryTransport},
@@ -35,7 +35,7 @@ fn on_hub(config: &ServerConfig) -> (Server, MemoryTransport) {
 
 /// Waits for a thing that another thread does.
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Time::from_secs(5);
+    let deadline = Instant::now() + Time::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Time::from_millis(1));
@@ -62,7 +62,7 @@ fn serves_over_the_memory_carrier() {
 
 #[test]
 fn a_stopping_server_says_so_for_a_moment() {
-    let idle = Idle { grace: Duration::from_millis(300), ..Idle::default() };
+    let idle = Idle { grace: Duration::from_secs(3), ..Idle::default() };
     let (server, client) = on_hub(&ServerConfig { idle, ..config() });
     let mut peer = Peer::open(client, 4096);
     assert_eq!(peer.ping(), Status::Ok);
@@ -92,11 +92,14 @@ fn orders_reach_the_shard() {
 
 #[test]
 fn whoever_waits_is_answered_when_a_lease_runs_out_and_nothing_else_happens() {
-    let (server, client) = on_hub(&config());
+    // Whoever waits need not ask again before the lease is over.
+    let timers = Timers { lease_wait: Duration::from_secs(60), ..config().timers };
+    let (server, client) = on_hub(&ServerConfig { timers, ..config() });
     let mut peer = Peer::open(client, 4096);
     let at = peer.create(1).unwrap();
     assert_eq!(peer.write(at, b"contents"), Status::Ok);
-    let grant = peer.lease(at, 100);
+    // Long enough that the READ is there before its end.
+    let grant = peer.lease(at, 2000);
     assert_eq!((grant.status, grant.header.node), (Status::Ok, 20));
     let busy = peer.wait_to_read(at);
     assert_eq!(busy.status, Status::Busy);

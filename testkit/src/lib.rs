@@ -7,11 +7,18 @@
 mod files;
 pub mod namespace;
 mod needs;
+mod wait;
 
 pub use files::{Scratch, example, program};
 pub use needs::{require_ebpf, require_root};
+pub use wait::until;
 
-use std::process::Command;
+use std::process::{self, Command};
+
+/// The name of something of this process of which the machine has one list, such as named namespaces.
+pub fn own(name: &str) -> String {
+    format!("{name}-{}", process::id())
+}
 
 /// Runs `ip` with `arguments`, split at spaces, in this thread's namespace.
 ///

@@ -66,7 +66,7 @@ async fn a_dropped_call_leaves_the_others_alone() -> Result<(), Error> {
 #[tokio::test]
 async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Error> {
     let rack = Rack::start(&[NodeId(1)], 1 << 20);
-    let client = client_with(&rack, Duration::from_secs(1));
+    let client = client_with(&rack, Duration::from_secs(3));
     let region = client.create(20_000, None).await?;
     let nowhere = Pointer { node: NodeId(9), ..region.base() };
     // What is queued while the first READ waits for nobody is one round.

@@ -181,7 +181,7 @@ fn atomics_of_two_clients_count_every_add() {
     let mut bytes = [0; 8];
     first.read(counter, &mut bytes).expect("it is allocated");
     assert_eq!(u64::from_le_bytes(bytes), 7);
-    assert!(first.ping(NODES[0]).expect("it lives") < Duration::from_secs(1));
+    assert!(!first.ping(NODES[0]).expect("it lives").is_zero());
 }
 
 #[test]

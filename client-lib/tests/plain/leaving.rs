@@ -25,7 +25,7 @@ fn visit(client: &mut Client<MemoryTransport>) {
 
 /// Waits until the nodes have as many sessions, one of which is the watcher's.
 fn await_sessions(watcher: &mut Client<MemoryTransport>, counts: [u64; 3]) {
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(20);
     loop {
         let now = NODES.map(|node| watcher.stat(node).expect("it answers").session_count);
         if now == counts {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,18 @@ use v1::entity::Entity as Kind;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::packet_replication_engine_entry::Type as Replication;
 
-/// How often endpoints beat in these tests.
-pub(crate) const HEARTBEAT: Duration = Duration::from_millis(200);
+/// How often endpoints beat in these tests: rarely enough that none falls silent because the machine is busy.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An address of the loopback that only this process uses. At 127.0.0.1, where connections begin, another
+/// could take a port between the end of what listened there and its new start.
+fn own_loopback() -> Ipv4Addr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 0x80 | high, middle, low)
+}
 
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
@@ -110,7 +117,7 @@ fn plane(port_count: u16) -> Box<dyn DataPlane> {
 
 impl Agent {
     pub(crate) fn start(port_count: u16) -> Self {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let address = SocketAddr::from((own_loopback(), 0));
         let mut agent =
             Self { runtime: runtime(), port_count, address, serving: None, plane: None };
         agent.serve(plane(port_count));
@@ -254,36 +261,37 @@ impl Agent {
     /// Reads all entries over and over, and compares them with those of now.
     pub(crate) fn watch_entries(&self) -> Watching {
         let (uri, expected) = (self.uri(), self.entries());
-        let ending = Arc::new(AtomicBool::new(false));
-        let end = Arc::clone(&ending);
+        let (ending, readings) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (end, count) = (Arc::clone(&ending), Arc::clone(&readings));
         let thread = std::thread::spawn(move || {
             let runtime = runtime();
             let mut client = runtime.block_on(P4RuntimeClient::connect(uri)).unwrap();
-            let mut seen = Seen::default();
+            let mut differing = 0;
             while !end.load(Ordering::Relaxed) {
                 let now = runtime.block_on(entries(&mut client)).unwrap();
-                seen.readings += 1;
-                seen.differing += u64::from(now != expected);
+                differing += u64::from(now != expected);
+                count.fetch_add(1, Ordering::Relaxed);
             }
-            seen
+            differing
         });
-        Watching { ending, thread }
+        Watching { ending, readings, thread }
     }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) readings: u64,
-    pub(crate) differing: u64,
 }
 
 pub(crate) struct Watching {
     ending: Arc<AtomicBool>,
-    thread: JoinHandle<Seen>,
+    readings: Arc<AtomicU64>,
+    thread: JoinHandle<u64>,
 }
 
 impl Watching {
-    pub(crate) fn end(self) -> Seen {
+    /// How often the entries were read.
+    pub(crate) fn readings(&self) -> u64 {
+        self.readings.load(Ordering::Relaxed)
+    }
+
+    /// How many of the readings differed.
+    pub(crate) fn end(self) -> u64 {
         self.ending.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
@@ -333,7 +341,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(agent: &Agent, folder: Option<&Folder>) -> Self {
-        Self::start_at(agent, folder, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        Self::start_at(agent, folder, SocketAddr::from((own_loopback(), 0)))
     }
 
     pub(crate) fn start_at(agent: &Agent, folder: Option<&Folder>, listen: SocketAddr) -> Self {
@@ -344,7 +352,7 @@ impl Running {
     }
 
     pub(crate) fn config(agent: &Agent) -> Config {
-        let mut config = Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &agent.uri());
+        let mut config = Config::new(SocketAddr::from((own_loopback(), 0)), &agent.uri());
         config.core.heartbeat_interval = HEARTBEAT;
         config
     }
@@ -373,7 +381,7 @@ impl Running {
         let runtime = self.runtime.take().unwrap();
         let end = runtime.block_on(async { tokio::time::timeout(PATIENCE, running).await });
         runtime.shutdown_timeout(PATIENCE);
-        end.unwrap().unwrap()
+        end.expect("the controller ends by itself").unwrap()
     }
 
     fn on<T>(&self, future: impl Future<Output = T>) -> T {
@@ -416,6 +424,10 @@ pub(crate) struct Watch<'a> {
 impl Watch<'_> {
     pub(crate) fn next(&mut self) -> Option<Event> {
         let next = async { tokio::time::timeout(PATIENCE, self.stream.message()).await };
-        self.controller.on(next).unwrap().unwrap().and_then(|message| message.event)
+        self.controller
+            .on(next)
+            .expect("an event in time")
+            .unwrap()
+            .and_then(|message| message.event)
     }
 }

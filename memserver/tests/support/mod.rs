@@ -19,7 +19,7 @@ pub(crate) const CLIENT: NodeId = NodeId(20);
 /// Another one for every session, as the same one would mean the same session.
 static NONCES: AtomicU64 = AtomicU64::new(4711);
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A reply.
 #[derive(Clone, Debug)]

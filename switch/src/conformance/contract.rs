@@ -18,6 +18,9 @@ use crate::dataplane::{
 
 const SCOPE: u32 = 0xfdbb_0001;
 
+/// How long anything may take that is bound to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 fn entry(key: Key, action: Action) -> Entry {
     Entry { key, action, idle_timeout: None, metadata: Vec::new() }
 }
@@ -228,9 +231,17 @@ fn promises_of_counters(target: &mut dyn Target) {
     let plane = target.plane();
     let expired: Vec<_> = plane.expired().unwrap().into_iter().map(|e| e.entry.key).collect();
     assert_eq!(expired, [away.key]);
-    target.send(SwitchPort(1), &read_of(5), 1);
+    // On a busy machine more than the timeout may pass between a hit and the question.
+    let start = Instant::now();
+    loop {
+        target.send(SwitchPort(1), &read_of(5), 1);
+        let expired = target.plane().expired().unwrap();
+        if expired.is_empty() {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "expired right after a hit: {expired:?}");
+    }
     let plane = target.plane();
-    assert_eq!(plane.expired().unwrap(), []);
     plane.delete(&away.key).unwrap();
     plane.insert(&away).unwrap();
     let fresh = plane.entry(&away.key).unwrap().counter;
@@ -358,7 +369,7 @@ fn takes_the_new_interface(target: &mut dyn Target) {
     target.inject(SwitchPort(1), &read_of(1));
     let start = Instant::now();
     while target.plane().ports().unwrap()[3].tx.packets == 0 {
-        assert!(start.elapsed() < Duration::from_secs(5), "nothing leaves by the new interface");
+        assert!(start.elapsed() < PATIENCE, "nothing leaves by the new interface");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(target.plane().drops().unwrap().0.iter().sum::<u64>(), 0);
@@ -389,7 +400,7 @@ fn packet_outs_and_losses(target: &mut dyn Target) {
     }
     // The last frames may still be on the link.
     let start = Instant::now();
-    while received(target.plane()) < all && start.elapsed() < Duration::from_secs(5) {
+    while received(target.plane()) < all && start.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
     let plane = target.plane();

@@ -28,7 +28,9 @@ use crate::{
 
 const SCOPE: u32 = 0xfdbb_0001;
 const PORT: u16 = 0xfdbb;
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// Where the kernel keeps switches by name.
+const PINS: &str = "/sys/fs/bpf/bluebridge";
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -314,9 +316,8 @@ fn soft_carries_traffic() {
 }
 
 fn outlive() {
-    const NAME: &str = "outlive";
     let (one, two) = (Host::new(1), Host::new(2));
-    let mut pinned = Pinned::open(NAME);
+    let mut pinned = Pinned::open("outlive");
     for number in 1..=2 {
         pinned.switch.add_port(SwitchPort(number), &format!("s{number}")).expect("it attaches");
     }
@@ -331,16 +332,16 @@ fn outlive() {
     };
     let (before, ports) = (tables(&mut pinned.switch), names(&mut pinned.switch));
     // A second agent opens what the first one left, finds it all and changes nothing.
-    pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+    pinned.switch = EbpfSwitch::open(&pinned.name).expect("the pinned switch opens");
     assert_eq!(tables(&mut pinned.switch), before);
     assert_eq!(names(&mut pinned.switch), ports);
     assert_eq!(pinned.switch.groups().expect("the maps can be read").len(), 1);
     assert_eq!(pinned.switch.flood_group().expect("the maps can be read"), Some(1));
     exchange_datagrams(&one, &two);
     // Without a trace, also when removed twice.
-    EbpfSwitch::remove(NAME).expect("it can be removed");
-    EbpfSwitch::remove(NAME).expect("removing what is gone is fine");
-    assert!(!Path::new("/sys/fs/bpf/bluebridge/outlive").exists());
+    EbpfSwitch::remove(&pinned.name).expect("it can be removed");
+    EbpfSwitch::remove(&pinned.name).expect("removing what is gone is fine");
+    assert!(!Path::new(PINS).join(&pinned.name).exists());
     one.run(|| {
         let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
         socket.send_to(b"lost", (pointer(2), PORT)).expect("the datagram leaves");
@@ -355,10 +356,9 @@ mod root {
 
     #[test]
     fn a_switch_that_is_opened_again_renews_its_programs_and_links() {
-        const NAME: &str = "renew";
         in_thread(|| {
             let (one, two) = (Host::new(1), Host::new(2));
-            let mut pinned = Pinned::open(NAME);
+            let mut pinned = Pinned::open("renew");
             for host in [&one, &two] {
                 let n = host.number;
                 let mode = Some(PortMode::Xdp);
@@ -369,7 +369,7 @@ mod root {
             program(&mut pinned.switch);
             let programs = || ["s1", "s2"].map(xdp_program);
             let before = programs();
-            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            pinned.switch = EbpfSwitch::open(&pinned.name).expect("the pinned switch opens");
             let after = programs();
             assert!(before.iter().all(|program| !after.contains(program)), "{before:?} {after:?}");
             exchange_datagrams(&one, &two);
@@ -379,7 +379,7 @@ mod root {
             };
             let none = drops(&mut pinned.switch);
             shrink(&two);
-            pinned.switch = EbpfSwitch::open(NAME).expect("the pinned switch opens");
+            pinned.switch = EbpfSwitch::open(&pinned.name).expect("the pinned switch opens");
             one.run(|| {
                 let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");
                 for bytes in [1500 - 48, 1500 - 48 + 1] {
@@ -446,8 +446,9 @@ mod root {
     fn a_switch_makes_the_directory_of_its_pins() {
         in_thread(|| {
             // It mounts the file system if need be, and takes away what is made in it.
-            let _mounted = Pinned::open("made");
-            let directory = Path::new("/sys/fs/bpf/bluebridge/made/in/here");
+            let mounted = Pinned::open("made");
+            let directory = Path::new(PINS).join(&mounted.name).join("in/here");
+            let directory = directory.as_path();
             for _ in 0..2 {
                 EbpfSwitch::open_in(directory).expect("it opens, and opens again");
                 assert!(EbpfSwitch::is_pinned_in(directory));

@@ -14,8 +14,8 @@ use crate::{
     packet_socket::{Batch, OFFLOAD_BYTES, PacketSocket},
 };
 
-/// How long frames may take from one end to the other.
-const ARRIVAL: Duration = Duration::from_millis(500);
+/// How long frames may take from one end to the other; waited out only if some are missing.
+const ARRIVAL: Duration = Duration::from_secs(10);
 /// How long to wait for frames that must not come.
 const QUIET: Duration = Duration::from_millis(3);
 
@@ -60,7 +60,7 @@ impl Hosts {
                 }
             }
             let wait = if got.len() < expected { ARRIVAL } else { QUIET };
-            if last.elapsed() >= wait || start.elapsed() >= 4 * ARRIVAL {
+            if last.elapsed() >= wait || start.elapsed() >= 2 * ARRIVAL {
                 return got;
             }
             thread::yield_now();

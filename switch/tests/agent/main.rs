@@ -26,7 +26,7 @@ use v1::stream_message_response::Update as Told;
 use v1::update::Type;
 
 /// How long an answer on a stream may take.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// A client with a stream.
 struct Client {

@@ -159,7 +159,7 @@ impl Running {
     /// Shuts the agent down, which must not take long, and gives the data plane back.
     pub(crate) async fn stop(self) -> Box<dyn DataPlane> {
         let _ = self.stop.send(());
-        let served = tokio::time::timeout(Duration::from_secs(10), self.served).await;
+        let served = tokio::time::timeout(Duration::from_secs(30), self.served).await;
         served.expect("the agent ends in time").unwrap().unwrap()
     }
 }

@@ -59,7 +59,8 @@ impl Namespaces {
     }
 
     fn name(&self, part: &str) -> String {
-        format!("hostile-{}-{part}", self.0)
+        // Of this process alone: the machine has one list of namespaces.
+        format!("hostile-{}-{}-{part}", self.0, std::process::id())
     }
 
     fn within(&self, part: &str, arguments: &str) {
@@ -367,18 +368,18 @@ fn a_rack_with_the_soft_switch_survives() {
 
 #[test]
 fn a_rack_with_the_ebpf_switch_survives() {
-    struct Pinned(&'static str);
+    struct Pinned(String);
     impl Drop for Pinned {
         fn drop(&mut self) {
-            if let Err(error) = EbpfSwitch::remove(self.0) {
+            if let Err(error) = EbpfSwitch::remove(&self.0) {
                 eprintln!("{} was not removed: {error}", self.0);
             }
         }
     }
     require_ebpf(EbpfSwitch::is_built());
     in_thread(|| {
-        let pinned = Pinned("hostile-rack");
-        EbpfSwitch::remove(pinned.0).expect("what an earlier run left can be removed");
-        survive("ebpf", || Box::new(EbpfSwitch::open(pinned.0).expect("it opens")));
+        let pinned = Pinned(format!("hostile-rack-{}", std::process::id()));
+        EbpfSwitch::remove(&pinned.0).expect("what an earlier run left can be removed");
+        survive("ebpf", || Box::new(EbpfSwitch::open(&pinned.0).expect("it opens")));
     });
 }

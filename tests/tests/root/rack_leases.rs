@@ -390,6 +390,7 @@ fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
         waiting.join().expect("the page comes free");
     });
     hand_over(&mut owner, page, 3, 4);
+    // Nothing was copied to the controller meanwhile, so that this may take until the lease would have ended.
     until("no redirect of a lease that is over", || {
         rack.tables().is_ok_and(|lines| lines.iter().all(|line| line.table != "redirect"))
     });

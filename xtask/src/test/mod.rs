@@ -57,11 +57,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
         step("product", Run::cargo(build))?;
     }
-    let tested = tests(&options, privilege.as_ref());
-    let skipped = list_skipped(&options);
+    // Before the tests, whose report is to stand at the end.
     let documented = if options.is_partial() { Ok(()) } else { doctests() };
+    let tested = tests(&options, privilege.as_ref());
     println!("== done in {} s", start.elapsed().as_secs());
-    tested.and(skipped).and(documented)
+    documented.and(tested)
 }
 
 /// Runs the tests by nextest, each in a process of its own, with a deadline and isolated.
@@ -92,10 +92,11 @@ fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure
     };
     let tested = run.args(&options.names).go();
     let swept = scene.sweep(privilege);
+    let skipped = list_skipped(options);
     if junit.is_file() {
         Report::read(&junit)?.show();
     }
-    tested.and(swept)
+    tested.and(swept).and(skipped)
 }
 
 /// Names the tests of the tiers that were left out.

@@ -9,11 +9,14 @@ use std::thread;
 use std::time::Duration;
 
 use bluebridge_cli::process;
-use bluebridge_testkit::{Scratch, require_root};
+use bluebridge_testkit::{Scratch, own, require_root, until};
 use serde_json::Value;
 
-/// Ordinary users' ids that no account has, one for each test.
-const USERS: [u32; 3] = [64_001, 64_002, 64_003];
+/// An ordinary user's id that no account has, another one for each test and process: what a user runs is
+/// known by it.
+fn user(test: u32) -> u32 {
+    60_000 + (std::process::id() * 3 + test) % 4_000
+}
 
 struct Caller<'a> {
     binary: PathBuf,
@@ -92,18 +95,16 @@ fn traces(name: &str) -> String {
 fn a_rack_outlives_its_command_until_it_is_taken_down() {
     let scratch = Scratch::new("rack-command");
     let caller = Caller::root(&scratch);
-    let name = ["--name", "rack-command"];
+    let rack = own("rack-command");
+    let name = ["--name", &rack];
     let with = |words: &[&'static str]| [words, &name[..]].concat();
     let up = with(&["rack", "up", "--json", "--network-only", "--servers", "1", "--clients", "1"]);
     let status = caller.json(&up);
     assert_eq!(status["healthy"], true);
     assert_eq!(status["links"][0]["node"], "s1");
-    assert!(
-        traces("rack-command").contains("/bpf bpf "),
-        "the eBPF switch has a place for its maps"
-    );
+    assert!(traces(&rack).contains("/bpf bpf "), "the eBPF switch has a place for its maps");
     assert_eq!(caller.json(&with(&["rack", "status", "--json"]))["phase"], "up");
-    assert_eq!(caller.json(&["rack", "list", "--json"])[0]["name"], "rack-command");
+    assert_eq!(caller.json(&["rack", "list", "--json"])[0]["name"], rack);
     let twice = caller.call(&up);
     assert_eq!(twice.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&twice.stderr).contains("already"));
@@ -125,7 +126,7 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
 
     let down = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(down["stopped"]["namespace_count"], 3);
-    assert_eq!(traces("rack-command"), "");
+    assert_eq!(traces(&rack), "");
     assert_eq!(caller.records(), 0);
     assert!(!caller.state.exists(), "the directory of racks goes with the last of them");
     let again = caller.json(&with(&["rack", "down", "--json"]));
@@ -133,24 +134,38 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
     assert_eq!(caller.call(&with(&["rack", "status"])).status.code(), Some(2));
 }
 
+/// Waits for another moment of a rack in the making each time: first for two at the beginning of its command,
+/// then for some after the rack was begun, whenever a busy machine comes to that.
+fn await_step(caller: &Caller<'_>, step: u64) {
+    let after = match step.checked_sub(2) {
+        None => step,
+        Some(step) => {
+            until("a rack is begun", || caller.records() > 0);
+            step
+        }
+    };
+    thread::sleep(Duration::from_millis(5 + 25 * after));
+}
+
 #[test]
 fn whenever_its_builder_is_killed_a_rack_can_be_taken_down() {
     let scratch = Scratch::new("rack-killed");
     let caller = Caller::root(&scratch);
-    let name = ["--name", "rack-killed"];
+    let rack = own("rack-killed");
+    let name = ["--name", &rack];
     let mut unfinished = 0;
     for step in 0..12 {
         let up = ["rack", "up", "--network-only", "--servers", "20", "--switch", "ebpf"];
         let mut builder = caller.command(&[&up[..], &name].concat());
         let mut builder = builder.stdout(Stdio::null()).spawn().expect("runs");
-        thread::sleep(Duration::from_millis(5 + 25 * step));
+        await_step(&caller, step);
         builder.kill().expect("killed");
         let finished = builder.wait().expect("waited").success();
         let begun = caller.records() > 0;
         unfinished += usize::from(begun && !finished);
         let down = caller.call(&[&["rack", "down"][..], &name].concat());
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
-        assert_eq!(traces("rack-killed"), "", "step {step}");
+        assert_eq!(traces(&rack), "", "step {step}");
         assert_eq!(caller.records(), 0, "step {step}");
     }
     assert!(unfinished >= 3, "only {unfinished} kills hit a rack in the making");
@@ -159,23 +174,20 @@ fn whenever_its_builder_is_killed_a_rack_can_be_taken_down() {
 #[test]
 fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
     let scratch = Scratch::new("rack-user-killed");
-    let caller = Caller::user(&scratch, USERS[2]);
+    let caller = Caller::user(&scratch, user(2));
     let mut unfinished = 0;
     for step in 0..12 {
         let mut builder = caller.command(&["rack", "up", "--network-only", "--servers", "20"]);
         let mut builder = builder.stdout(Stdio::null()).spawn().expect("runs");
-        thread::sleep(Duration::from_millis(5 + 25 * step));
+        await_step(&caller, step);
         builder.kill().expect("killed");
         let finished = builder.wait().expect("waited").success();
         unfinished += usize::from(caller.records() > 0 && !finished);
         let down = caller.call(&["rack", "down"]);
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
         // A trial of user namespaces outlives its killed parent by the moment it takes.
-        let ended = (0..100).any(|_| {
-            thread::sleep(Duration::from_millis(20));
-            caller.running() == 0
-        });
-        assert_eq!((ended, caller.records()), (true, 0), "step {step}");
+        until("nothing of the user runs", || caller.running() == 0);
+        assert_eq!(caller.records(), 0, "step {step}");
     }
     assert!(unfinished >= 3, "only {unfinished} kills hit a rack in the making");
 }
@@ -184,26 +196,23 @@ fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
 fn a_rack_interrupted_takes_itself_down() {
     let scratch = Scratch::new("rack-interrupt");
     let caller = Caller::root(&scratch);
-    let up = ["rack", "up", "--network-only", "--servers", "60", "--name", "rack-interrupt"];
+    let rack = own("rack-interrupt");
+    let up = ["rack", "up", "--network-only", "--servers", "60", "--name", &rack];
     let mut builder = caller.command(&up);
     let builder = builder.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
-    let begun = (0..200).any(|_| {
-        thread::sleep(Duration::from_millis(5));
-        traces("rack-interrupt").lines().count() > 10
-    });
-    assert!(begun, "the rack was not begun");
+    until("the rack is begun", || traces(&rack).lines().count() > 10);
     let pid = rustix::process::Pid::from_child(&builder);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signalled");
     let output = builder.wait_with_output().expect("waited");
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(traces("rack-interrupt"), "");
+    assert_eq!(traces(&rack), "");
     assert_eq!(caller.records(), 0);
 }
 
 #[test]
 fn an_ordinary_user_has_racks_too() {
     let scratch = Scratch::new("rack-user");
-    let caller = Caller::user(&scratch, USERS[0]);
+    let caller = Caller::user(&scratch, user(0));
     let name = ["--name", "rack-user"];
     let with = |words: &[&'static str]| [words, &name[..]].concat();
     let up = with(&["rack", "up", "--json", "--network-only", "--mtu", "9000,s1=1500"]);
@@ -220,7 +229,8 @@ fn an_ordinary_user_has_racks_too() {
     // A shell in the rack is stopped with it.
     let exec = [&["rack", "exec"][..], &name, &["c1", "--", "sleep", "60"]].concat();
     let mut sleeper = caller.command(&exec).spawn().expect("runs");
-    thread::sleep(Duration::from_millis(300));
+    let line = format!("/proc/{}/cmdline", sleeper.id());
+    until("the command runs in the rack", || fs::read(&line).expect("it runs") == b"sleep\x0060\0");
     let down = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(down["stopped"]["others"][0]["pid"], sleeper.id());
     assert!(!sleeper.wait().expect("waited").success());
@@ -248,14 +258,14 @@ fn an_ordinary_user_has_racks_too() {
 #[test]
 fn where_user_namespaces_are_forbidden_the_error_says_so() {
     let scratch = Scratch::new("rack-forbidden");
-    let caller = Caller::user(&scratch, USERS[1]);
+    let caller = Caller::user(&scratch, user(1));
     // A limit that holds for one command: none of its descendants may make user namespaces.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
                   --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]).arg(&caller.binary);
     command.args(["rack", "up", "--network-only", "--name", "rack-forbidden"]);
-    command.env("BLUEBRIDGE_STATE", &caller.state).uid(USERS[1]).gid(USERS[1]).current_dir("/");
+    command.env("BLUEBRIDGE_STATE", &caller.state).uid(user(1)).gid(user(1)).current_dir("/");
     let output = command.output().expect("runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(5), "{said}");

@@ -14,14 +14,14 @@ use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_cli::rack::state::{StateError, StateRoot};
 use bluebridge_cli::rack::{Cancel, DaemonFailure, Rack, RackError, Site};
 use bluebridge_switch::offload::has_transmit_offloads;
-use bluebridge_testkit::{Scratch, example, require_root};
+use bluebridge_testkit::{Scratch, example, own, require_root};
 
 const SERVER: Node = Node::Server(1);
 const CLIENT: Node = Node::Client(1);
 
 fn spec(name: &str) -> RackSpec {
     RackSpec {
-        name: name.parse().expect("a name"),
+        name: own(name).parse().expect("a name"),
         servers: 2,
         clients: 1,
         mtu: "9000,s1=1500,c1=1280".parse().expect("sizes"),
@@ -43,16 +43,16 @@ fn build(scratch: &Scratch, name: &str) -> Rack {
 fn namespaces(name: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir("/run/netns").map(|entries| entries.flatten().collect::<Vec<_>>());
     let paths = entries.unwrap_or_default().into_iter().map(|entry| entry.path());
-    paths.filter(|path| path.to_string_lossy().contains(&format!("/bb-{name}-"))).collect()
+    paths.filter(|path| path.to_string_lossy().contains(&format!("/bb-{}-", own(name)))).collect()
 }
 
 fn assert_nothing_left(scratch: &Scratch, name: &str) {
     assert_eq!(namespaces(name), Vec::<PathBuf>::new());
     let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
-    assert!(!mounts.contains(&format!("bb-{name}-")), "{mounts}");
+    assert!(!mounts.contains(&format!("bb-{}-", own(name))), "{mounts}");
     let state = scratch.path().join("state");
     assert!(!mounts.contains(&*state.to_string_lossy()), "{mounts}");
-    assert!(!state.join(name).exists());
+    assert!(!state.join(own(name)).exists());
 }
 
 /// A kernel bridge in place of the switch, enough for everything that is switched by address.
@@ -149,7 +149,8 @@ fn the_namespace_of_somebody_else_is_left_alone() {
     let scratch = Scratch::new("rack-else");
     require_root();
     fs::create_dir_all("/run/netns").expect("made");
-    let foreign = Path::new("/run/netns/bb-rack-else-s1");
+    let foreign = format!("/run/netns/bb-{}-s1", own("rack-else"));
+    let foreign = Path::new(&foreign);
     fs::write(foreign, "mine").expect("written");
     let built = Rack::build(&site(&scratch), spec("rack-else"), Cancel::default());
     let left = fs::read_to_string(foreign);
@@ -223,7 +224,7 @@ fn a_daemon_that_is_late_is_given_up() {
     let mut rack = build(&scratch, "rack-late");
     let pid_file = scratch.path().join("pid");
     let program = script(&scratch, &format!("echo $$ > {}; exec sleep 60", pid_file.display()));
-    let error = rack.start_daemons(&program, Duration::from_millis(400)).expect_err("it is late");
+    let error = rack.start_daemons(&program, Duration::from_secs(3)).expect_err("it is late");
     assert!(
         matches!(error, RackError::Daemon { reason: DaemonFailure::Late { doing: None, .. }, .. }),
         "{error}"

@@ -1,0 +1,23 @@
+//! Waiting for events.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Longer than anything takes that a test waits for, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Waits until something holds, and names it if it does not.
+///
+/// # Panics
+/// If it does not hold in time.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
+        thread::sleep(PAUSE);
+    }
+}
