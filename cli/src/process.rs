@@ -43,7 +43,7 @@ impl ProcessRecord {
     /// The record of a running process.
     pub fn of(pid: u32) -> io::Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let (_, start_time) = parse_stat(&stat)
+        let Stat { start_time, .. } = parse_stat(&stat)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc stat"))?;
         Ok(Self { pid, start_time, boot_id: boot_id()? })
     }
@@ -56,10 +56,9 @@ impl ProcessRecord {
     /// Whether the process still runs; one that has ended and was not waited for does not.
     pub fn is_running(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        let state = stat.ok().and_then(|stat| parse_stat(&stat));
-        state.is_some_and(|(state, start_time)| {
-            start_time == self.start_time && !matches!(state, 'Z' | 'X')
-        }) && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+        let stat = stat.ok().and_then(|stat| parse_stat(&stat));
+        stat.is_some_and(|stat| stat.start_time == self.start_time && !stat.has_ended())
+            && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
     }
 
     /// Opens the process; `None` when it is not running. The descriptor names it for good.
@@ -193,13 +192,31 @@ fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// State and start time from `/proc/PID/stat` (proc_pid_stat(5)); the name before may hold anything.
-fn parse_stat(stat: &str) -> Option<(char, u64)> {
+/// What is needed of `/proc/PID/stat` (proc_pid_stat(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    /// That of the first thread.
+    state: char,
+    thread_count: u64,
+    start_time: u64,
+}
+
+impl Stat {
+    /// The first thread of a killed process may have ended before the others, which still hold what all have
+    /// open: the ports where it listens, for example.
+    const fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.thread_count <= 1
+    }
+}
+
+/// The name before the state may hold anything.
+fn parse_stat(stat: &str) -> Option<Stat> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');
     let state = fields.next()?.chars().next()?;
-    let start_time = fields.nth(18)?.parse().ok()?;
-    Some((state, start_time))
+    let thread_count = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    Some(Stat { state, thread_count, start_time })
 }
 
 #[cfg(test)]
@@ -219,10 +236,18 @@ mod tests {
 
     #[test]
     fn the_stat_line_is_read_past_a_name_with_brackets() {
-        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 1";
-        assert_eq!(parse_stat(stat), Some(('S', 4242)));
+        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 4242 1 1";
+        let expected = Stat { state: 'S', thread_count: 3, start_time: 4242 };
+        assert_eq!(parse_stat(stat), Some(expected));
         assert_eq!(parse_stat("7 (a) S 1 2"), None);
         assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_process_ends_with_its_last_thread() {
+        let ended = |state, thread_count| Stat { state, thread_count, start_time: 1 }.has_ended();
+        assert!(ended('Z', 1) && ended('X', 0));
+        assert!(!ended('Z', 2) && !ended('S', 1));
     }
 
     #[test]
@@ -231,7 +256,7 @@ mod tests {
         let mut stubborn = sleeper("trap '' TERM; echo; while :; do sleep 0.1; done");
         let records =
             [&willing, &stubborn].map(|child| ProcessRecord::of(child.id()).expect("runs"));
-        let stopped = stop_all(&records, Duration::from_millis(300)).expect("may signal its own");
+        let stopped = stop_all(&records, Duration::from_secs(2)).expect("may signal its own");
         assert_eq!(stopped, [Stopped::Terminated, Stopped::Killed]);
         assert!(records.iter().all(|record| !record.is_running()));
         let again = stop_all(&records, Duration::ZERO).expect("nothing to signal");

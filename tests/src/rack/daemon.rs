@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use bluebridge_cli::process::{ProcessRecord, Stopped, stop_all};
+use bluebridge_cli::process::{self, ProcessRecord, Stopped, stop_all};
 use bluebridge_cli::rack::GRACE;
 use bluebridge_cli::rack::access::rack_environment;
 use bluebridge_cli::rack::daemon::READY_DEADLINE;
@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::TestRack;
 
-/// How long a process may take to end, or to stand still, after a signal that it cannot catch.
-const END_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a process may take to stand still after a signal that it cannot catch.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Stops a process and waits until each of its threads stands still: the signal stops them one after the
 /// other, and on a busy machine the last one goes on for a while.
@@ -33,7 +33,7 @@ pub fn freeze(pid: u32) {
         let line = fs::read_to_string(thread.join("stat")).unwrap_or_default();
         line.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
     };
-    let until = Instant::now() + END_PATIENCE;
+    let until = Instant::now() + STOP_PATIENCE;
     loop {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
         let moving = threads.map(|it| it.path()).filter(|it| !stands(it)).count();
@@ -82,20 +82,15 @@ impl TestRack {
         restarted.or_else(|| self.daemon(name).process.clone()).expect("a process")
     }
 
-    /// Kills a daemon at once, without a chance to say goodbye.
+    /// Kills a daemon at once, without a chance to say goodbye, and waits until all of its threads have ended:
+    /// before that, the port where it listened may still be taken.
     ///
     /// # Panics
     /// If it does not run, or survives.
     pub fn kill(&self, name: &str) {
         let process = self.process(name);
-        assert!(process.is_running(), "{name} runs before it is killed");
-        let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).expect("a pid");
-        kill_process(pid, Signal::KILL).expect("may be killed");
-        let until = Instant::now() + END_PATIENCE;
-        while process.is_running() {
-            assert!(Instant::now() < until, "{name} outlived SIGKILL");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let end = process::kill(&process).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(end, Stopped::Killed, "{name} runs before it is killed");
     }
 
     /// Ends a daemon the friendly way.
