@@ -373,10 +373,26 @@ impl UdpTransport {
     }
 
     fn adapt_joining(&mut self, reception: Reception) {
-        if let Some(is_on) = self.joining.observe(reception) {
-            // Joining is only faster: if the system refuses the switch, all goes on as before.
-            let _ = sys::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into());
+        let Some(is_on) = self.joining.observe(reception) else { return };
+        self.switch_joining(is_on);
+        // A train that was joined before the switch would now be received whole and without the size of its pieces. So
+        // joining ends only when nothing is left in the socket.
+        if !is_on && self.has_pending() {
+            self.switch_joining(true);
+            self.joining.resume();
         }
+    }
+
+    fn switch_joining(&self, is_on: bool) {
+        // Joining is only faster: if the system refuses the switch, all goes on as before.
+        let _ = sys::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into());
+    }
+
+    /// Whether something was received that was not taken yet. An error that is pending counts, too.
+    fn has_pending(&self) -> bool {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let peeked = self.socket.recv_with_flags(&mut [], flags);
+        peeked.map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |_| true)
     }
 
     /// Notes the datagrams of the reception in `slot`.

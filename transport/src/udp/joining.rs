@@ -49,6 +49,11 @@ impl Joining {
         self.is_on
     }
 
+    /// Joining could not end now; it is tried again after [`TRIAL_COUNT`] receptions.
+    pub(super) fn resume(&mut self) {
+        self.is_on = true;
+    }
+
     /// Takes note of a reception; says whether joining is now to be switched, and to what.
     pub(super) fn observe(&mut self, reception: Reception) -> Option<bool> {
         if self.policy != JoinTrains::Adaptive {

@@ -328,6 +328,32 @@ fn trains_are_joined_while_they_come() {
 }
 
 #[test]
+fn a_train_that_waits_in_the_socket_while_joining_ends_is_cut_as_sent() {
+    let (mut sender, mut receiver) = (open(), open());
+    let port = receiver.local_port();
+    let bytes = vec![7; 1000];
+    let train = [datagram(port, &bytes, b""); 16];
+    while !receiver.joining.is_on() {
+        assert_eq!(sender.transmit(&train).expect("sent"), 16);
+        assert_eq!(collect(&mut receiver, 16).len(), 16);
+    }
+    // More than end joining, and behind them a train.
+    for _ in 0..300 {
+        assert_eq!(sender.transmit(&[datagram(port, b"alone", b"")]).expect("sent"), 1);
+    }
+    assert_eq!(sender.transmit(&train).expect("sent"), 16);
+    let arrived = collect(&mut receiver, 316);
+    let lengths: Vec<_> = arrived.iter().map(Vec::len).collect();
+    assert_eq!(lengths, [[5].repeat(300), [1000].repeat(16)].concat());
+    // With nothing in the socket it does end.
+    for _ in 0..600 {
+        assert_eq!(sender.transmit(&[datagram(port, b"alone", b"")]).expect("sent"), 1);
+        assert_eq!(collect(&mut receiver, 1).len(), 1);
+    }
+    assert!(!receiver.joining.is_on());
+}
+
+#[test]
 fn joining_is_not_tried_again_at_once() {
     let reception = |has_train, looks_cut| Reception { count: 8, has_train, looks_cut };
     let mut joining = Joining::new(JoinTrains::Adaptive);
