@@ -15,28 +15,28 @@ struct Tool {
     purpose: &'static str,
 }
 
-const CLANG: Tool = Tool {
+static CLANG: Tool = Tool {
     program: "clang",
     probe: &["--version"],
     package: "clang",
     purpose: "compiles the eBPF data plane; without it the soft switch is used",
 };
 
-const PYTHON_VENV: Tool = Tool {
+static PYTHON_VENV: Tool = Tool {
     program: "python3",
     probe: &["-c", "import ensurepip, venv"],
     package: "python3-venv",
     purpose: "runs the P4Runtime clients that check the switch agent",
 };
 
-const TSHARK: Tool = Tool {
+static TSHARK: Tool = Tool {
     program: "tshark",
     probe: &["--version"],
     package: "tshark",
     purpose: "reads our packet captures in the tests",
 };
 
-const IP: Tool = Tool {
+static IP: Tool = Tool {
     program: "ip",
     probe: &["-V"],
     package: "iproute2",
@@ -44,7 +44,7 @@ const IP: Tool = Tool {
 };
 
 /// The tools that the tests call by name. The test runner shows them no other programs.
-const OF_TESTS: [Tool; 2] = [TSHARK, IP];
+static OF_TESTS: [&Tool; 2] = [&TSHARK, &IP];
 
 /// The test runner, and the version that is installed where there is none.
 const NEXTEST: &str = "cargo-nextest";
@@ -58,20 +58,37 @@ pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
     OF_TESTS.iter().map(|tool| tool.program)
 }
 
-/// Everything that the tests use.
+/// Everything that the other commands use.
 pub(crate) fn all() -> Result<(), Failure> {
-    require(&[CLANG, PYTHON_VENV, TSHARK, IP])?;
+    for_tests(|_| true)
+}
+
+/// What the tests of the tiers use that are to run.
+pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
+    let mut needed = Vec::new();
+    if runs("root") {
+        needed.push(&CLANG);
+    } else {
+        build_tools();
+    }
+    if runs("root") || runs("netns") {
+        needed.push(&IP);
+    }
+    if runs("tools") {
+        needed.push(&TSHARK);
+    }
+    if runs("clients") {
+        needed.push(&PYTHON_VENV);
+    }
+    require(&needed)?;
     install_nextest()?;
-    CLIENTS.iter().try_for_each(|client| install_client(client))
+    if runs("clients") {
+        CLIENTS.iter().try_for_each(|client| install_client(client))?;
+    }
+    Ok(())
 }
 
-/// What tests use that need no more than a plain process.
-pub(crate) fn for_plain_tests() -> Result<(), Failure> {
-    build_tools();
-    install_nextest()
-}
-
-fn require(tools: &'static [Tool]) -> Result<(), Failure> {
+fn require(tools: &[&'static Tool]) -> Result<(), Failure> {
     let missing = install(tools);
     if missing.is_empty() {
         return Ok(());
@@ -135,14 +152,14 @@ fn install_client(client: &str) -> Result<(), Failure> {
 
 /// What the product's build can use: its lack is said, and never an error.
 pub(crate) fn build_tools() {
-    for tool in install(&[CLANG]) {
+    for tool in install(&[&CLANG]) {
         eprintln!("xtask: no {}: it {}", tool.program, tool.purpose);
     }
 }
 
 /// Installs what is missing if that is allowed; gives what is still missing.
-fn install(tools: &'static [Tool]) -> Vec<&'static Tool> {
-    let missing: Vec<_> = tools.iter().filter(|tool| !tool.is_there()).collect();
+fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
+    let missing: Vec<_> = tools.iter().copied().filter(|tool| !tool.is_there()).collect();
     let Some(privilege) = missing.first().and_then(|_| Privilege::find()) else { return missing };
     let packages: Vec<_> = missing.iter().map(|tool| tool.package).collect();
     println!("xtask: installing {}", packages.join(" "));
@@ -156,7 +173,7 @@ fn install(tools: &'static [Tool]) -> Vec<&'static Tool> {
     if let Err(failure) = lists.and_then(|_| installed.output()) {
         eprintln!("xtask: {failure}");
     }
-    tools.iter().filter(|tool| !tool.is_there()).collect()
+    tools.iter().copied().filter(|tool| !tool.is_there()).collect()
 }
 
 impl Tool {

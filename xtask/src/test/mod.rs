@@ -30,11 +30,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let options = Options::parse(arguments)?;
     let start = Instant::now();
     let _alone = Turn::take()?;
-    if options.runs("clients") || options.runs("tools") || options.runs("root") {
-        setup::all()?;
-    } else {
-        setup::for_plain_tests()?;
-    }
+    setup::for_tests(|tier| options.runs(tier))?;
     let privilege = Privilege::find();
     if options.runs("root") && privilege.is_none() {
         return Err(Failure::new(
@@ -53,7 +49,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         licences::check()?;
     }
     if options.needs_product() {
-        // Testing the whole workspace builds it anyway.
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
         step("product", Run::cargo(build))?;
     }

@@ -8,7 +8,7 @@ use crate::command::Failure;
 pub(super) struct Options {
     /// Tiers whose tests are skipped.
     pub(super) left_out: Vec<Tier>,
-    /// Fewer cases in the random tests, and no formatting, lints or licences.
+    /// Fewer cases in the random tests, and no formatting, lints, licences or doctests.
     pub(super) fast: bool,
     /// Run a failed test with real packets once more, and report it as flaky if it then passes.
     pub(super) retry: bool,
@@ -65,7 +65,7 @@ impl Options {
             || !self.names.is_empty()
     }
 
-    /// Whether tests run the built product that do not build it themselves.
+    /// Whether tests run the built product that do not build it; testing the whole workspace builds it anyway.
     pub(super) fn needs_product(&self) -> bool {
         let users = self.packages.iter().any(|package| package == "bluebridge-tests");
         users && (self.runs("root") || self.runs("netns"))
