@@ -8,16 +8,15 @@ use bluebridge_controller::ControllerError;
 use bluebridge_controller::store::StoreError;
 use bluebridge_memserver::{ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
+use bluebridge_rack::RackError;
+use bluebridge_rack::control::ControlError;
+use bluebridge_rack::namespace::UserNamespaceError;
+use bluebridge_rack::network::NetworkError;
 use bluebridge_switch::agent::AgentError;
 use bluebridge_switch::dataplane::{PlaneError, PortError};
 use bluebridge_switch::offload::OffloadError;
 use bluebridge_transport::OpenError;
 use serde::Serialize;
-
-use crate::control::ControlError;
-use crate::namespace::UserNamespaceError;
-use crate::network::NetworkError;
-use crate::rack::RackError;
 
 /// The exit codes of every subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -233,8 +232,8 @@ fn of_control(error: &ControlError) -> Exit {
 }
 
 fn of_rack(error: &RackError) -> Exit {
-    use crate::rack::DaemonFailure;
-    use crate::rack::state::StateError;
+    use bluebridge_rack::DaemonFailure;
+    use bluebridge_rack::state::StateError;
     match error {
         RackError::Spec(_) | RackError::NoDaemon(_) | RackError::NoNode { .. } => Exit::Usage,
         RackError::State(StateError::Unknown(_)) => Exit::Usage,

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use bluebridge_cli::namespace::is_privileged;
-use bluebridge_cli::process;
+use bluebridge_rack::namespace::is_privileged;
+use bluebridge_rack::process;
 use bluebridge_testkit::{Scratch, program};
 use bluebridge_tests::rack::stamp;
 

@@ -12,14 +12,14 @@ use std::thread;
 use anyhow::{Context, anyhow};
 use bluebridge_bench::contest::Length;
 use bluebridge_bench::ours::Operation;
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::{Cancel, Rack, Site};
 use clap::{Args, ValueEnum};
 
 use self::measure::{Endpoints, Plan};
 use super::{Global, interrupt};
 use crate::exit::Exit;
-use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use crate::rack::{Cancel, Rack, Site};
 
 /// The core of the client, and of everything that asks.
 const CLIENT_CORE: usize = 0;

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bluebridge_controller::core::{REDIRECT_BUDGET, REDIRECTS_MAX};
+use bluebridge_controller::core::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
+use bluebridge_rack::readiness;
+use bluebridge_rack::spec::Redirects;
 use clap::Args;
 
 use super::shutdown;
 use crate::exit::Exit;
-use crate::rack::spec::Redirects;
-use crate::readiness;
 
 #[derive(Debug, Args)]
 pub(super) struct Controller {
@@ -49,7 +49,7 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
     config.store = Some(controller.store);
-    config.core.redirects = controller.redirects.into();
+    config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
         TlsPaths { certificate, key, client_root: controller.tls_client_root }
@@ -76,6 +76,14 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     })
 }
 
+const fn policy(redirects: Redirects) -> RedirectPolicy {
+    match redirects {
+        Redirects::Always => RedirectPolicy::Always,
+        Redirects::Contended => RedirectPolicy::Contended,
+        Redirects::Off => RedirectPolicy::Off,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -96,6 +104,13 @@ mod tests {
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert_eq!(line.controller.store, PathBuf::from("c.redb"));
+    }
+
+    #[test]
+    fn a_policy_has_one_name() {
+        for redirects in [Redirects::Always, Redirects::Contended, Redirects::Off] {
+            assert_eq!(redirects.as_str(), policy(redirects).name());
+        }
     }
 
     #[test]

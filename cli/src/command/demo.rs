@@ -8,6 +8,8 @@ mod screen;
 
 use std::time::Instant;
 
+use bluebridge_rack::Site;
+use bluebridge_rack::namespace;
 use bluebridge_switch::ebpf::EbpfSwitch;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -16,9 +18,7 @@ use self::latency::Latency;
 use self::screen::Screen;
 use super::{Global, interrupt};
 use crate::exit::{Exit, NotPermittedError};
-use crate::namespace;
 use crate::output;
-use crate::rack::Site;
 
 /// Show what BlueBridge is, in less than a minute, and leave nothing behind.
 #[derive(Debug, Args)]

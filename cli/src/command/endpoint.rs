@@ -2,14 +2,14 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
+use bluebridge_rack::access::{
+    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+};
 use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 use clap::Args;
 use ipnet::Ipv6Net;
 
 use super::trust::Trust;
-use crate::rack::access::{
-    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
-};
 
 /// Who the process is in the fabric. Inside of a rack everything is in the environment.
 #[derive(Clone, Debug, Args)]

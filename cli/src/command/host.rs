@@ -1,11 +1,11 @@
 //! `bluebridge host`: a machine with a real interface in the fabric.
 
+use bluebridge_rack::network::Netlink;
+use bluebridge_rack::network::host::HostFabric;
 use clap::{Args, Subcommand};
 
 use super::Global;
 use crate::exit::Exit;
-use crate::network::Netlink;
-use crate::network::host::HostFabric;
 use crate::output;
 
 #[derive(Debug, Subcommand)]

@@ -3,9 +3,8 @@
 use std::io;
 use std::thread;
 
+use bluebridge_rack::Cancel;
 use tokio::signal::unix::{SignalKind, signal};
-
-use crate::rack::Cancel;
 
 /// Watches from a thread of its own; to be called after any change of the user namespace.
 pub(super) fn watch() -> io::Result<Cancel> {

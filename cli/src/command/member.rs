@@ -9,6 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::{Attachment, MemoryNode};
+use bluebridge_rack::RackError;
+use bluebridge_rack::access::{
+    self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+};
+use bluebridge_rack::layout::{ENDPOINT_INTERFACE, Layout};
+use bluebridge_rack::spec::{Node, RackName};
+use bluebridge_rack::state::{Phase, RackState, StateRoot};
 use bluebridge_transport::OpenError;
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::UDP_PORT;
@@ -17,13 +24,6 @@ use tonic::transport::ClientTlsConfig;
 
 use super::trust::{Trust, controller_uri};
 use crate::exit::UsageError;
-use crate::rack::RackError;
-use crate::rack::access::{
-    self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
-};
-use crate::rack::layout::{ENDPOINT_INTERFACE, Layout};
-use crate::rack::spec::{Node, RackName};
-use crate::rack::state::{Phase, RackState, StateRoot};
 
 /// How often a command looks whether the endpoint is free.
 const LOOK: Duration = Duration::from_millis(20);

@@ -13,6 +13,10 @@ use bluebridge_northbound::{
     Snapshot,
 };
 use bluebridge_protocol::responder::Authority;
+use bluebridge_rack::Cancel;
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::readiness;
+use bluebridge_rack::spec::ByteSize;
 use bluebridge_transport::{
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
@@ -25,10 +29,6 @@ use super::endpoint::{Endpoint, fabric};
 use super::interrupt;
 use super::trust::controller_uri;
 use crate::exit::Exit;
-use crate::rack::Cancel;
-use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::spec::ByteSize;
-use crate::readiness;
 
 /// How often the server looks at its membership, its shards and the wish to stop.
 const LOOK: Duration = Duration::from_millis(50);

@@ -8,18 +8,18 @@ use std::process;
 use std::time::Duration;
 
 use anyhow::Context;
+use bluebridge_rack::controller_report::ControllerReport;
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::state::{StateError, StateRoot};
+use bluebridge_rack::status::{RackStatus, look};
+use bluebridge_rack::teardown::{TakenDown, take_down_of_another};
+use bluebridge_rack::{GRACE, Rack, Site, access};
 use clap::{Args, Subcommand};
 
 use super::{Global, interrupt, switch_control};
 use crate::exit::{ExecError, Exit};
 use crate::output;
-use crate::rack::controller_report::ControllerReport;
-use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use crate::rack::state::{StateError, StateRoot};
-use crate::rack::status::{RackStatus, look};
-use crate::rack::teardown::{TakenDown, take_down_of_another};
-use crate::rack::{GRACE, Rack, Site, access};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum RackCommand {
@@ -132,7 +132,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
 }
 
 fn status(name: &RackName, global: Global) -> anyhow::Result<Exit> {
-    let state = StateRoot::locate().read(name).map_err(crate::rack::RackError::from)?;
+    let state = StateRoot::locate().read(name).map_err(bluebridge_rack::RackError::from)?;
     if let Err(error) = access::join(&state) {
         tracing::warn!(%error, "links cannot be looked at");
     }
@@ -152,7 +152,7 @@ fn down(name: &RackName, global: Global) -> anyhow::Result<Exit> {
             }
             return Ok(Exit::Ok);
         }
-        Err(error) => return Err(crate::rack::RackError::from(error).into()),
+        Err(error) => return Err(bluebridge_rack::RackError::from(error).into()),
     };
     let taken = take_down_of_another(&directory, GRACE)?;
     if global.json {
@@ -177,9 +177,11 @@ fn sentence(name: &RackName, taken: &TakenDown) -> String {
 
 fn exec(exec: Exec) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
-    let state = root.read(&exec.named.name).map_err(crate::rack::RackError::from)?;
+    let state = root.read(&exec.named.name).map_err(bluebridge_rack::RackError::from)?;
     access::join(&state)?;
-    access::namespace(&state, exec.node)?.move_caller_in().map_err(crate::rack::RackError::from)?;
+    access::namespace(&state, exec.node)?
+        .move_caller_in()
+        .map_err(bluebridge_rack::RackError::from)?;
     let mut words = exec.command.into_iter();
     let program = words.next().context("no command")?;
     let failure = process::Command::new(&program)
@@ -192,7 +194,7 @@ fn exec(exec: Exec) -> anyhow::Result<Exit> {
 fn list(global: Global) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let mut states = Vec::new();
-    for name in root.names().map_err(crate::rack::RackError::from)? {
+    for name in root.names().map_err(bluebridge_rack::RackError::from)? {
         states.push((name.clone(), root.read(&name).ok()));
     }
     if global.json {

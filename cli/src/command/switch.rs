@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_rack::readiness;
+use bluebridge_rack::spec::DataPlane as Kind;
 use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::dataplane::{DataPlane, PortError};
 use bluebridge_switch::ebpf::PortMode;
@@ -20,8 +22,6 @@ use self::pins::{Pins, Place};
 use super::switch_control::Question;
 use super::{Global, shutdown, switch_control};
 use crate::exit::{Exit, UsageError};
-use crate::rack::spec::DataPlane as Kind;
-use crate::readiness;
 
 /// How long the soft switch polls after the last frame before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);

@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bluebridge_p4::proto::bluebridge::switch::v1 as proto;
+use bluebridge_rack::control::tables::{self, PortNames};
+use bluebridge_rack::control::{impair, switch_ports};
+use bluebridge_rack::daemon::DEVICE_ID;
+use bluebridge_rack::layout::{Layout, P4RUNTIME};
+use bluebridge_rack::spec::{Node, RackName};
+use bluebridge_rack::state::RackState;
+use bluebridge_rack::{RackError, access};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::Global;
 use super::member::find_rack;
-use crate::control::tables::{self, PortNames};
-use crate::control::{impair, switch_ports};
 use crate::exit::{Exit, UsageError};
 use crate::output;
-use crate::rack::daemon::DEVICE_ID;
-use crate::rack::layout::{Layout, P4RUNTIME};
-use crate::rack::spec::{Node, RackName};
-use crate::rack::state::RackState;
-use crate::rack::{RackError, access};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bluebridge_cli::namespace::is_privileged;
-use bluebridge_cli::process;
+use bluebridge_rack::namespace::is_privileged;
+use bluebridge_rack::process;
 use bluebridge_testkit::{Scratch, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

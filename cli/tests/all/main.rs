@@ -1,4 +1,4 @@
-//! Racks and their hosts, and the binary that makes and uses them.
+//! The binary, as its users call it.
 
 mod demo;
 mod root;

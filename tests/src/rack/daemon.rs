@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use bluebridge_cli::process::{self, ProcessRecord, Stopped, stop_all};
-use bluebridge_cli::rack::GRACE;
-use bluebridge_cli::rack::access::rack_environment;
-use bluebridge_cli::rack::daemon::READY_DEADLINE;
-use bluebridge_cli::rack::spec::Node;
-use bluebridge_cli::rack::state::{DaemonRecord, StateRoot};
-use bluebridge_cli::readiness::{self, Patience, Readiness, ReadySocket};
+use bluebridge_rack::GRACE;
+use bluebridge_rack::access::rack_environment;
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::process::{self, ProcessRecord, Stopped, stop_all};
+use bluebridge_rack::readiness::{self, Patience, Readiness, ReadySocket};
+use bluebridge_rack::spec::Node;
+use bluebridge_rack::state::{DaemonRecord, StateRoot};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::TestRack;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Space, Usage};
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::Node;
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::Node;
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};

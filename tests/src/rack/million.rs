@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{CreateRequest, MemoryNode, Placement, Pointer, ReadRequest, WriteRequest};
-use bluebridge_cli::rack::spec::Node;
+use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
 
 use super::TestRack;

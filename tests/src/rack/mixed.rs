@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use bluebridge::{MemoryNode, NodeId, Placement, Pointer, Region};
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::{DataPlane, Node};
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_switch::offload::disable_transmit_offloads;
 use bluebridge_wire::address::PAGE_BYTES;
 

@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bluebridge_cli::process::ProcessRecord;
-use bluebridge_cli::rack::daemon::READY_DEADLINE;
-use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
-use bluebridge_cli::rack::state::StateRoot;
-use bluebridge_cli::rack::{Cancel, Rack, Site};
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::process::ProcessRecord;
+use bluebridge_rack::spec::{DataPlane, Node, RackSpec, Redirects};
+use bluebridge_rack::state::StateRoot;
+use bluebridge_rack::{Cancel, Rack, Site};
 use bluebridge_testkit::{Scratch, program, require_root};
 
 /// Racks would take each other's cores, so that one test's traffic is another's lost time.

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use bluebridge_cli::network::Netlink;
-use bluebridge_cli::network::host::GATEWAY;
-use bluebridge_cli::rack::spec::Node;
+use bluebridge_rack::network::Netlink;
+use bluebridge_rack::network::host::GATEWAY;
+use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::FABRIC_PREFIX;
 
 use super::TestRack;

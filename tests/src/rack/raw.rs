@@ -3,12 +3,12 @@
 use std::net::Ipv6Addr;
 
 use bluebridge::NodeId;
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::Node;
 use bluebridge_protocol::Instant;
 use bluebridge_protocol::requester::{
     Answer, Buffers, Config, Failure, Lease, Operation, Requester, Transmit,
 };
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::Node;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_transport::{Outgoing, Timestamp, Transport as _, Wait};
 use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};

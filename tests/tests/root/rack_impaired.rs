@@ -1,6 +1,6 @@
 //! Mixed operations of many clients over ports that lose, double and reorder.
 
-use bluebridge_cli::rack::spec::DataPlane;
+use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::mixed;
 
 /// Operations of all runs together, if not as many as usual.

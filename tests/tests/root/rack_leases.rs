@@ -13,12 +13,12 @@ use bluebridge::{
     Client, Error, Event, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status,
     UpdateOptions,
 };
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_northbound::Attachment;
 use bluebridge_northbound::proto::LeaseStatus;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_protocol::requester::{Answer, Failure, Operation};
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_testkit::{Scratch, program};
 use bluebridge_tests::history::History;
 use bluebridge_tests::rack::daemon::{await_end, freeze};

@@ -1,6 +1,6 @@
 //! Very many pointers in use, and one neighbour.
 
-use bluebridge_cli::rack::spec::DataPlane;
+use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::Endpoint;
 use bluebridge_tests::rack::{TestRack, Wish, million};
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bluebridge::{Error, Pointer, UpdateOptions};
-use bluebridge_cli::rack::spec::{DataPlane, Redirects};
+use bluebridge_rack::spec::{DataPlane, Redirects};
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::{TestRack, Wish};
 

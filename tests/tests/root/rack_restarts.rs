@@ -4,9 +4,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bluebridge::{Error, NodeId, Placement, Space, Status};
-use bluebridge_cli::control::tables::TableLine;
-use bluebridge_cli::rack::spec::{DataPlane, Node};
 use bluebridge_northbound::proto;
+use bluebridge_rack::control::tables::TableLine;
+use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_tests::rack::endpoint::{Endpoint, await_used};
 use bluebridge_tests::rack::traffic::Traffic;
 use bluebridge_tests::rack::{TestRack, Wish, stamp};

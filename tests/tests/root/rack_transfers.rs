@@ -1,7 +1,7 @@
 //! Transfers of every size over links of every size.
 
 use bluebridge::{Placement, Region};
-use bluebridge_cli::rack::spec::DataPlane;
+use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient, await_used};
 use bluebridge_tests::rack::{TestRack, Wish, stamp};
 

@@ -9,10 +9,10 @@ use bluebridge::{
     Client, Error, Event, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceCounters,
     ServiceStart, ServiceState, UpdateOptions,
 };
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_northbound::Attachment;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_tests::rack::endpoint::{SPACE, UdpClient};
 use bluebridge_tests::rack::{TestRack, Wish};
 

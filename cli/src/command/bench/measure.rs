@@ -16,14 +16,14 @@ use bluebridge_bench::summary::median;
 use bluebridge_bench::turns::Turns;
 use bluebridge_bench::{flood, pin};
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
+use bluebridge_rack::Rack;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
 use serde::Serialize;
 
 use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE};
-use crate::rack::Rack;
-use crate::rack::layout::ENDPOINT_INTERFACE;
 
 /// Where the echo servers listen, beside the memory server.
 const ECHO_PORT: u16 = 7777;

@@ -1,11 +1,11 @@
 //! What was measured, as tables or as JSON.
 
+use bluebridge_rack::spec::DataPlane;
 use serde::Serialize;
 
 use super::machine::Machine;
 use super::measure::Report;
 use crate::output;
-use crate::rack::spec::DataPlane;
 
 #[derive(Serialize)]
 struct Document<'a> {

@@ -14,6 +14,9 @@ use bluebridge_bench::placement::Probe;
 use bluebridge_bench::turns::Turns;
 use bluebridge_bench::update::UpdateCommit;
 use bluebridge_northbound::Attachment;
+use bluebridge_rack::Rack;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{DataPlane, Redirects};
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::Space;
 use serde::Serialize;
@@ -21,9 +24,6 @@ use serde::Serialize;
 use super::machine::Machine;
 use super::{CLIENT, CLIENT_CORE, SERVER_CORE};
 use crate::output;
-use crate::rack::Rack;
-use crate::rack::layout::ENDPOINT_INTERFACE;
-use crate::rack::spec::{DataPlane, Redirects};
 
 /// How long the client polls: longer than any answer takes.
 const SPIN: Duration = Duration::from_secs(1);

@@ -11,6 +11,8 @@ use bluebridge_controller::core::{
 };
 use bluebridge_memserver::{Claim, Server, ServerConfig, run as serve};
 use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort};
+use bluebridge_rack::Cancel;
+use bluebridge_rack::control::tables::{self, PortNames, TableLine};
 use bluebridge_transport::memory::{EndpointId, Hub, MemoryTransport};
 use bluebridge_wire::UDP_PORT;
 use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN, PAGE_BYTES};
@@ -20,8 +22,6 @@ use super::acts::Cast;
 use super::screen::Screen;
 use super::{Mode, Summary, latency};
 use crate::command::switch_control::{TABLE_COLUMNS, table_rows};
-use crate::control::tables::{self, PortNames, TableLine};
-use crate::rack::Cancel;
 
 const SPACE: Space = Space(1);
 

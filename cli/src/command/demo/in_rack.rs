@@ -9,6 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use bluebridge::{Client, Error, Placement, Pointer};
+use bluebridge_rack::control::tables::{self, TableLine};
+use bluebridge_rack::control::{controller_status, switch_ports};
+use bluebridge_rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
+use bluebridge_rack::layout::P4RUNTIME;
+use bluebridge_rack::process;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec, Redirects};
+use bluebridge_rack::state::RACK_VARIABLE;
+use bluebridge_rack::{Cancel, GRACE, Rack, Site};
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::Space;
 
@@ -19,14 +27,6 @@ use super::{ControllerRestart, Mode, Summary, latency};
 use crate::command::interrupt;
 use crate::command::member::{identity_in, join_as_owner};
 use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
-use crate::control::tables::{self, TableLine};
-use crate::control::{controller_status, switch_ports};
-use crate::process;
-use crate::rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
-use crate::rack::layout::P4RUNTIME;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec, Redirects};
-use crate::rack::state::RACK_VARIABLE;
-use crate::rack::{Cancel, GRACE, Rack, Site};
 
 /// How long each operation may take.
 const DEADLINE: Duration = Duration::from_secs(3);

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge::{Client, Error, NodeId, Placement};
+use bluebridge_rack::Cancel;
 use bluebridge_transport::Transport;
 use bluebridge_wire::address::PAGE_BYTES;
 use serde::Serialize;
 
 use super::screen::Screen;
-use crate::rack::Cancel;
 
 /// Operations of each kind, if there is time.
 const ROUNDS: usize = 1000;

@@ -11,6 +11,10 @@ use std::time::Duration;
 use anyhow::Context;
 use bluebridge::{Client, JoinOptions, Space};
 use bluebridge_northbound::Attachment;
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::{Rack, Site};
 use bluebridge_transport::udp::UdpTransport;
 use clap::Args;
 use serde::Serialize;
@@ -20,10 +24,6 @@ use self::redirect::Redirected;
 use super::super::{Global, interrupt};
 use super::Folder;
 use crate::exit::Exit;
-use crate::rack::daemon::READY_DEADLINE;
-use crate::rack::layout::ENDPOINT_INTERFACE;
-use crate::rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use crate::rack::{Rack, Site};
 
 /// How long an UPDATE may wait for its turn.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -1,6 +1,7 @@
 //! `bluebridge create`: zeroed memory.
 
 use anyhow::Context;
+use bluebridge_rack::spec::ByteSize;
 use bluebridge_wire::address::SHARD_SHIFT;
 use clap::Args;
 
@@ -9,7 +10,6 @@ use crate::command::Global;
 use crate::command::member::Member;
 use crate::exit::{Exit, UsageError};
 use crate::output;
-use crate::rack::spec::ByteSize;
 
 /// Allocate zeroed memory and print its pointers, one a line.
 #[derive(Debug, Args)]

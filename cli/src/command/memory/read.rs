@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use bluebridge::Pointer;
+use bluebridge_rack::spec::ByteSize;
 use bluebridge_wire::address::PAGE_BYTES;
 use clap::Args;
 use serde_json::json;
@@ -12,7 +13,6 @@ use crate::command::Global;
 use crate::command::member::{Member, Session};
 use crate::exit::{Exit, UsageError};
 use crate::output;
-use crate::rack::spec::ByteSize;
 
 /// Bytes in a line of --hex.
 const LINE_BYTES: usize = 16;

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use bluebridge::{Pointer, ServiceState, UpdateOptions};
+use bluebridge_rack::spec::ByteSize;
 use clap::Args;
 use serde_json::json;
 
@@ -14,7 +15,6 @@ use crate::command::Global;
 use crate::command::member::{Deadline, Member};
 use crate::exit::Exit;
 use crate::output;
-use crate::rack::spec::ByteSize;
 
 /// Change the bytes at a pointer under a lease (UPDATE, then COMMIT): while it lasts, nobody else changes
 /// or reads them.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use bluebridge::Pointer;
+use bluebridge_rack::spec::ByteSize;
 use clap::Args;
 use serde_json::json;
 
@@ -13,7 +14,6 @@ use crate::command::Global;
 use crate::command::member::Member;
 use crate::exit::{Exit, UsageError};
 use crate::output;
-use crate::rack::spec::ByteSize;
 
 /// Write data to a pointer. Each page is written whole or not at all.
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
 //! `bluebridge zero`: memory back to zeros, in place.
 
 use bluebridge::Pointer;
+use bluebridge_rack::spec::ByteSize;
 use clap::Args;
 use serde_json::json;
 
@@ -9,7 +10,6 @@ use crate::command::Global;
 use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
-use crate::rack::spec::ByteSize;
 
 /// Zero bytes in place; no data travels.
 #[derive(Debug, Args)]

@@ -3,6 +3,11 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use bluebridge_rack::daemon::{Part, READY_DEADLINE};
+use bluebridge_rack::process::Stopped;
+use bluebridge_rack::spec::RackName;
+use bluebridge_rack::state::StateRoot;
+use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
 use serde_json::json;
 
@@ -10,11 +15,6 @@ use super::Named;
 use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
-use crate::process::Stopped;
-use crate::rack::daemon::{Part, READY_DEADLINE};
-use crate::rack::spec::RackName;
-use crate::rack::state::StateRoot;
-use crate::rack::{Cancel, GRACE, Rack};
 
 #[derive(Debug, Args)]
 pub(in crate::command) struct Restart {

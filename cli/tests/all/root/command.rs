@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use bluebridge_cli::process;
+use bluebridge_rack::process;
 use bluebridge_testkit::{Scratch, own, require_root, until};
 use serde_json::Value;
 

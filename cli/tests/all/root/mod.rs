@@ -1,6 +1,4 @@
-//! Racks of namespaces on this machine, by the library and by the binary.
+//! Racks of namespaces on this machine, made and used by the binary.
 
 mod command;
-mod host;
 mod memory;
-mod rack;

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bluebridge::Pointer;
-use bluebridge_cli::rack::spec::Node;
+use bluebridge_rack::spec::Node;
 
 pub use record::{Deed, Outcome, Record, now};
 pub use work::work;

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use bluebridge::{Client, Error, JoinOptions, OwnerPolicy, ServiceStart, Status, UpdateOptions};
-use bluebridge_cli::rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_cli::rack::spec::Node;
 use bluebridge_northbound::Attachment;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 

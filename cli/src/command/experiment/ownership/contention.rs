@@ -8,13 +8,13 @@ use anyhow::{Context, anyhow};
 use bluebridge::{Client, Placement, Pointer, Region};
 use bluebridge_bench::ownership::{Contention, Turns, contend, sum_up};
 use bluebridge_bench::placement::now;
+use bluebridge_rack::Rack;
+use bluebridge_rack::spec::Node;
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::address::PAGE_BYTES;
 use serde::Serialize;
 
 use super::join;
-use crate::rack::Rack;
-use crate::rack::spec::Node;
 
 /// What a number of clients came to.
 #[derive(Clone, Debug, Serialize)]

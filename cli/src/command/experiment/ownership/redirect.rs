@@ -8,13 +8,13 @@ use anyhow::{Context, anyhow};
 use bluebridge::{Client, Error, Event, Placement, Pointer, Region};
 use bluebridge_bench::placement::now;
 use bluebridge_bench::summary::{Samples, Summary};
+use bluebridge_rack::Rack;
+use bluebridge_rack::spec::Node;
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::address::PAGE_BYTES;
 use serde::Serialize;
 
 use super::join;
-use crate::rack::Rack;
-use crate::rack::spec::Node;
 
 const OWNER: Node = Node::Client(1);
 const ASKER: Node = Node::Client(2);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use bluebridge_controller::core::RedirectPolicy;
 use bluebridge_wire::address::{PAGE_BYTES, SHARD_SHIFT};
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +189,8 @@ impl fmt::Display for ByteSize {
 }
 
 /// Which data plane the rack's switch runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum DataPlane {
     /// In the kernel; needs root.
@@ -210,7 +210,8 @@ impl DataPlane {
 }
 
 /// Which leased pages the switch redirects to their owners.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Redirects {
     /// Every page that is leased
@@ -223,23 +224,13 @@ pub enum Redirects {
 }
 
 impl Redirects {
-    /// Its name on the command line.
-    pub const fn as_str(self) -> &'static str {
-        RedirectPolicy::name(self.policy())
-    }
-
-    const fn policy(self) -> RedirectPolicy {
+    /// The word on the command line.
+    pub fn as_str(self) -> &'static str {
         match self {
-            Self::Always => RedirectPolicy::Always,
-            Self::Contended => RedirectPolicy::Contended,
-            Self::Off => RedirectPolicy::Off,
+            Self::Always => "always",
+            Self::Contended => "contended",
+            Self::Off => "off",
         }
-    }
-}
-
-impl From<Redirects> for RedirectPolicy {
-    fn from(redirects: Redirects) -> Self {
-        redirects.policy()
     }
 }
 

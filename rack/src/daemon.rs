@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use super::access::rack_environment;
-use super::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
-use super::spec::Node;
-use super::state::{DaemonRecord, RackState};
-use super::{DaemonFailure, Rack, RackError, failed};
+use crate::access::rack_environment;
+use crate::error::failed;
+use crate::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
+use crate::spec::Node;
+use crate::state::{DaemonRecord, RackState};
+use crate::{DaemonFailure, Rack, RackError};
 
 /// How long a daemon may take until it reports ready, or that it goes on.
 pub const READY_DEADLINE: Duration = Duration::from_secs(15);

@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 
 use bluebridge_switch::offload::disable_transmit_offloads;
 
-use super::layout::{CONTROL_PREFIX, Layout, SwitchPort};
-use super::spec::{DataPlane, Node};
-use super::{Cancel, RackError};
+use crate::layout::{CONTROL_PREFIX, Layout, SwitchPort};
 use crate::namespace::NetworkNamespace;
 use crate::network::host::HostFabric;
 use crate::network::{Ipv6Setting, LinkEnd, Netlink, NetworkError, set_interface_setting};
+use crate::spec::{DataPlane, Node};
+use crate::{Cancel, RackError};
 
 /// Where the interface numbers of the switch's ends begin, and those of the other ends.
 const SWITCH_INDEX: u32 = 1000;

@@ -4,8 +4,8 @@ use std::net::{Ipv6Addr, SocketAddrV6};
 
 use serde::Serialize;
 
-use super::spec::{Node, RackName, RackSpec};
 use crate::network::MacAddress;
+use crate::spec::{Node, RackName, RackSpec};
 
 /// The endpoint's side of its link.
 pub const ENDPOINT_INTERFACE: &str = "eth0";

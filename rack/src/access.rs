@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::layout::{ENDPOINT_INTERFACE, Layout};
-use super::spec::Node;
-use super::state::{RACK_VARIABLE, RackState, STATE_VARIABLE, StateRoot};
-use super::{RackError, failed};
+use crate::RackError;
+use crate::error::failed;
+use crate::layout::{ENDPOINT_INTERFACE, Layout};
 use crate::namespace::{self, NamespaceId, NetworkNamespace};
+use crate::spec::Node;
+use crate::state::{RACK_VARIABLE, RackState, STATE_VARIABLE, StateRoot};
 
 /// The controller's address for commands run inside a rack.
 pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";

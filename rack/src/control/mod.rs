@@ -26,7 +26,6 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Why a controller or switch did not tell.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ControlError {
     /// It answered what this program does not understand: the versions differ.
     #[error("the answer of {whom} makes no sense: {reason}; compare the versions")]

@@ -3,13 +3,13 @@ use std::collections::BTreeSet;
 use bluebridge_switch::dataplane::GROUP_PORTS_MAX;
 use proptest::prelude::*;
 
-use super::daemon::{CONTROLLER, SWITCH, stages};
-use super::layout::Layout;
-use super::spec::{
+use crate::daemon::{CONTROLLER, SWITCH, stages};
+use crate::layout::Layout;
+use crate::network::host::GATEWAY_MAC;
+use crate::spec::{
     ByteSize, DataPlane, LinkMtus, MAX_ENDPOINTS, Node, RackName, RackSpec, Redirects, SpecError,
 };
-use super::state::{Phase, RackState, StateError, StateRoot};
-use crate::network::host::GATEWAY_MAC;
+use crate::state::{Phase, RackState, StateError, StateRoot};
 
 fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
     RackSpec {

@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bluebridge_cli::network::host::GATEWAY;
-use bluebridge_cli::network::{Netlink, NetworkError};
-use bluebridge_cli::process::{ProcessRecord, Stopped};
-use bluebridge_cli::rack::spec::{DataPlane, Node, RackSpec, Redirects};
-use bluebridge_cli::rack::state::{StateError, StateRoot};
-use bluebridge_cli::rack::{Cancel, DaemonFailure, Rack, RackError, Site};
+use bluebridge_rack::network::host::GATEWAY;
+use bluebridge_rack::network::{Netlink, NetworkError};
+use bluebridge_rack::process::{ProcessRecord, Stopped};
+use bluebridge_rack::spec::{DataPlane, Node, RackSpec, Redirects};
+use bluebridge_rack::state::{StateError, StateRoot};
+use bluebridge_rack::{Cancel, DaemonFailure, Rack, RackError, Site};
 use bluebridge_switch::offload::has_transmit_offloads;
 use bluebridge_testkit::{Scratch, example, own, require_root};
 

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use bluebridge_cli::readiness::{notify_progress, notify_ready};
+use bluebridge_rack::readiness::{notify_progress, notify_ready};
 
 fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::daemon::{CONTROLLER, SWITCH};
-use super::state::{Phase, RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
-use super::{NAMED_NAMESPACES, RackError, failed};
+use crate::daemon::{CONTROLLER, SWITCH};
+use crate::error::failed;
 use crate::namespace::{self, NamespaceId};
 use crate::process::{self, ProcessRecord, Stopped};
+use crate::state::{Phase, RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
+use crate::{NAMED_NAMESPACES, RackError};
 
 /// The directory of a rootless rack's namespaces, inside its own.
 pub(super) const PRIVATE_NAMESPACES: &str = "ns";

@@ -5,9 +5,9 @@ use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use bluebridge_cli::namespace::{self, NetworkNamespace};
-use bluebridge_cli::network::host::{GATEWAY, HostFabric};
-use bluebridge_cli::network::{LinkEnd, MacAddress, Netlink};
+use bluebridge_rack::namespace::{self, NetworkNamespace};
+use bluebridge_rack::network::host::{GATEWAY, HostFabric};
+use bluebridge_rack::network::{LinkEnd, MacAddress, Netlink};
 use bluebridge_testkit::{Scratch, require_root};
 
 const PORT: u16 = 4000;
@@ -135,7 +135,7 @@ fn setting_up_twice_changes_nothing() {
     let again = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         let report = HostFabric::new("eth0").up(&netlink)?;
-        Ok::<_, bluebridge_cli::network::NetworkError>((report, netlink.arrival_interfaces(187)?))
+        Ok::<_, bluebridge_rack::network::NetworkError>((report, netlink.arrival_interfaces(187)?))
     });
     let (report, interfaces) = again.expect("entered").expect("up");
     assert!(!report.rule_added);

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::RackError;
-use super::access;
-use super::controller_report::ControllerReport;
-use super::layout::{Layout, SwitchPort};
-use super::spec::{Node, RackName};
-use super::state::{Phase, RackState};
+use crate::RackError;
+use crate::access;
 use crate::control;
+use crate::controller_report::ControllerReport;
+use crate::layout::{Layout, SwitchPort};
 use crate::network::{MacAddress, Netlink, NetworkError};
+use crate::spec::{Node, RackName};
+use crate::state::{Phase, RackState};
 
 /// A rack and all its parts.
 #[derive(Clone, Debug, Serialize)]

@@ -3,7 +3,7 @@
 fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     println!("started with {arguments:?}");
-    bluebridge_cli::readiness::notify_ready()?;
+    bluebridge_rack::readiness::notify_ready()?;
     loop {
         std::thread::park();
     }

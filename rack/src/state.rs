@@ -10,9 +10,9 @@ use rand::{Rng, SeedableRng};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::spec::{Node, RackName, RackSpec};
 use crate::namespace::NamespaceId;
 use crate::process::ProcessRecord;
+use crate::spec::{Node, RackName, RackSpec};
 
 /// Overrides where racks are recorded; set for every process that a rack starts.
 pub const STATE_VARIABLE: &str = "BLUEBRIDGE_STATE";

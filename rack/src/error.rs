@@ -1,0 +1,113 @@
+//! Why a rack could not be built, used or taken down.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::namespace::{NamespaceError, UserNamespaceError};
+use crate::network::NetworkError;
+use crate::spec::{Node, RackName, SpecError};
+use crate::state::StateError;
+
+/// Why a rack could not be built, used or taken down.
+#[derive(Debug, thiserror::Error)]
+pub enum RackError {
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Cancelled,
+    /// A daemon did not start; the last lines it printed follow.
+    #[error("{name} {reason}; the end of its log:\n{log_tail}")]
+    Daemon {
+        /// The daemon.
+        name: String,
+        /// What happened.
+        reason: DaemonFailure,
+        /// The end of its log.
+        log_tail: String,
+    },
+    /// The eBPF data plane cannot be loaded in a user namespace.
+    #[error("the ebpf switch needs root; without it choose --switch soft")]
+    EbpfNeedsRoot,
+    /// A file, mount or process operation failed.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A namespace cannot be made or entered.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// A name that the rack was about to use belongs to somebody else.
+    #[error("{} exists already and is not this rack's; remove it or choose another --name", .0.display())]
+    NamespaceTaken(PathBuf),
+    /// Links or routes cannot be made.
+    #[error("in {node}: {source}")]
+    Network {
+        /// Where.
+        node: Node,
+        /// Why.
+        source: NetworkError,
+    },
+    /// The rack has no such daemon.
+    #[error("the rack has no daemon {0}; `bluebridge rack status` shows those it has")]
+    NoDaemon(String),
+    /// The rack has no such node.
+    #[error("the rack {name} has no node {node}; `bluebridge rack status` shows those it has")]
+    NoNode {
+        /// The rack.
+        name: RackName,
+        /// The node asked for.
+        node: Node,
+    },
+    /// The builder of the rack died.
+    #[error("the rack {0} was not built to its end; take it down and build it again")]
+    NotBuilt(RackName),
+    /// The process that holds a rack without root is gone.
+    #[error(
+        "the rack {0} lost the process that holds its namespaces; take it down and build it again"
+    )]
+    NotHeld(RackName),
+    /// The specification is wrong.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The record cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// No user namespace.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
+}
+
+/// How a daemon failed to start.
+#[derive(Debug)]
+pub enum DaemonFailure {
+    /// It ended.
+    Exited(ExitStatus),
+    /// It did not report ready in time.
+    Late {
+        /// How long it was waited for.
+        waited: Duration,
+        /// What it was doing, if it said so.
+        doing: Option<String>,
+    },
+}
+
+impl std::fmt::Display for DaemonFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(status) => write!(f, "ended before it was ready ({status})"),
+            Self::Late { waited, doing: None } => write!(f, "was not ready after {waited:.1?}"),
+            Self::Late { waited, doing: Some(doing) } => {
+                write!(f, "was not ready after {waited:.1?}, but still {doing}")
+            }
+        }
+    }
+}
+
+/// Names what was tried, for `map_err`.
+pub(crate) fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> RackError {
+    |source| RackError::Io { action: action.into(), source }
+}

@@ -1,0 +1,210 @@
+//! A rack of this process: its namespaces and links, made, handed on or taken down.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::error::{RackError, failed};
+use crate::layout::Layout;
+use crate::namespace::{self, NetworkNamespace};
+use crate::process::ProcessRecord;
+use crate::site::{Cancel, Site};
+use crate::spec::{DataPlane, Node, RackName, RackSpec};
+use crate::state::{
+    self, NamespaceRecord, Phase, RackDirectory, RackState, StateRoot, UserNamespaceRecord,
+};
+use crate::{GRACE, NAMED_NAMESPACES, access, links, teardown};
+
+/// A rack of this process.
+#[derive(Debug)]
+pub struct Rack {
+    pub(crate) directory: RackDirectory,
+    pub(crate) state_root: StateRoot,
+    pub(crate) state: RackState,
+    pub(crate) layout: Layout,
+    pub(crate) namespaces: BTreeMap<Node, NetworkNamespace>,
+    pub(crate) cancel: Cancel,
+    owned: bool,
+}
+
+impl Rack {
+    /// Makes the namespaces and links of a rack, without daemons.
+    pub fn build(site: &Site, spec: RackSpec, cancel: Cancel) -> Result<Self, RackError> {
+        spec.check()?;
+        if site.is_rootless() && spec.switch == DataPlane::Ebpf {
+            return Err(RackError::EbpfNeedsRoot);
+        }
+        let mut rack = Self {
+            directory: site.state_root().create(&spec.name)?,
+            state_root: site.state_root().clone(),
+            layout: Layout::of(&spec),
+            state: RackState::new(spec),
+            namespaces: BTreeMap::new(),
+            cancel,
+            owned: true,
+        };
+        if let Some(id) = site.user_namespace() {
+            let holder = ProcessRecord::of_caller().map_err(failed("read the own process"))?;
+            rack.state.user_namespace = Some(UserNamespaceRecord { id, holder });
+        }
+        rack.save()?;
+        rack.make_namespaces()?;
+        links::make(&rack.layout, rack.state.spec.switch, &rack.namespaces, &rack.cancel)?;
+        if rack.state.spec.switch == DataPlane::Ebpf {
+            rack.mount_bpf()?;
+        }
+        Ok(rack)
+    }
+
+    /// Opens a rack that another command built, to change it; nobody else can meanwhile. Its drop
+    /// leaves it as it is.
+    ///
+    /// Without root this moves the calling process, which may have one thread only, into the rack's
+    /// user namespace.
+    pub fn open(root: &StateRoot, name: &RackName, cancel: Cancel) -> Result<Self, RackError> {
+        let directory = root.lock(name)?;
+        let state = directory.read()?.filter(|state| state.phase == Phase::Up);
+        let state = state.ok_or_else(|| RackError::NotBuilt(name.clone()))?;
+        access::join(&state)?;
+        let mut namespaces = BTreeMap::new();
+        for record in &state.namespaces {
+            namespaces.insert(record.node, NetworkNamespace::open(&record.path)?);
+        }
+        let layout = Layout::of(&state.spec);
+        let state_root = root.clone();
+        Ok(Self { directory, state_root, state, layout, namespaces, cancel, owned: false })
+    }
+
+    /// Takes another wish to stop.
+    pub fn set_cancel(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
+    }
+
+    /// What it was built to.
+    pub fn spec(&self) -> &RackSpec {
+        &self.state.spec
+    }
+
+    /// Where everything is.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The rack's record.
+    pub fn state(&self) -> &RackState {
+        &self.state
+    }
+
+    /// Runs `work` on a thread in a node's namespace and answers its result.
+    pub fn enter<T: Send>(
+        &self,
+        node: Node,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, RackError> {
+        Ok(self.namespace(node)?.enter(work)?)
+    }
+
+    /// Leaves the rack to later commands. `program` is the `bluebridge` binary: without root it runs once
+    /// more to hold the namespaces.
+    pub fn detach(mut self, program: &Path) -> Result<RackState, RackError> {
+        self.cancel.check()?;
+        if let Some(record) = &self.state.user_namespace {
+            let holder = self.spawn_holder(program)?;
+            self.state.user_namespace = Some(UserNamespaceRecord { id: record.id, holder });
+        }
+        self.state.phase = Phase::Up;
+        self.save()?;
+        self.owned = false;
+        Ok(self.state.clone())
+    }
+
+    /// Takes the rack down and says what that took; a drop does so silently.
+    pub fn take_down(mut self) -> Result<teardown::TakenDown, RackError> {
+        self.owned = false;
+        self.namespaces.clear();
+        teardown::take_down(&self.directory, GRACE)
+    }
+
+    pub(crate) fn save(&self) -> Result<(), RackError> {
+        Ok(self.directory.write(&self.state)?)
+    }
+
+    pub(crate) fn namespace(&self, node: Node) -> Result<&NetworkNamespace, RackError> {
+        self.namespaces
+            .get(&node)
+            .ok_or_else(|| RackError::NoNode { name: self.state.spec.name.clone(), node })
+    }
+
+    fn make_namespaces(&mut self) -> Result<(), RackError> {
+        let directory = self.namespace_directory()?;
+        for node in self.state.spec.nodes() {
+            self.cancel.check()?;
+            let path = directory.join(format!("bb-{}-{node}", self.state.spec.name));
+            if fs::symlink_metadata(&path).is_ok() {
+                return Err(RackError::NamespaceTaken(path));
+            }
+            self.state.namespaces.push(NamespaceRecord { node, path: path.clone() });
+            self.save()?;
+            let made = NetworkNamespace::create(&path).inspect_err(|error| {
+                // Another rack was quicker: what it made must not go with this one.
+                if error.is_taken() {
+                    self.state.namespaces.pop();
+                }
+            });
+            match made {
+                Ok(namespace) => self.namespaces.insert(node, namespace),
+                Err(error) => {
+                    self.save()?;
+                    return Err(error.into());
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// With root the usual place, without a private file system that goes with its last process.
+    fn namespace_directory(&self) -> Result<PathBuf, RackError> {
+        if self.state.user_namespace.is_none() {
+            let directory = PathBuf::from(NAMED_NAMESPACES);
+            fs::create_dir_all(&directory).map_err(failed("make /run/netns"))?;
+            namespace::share_mounts(&directory).map_err(failed("share /run/netns"))?;
+            return Ok(directory);
+        }
+        let directory = self.directory.path().join(teardown::PRIVATE_NAMESPACES);
+        fs::create_dir(&directory).map_err(failed("make a directory for namespaces"))?;
+        namespace::mount_file_system("tmpfs", &directory)
+            .map_err(failed("mount a directory for namespaces"))?;
+        Ok(directory)
+    }
+
+    fn mount_bpf(&mut self) -> Result<(), RackError> {
+        let directory = self.directory.path().join("bpf");
+        fs::create_dir(&directory).map_err(failed("make a directory for pinned maps"))?;
+        self.state.bpf_directory = Some(directory.clone());
+        self.save()?;
+        namespace::mount_file_system("bpf", &directory)
+            .map_err(failed("mount a file system for pinned maps"))
+    }
+
+    fn spawn_holder(&self, program: &Path) -> Result<ProcessRecord, RackError> {
+        let mut command = Command::new(program);
+        command.args(["rack", "hold"]).env(state::RACK_VARIABLE, &self.state.id);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let child = command.spawn().map_err(failed("start the holder of the namespaces"))?;
+        ProcessRecord::of(child.id()).map_err(failed("read the holder's process"))
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        self.namespaces.clear();
+        if let Err(error) = teardown::take_down(&self.directory, GRACE) {
+            tracing::error!(rack = %self.state.spec.name, %error, "rack not taken down completely");
+        }
+    }
+}

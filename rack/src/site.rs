@@ -1,0 +1,93 @@
+//! Where racks can be built, and how their building is cancelled.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bluebridge_switch::ebpf::EbpfSwitch;
+
+use crate::error::{RackError, failed};
+use crate::namespace::{self, NamespaceId};
+use crate::spec::DataPlane;
+use crate::state::StateRoot;
+
+/// Where racks can be built: with root on the machine, without in a user namespace of the process.
+#[derive(Clone, Debug)]
+pub struct Site {
+    state_root: StateRoot,
+    user_namespace: Option<NamespaceId>,
+}
+
+impl Site {
+    /// Finds out what this process may do, and enters a new user namespace if it must.
+    ///
+    /// To be called once, early in main: without root it moves the whole process, which may have one
+    /// thread only. One site serves any number of racks.
+    pub fn prepare() -> Result<Self, RackError> {
+        Self::with_state_root(StateRoot::locate())
+    }
+
+    /// As [`Self::prepare`], with the records elsewhere.
+    pub fn with_state_root(state_root: StateRoot) -> Result<Self, RackError> {
+        if namespace::is_privileged() {
+            return Ok(Self { state_root, user_namespace: None });
+        }
+        Self::in_user_namespace(state_root)
+    }
+
+    /// Enters a new user namespace also if the process has root; see [`Self::prepare`].
+    pub fn prepare_rootless() -> Result<Self, RackError> {
+        Self::in_user_namespace(StateRoot::locate())
+    }
+
+    fn in_user_namespace(state_root: StateRoot) -> Result<Self, RackError> {
+        namespace::enter_new()?;
+        let id =
+            NamespaceId::of("/proc/self/ns/user").map_err(failed("name the user namespace"))?;
+        Ok(Self { state_root, user_namespace: Some(id) })
+    }
+
+    /// Whether racks here have no root and no eBPF.
+    pub fn is_rootless(&self) -> bool {
+        self.user_namespace.is_some()
+    }
+
+    /// The kernel's data plane where it can be loaded and this build has it, else the soft one.
+    pub fn data_plane(&self) -> DataPlane {
+        if self.is_rootless() || !EbpfSwitch::is_built() {
+            DataPlane::Soft
+        } else {
+            DataPlane::Ebpf
+        }
+    }
+
+    /// The user namespace in which racks are built without root.
+    pub(crate) fn user_namespace(&self) -> Option<NamespaceId> {
+        self.user_namespace
+    }
+
+    /// Where racks are recorded.
+    pub fn state_root(&self) -> &StateRoot {
+        &self.state_root
+    }
+}
+
+/// A wish to stop, seen between the steps of building.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// An error once it was asked.
+    pub fn check(&self) -> Result<(), RackError> {
+        if self.is_cancelled() { Err(RackError::Cancelled) } else { Ok(()) }
+    }
+}
