@@ -4,6 +4,7 @@
 //!   over memory that a [`Reservation`] had, or over plain process memory.
 //! * [`serve::Shard`]: one carrier, one responder, one store, one thread.
 //! * [`run`]: a whole server with a shard per carrier, its live statistics, and its end.
+//! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
 //!
 //! ```
 //! use bluebridge_memserver::{ServerConfig, run};
@@ -24,6 +25,7 @@
 
 pub mod arena;
 mod extent_tree;
+mod member;
 pub mod memory;
 mod reserve;
 pub mod serve;
@@ -31,6 +33,7 @@ pub mod server;
 pub mod statistics;
 
 pub use arena::{Arena, ArenaConfig, ArenaUsage};
+pub use member::{Member, MemberError};
 pub use memory::{Memory, PageKind};
 pub use reserve::{Claim, Reservation, ReserveError, Reserved};
 pub use server::{Server, ServerConfig, StartError, run, run_with};

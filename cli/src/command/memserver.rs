@@ -3,16 +3,11 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use bluebridge_memserver::serve::Order;
-use bluebridge_memserver::{
-    Claim, Reservation, ReserveError, Reserved, Server, ServerConfig, run_with,
-};
+use anyhow::Context;
+use bluebridge_memserver::{Claim, Member, Reservation, ReserveError, Reserved, ServerConfig};
 use bluebridge_northbound::{
-    Attachment, Carrier, Connection, Membership, Options as MembershipOptions, Registration, Role,
-    Snapshot,
+    Assignment, Attachment, Carrier, Membership, Options as MembershipOptions, Registration, Role,
 };
-use bluebridge_protocol::responder::Authority;
 use bluebridge_rack::Cancel;
 use bluebridge_rack::daemon::READY_DEADLINE;
 use bluebridge_rack::readiness;
@@ -29,9 +24,6 @@ use super::endpoint::{Endpoint, fabric};
 use super::interrupt;
 use super::trust::controller_uri;
 use crate::exit::Exit;
-
-/// How often the server looks at its membership, its shards and the wish to stop.
-const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 pub(super) struct MemoryServer {
@@ -80,19 +72,17 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
     report_progress("joining the rack");
     let membership = join(&options)?;
-    let server = start_server(&options, &membership, reserved, carriers)?;
+    let config = config(&options, membership.assignment())?;
+    let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::notify_ready().context("cannot report that the server is ready")?;
-    let tended = tend(&server, &membership, &cancel);
-    // First no new requests are sent here, then those on their way are answered.
-    if let Err(error) = membership.leave() {
-        tracing::warn!(%error, "leaving the rack was not confirmed");
-    }
-    let totals = server.stop()?;
+    let served = member.serve_until(|| cancel.is_cancelled());
+    let totals = member.stop()?;
     for (shard, total) in totals.iter().enumerate() {
         let answered: u64 = total.answers.iter().map(|(_, count)| count).sum();
         tracing::info!(shard, answered, "shard stopped");
     }
-    tended.map(|()| Exit::Ok)
+    served?;
+    Ok(Exit::Ok)
 }
 
 fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
@@ -158,75 +148,15 @@ fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
     Ok(Membership::join_with(&uri, registration, options)?)
 }
 
-fn start_server(
-    options: &MemoryServer,
-    membership: &Membership,
-    reserved: Reserved,
-    carriers: Vec<UdpTransport>,
-) -> anyhow::Result<Server> {
-    let assignment = membership.assignment();
-    let mut config = ServerConfig::new(
-        assignment.space,
-        assignment.node,
-        assignment.incarnation,
-        options.memory.0,
-        seed()?,
-    );
-    config.generation = assignment.generation;
-    config.authority = authority(assignment.range_epoch);
-    config.piece_bytes = u16::try_from(assignment.piece_bytes).context("impossible piece size")?;
+fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<ServerConfig> {
+    let mut config = ServerConfig::assigned(assignment, options.memory.0, seed()?);
     config.claim = options.claim.into();
     config.default_quota_pages = options.quota.unwrap_or(u64::MAX);
     config.idle.spin = Duration::from_micros(options.spin);
-    Ok(run_with(&config, reserved, carriers)?)
+    Ok(config)
 }
 
 /// Session ids drawn from it cannot be guessed.
 fn seed() -> anyhow::Result<u64> {
     OsRng.try_next_u64().context("the system gives no random numbers")
-}
-
-/// Range epoch 0 grants nothing.
-fn authority(range_epoch: u32) -> Option<Authority> {
-    (range_epoch != 0).then_some(Authority { range_epoch, expires_at: None })
-}
-
-/// Reports what is free and obeys the controller, until told to stop.
-fn tend(server: &Server, membership: &Membership, cancel: &Cancel) -> anyhow::Result<()> {
-    let mut known = membership.snapshot();
-    let mut notices = false;
-    while !cancel.is_cancelled() {
-        if server.is_failed() {
-            bail!("a serving core ended; see its log line");
-        }
-        let free = server.statistics().iter().map(|shard| shard.arena.free_pages).sum();
-        membership.report_free_pages(free);
-        if known.notices_wanted != notices
-            && order_notices(server, membership.assignment().space, known.notices_wanted)
-        {
-            notices = known.notices_wanted;
-        }
-        let snapshot = membership.wait_newer(known.version, LOOK);
-        obey(server, &known, &snapshot)?;
-        known = snapshot;
-    }
-    Ok(())
-}
-
-/// Tells every serving core whether anybody wants notices; false if one has to be told again later.
-fn order_notices(server: &Server, space: Space, wanted: bool) -> bool {
-    let shards = (0_u16..).zip(server.statistics());
-    // All of them, also behind one that is behind with its orders.
-    let told = shards.map(|(shard, _)| server.order(shard, Order::Notices(space, wanted)).is_ok());
-    told.fold(true, |all, told| all & told)
-}
-
-fn obey(server: &Server, before: &Snapshot, now: &Snapshot) -> anyhow::Result<()> {
-    if now.connection == Connection::Expelled {
-        bail!("the controller gave this server's place to another; start it again to join anew");
-    }
-    if now.range_epoch != before.range_epoch {
-        server.set_authority(authority(now.range_epoch))?;
-    }
-    Ok(())
 }

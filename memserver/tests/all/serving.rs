@@ -1,12 +1,7 @@
 //! A whole memory server behind real carriers.
 
-mod support;
-
 use core::time::Duration;
-use std::{
-    thread,
-    time::{Duration as Time, Instant},
-};
+use std::thread;
 
 use bluebridge_memserver::{
     Claim, Server, ServerConfig, StartError, run,
@@ -19,7 +14,11 @@ use bluebridge_transport::{
     memory::{Hub, MemoryTransport},
 };
 use bluebridge_wire::{NodeId, Status, UDP_PORT};
-use support::{Peer, SERVER, SPACE, exercise};
+
+use crate::{
+    eventually,
+    peer::{Peer, SERVER, SPACE, exercise},
+};
 
 fn config() -> ServerConfig {
     let config = ServerConfig::new(SPACE, SERVER, 3, 8 << 20, 0x5eed);
@@ -31,15 +30,6 @@ fn on_hub(config: &ServerConfig) -> (Server, MemoryTransport) {
     let served = hub.attach(UDP_PORT, &["fdbb:7:9::/48".parse().unwrap()]).unwrap();
     let client = hub.attach(1000, &["fdbb:7:14::/48".parse().unwrap()]).unwrap();
     (run(config, vec![served]).unwrap(), client)
-}
-
-/// Waits for a thing that another thread does.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Time::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        thread::sleep(Time::from_millis(1));
-    }
 }
 
 #[test]
@@ -216,7 +206,7 @@ mod netns {
                 Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
             };
             let before = used();
-            thread::sleep(Time::from_secs(1));
+            thread::sleep(Duration::from_secs(1));
             let spent = used() - before;
             assert!(spent < Duration::from_millis(50), "{spent:?} of a second were burnt");
             assert_eq!(peer.ping(), Status::Ok);

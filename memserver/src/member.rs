@@ -1,0 +1,191 @@
+//! A memory server as a member of a rack: it serves under the authority that the controller grants,
+//! reports what memory is free, and leaves before it stops.
+//!
+//! Joining is [`Membership::join_with`]; [`ServerConfig::assigned`] turns the answer into what a server
+//! needs, and [`Member::start`] starts it.
+
+use std::time::Duration;
+
+use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as Rack};
+use bluebridge_protocol::responder::Authority;
+use bluebridge_transport::Transport;
+use bluebridge_wire::Space;
+
+use crate::{
+    Reserved, Server, ServerConfig, StartError,
+    serve::{Order, ServeError},
+    server::OrderError,
+    statistics::Snapshot,
+};
+
+/// How long [`Member::serve_until`] waits for news before it looks at the shards and at `stop`.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// The controller gave this incarnation up, or another server joined under the same name.
+    #[error("the controller gave this server's place to another; start it again to join anew")]
+    Expelled,
+    /// A serving core ended by itself, which only a failed carrier causes.
+    #[error("a serving core ended by itself; stopping the server returns its error")]
+    ShardEnded,
+}
+
+impl ServerConfig {
+    /// A server of one space as the controller assigned it, with the usual limits.
+    ///
+    /// `memory_bytes` and `seed` are those of [`ServerConfig::new`].
+    #[must_use]
+    pub fn assigned(assignment: &Assignment, memory_bytes: u64, seed: u64) -> Self {
+        let Assignment { space, node, incarnation, .. } = *assignment;
+        Self {
+            generation: assignment.generation,
+            authority: authority(assignment.range_epoch),
+            // A size that does not fit is out of bounds, and `Server` refuses it by name.
+            piece_bytes: u16::try_from(assignment.piece_bytes).unwrap_or(u16::MAX),
+            ..Self::new(space, node, incarnation, memory_bytes, seed)
+        }
+    }
+}
+
+/// Range epoch 0 grants nothing.
+fn authority(range_epoch: u32) -> Option<Authority> {
+    (range_epoch != 0).then_some(Authority { range_epoch, expires_at: None })
+}
+
+/// A running server and its membership. Dropping it leaves the rack and stops the server.
+pub struct Member {
+    // Fields are dropped in this order: first no new requests are sent here, then the server stops.
+    membership: Membership,
+    server: Server,
+    applied: Applied,
+}
+
+/// What every shard was ordered to do.
+struct Applied {
+    range_epoch: u32,
+    notices: bool,
+}
+
+impl Member {
+    /// Starts serving what `membership` was assigned; `config` comes from [`ServerConfig::assigned`].
+    ///
+    /// # Errors
+    /// [`StartError`]; then nothing runs, the memory is given back and the rack is left.
+    pub fn start<T>(
+        membership: Membership,
+        config: &ServerConfig,
+        reserved: Reserved,
+        carriers: Vec<T>,
+    ) -> Result<Self, StartError>
+    where
+        T: Transport + Send + 'static,
+    {
+        let server = crate::run_with(config, reserved, carriers)?;
+        let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
+        Ok(Self { membership, server, applied: Applied { range_epoch, notices: false } })
+    }
+
+    /// The server.
+    #[must_use]
+    pub const fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Its membership.
+    #[must_use]
+    pub const fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    /// Serves until `stop` returns true, which is asked at least every 50 ms.
+    ///
+    /// # Errors
+    /// [`MemberError`]; requests are still answered until [`Self::stop`].
+    pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
+        let mut rack = self.membership.snapshot();
+        while !stop() {
+            self.apply(&rack)?;
+            self.membership.report_free_pages(self.free_pages());
+            rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn free_pages(&self) -> u64 {
+        self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
+    }
+
+    /// Orders what the controller wants and the shards were not ordered to do yet.
+    fn apply(&mut self, rack: &Rack) -> Result<(), MemberError> {
+        if self.server.is_failed() {
+            return Err(MemberError::ShardEnded);
+        }
+        if rack.connection == Connection::Expelled {
+            return Err(MemberError::Expelled);
+        }
+        if rack.range_epoch != self.applied.range_epoch
+            && is_ordered(self.server.set_authority(authority(rack.range_epoch)))?
+        {
+            tracing::info!(range_epoch = rack.range_epoch, "authority of the range changed");
+            self.applied.range_epoch = rack.range_epoch;
+        }
+        if rack.notices_wanted != self.applied.notices
+            && is_ordered(self.order_notices(rack.notices_wanted))?
+        {
+            self.applied.notices = rack.notices_wanted;
+        }
+        Ok(())
+    }
+
+    fn order_notices(&self, wanted: bool) -> Result<(), OrderError> {
+        let space: Space = self.membership.assignment().space;
+        let shards = (0_u16..).zip(self.server.statistics());
+        // Every shard is ordered, also behind one that is busy.
+        shards
+            .map(|(shard, _)| self.server.order(shard, Order::Notices(space, wanted)))
+            .fold(Ok(()), Result::and)
+    }
+
+    /// Leaves the rack, so that no new requests are sent here, then answers those on their way and
+    /// stops. Returns the last statistics of every shard.
+    ///
+    /// # Errors
+    /// [`ServeError`] of the first shard that had ended by itself. A controller that does not confirm
+    /// the leave is only logged: it notices by the missing heartbeats.
+    pub fn stop(self) -> Result<Vec<Snapshot>, ServeError> {
+        let Self { membership, server, .. } = self;
+        if let Err(error) = membership.leave() {
+            tracing::warn!(%error, "the controller did not confirm that this server left");
+        }
+        server.stop()
+    }
+}
+
+/// Whether every shard took the order. One that is busy gets it again at the next look.
+fn is_ordered(outcome: Result<(), OrderError>) -> Result<bool, MemberError> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(OrderError::Busy(_)) => Ok(false),
+        Err(OrderError::Gone(_)) => Err(MemberError::ShardEnded),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_shard_is_asked_again_and_one_that_ended_is_an_error() {
+        assert!(matches!(is_ordered(Ok(())), Ok(true)));
+        assert!(matches!(is_ordered(Err(OrderError::Busy(3))), Ok(false)));
+        assert!(matches!(is_ordered(Err(OrderError::Gone(3))), Err(MemberError::ShardEnded)));
+    }
+
+    #[test]
+    fn epoch_zero_grants_nothing() {
+        assert_eq!(authority(0), None);
+        assert_eq!(authority(7), Some(Authority { range_epoch: 7, expires_at: None }));
+    }
+}

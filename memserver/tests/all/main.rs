@@ -1,0 +1,20 @@
+//! Whole memory servers: behind real carriers, and as members of a rack.
+
+mod controller;
+mod member;
+mod peer;
+mod serving;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Waits for a thing that another thread does.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
