@@ -1,5 +1,6 @@
-//! Simulations, and misuse of clients and owners, in one process.
+//! The book, simulations, and misuse of clients and owners, in one process.
 
+mod book;
 mod hostile_misuse;
 mod hostile_owner;
 mod lease_simulation;

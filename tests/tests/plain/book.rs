@@ -1,0 +1,82 @@
+//! What the book says of the code is what the code is.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The crates by their folders, with the folders of the crates that each needs outside of its tests.
+type Dependencies = BTreeMap<String, Vec<String>>;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn dependencies() -> Dependencies {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline", "--manifest-path"])
+        .arg(root().join("Cargo.toml"))
+        .output()
+        .expect("cargo built this test");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let packages = metadata["packages"].as_array().expect("a list");
+    let folder = |package: &Value| {
+        let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
+        let folder = manifest.parent().and_then(Path::file_name).expect("it is in a folder");
+        folder.to_str().expect("an ASCII name").to_owned()
+    };
+    let folders: BTreeMap<_, _> =
+        packages.iter().map(|package| (package["name"].as_str(), folder(package))).collect();
+    let needed = |package: &Value| {
+        let all = package["dependencies"].as_array().expect("a list");
+        let kept = all.iter().filter(|dependency| dependency["kind"].is_null());
+        let mut names: Vec<_> =
+            kept.filter_map(|dependency| folders.get(&dependency["name"].as_str())).collect();
+        names.sort();
+        names.into_iter().cloned().collect()
+    };
+    packages.iter().map(|package| (folder(package), needed(package))).collect()
+}
+
+/// A line for each crate, below the lines of those that it needs.
+fn drawn(dependencies: &Dependencies) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut left: Vec<_> = dependencies.iter().collect();
+    let mut placed: Vec<&String> = Vec::new();
+    while !left.is_empty() {
+        let is_next =
+            |(_, needs): &(_, &Vec<String>)| needs.iter().all(|need| placed.contains(&need));
+        let (next, later): (Vec<_>, Vec<_>) = left.into_iter().partition(is_next);
+        assert!(!next.is_empty(), "a circle of {later:?}");
+        for (name, needs) in &next {
+            lines.push(match needs[..] {
+                [] => (*name).clone(),
+                _ => format!("{name:<10} -> {}", needs.join(", ")),
+            });
+        }
+        placed.extend(next.into_iter().map(|(name, _)| name));
+        left = later;
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn the_dependency_graph_is_that_of_the_manifests() {
+    let drawn = drawn(&dependencies());
+    let book = fs::read_to_string(root().join("docs/architecture.md")).expect("readable");
+    assert!(
+        book.contains(&format!("```text\n{drawn}\n```\n")),
+        "docs/architecture.md must show this graph:\n{drawn}"
+    );
+}
+
+#[test]
+fn every_folder_of_the_workspace_has_its_row_in_the_map() {
+    let book = fs::read_to_string(root().join("docs/architecture.md")).expect("readable");
+    for folder in dependencies().keys() {
+        assert!(book.contains(&format!("| `{folder}/` |")), "docs/architecture.md lacks {folder}/");
+    }
+}
