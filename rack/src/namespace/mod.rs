@@ -9,9 +9,14 @@ use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use nix::mount::{MntFlags, MsFlags};
-use nix::sched::{CloneFlags, setns, unshare};
-use rustix::thread::CapabilitySet;
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change,
+};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe,
+};
 use serde::{Deserialize, Serialize};
 
 pub use user::{ForbiddenBy, UserNamespaceError, enter_new, join, probe};
@@ -82,9 +87,11 @@ impl NetworkNamespace {
             .open(path)
             .map_err(|source| refused("name", source))?;
         let made = on_a_thread(|| {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| refused("make", errno.into()))?;
-            nix::mount::mount(Some(CALLER), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-                .map_err(|errno| refused("mount", errno.into()))
+            // SAFETY: only the network namespace is unshared, and of this thread alone: it shares its file
+            // table as before.
+            let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+            unshared.map_err(|errno| refused("make", errno.into()))?;
+            mount_bind(CALLER, path).map_err(|errno| refused("mount", errno.into()))
         });
         match made.and_then(|made| made) {
             Ok(()) => Self::open(path),
@@ -114,11 +121,13 @@ impl NetworkNamespace {
 
     /// Moves the calling thread into the namespace for good.
     pub fn move_caller_in(&self) -> Result<(), NamespaceError> {
-        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| NamespaceError::Refused {
-            action: "enter",
-            path: self.path.clone(),
-            source: errno.into(),
-        })
+        move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network)).map_err(
+            |errno| NamespaceError::Refused {
+                action: "enter",
+                path: self.path.clone(),
+                source: errno.into(),
+            },
+        )
     }
 
     /// Where the namespace is mounted.
@@ -151,24 +160,23 @@ pub fn delete(path: &Path) -> Result<bool, NamespaceError> {
 
 /// Unmounts whatever is mounted at `path`; nothing mounted is no error.
 pub fn unmount(path: &Path) -> io::Result<()> {
-    match nix::mount::umount2(path, MntFlags::MNT_DETACH) {
-        Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => Ok(()),
+    match rustix::mount::unmount(path, UnmountFlags::DETACH) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
 /// Unmounts what is mounted at `path` unless it is in use or not ours to unmount.
 pub fn unmount_unused(path: &Path) {
-    if let Err(error) = nix::mount::umount2(path, MntFlags::empty()) {
+    if let Err(error) = rustix::mount::unmount(path, UnmountFlags::empty()) {
         tracing::debug!(path = %path.display(), %error, "left mounted");
     }
 }
 
 /// Mounts a file system of its own at the directory `path`: `bpf`, `tmpfs`.
 pub fn mount_file_system(kind: &str, path: &Path) -> io::Result<()> {
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    nix::mount::mount(Some("bluebridge"), path, Some(kind), flags, Some("mode=0700"))?;
-    Ok(())
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount("bluebridge", path, kind, flags, c"mode=0700")?)
 }
 
 /// Makes `directory` a mount point that shares later mounts with other mount namespaces, as `ip netns` does;
@@ -176,17 +184,14 @@ pub fn mount_file_system(kind: &str, path: &Path) -> io::Result<()> {
 ///
 /// Otherwise the first `ip netns add` would hide the mounts made here, which then could not be removed.
 pub fn share_mounts(directory: &Path) -> io::Result<bool> {
-    let share = || {
-        let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
-        nix::mount::mount(None::<&str>, directory, None::<&str>, flags, None::<&str>)
-    };
+    let share =
+        || mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
     match share() {
         Ok(()) => return Ok(false),
-        Err(nix::Error::EINVAL) => {}
+        Err(Errno::INVAL) => {}
         Err(errno) => return Err(errno.into()),
     }
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-    nix::mount::mount(Some(directory), directory, None::<&str>, flags, None::<&str>)?;
+    mount_bind_recursive(directory, directory)?;
     share()?;
     Ok(true)
 }

@@ -8,9 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use nix::mount::MsFlags;
-use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::thread::{
+    ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe,
+};
 
 /// What keeps ordinary users from making user namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +45,7 @@ impl ForbiddenBy {
         let is = |path: &str, value: &str| {
             fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
         };
-        if refusal.raw_os_error() == Some(libc::ENOSPC)
+        if Errno::from_io_error(refusal) == Some(Errno::NOSPC)
             || is("/proc/sys/user/max_user_namespaces", "0")
         {
             Self::Limit
@@ -78,8 +81,8 @@ pub enum UserNamespaceError {
     Threads,
 }
 
-const NEW: CloneFlags =
-    CloneFlags::CLONE_NEWUSER.union(CloneFlags::CLONE_NEWNS).union(CloneFlags::CLONE_NEWNET);
+const NEW: UnshareFlags =
+    UnshareFlags::NEWUSER.union(UnshareFlags::NEWNS).union(UnshareFlags::NEWNET);
 
 /// Tries in a child whether a rack can be built without root, and leaves the caller as it is.
 pub fn probe() -> Result<(), UserNamespaceError> {
@@ -118,7 +121,8 @@ pub fn join(process: &OwnedFd) -> Result<(), UserNamespaceError> {
         return Err(UserNamespaceError::Threads);
     }
     let directory = std::env::current_dir();
-    setns(process.as_fd(), CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+    let kinds = ThreadNameSpaceType::USER | ThreadNameSpaceType::MOUNT;
+    move_into_thread_name_spaces(process.as_fd(), kinds)
         .map_err(|errno| UserNamespaceError::Join(errno.into()))?;
     if let Ok(directory) = directory {
         let _ = std::env::set_current_dir(directory);
@@ -131,8 +135,8 @@ fn thread_count() -> Option<usize> {
 }
 
 fn classify(source: io::Error) -> UserNamespaceError {
-    match source.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EUSERS | libc::EINVAL) => {
+    match Errno::from_io_error(&source) {
+        Some(Errno::PERM | Errno::ACCESS | Errno::NOSPC | Errno::USERS | Errno::INVAL) => {
             UserNamespaceError::Forbidden { by: ForbiddenBy::guess(&source), source }
         }
         _ => UserNamespaceError::Probe(source),
@@ -155,17 +159,12 @@ impl Maps {
 
     /// Makes the namespaces and shows by a mount that they can be used; system calls only.
     fn enter(&self) -> io::Result<()> {
-        unshare(NEW)?;
+        // SAFETY: the file table stays shared; namespaces are no memory of this program.
+        unsafe { unshare_unsafe(NEW) }?;
         write(c"/proc/self/setgroups", "deny")?;
         write(c"/proc/self/uid_map", &self.users)?;
         write(c"/proc/self/gid_map", &self.groups)?;
-        nix::mount::mount(
-            None::<&CStr>,
-            c"/",
-            None::<&CStr>,
-            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-            None::<&CStr>,
-        )?;
+        mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
         Ok(())
     }
 }

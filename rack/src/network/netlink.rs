@@ -16,6 +16,7 @@ use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
@@ -304,7 +305,7 @@ pub(super) fn existed(asked: Result<(), NetworkError>) -> Result<bool, NetworkEr
     match asked {
         Ok(()) => Ok(true),
         Err(NetworkError::Netlink { source, .. })
-            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) =>
+            if matches!(Errno::from_io_error(&source), Some(Errno::NOENT | Errno::SRCH)) =>
         {
             Ok(false)
         }
