@@ -3,6 +3,9 @@
 //! `cargo deny check` reads the same file and checks more; this needs nothing installed.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use spdx::{Expression, Licensee, ParseMode};
 
 use crate::command::{Failure, Run, root};
 
@@ -37,60 +40,24 @@ pub(crate) fn check() -> Result<(), Failure> {
     Err(Failure::new(format!("deny.toml does not permit:\n{}", refused.concat())))
 }
 
-/// The strings of the `allow` list of `deny.toml`.
-fn allowed() -> Result<BTreeSet<String>, Failure> {
+/// The `allow` list of `deny.toml`.
+fn allowed() -> Result<Vec<Licensee>, Failure> {
     let path = root().join("deny.toml");
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let failed = |reason: &dyn Display| Failure::new(format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|error| failed(&error))?;
     let list = text
         .split_once("allow = [")
         .and_then(|(_, rest)| rest.split_once(']'))
-        .ok_or_else(|| Failure::new("deny.toml has no `allow = [...]`"))?
+        .ok_or_else(|| failed(&"it has no `allow = [...]`"))?
         .0;
-    Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
+    let licences = list.split('"').skip(1).step_by(2);
+    licences.map(|one| Licensee::parse(one).map_err(|error| failed(&error))).collect()
 }
 
-/// Whether an SPDX expression can be met: OR needs one side, AND needs both; old crates write a
-/// slash for OR.
-fn permits(expression: &str, allowed: &BTreeSet<String>) -> bool {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let mut words = spaced.split_whitespace().peekable();
-    any_of(&mut words, allowed) && words.next().is_none()
-}
-
-type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
-
-fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
-    let mut met = all_of(words, allowed);
-    while words.next_if_eq(&"OR").is_some() {
-        met |= all_of(words, allowed);
-    }
-    met
-}
-
-fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
-    let mut met = one(words, allowed);
-    while words.next_if_eq(&"AND").is_some() {
-        met &= one(words, allowed);
-    }
-    met
-}
-
-fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
-    match words.next() {
-        Some("(") => {
-            let met = any_of(words, allowed);
-            words.next_if_eq(&")").is_some() && met
-        }
-        Some(name) => {
-            let mut name = name.to_owned();
-            if words.next_if_eq(&"WITH").is_some() {
-                name = format!("{name} WITH {}", words.next().unwrap_or_default());
-            }
-            allowed.contains(&name)
-        }
-        None => false,
-    }
+/// Whether the permitted licences meet an SPDX expression; old crates write a slash for OR.
+fn permits(expression: &str, allowed: &[Licensee]) -> bool {
+    Expression::parse_mode(expression, ParseMode::LAX)
+        .is_ok_and(|read| read.evaluate(|wanted| allowed.iter().any(|one| one.satisfies(wanted))))
 }
 
 #[cfg(test)]
@@ -99,8 +66,8 @@ mod tests {
 
     #[test]
     fn expressions_are_read_as_spdx_means_them() {
-        let allowed =
-            ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"].map(str::to_owned).into();
+        let allowed = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"]
+            .map(|one| Licensee::parse(one).expect("known"));
         for met in [
             "MIT",
             "MIT OR GPL-3.0",
