@@ -80,3 +80,31 @@ fn every_folder_of_the_workspace_has_its_row_in_the_map() {
         assert!(book.contains(&format!("| `{folder}/` |")), "docs/architecture.md lacks {folder}/");
     }
 }
+
+/// The files and folders that a text names in backquotes, such as `rack/src/lib.rs`.
+fn named_paths<'a>(text: &'a str, folders: &'a Dependencies) -> impl Iterator<Item = &'a str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|word| {
+        let is_path =
+            word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+        let folder = word.split_once('/').map(|(folder, _)| folder);
+        is_path && folder.is_some_and(|folder| folder == "docs" || folders.contains_key(folder))
+    })
+}
+
+#[test]
+fn every_file_that_the_book_names_exists() {
+    let folders = dependencies();
+    let chapters = fs::read_dir(root().join("docs")).expect("readable").flatten();
+    let chapters = chapters.map(|chapter| chapter.path());
+    let chapters = chapters.chain(["README.md", "CONTRIBUTING.md"].map(|file| root().join(file)));
+    let mut count = 0;
+    for chapter in chapters.filter(|path| path.extension().is_some_and(|name| name == "md")) {
+        let text = fs::read_to_string(&chapter).expect("readable");
+        for path in named_paths(&text, &folders) {
+            count += 1;
+            assert!(root().join(path).exists(), "{} names {path}", chapter.display());
+        }
+    }
+    assert!(count > 50, "only {count} paths were found");
+}
