@@ -155,14 +155,26 @@ impl Rack {
         let mut view = self.view.clone();
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
+        let mut own_port_missing = None;
         loop {
             let ports = view.borrow_and_update().ports.clone();
             let tending = self.change(move |core, now| {
                 core.handle_timeout(now);
                 core.learn_ports(ports);
+                core.missing_own_port()
             });
-            if let Err(error) = tending.await {
-                return error;
+            match tending.await {
+                Ok(missing) if missing == own_port_missing => {}
+                Ok(missing) => {
+                    own_port_missing = missing;
+                    if let Some(port) = missing {
+                        tracing::warn!(
+                            port = port.0,
+                            "the switch has no port of the number that is said to be the controller's own"
+                        );
+                    }
+                }
+                Err(error) => return error,
             }
             // The view changes with every update; the ports of it seldom do.
             let ports = self.look(|core| core.ports().clone()).await;
