@@ -12,6 +12,7 @@ pub mod driver;
 pub mod plan;
 mod rack;
 pub mod reconcile;
+mod secret;
 mod service;
 pub mod store;
 
@@ -242,6 +243,13 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
         std::fs::read(path)
             .map_err(|error| ControllerError::Tls(format!("{}: {error}", path.display())))
     };
+    if secret::is_open_to_all(&paths.key) {
+        // Refusing would stop a rack whose key may be known already; the operator has to decide.
+        tracing::warn!(
+            key = %paths.key.display(),
+            "everybody on this machine can read the private key; use `chmod 600`"
+        );
+    }
     let identity = Identity::from_pem(read(&paths.certificate)?, read(&paths.key)?);
     let mut tls = ServerTlsConfig::new().identity(identity);
     if let Some(root) = &paths.client_root {

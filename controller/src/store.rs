@@ -1,5 +1,6 @@
 //! What the controller remembers, in redb.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,7 @@ use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
+use crate::secret;
 
 /// Node id -> [`NodeRecord`] as JSON, so that a person can read it in need.
 const NODES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("nodes");
@@ -56,6 +58,20 @@ pub enum StoreError {
         path: String,
         /// What is wrong.
         reason: String,
+    },
+    /// Others can read the file, which holds every endpoint's token, and this user may not change
+    /// that: the file is somebody else's.
+    #[error(
+        "the controller's store {path} is open to others (mode {mode:03o}), and that cannot be \
+         changed: {source}; make this user its owner"
+    )]
+    OpenToOthers {
+        /// The file.
+        path: String,
+        /// Its mode.
+        mode: u32,
+        /// What the system said.
+        source: std::io::Error,
     },
     /// Reading or writing failed: the disk is full or broken.
     #[error("the controller's store failed: {0}")]
@@ -108,6 +124,11 @@ pub struct Store {
 impl Store {
     /// Opens the store, or makes it in a folder that is there, and counts this start.
     ///
+    /// The file holds every endpoint's token, so only its owner may read it. Earlier versions made
+    /// it with the default mode: such a file is closed to others, and that is logged. It is not
+    /// refused, because that would leave a rack without controller, and each token ends with the
+    /// next join of its endpoint.
+    ///
     /// # Errors
     /// [`StoreError`]: the file cannot be opened, read or written.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
@@ -120,7 +141,26 @@ impl Store {
             }
             found.map_err(|error| open(format!("{}: {error}", folder.display())))?;
         }
-        let database = Database::create(path).map_err(|error| open(error.to_string()))?;
+        let file = secret::open_or_create(path).map_err(|error| open(error.to_string()))?;
+        let own = file.try_clone().map_err(|error| open(error.to_string()))?;
+        let database = Builder::new().create_file(file).map_err(|error| open(error.to_string()))?;
+        // Not before it is known to be a store: the file of something else stays as it is.
+        match secret::close_to_others(&own) {
+            Ok(None) => {}
+            Ok(Some(mode)) => tracing::warn!(
+                path = %path.display(),
+                "others could read the store with the endpoints' tokens (mode {mode:03o}); its mode is \
+                 600 now"
+            ),
+            Err(source) => {
+                let mode = own.metadata().map_or(0, |found| found.mode() & 0o777);
+                return Err(StoreError::OpenToOthers {
+                    path: path.display().to_string(),
+                    mode,
+                    source,
+                });
+            }
+        }
         Self::start(database)
     }
 

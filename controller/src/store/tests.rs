@@ -115,6 +115,31 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
 }
 
+fn mode(file: &Path) -> u32 {
+    std::fs::metadata(file).unwrap().mode() & 0o777
+}
+
+#[test]
+fn only_its_owner_can_read_the_store() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = Folder::new("mode");
+    let file = folder.file();
+    drop(Store::open(&file).unwrap());
+    assert_eq!(mode(&file), 0o600, "a new one");
+    for wide in [0o644, 0o660, 0o777, 0o604] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(wide)).unwrap();
+        let store = Store::open(&file).unwrap();
+        assert_eq!(mode(&file), 0o600, "one that had {wide:o}");
+        assert!(Store::open(&file).is_err(), "it is still locked");
+        drop(store);
+    }
+    let letter = folder.0.join("letter.txt");
+    std::fs::write(&letter, "Dear Sir or Madam").unwrap();
+    std::fs::set_permissions(&letter, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(Store::open(&letter).is_err());
+    assert_eq!(mode(&letter), 0o644, "what is no store is left alone");
+}
+
 #[test]
 fn a_record_that_cannot_be_read_is_named() {
     let store = Store::in_memory().unwrap();
