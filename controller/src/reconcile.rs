@@ -292,11 +292,12 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
         let deadline = self.timing.call_deadline;
         let results = within(deadline, "writing redirects", driver.apply(&batch)).await?;
+        let answered = Instant::now().into_std();
         let redirects = &mut self.redirects;
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(&results) {
-                redirects.settle(now, update, result);
+                redirects.settle(now, answered, update, result);
                 let gone = matches!(update, TableUpdate::Delete(_))
                     && matches!(result, Err(UpdateError::NotFound(_)));
                 if result.is_ok() || gone {
@@ -325,12 +326,13 @@ impl<C: SwitchConnector> Reconciler<C> {
         {
             return Err(DriverError::TooManyPorts { count: listed.len(), most: GROUP_PORTS_MAX });
         }
+        let reading_began = Instant::now().into_std();
         let installed = within(deadline, "reading the tables", driver.read()).await?;
         let keeps_time = driver.capabilities().keeps_time;
         let now = Instant::now().into_std();
         let redirects = &mut self.redirects;
         redirects.handle_timeout(now);
-        let strayed = redirects.compare(now, &installed.tables.entries, keeps_time);
+        let strayed = redirects.compare(reading_began, now, &installed.tables.entries, keeps_time);
         self.view.send_modify(|view| {
             view.counts.readings += 1;
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
