@@ -29,6 +29,11 @@ pub(super) struct Controller {
     /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
+    /// Take the switch from another controller: after this one was fenced, or with an empty store in
+    /// front of a switch that serves endpoints. For one start by hand, never for a supervisor: two
+    /// controllers with it take the switch from each other in turns
+    #[arg(long)]
+    force: bool,
     /// The controller's interface to the switch, if endpoints reach it through the switch: nobody may
     /// join with its MAC address, and the switch sends what is for it to its port alone
     #[arg(long, value_name = "NAME", requires = "switch_port")]
@@ -58,6 +63,7 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
     config.store = Some(controller.store);
+    config.force = controller.force;
     config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
     config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;

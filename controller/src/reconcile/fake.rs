@@ -215,6 +215,17 @@ impl SwitchConnector for FakeSwitch {
         "fake".to_owned()
     }
 
+    async fn look(&mut self) -> Result<Tables, DriverError> {
+        let mut state = self.state.lock().unwrap();
+        if let chance @ 0.001.. = state.trouble.unreachable
+            && state.rng.random_bool(chance)
+        {
+            state.met.unreachable += 1;
+            return Err(DriverError::Lost("unreachable".to_owned()));
+        }
+        Ok(state.read())
+    }
+
     async fn connect(
         &mut self,
         election_id: ElectionId,

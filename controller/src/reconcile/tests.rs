@@ -39,11 +39,14 @@ struct Bench {
 
 impl Bench {
     fn new(switch: &FakeSwitch, start: u64) -> Self {
+        Self::with(switch, ElectionId { high: 1, low: start << 32 }.into())
+    }
+
+    fn with(switch: &FakeSwitch, claim: Claim) -> Self {
         let (desires, desired) = watch::channel(Desired::default());
-        let election_id = ElectionId { high: 1, low: start << 32 };
         let redirects = Redirects::new(RedirectPolicy::Contended, 100);
         let (reconciler, view) =
-            Reconciler::new(switch.clone(), election_id, timing(), redirects, desired);
+            Reconciler::new(switch.clone(), claim, timing(), redirects, desired);
         let running = tokio::spawn(reconciler.run());
         Self { switch: switch.clone(), desires, view, running }
     }
@@ -202,6 +205,57 @@ async fn an_older_controller_is_fenced_for_good() {
     assert!(!switch.was_tried_after_fence());
     sleep(Duration::from_secs(5)).await;
     assert_eq!(switch.tables(), tables(6, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_store_takes_no_switch_that_serves_endpoints() {
+    let switch = FakeSwitch::new(1);
+    let right = Bench::new(&switch, 1);
+    right.desire(tables(5, 1));
+    right.settled(&tables(5, 1)).await;
+    let newer = ElectionId { high: 2, low: 0 };
+    let claim = || Claim { election_id: newer, is_new: true, outbid: None };
+    let mut intruder = Bench::with(&switch, claim());
+    let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
+    assert_eq!(end.unwrap().unwrap(), DriverError::InUse { endpoints: 5 });
+    // The one that was there goes on, as the primary.
+    right.desire(tables(6, 2));
+    right.settled(&tables(6, 2)).await;
+    assert_eq!(right.view.borrow().counts.connects, 1);
+
+    // An empty switch may be taken, and is ours from then on.
+    right.desire(Tables::default());
+    right.settled(&Tables::default()).await;
+    let first = Bench::with(&switch, claim());
+    first.desire(tables(3, 1));
+    first.settled(&tables(3, 1)).await;
+    switch.cut();
+    first.desire(tables(4, 1));
+    first.settled(&tables(4, 1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
+    let switch = FakeSwitch::new(1);
+    let high = |high| ElectionId { high, low: 1 << 32 };
+    let intruder = Bench::with(&switch, high(7).into());
+    intruder.desire(tables(2, 2));
+    intruder.settled(&tables(2, 2)).await;
+    let outbid: Outbid = Box::new(move |theirs| Ok(high(theirs.high + 1)));
+    let claim = Claim { election_id: high(1), is_new: false, outbid: Some(outbid) };
+    let mut right = Bench::with(&switch, claim);
+    right.desire(tables(5, 1));
+    right.settled(&tables(5, 1)).await;
+    assert_eq!(right.view.borrow().election_id.high, 8);
+    let mut intruder = intruder;
+    let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+    // The order was for that one time.
+    let other = Bench::with(&switch, high(9).into());
+    other.desire(tables(3, 3));
+    other.settled(&tables(3, 3)).await;
+    let end = timeout(Duration::from_secs(5), &mut right.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -80,6 +80,31 @@ fn a_newer_store_beats_an_older_one() {
 }
 
 #[test]
+fn a_fenced_store_stays_fenced_until_it_outbids_the_other() {
+    let folder = Folder::new("fenced");
+    let right = Store::open(&folder.file()).unwrap();
+    let intruder = Store::in_memory().unwrap().election_id().connection(7);
+    assert!(intruder > right.election_id());
+    assert_eq!(right.fenced_by(), None);
+    right.note_fenced(intruder).unwrap();
+    drop(right);
+    let right = Store::open(&folder.file()).unwrap();
+    assert_eq!(right.fenced_by(), Some(intruder), "a restart changes nothing");
+    assert!(right.election_id() < intruder);
+    let above = right.outbid(intruder).unwrap();
+    assert!(above > intruder && above == right.election_id());
+    drop(right);
+    let right = Store::open(&folder.file()).unwrap();
+    assert_eq!(right.fenced_by(), None);
+    let later = right.election_id();
+    assert!(later > above.connection(u64::MAX), "later starts win as well");
+    assert_eq!(right.outbid(intruder).unwrap(), later, "it is above already");
+    let last = ElectionId { high: u64::MAX, low: 0 };
+    assert!(right.outbid(last).is_err(), "there is no greater one");
+    assert_eq!(right.election_id(), later);
+}
+
+#[test]
 fn stores_of_other_times_begin_at_other_generations() {
     let tick = 1 << BIRTH_TICK_BITS;
     let birth = 1_800_000_000_000_000_000_u64;
