@@ -32,6 +32,10 @@ pub struct Config {
     /// The store's file; `None` keeps the state in memory, for tests only: after a restart the
     /// same node ids are given anew.
     pub store: Option<PathBuf>,
+    /// Takes the switch from another controller: with a store that was fenced, or with one that knows
+    /// no endpoint although the switch has entries of endpoints. Only by an operator's decision, and
+    /// for one start: two controllers that both do this take the switch from each other in turns.
+    pub force: bool,
     /// TLS for the northbound API; `None` for plain connections.
     pub tls: Option<TlsPaths>,
     /// The rules for endpoints.
@@ -50,6 +54,7 @@ impl Config {
             device_id: 1,
             device_config: None,
             store: None,
+            force: false,
             tls: None,
             core: CoreConfig::default(),
             timing: Timing::default(),

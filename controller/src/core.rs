@@ -13,7 +13,7 @@ mod weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use bluebridge_p4::pipeline::{Key, SwitchPort, Ternary};
+use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space, piece_bytes};
 
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
@@ -36,6 +36,10 @@ pub const GROUPS_MAX: u16 = 1024;
 /// The most ports of a multicast group that the embedded switch takes, and so the most endpoints of
 /// a space. A larger group would be refused with every plan.
 pub const GROUP_PORTS_MAX: usize = 64;
+
+/// The Ethernet address that every host sends pointers to. No interface has it: a switch takes what
+/// is sent to it, by the IPv6 address. So no endpoint may have it.
+pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 
 /// Heartbeats that may be missing before a node counts as silent.
 pub const BEATS_MISSED: u32 = 3;
@@ -61,9 +65,22 @@ impl NotifyRule {
     }
 }
 
+/// How the controller itself is connected to the switch.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ControllerPort {
+    /// The switch's port that leads to the controller.
+    pub port: SwitchPort,
+    /// The Ethernet address of the controller's interface there.
+    pub mac: MacAddr,
+}
+
 /// The core's rules.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
+    /// The controller's own port, if endpoints reach it through the switch. No endpoint may have
+    /// this port or address; the switch sends frames for the address to this port only, and does
+    /// not flood the endpoints' control traffic, tokens included, to all of them.
+    pub own_port: Option<ControllerPort>,
     /// How often endpoints beat.
     pub heartbeat_interval: Duration,
     /// After how long a silent client is given up. Memory nodes never are.
@@ -83,6 +100,7 @@ pub struct CoreConfig {
 impl Default for CoreConfig {
     fn default() -> Self {
         Self {
+            own_port: None,
             heartbeat_interval: Duration::from_secs(1),
             client_expiry: Duration::from_secs(600),
             client_rest: Duration::from_secs(120),
@@ -276,6 +294,14 @@ impl Core {
     #[must_use]
     pub fn take_dirty(&mut self) -> bool {
         std::mem::take(&mut self.dirty)
+    }
+
+    /// The controller's own port, if the switch turns out not to have it: the operator named the
+    /// wrong one.
+    #[must_use]
+    pub fn missing_own_port(&self) -> Option<SwitchPort> {
+        let Ports::Listed(ports) = &self.ports else { return None };
+        self.config.own_port.map(|own| own.port).filter(|port| !ports.contains_key(port))
     }
 
     /// Learns the switch's ports.

@@ -18,14 +18,24 @@ pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};
 pub enum DriverError {
     /// A controller with a greater election id has the switch. This one must not write any more.
     #[error(
-        "another controller (election id {theirs}) has the switch, this one ({ours}) is fenced; \
-         stop one of the two"
+        "another controller (election id {theirs}) has the switch or had it last, this one ({ours}) is \
+         fenced. If this is the right one, stop the other and start this one once with --force"
     )]
     Fenced {
         /// Our election id.
         ours: ElectionId,
         /// That of the primary.
         theirs: ElectionId,
+    },
+    /// The store knows no endpoint, but the switch serves some: they belong to another controller, or
+    /// the store is the wrong one. The tables were only read, and the other controller goes on.
+    #[error(
+        "the store is empty, but the switch has entries of {endpoints} endpoints: another controller's. \
+         Give the right --store; --force empties the switch, and every endpoint must join again"
+    )]
+    InUse {
+        /// Endpoints that the switch lets send.
+        endpoints: usize,
     },
     /// The connection was lost, or a call failed as a whole. Passing.
     #[error("the connection to the switch was lost: {0}")]
@@ -55,7 +65,7 @@ pub enum DriverError {
 impl DriverError {
     /// Whether trying again is of no use before an operator did something.
     pub(crate) const fn is_final(&self) -> bool {
-        matches!(self, Self::Fenced { .. } | Self::TooManyPorts { .. })
+        matches!(self, Self::Fenced { .. } | Self::InUse { .. } | Self::TooManyPorts { .. })
     }
 }
 
@@ -167,6 +177,12 @@ pub trait SwitchDriver: Send {
 pub trait SwitchConnector: Send {
     /// Where the switch is, for people.
     fn uri(&self) -> String;
+
+    /// Reads the tables without becoming the primary, so that whoever is goes on.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    async fn look(&mut self) -> Result<Tables, DriverError>;
 
     /// Connects and becomes the primary.
     ///

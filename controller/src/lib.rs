@@ -12,6 +12,7 @@ pub mod driver;
 pub mod plan;
 mod rack;
 pub mod reconcile;
+mod secret;
 mod service;
 pub mod store;
 
@@ -31,7 +32,7 @@ use crate::core::Redirects;
 pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
 use rack::Rack;
-use reconcile::{Desired, Reconciler};
+use reconcile::{Claim, Desired, Outbid, Reconciler};
 use service::Northbound;
 use store::{Store, StoreError};
 
@@ -65,6 +66,16 @@ pub enum ControllerError {
     /// Another controller has the switch, or it has more ports than can be flooded to.
     #[error(transparent)]
     Switch(DriverError),
+    /// Another controller took the switch from one with this store. Which of the two is right is an
+    /// operator's to decide.
+    #[error(
+        "another controller (election id {by}) took the switch from this one. If this is the right one, \
+         stop the other and start this one once with --force"
+    )]
+    WasFenced {
+        /// The other's election id.
+        by: store::ElectionId,
+    },
     /// The certificate or key is not there or not right.
     #[error("TLS: {0}")]
     Tls(String),
@@ -116,6 +127,12 @@ impl Controller {
             Some(path) => Store::open(path)?,
             None => Store::in_memory()?,
         };
+        if let Some(by) = store.fenced_by() {
+            if !config.force {
+                return Err(ControllerError::WasFenced { by });
+            }
+            store.outbid(by)?;
+        }
         let address = config.listen;
         let listener = TcpListener::bind(address)
             .await
@@ -168,14 +185,14 @@ impl Controller {
         let (desires, desired) = watch::channel(Desired::default());
         let core = &self.config.core;
         let redirects = Redirects::new(core.redirects, core.redirect_budget);
-        let (reconciler, view) = Reconciler::new(
-            connector,
-            self.store.election_id(),
-            self.config.timing,
-            redirects,
-            desired,
-        );
-        let rack = Arc::new(Rack::new(self.config.core, self.store, desires, view)?);
+        let store = Arc::new(self.store);
+        let stored = store.load()?;
+        let outbid = self.config.force.then(|| outbid(&store));
+        let (election_id, is_new) = (store.election_id(), stored.nodes.is_empty());
+        let claim = Claim { election_id, is_new, outbid };
+        let (reconciler, view) =
+            Reconciler::new(connector, claim, self.config.timing, redirects, desired);
+        let rack = Arc::new(Rack::new(self.config.core, store, stored, desires, view));
         let _closing = Closing(Arc::clone(&rack));
         let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
@@ -190,7 +207,12 @@ impl Controller {
         tokio::pin!(serving);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),
-            error = reconciler.run() => Err(ControllerError::Switch(error)),
+            error = reconciler.run() => {
+                if let DriverError::Fenced { theirs, .. } = error {
+                    rack.note_fenced(theirs);
+                }
+                Err(ControllerError::Switch(error))
+            }
             error = Arc::clone(&rack).tend() => Err(ControllerError::Store(error)),
             error = rack.failed() => Err(ControllerError::Store(error)),
             never = tell_installed(&rack, self.installed) => match never {},
@@ -203,6 +225,15 @@ impl Controller {
         drop(tokio::time::timeout(FAREWELL, serving).await);
         outcome
     }
+}
+
+/// Bids above other controllers, for as long as the store is open.
+fn outbid(store: &Arc<Store>) -> Outbid {
+    let store = Arc::downgrade(store);
+    Box::new(move |theirs| match store.upgrade() {
+        Some(store) => store.outbid(theirs),
+        None => Err(StoreError::Io("it is closed".to_owned())),
+    })
 }
 
 async fn tell_installed(rack: &Rack, tell: Option<oneshot::Sender<()>>) -> Infallible {
@@ -242,6 +273,13 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
         std::fs::read(path)
             .map_err(|error| ControllerError::Tls(format!("{}: {error}", path.display())))
     };
+    if secret::is_open_to_all(&paths.key) {
+        // Refusing would stop a rack whose key may be known already; the operator has to decide.
+        tracing::warn!(
+            key = %paths.key.display(),
+            "everybody on this machine can read the private key; use `chmod 600`"
+        );
+    }
     let identity = Identity::from_pem(read(&paths.certificate)?, read(&paths.key)?);
     let mut tls = ServerTlsConfig::new().identity(identity);
     if let Some(root) = &paths.client_root {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use bluebridge_wire::NodeId;
 use tokio::sync::{Mutex, broadcast, watch};
 
-use crate::core::{Change, Core, CoreConfig};
+use crate::core::{Change, Core, CoreConfig, Stored};
 use crate::reconcile::{Desired, SwitchState, SwitchView};
-use crate::store::{Store, StoreError};
+use crate::store::{ElectionId, Store, StoreError};
 
 /// Changes that a watcher may be behind before it gets a new snapshot.
 const WATCH_BACKLOG: usize = 1024;
@@ -43,25 +43,34 @@ pub(crate) struct Rack {
 impl Rack {
     pub(crate) fn new(
         config: CoreConfig,
-        store: Store,
+        store: Arc<Store>,
+        stored: Stored,
         desired: watch::Sender<Desired>,
         view: watch::Receiver<SwitchView>,
-    ) -> Result<Self, StoreError> {
+    ) -> Self {
         let now = Instant::now();
         let first_version = store.start_count() << VERSION_BITS;
-        let mut core = Core::new(config, store.load()?, first_version, now);
+        let mut core = Core::new(config, stored, first_version, now);
         core.learn_ports(view.borrow().ports.clone());
         publish(&mut core, &desired);
-        Ok(Self {
+        Self {
             core: Mutex::new(core),
-            store: std::sync::Mutex::new(Some(Arc::new(store))),
+            store: std::sync::Mutex::new(Some(store)),
             desired,
             view,
             altered: broadcast::channel(WATCH_BACKLOG).0,
             failure: watch::channel(None).0,
             counts: CallCounts::default(),
             started: now,
-        })
+        }
+    }
+
+    /// Remembers that another controller took the switch, so that a restart does not take it back.
+    pub(crate) fn note_fenced(&self, by: ElectionId) {
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(Err(error)) = store.map(|store| store.note_fenced(by)) {
+            tracing::error!(%error, "cannot remember that another controller has the switch");
+        }
     }
 
     /// Closes the store: what was not answered yet never happened.
@@ -155,14 +164,26 @@ impl Rack {
         let mut view = self.view.clone();
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
+        let mut own_port_missing = None;
         loop {
             let ports = view.borrow_and_update().ports.clone();
             let tending = self.change(move |core, now| {
                 core.handle_timeout(now);
                 core.learn_ports(ports);
+                core.missing_own_port()
             });
-            if let Err(error) = tending.await {
-                return error;
+            match tending.await {
+                Ok(missing) if missing == own_port_missing => {}
+                Ok(missing) => {
+                    own_port_missing = missing;
+                    if let Some(port) = missing {
+                        tracing::warn!(
+                            port = port.0,
+                            "the switch has no port of the number that is said to be the controller's own"
+                        );
+                    }
+                }
+                Err(error) => return error,
             }
             // The view changes with every update; the ports of it seldom do.
             let ports = self.look(|core| core.ports().clone()).await;

@@ -17,7 +17,7 @@ use crate::driver::{
     DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
 };
 use crate::plan::{Plan, TableUpdate};
-use crate::store::ElectionId;
+use crate::store::{ElectionId, StoreError};
 
 /// How patient the loop is.
 #[derive(Clone, Copy, Debug)]
@@ -126,10 +126,31 @@ pub struct LeaseView {
     pub counts: LeaseCounts,
 }
 
+/// Gives an election id above another controller's, if it can be remembered.
+pub type Outbid = Box<dyn Fn(ElectionId) -> Result<ElectionId, StoreError> + Send + Sync>;
+
+/// The right by which a controller takes a switch.
+pub struct Claim {
+    /// The first election id of this start.
+    pub election_id: ElectionId,
+    /// Whether the store knows no endpoint, so that a switch which serves some is another
+    /// controller's.
+    pub is_new: bool,
+    /// For a controller that shall take the switch from another one, by an operator's decision. It
+    /// counts until the switch is taken: from then on a greater id is again somebody else's decision.
+    pub outbid: Option<Outbid>,
+}
+
+impl From<ElectionId> for Claim {
+    fn from(election_id: ElectionId) -> Self {
+        Self { election_id, is_new: false, outbid: None }
+    }
+}
+
 /// The loop.
 pub struct Reconciler<C> {
     connector: C,
-    election_id: ElectionId,
+    claim: Claim,
     timing: Timing,
     desired: watch::Receiver<Desired>,
     redirects: Redirects,
@@ -142,11 +163,10 @@ pub struct Reconciler<C> {
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
-    /// A loop over one switch, which has no other redirects than `redirects` tells. `election_id` is
-    /// the first of this start.
+    /// A loop over one switch, which has no other redirects than `redirects` tells.
     pub fn new(
         connector: C,
-        election_id: ElectionId,
+        claim: impl Into<Claim>,
         timing: Timing,
         redirects: Redirects,
         desired: watch::Receiver<Desired>,
@@ -156,7 +176,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         let (try_count, refused_before) = (0, false);
         let reconciler = Self {
             connector,
-            election_id,
+            claim: claim.into(),
             timing,
             desired,
             redirects,
@@ -193,19 +213,48 @@ impl<C: SwitchConnector> Reconciler<C> {
     }
 
     async fn connect_and_serve(&mut self) -> Result<Infallible, DriverError> {
-        // Every try has an id of its own: a switch may still hold the last one's.
-        let election_id = self.election_id.connection(self.try_count);
-        self.try_count += 1;
-        self.view.send_modify(|view| view.election_id = election_id);
-        let deadline = self.timing.call_deadline;
-        let mut driver =
-            within(deadline, "connecting", self.connector.connect(election_id)).await?;
-        tracing::info!(uri = self.connector.uri(), %election_id, "primary of the switch");
+        let mut driver = self.connect().await?;
         self.view.send_modify(|view| {
             view.state = SwitchState::Syncing;
             view.counts.connects += 1;
         });
         self.serve(driver.as_mut()).await
+    }
+
+    /// Becomes the primary, if the switch is ours to take.
+    async fn connect(&mut self) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        let deadline = self.timing.call_deadline;
+        if self.claim.is_new && self.claim.outbid.is_none() {
+            // Before the election, which would end the controller that is at work.
+            let tables = within(deadline, "looking", self.connector.look()).await?;
+            let endpoints = tables.endpoint_count();
+            if endpoints != 0 {
+                return Err(DriverError::InUse { endpoints });
+            }
+        }
+        loop {
+            // Every try has an id of its own: a switch may still hold the last one's.
+            let election_id = self.claim.election_id.connection(self.try_count);
+            self.try_count += 1;
+            self.view.send_modify(|view| view.election_id = election_id);
+            let connecting = self.connector.connect(election_id);
+            match (within(deadline, "connecting", connecting).await, &self.claim.outbid) {
+                (Ok(driver), _) => {
+                    tracing::info!(uri = self.connector.uri(), %election_id, "primary of the switch");
+                    self.claim.is_new = false;
+                    self.claim.outbid = None;
+                    return Ok(driver);
+                }
+                (Err(DriverError::Fenced { ours, theirs }), Some(outbid)) => {
+                    tracing::warn!(%theirs, "taking the switch from another controller, as told");
+                    self.claim.election_id = outbid(theirs).map_err(|error| {
+                        tracing::error!(%error, "cannot take the switch");
+                        DriverError::Fenced { ours, theirs }
+                    })?;
+                }
+                (Err(error), _) => return Err(error),
+            }
+        }
     }
 
     async fn serve(&mut self, driver: &mut dyn SwitchDriver) -> Result<Infallible, DriverError> {
@@ -292,11 +341,12 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
         let deadline = self.timing.call_deadline;
         let results = within(deadline, "writing redirects", driver.apply(&batch)).await?;
+        let answered = Instant::now().into_std();
         let redirects = &mut self.redirects;
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(&results) {
-                redirects.settle(now, update, result);
+                redirects.settle(now, answered, update, result);
                 let gone = matches!(update, TableUpdate::Delete(_))
                     && matches!(result, Err(UpdateError::NotFound(_)));
                 if result.is_ok() || gone {
@@ -325,12 +375,13 @@ impl<C: SwitchConnector> Reconciler<C> {
         {
             return Err(DriverError::TooManyPorts { count: listed.len(), most: GROUP_PORTS_MAX });
         }
+        let reading_began = Instant::now().into_std();
         let installed = within(deadline, "reading the tables", driver.read()).await?;
         let keeps_time = driver.capabilities().keeps_time;
         let now = Instant::now().into_std();
         let redirects = &mut self.redirects;
         redirects.handle_timeout(now);
-        let strayed = redirects.compare(now, &installed.tables.entries, keeps_time);
+        let strayed = redirects.compare(reading_began, now, &installed.tables.entries, keeps_time);
         self.view.send_modify(|view| {
             view.counts.readings += 1;
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);

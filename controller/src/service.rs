@@ -319,9 +319,10 @@ fn join_refused(error: &JoinError) -> Status {
         JoinError::PortsUnknown(_) => Status::unavailable(text),
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
         JoinError::NotPrevious(_) => Status::permission_denied(text),
-        JoinError::Invalid(_) | JoinError::NameBelongs { .. } | JoinError::NoSuchPort(_) => {
-            Status::invalid_argument(text)
-        }
+        JoinError::Invalid(_)
+        | JoinError::NameBelongs { .. }
+        | JoinError::NoSuchPort(_)
+        | JoinError::Reserved { .. } => Status::invalid_argument(text),
     }
 }
 

@@ -1,12 +1,15 @@
 //! What the controller remembers, in redb.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
+use crate::secret;
 
 /// Node id -> [`NodeRecord`] as JSON, so that a person can read it in need.
 const NODES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("nodes");
@@ -57,6 +60,20 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
+    /// Others can read the file, which holds every endpoint's token, and this user may not change
+    /// that: the file is somebody else's.
+    #[error(
+        "the controller's store {path} is open to others (mode {mode:03o}), and that cannot be \
+         changed: {source}; make this user its owner"
+    )]
+    OpenToOthers {
+        /// The file.
+        path: String,
+        /// Its mode.
+        mode: u32,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Reading or writing failed: the disk is full or broken.
     #[error("the controller's store failed: {0}")]
     Io(String),
@@ -71,8 +88,8 @@ fn io(error: impl Into<redb::Error>) -> StoreError {
 
 /// A number by which a switch knows who may write: the greatest wins.
 ///
-/// The upper half is the time at which the store was made, in nanoseconds since 1970; the lower
-/// counts the controller's starts and, in its last 32 bits, the connections that a start tried. So
+/// The upper half is the time at which the store was made, in nanoseconds since 1970, or one more than
+/// that of another controller which an operator decided against; the lower counts the controller's starts and, in its last 32 bits, the connections that a start tried. So
 /// whoever started later wins, and no two connections share an id.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ElectionId {
@@ -97,16 +114,30 @@ impl std::fmt::Display for ElectionId {
     }
 }
 
+/// The names of the upper half of this store's election ids, and of both halves of the id by which
+/// another controller took the switch.
+const ELECTION: &str = "election";
+const FENCED_HIGH: &str = "fenced_high";
+const FENCED_LOW: &str = "fenced_low";
+
 /// The open store. One process at a time has it.
 #[derive(Debug)]
 pub struct Store {
     database: Database,
     start_count: u64,
     created: u64,
+    /// The upper half of this store's election ids: when it was made, or more.
+    election: AtomicU64,
+    fenced_by: Option<ElectionId>,
 }
 
 impl Store {
     /// Opens the store, or makes it in a folder that is there, and counts this start.
+    ///
+    /// The file holds every endpoint's token, so only its owner may read it. Earlier versions made
+    /// it with the default mode: such a file is closed to others, and that is logged. It is not
+    /// refused, because that would leave a rack without controller, and each token ends with the
+    /// next join of its endpoint.
     ///
     /// # Errors
     /// [`StoreError`]: the file cannot be opened, read or written.
@@ -120,7 +151,26 @@ impl Store {
             }
             found.map_err(|error| open(format!("{}: {error}", folder.display())))?;
         }
-        let database = Database::create(path).map_err(|error| open(error.to_string()))?;
+        let file = secret::open_or_create(path).map_err(|error| open(error.to_string()))?;
+        let own = file.try_clone().map_err(|error| open(error.to_string()))?;
+        let database = Builder::new().create_file(file).map_err(|error| open(error.to_string()))?;
+        // Not before it is known to be a store: the file of something else stays as it is.
+        match secret::close_to_others(&own) {
+            Ok(None) => {}
+            Ok(Some(mode)) => tracing::warn!(
+                path = %path.display(),
+                "others could read the store with the endpoints' tokens (mode {mode:03o}); its mode is \
+                 600 now"
+            ),
+            Err(source) => {
+                let mode = own.metadata().map_or(0, |found| found.mode() & 0o777);
+                return Err(StoreError::OpenToOthers {
+                    path: path.display().to_string(),
+                    mode,
+                    source,
+                });
+            }
+        }
         Self::start(database)
     }
 
@@ -139,7 +189,7 @@ impl Store {
 
     fn start(database: Database) -> Result<Self, StoreError> {
         let write = database.begin_write().map_err(io)?;
-        let (start_count, created) = {
+        let (start_count, created, election, fenced_by) = {
             write.open_table(NODES).map_err(io)?;
             write.open_table(SPACES).map_err(io)?;
             let mut numbers = write.open_table(NUMBERS).map_err(io)?;
@@ -157,16 +207,72 @@ impl Store {
             let start_count = read(&numbers, "starts")?.unwrap_or(0) + 1;
             numbers.insert("created", created).map_err(io)?;
             numbers.insert("starts", start_count).map_err(io)?;
-            (start_count, created)
+            let election = read(&numbers, ELECTION)?.unwrap_or(created);
+            let fenced_by = read(&numbers, FENCED_HIGH)?.zip(read(&numbers, FENCED_LOW)?);
+            let fenced_by = fenced_by.map(|(high, low)| ElectionId { high, low });
+            (start_count, created, election, fenced_by)
         };
         write.commit().map_err(io)?;
-        Ok(Self { database, start_count, created })
+        let election = AtomicU64::new(election);
+        Ok(Self { database, start_count, created, election, fenced_by })
     }
 
     /// The first election id of this start.
     #[must_use]
-    pub const fn election_id(&self) -> ElectionId {
-        ElectionId { high: self.created, low: self.start_count << CONNECTION_BITS }
+    pub fn election_id(&self) -> ElectionId {
+        self.id_below(self.election.load(Ordering::Relaxed))
+    }
+
+    const fn id_below(&self, high: u64) -> ElectionId {
+        ElectionId { high, low: self.start_count << CONNECTION_BITS }
+    }
+
+    /// The id by which another controller took the switch from one with this store, unless an
+    /// operator has decided since ([`Self::outbid`]).
+    ///
+    /// It is remembered because a switch forgets: after a restart of its agent any controller could
+    /// become the primary again, also one whose state is of yesterday.
+    #[must_use]
+    pub const fn fenced_by(&self) -> Option<ElectionId> {
+        self.fenced_by
+    }
+
+    /// Remembers that another controller took the switch.
+    ///
+    /// # Errors
+    /// [`StoreError`]: it is not remembered.
+    pub fn note_fenced(&self, by: ElectionId) -> Result<(), StoreError> {
+        let write = self.database.begin_write().map_err(io)?;
+        {
+            let mut numbers = write.open_table(NUMBERS).map_err(io)?;
+            numbers.insert(FENCED_HIGH, by.high).map_err(io)?;
+            numbers.insert(FENCED_LOW, by.low).map_err(io)?;
+        }
+        write.commit().map_err(io)
+    }
+
+    /// Takes ids above another controller's from now on, in every later start as well, and forgets
+    /// that this store was fenced. An operator has decided that this is the right controller.
+    ///
+    /// # Errors
+    /// [`StoreError`]: nothing changed, or there is no greater id.
+    pub fn outbid(&self, other: ElectionId) -> Result<ElectionId, StoreError> {
+        let own = self.election.load(Ordering::Relaxed);
+        let high = match other.high.checked_add(1) {
+            _ if self.id_below(own) > other => own,
+            Some(above) => above.max(own),
+            None => return Err(StoreError::Io(format!("no election id is greater than {other}"))),
+        };
+        let write = self.database.begin_write().map_err(io)?;
+        {
+            let mut numbers = write.open_table(NUMBERS).map_err(io)?;
+            numbers.insert(ELECTION, high).map_err(io)?;
+            numbers.remove(FENCED_HIGH).map_err(io)?;
+            numbers.remove(FENCED_LOW).map_err(io)?;
+        }
+        write.commit().map_err(io)?;
+        self.election.store(high, Ordering::Relaxed);
+        Ok(self.id_below(high))
     }
 
     /// How often the store was opened, this time included.

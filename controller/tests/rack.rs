@@ -4,9 +4,9 @@ mod rig;
 
 use std::time::Duration;
 
-use bluebridge_controller::ControllerError;
 use bluebridge_controller::core::{NotifyRule, RedirectPolicy};
 use bluebridge_controller::driver::DriverError;
+use bluebridge_controller::{Config, ControllerError};
 use bluebridge_northbound::proto::{NodeState, SwitchState};
 use bluebridge_northbound::{
     Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
@@ -172,12 +172,81 @@ fn an_older_controller_is_fenced_and_ends() {
     let agent = Agent::start(4);
     let older = Running::start(&agent, None);
     let _home = join(&older, memory("m1", 1));
-    let newer = Running::start(&agent, None);
+    let newer = Running::start_with(Config { force: true, ..Running::config(&agent) });
     let end = older.end();
     let fenced = matches!(end, Err(ControllerError::Switch(DriverError::Fenced { .. })));
     assert!(fenced, "{end:?}");
     let home = join(&newer, memory("m2", 2));
     assert!(home.assignment().installed);
+}
+
+#[test]
+fn a_controller_with_an_empty_store_leaves_a_full_switch_alone() {
+    let agent = Agent::start(4);
+    let right = Running::start(&agent, None);
+    let _home = join(&right, memory("m1", 1));
+    let installed = agent.entries();
+    let end = Running::start(&agent, None).end();
+    let in_use = DriverError::InUse { endpoints: 1 };
+    assert!(matches!(&end, Err(ControllerError::Switch(error)) if *error == in_use), "{end:?}");
+    assert_eq!(agent.entries(), installed);
+    let user = join(&right, client("c1", 2));
+    assert!(user.assignment().installed, "the right one is the primary as before");
+    assert_eq!(right.status().switch.unwrap().connect_count, 1);
+}
+
+#[test]
+fn a_fenced_controller_comes_back_by_order_and_stays() {
+    let agent = Agent::start(4);
+    let (folder, other_folder) = (Folder::new("right"), Folder::new("intruder"));
+    let config = |folder: &Folder, listen, force| Config {
+        listen,
+        store: Some(folder.file("controller.redb")),
+        force,
+        ..Running::config(&agent)
+    };
+    let anywhere = Running::config(&agent).listen;
+    let right = Running::start(&agent, Some(&folder));
+    let uri = right.uri();
+    let address = uri.trim_start_matches("http://").parse().unwrap();
+    let home = join(&right, memory("m1", 1));
+    let installed = agent.entries();
+
+    // By mistake, and insisting on it.
+    let intruder = Running::start_with(config(&other_folder, anywhere, true));
+    let end = right.end();
+    let fenced = matches!(end, Err(ControllerError::Switch(DriverError::Fenced { .. })));
+    assert!(fenced, "{end:?}");
+    until("the intruder has emptied the tables", || !agent.entries().contains_key(&way(NodeId(1))));
+    drop(join(&intruder, memory("other", 2)));
+
+    // A supervisor that starts the right one again changes nothing, also when the intruder is gone.
+    let refused = || {
+        matches!(
+            Running::try_start(config(&folder, address, false)),
+            Err(ControllerError::WasFenced { .. })
+        )
+    };
+    assert!(refused());
+    intruder.kill();
+    assert!(refused());
+
+    // An operator's order does, and nobody has to join again.
+    let right = Running::start_with(config(&folder, address, true));
+    until("the tables are back", || agent.entries() == installed);
+    until("the server is heard", || home.snapshot().connection == Connection::Connected);
+    assert_eq!(home.assignment().incarnation, right.status().nodes[0].incarnation);
+
+    // It is no order for ever, but it is remembered: later starts win without it.
+    right.kill();
+    let right = Running::start_with(config(&folder, address, false));
+    let intruder = Running::start_with(config(&other_folder, anywhere, false)).end();
+    let fenced = matches!(intruder, Err(ControllerError::Switch(DriverError::Fenced { .. })));
+    assert!(fenced, "{intruder:?}");
+    let again = Running::try_start(config(&other_folder, anywhere, false));
+    assert!(matches!(again, Err(ControllerError::WasFenced { .. })), "the intruder stays away");
+    until("the right one has the switch", || agent.entries() == installed);
+    drop(right);
 }
 
 #[test]

@@ -43,27 +43,39 @@ pub(crate) fn run(
     registration: &Registration,
     options: &Options,
     joined: &mpsc::SyncSender<Joined>,
-    farewell: oneshot::Receiver<Goodbye>,
+    mut farewell: oneshot::Receiver<Goodbye>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let report = |outcome| {
-        // The receiver is gone only if the caller gave up, who then has the error already.
-        drop(joined.send(outcome));
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            // The receiver is gone only if the caller gave up.
+            drop(joined.send(Err(MembershipError::Runtime(error.to_string()))));
+            return;
+        }
     };
-    match runtime {
-        Err(error) => report(Err(MembershipError::Runtime(error.to_string()))),
-        Ok(runtime) => runtime.block_on(async {
-            match join(uri, registration, options).await {
-                Err(error) => report(Err(error)),
-                Ok((client, assignment, shared, version)) => {
-                    report(Ok((assignment, Arc::clone(&shared))));
-                    let member =
-                        Member { uri: uri.to_owned(), client, assignment, shared, version };
+    runtime.block_on(async {
+        let outcome = tokio::select! {
+            outcome = join(uri, registration, options) => outcome,
+            // Nobody says goodbye before the join is reported: the caller gave up.
+            _ = &mut farewell => return,
+        };
+        match outcome {
+            Err(error) => drop(joined.send(Err(error))),
+            Ok((client, assignment, shared, version)) => {
+                let told = joined.send(Ok((assignment, Arc::clone(&shared)))).is_ok();
+                let uri = uri.to_owned();
+                let mut member = Member { uri, client, assignment, shared, version };
+                if told {
                     member.live(farewell, options.leave_deadline).await;
+                } else if let Err(error) = member.leave(options.leave_deadline).await {
+                    tracing::debug!(%error, "leaving was not confirmed");
                 }
             }
-        }),
-    }
+        }
+    });
+    // A name that is still being looked up must not hold whoever gave up.
+    runtime.shutdown_background();
 }
 
 fn endpoint(
@@ -102,16 +114,24 @@ async fn join(
     let mut connect_deadline = CONNECT_DEADLINE.0;
     let mut client =
         ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
-    let deadline = Instant::now() + options.join_deadline;
+    let mut deadline = Instant::now() + options.join_deadline;
     let request = registration.request(nonce());
     let mut wait = RETRY.0;
+    let mut absent = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let patience = left.min(CALL_DEADLINE);
+        let patience =
+            if options.wait_for_controller { CALL_DEADLINE } else { left.min(CALL_DEADLINE) };
         let error = match timeout(patience, client.join(limited(request.clone(), patience))).await {
             Ok(Ok(answer)) => {
                 let answer = answer.into_inner();
                 let assignment = Assignment::parse(&answer)?;
+                tracing::info!(
+                    name = registration.name,
+                    node = assignment.node.0,
+                    incarnation = assignment.incarnation,
+                    "joined the rack"
+                );
                 let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
                 let shared = Shared::new(
                     Snapshot {
@@ -136,7 +156,13 @@ async fn join(
                 reason: format!("no answer within {patience:?}"),
             },
         };
-        if !error.is_passing() || Instant::now() + wait >= deadline {
+        if options.wait_for_controller && error.is_absence() {
+            // Once, however often it is tried.
+            if !std::mem::replace(&mut absent, true) {
+                tracing::warn!(%error, "waiting for the controller");
+            }
+            deadline = Instant::now() + options.join_deadline;
+        } else if !error.is_passing() || Instant::now() + wait >= deadline {
             return Err(error);
         }
         if matches!(error, MembershipError::Closed { .. } | MembershipError::Unreachable { .. }) {
@@ -203,13 +229,21 @@ impl Member {
                     interval
                 }
                 Err(error) if error.is_of_the_controller() => {
-                    tracing::debug!(%error, "a heartbeat failed");
-                    shared.change(|snapshot| become_lost(snapshot, Connection::Lost));
+                    let mut is_new = false;
+                    shared.change(|snapshot| {
+                        is_new = become_lost(snapshot, Connection::Lost);
+                        is_new
+                    });
+                    if is_new {
+                        tracing::warn!(%error, "lost the controller; data traffic goes on without it");
+                    } else {
+                        tracing::debug!(%error, "the controller is still lost");
+                    }
                     retry = (retry * 2).min(RETRY.1);
                     retry.min(interval)
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "expelled");
+                    tracing::warn!(%error, "expelled by the controller");
                     shared.change(|snapshot| become_lost(snapshot, Connection::Expelled));
                     expelled = true;
                     interval
@@ -258,7 +292,9 @@ impl Member {
             None => None,
         };
         let piece_bytes = usize::try_from(answer.piece_bytes).unwrap_or(0);
+        let mut was_lost = false;
         self.shared.change(|snapshot| {
+            was_lost = snapshot.connection == Connection::Lost;
             let mut changed = snapshot.connection != Connection::Connected
                 || snapshot.range_epoch != answer.range_epoch
                 || snapshot.installed != answer.installed
@@ -279,6 +315,9 @@ impl Member {
             }
             changed
         });
+        if was_lost {
+            tracing::info!("the controller is back");
+        }
         let interval = Duration::from_millis(answer.heartbeat_interval_ms.into());
         Ok((!interval.is_zero()).then_some(interval))
     }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 /// Why joining or leaving failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -54,6 +54,9 @@ pub enum MembershipError {
     /// Another incarnation has taken over, or the controller does not know this one; join again.
     #[error("this endpoint is no longer a member: {0}")]
     Expelled(String),
+    /// The caller gave up joining while no controller answered.
+    #[error("joining was given up")]
+    GivenUp,
     /// The controller's answer breaks the protocol: the two are of different versions.
     #[error("the controller's answer makes no sense ({0}); do its version and this one agree?")]
     BadAnswer(&'static str),
@@ -102,6 +105,9 @@ impl MembershipError {
         }
         let text = innermost.to_string();
         let uri = uri.to_owned();
+        if innermost.is::<TimeoutExpired>() {
+            return Self::Unreachable { uri, reason: "no answer in time".to_owned() };
+        }
         if is_tls {
             let reason = tls_reason(&text);
             return Self::Untrusted { uri, reason };
@@ -129,6 +135,12 @@ impl MembershipError {
                 | Self::Unreachable { .. }
                 | Self::Untrusted { .. }
         )
+    }
+
+    /// Whether no controller is there, or it is not ready. One that took the connection and closed it
+    /// may not want this endpoint, so that is none of these.
+    pub(crate) const fn is_absence(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
     }
 
     /// Whether the same call may succeed a little later.

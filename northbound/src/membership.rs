@@ -1,5 +1,6 @@
 //! A joined endpoint.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -10,6 +11,9 @@ use tokio::sync::Notify;
 use crate::beat::{self, Goodbye};
 use crate::error::MembershipError;
 use crate::registration::{Assignment, MemoryNode, Registration};
+
+/// How often whoever joins is asked whether to go on.
+const GO_ON: Duration = Duration::from_millis(100);
 
 /// Whether the controller and this endpoint hear of each other.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -44,8 +48,13 @@ pub struct Snapshot {
 /// How patient and how secret a membership is.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long [`Membership::join`] tries.
+    /// How long [`Membership::join`] tries: while no controller answers, and while one says that a
+    /// live endpoint has the name, the port or the address.
     pub join_deadline: Duration,
+    /// Whether joining goes on for as long as no controller answers, or the controller has not
+    /// reached its switch yet. [`Self::join_deadline`] then begins when one answers. For memory
+    /// servers, which are often started before the controller.
+    pub wait_for_controller: bool,
     /// How long [`Membership::leave`] and dropping a membership try.
     pub leave_deadline: Duration,
     /// How the controller is to prove itself, and this endpoint to it.
@@ -57,6 +66,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             join_deadline: Duration::from_secs(10),
+            wait_for_controller: false,
             leave_deadline: Duration::from_millis(500),
             #[cfg(feature = "tls")]
             tls: None,
@@ -131,19 +141,53 @@ impl Membership {
         registration: Registration,
         options: Options,
     ) -> Result<Self, MembershipError> {
+        Self::join_while(uri, registration, options, |_| ControlFlow::Continue(()))
+    }
+
+    /// Joins for as long as `go_on` allows it, which is asked ten times a second with the time that
+    /// joining has taken so far. Needed with [`Options::wait_for_controller`] by whoever can be told
+    /// to stop, or has to report that it goes on.
+    ///
+    /// # Errors
+    /// [`MembershipError`], [`MembershipError::GivenUp`] if `go_on` said so; nothing keeps running.
+    pub fn join_while(
+        uri: &str,
+        registration: Registration,
+        options: Options,
+        mut go_on: impl FnMut(Duration) -> ControlFlow<()>,
+    ) -> Result<Self, MembershipError> {
         let leave_deadline = options.leave_deadline;
         let (joined, joining) = mpsc::sync_channel(1);
         let (goodbye, farewell) = tokio::sync::oneshot::channel();
         // A second more than the task itself waits, so that its own error is the one reported.
         let patience = options.join_deadline + Duration::from_secs(1);
+        let patience = (!options.wait_for_controller).then_some(patience);
         let uri = uri.to_owned();
+        let began = Instant::now();
         let thread = std::thread::Builder::new()
             .name("bb-membership".to_owned())
             .spawn(move || beat::run(&uri, &registration, &options, &joined, farewell))
             .map_err(|error| MembershipError::Runtime(error.to_string()))?;
-        let (assignment, shared) = joining
-            .recv_timeout(patience)
-            .map_err(|error| MembershipError::Runtime(error.to_string()))??;
+        let (assignment, shared) = loop {
+            // Whoever returns early drops `goodbye`, which ends the thread.
+            match joining.recv_timeout(GO_ON) {
+                Ok(joined) => break joined?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let reason = "the thread of the heartbeats has ended".to_owned();
+                    return Err(MembershipError::Runtime(reason));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let waited = began.elapsed();
+                    if go_on(waited).is_break() {
+                        return Err(MembershipError::GivenUp);
+                    }
+                    if patience.is_some_and(|patience| waited >= patience) {
+                        let reason = format!("no result within {waited:?}");
+                        return Err(MembershipError::Runtime(reason));
+                    }
+                }
+            }
+        };
         let goodbye = Some(goodbye);
         Ok(Self { assignment, shared, goodbye, thread: Some(thread), leave_deadline })
     }

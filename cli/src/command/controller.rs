@@ -4,14 +4,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bluebridge_controller::core::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
+use bluebridge_controller::core::{ControllerPort, REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
+use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::Redirects;
+use bluebridge_transport::interface::Interface;
 use clap::Args;
 
 use super::shutdown;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 pub(super) struct Controller {
@@ -27,6 +29,18 @@ pub(super) struct Controller {
     /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
+    /// Take the switch from another controller: after this one was fenced, or with an empty store in
+    /// front of a switch that serves endpoints. For one start by hand, never for a supervisor: two
+    /// controllers with it take the switch from each other in turns
+    #[arg(long)]
+    force: bool,
+    /// The controller's interface to the switch, if endpoints reach it through the switch: nobody may
+    /// join with its MAC address, and the switch sends what is for it to its port alone
+    #[arg(long, value_name = "NAME", requires = "switch_port")]
+    interface: Option<String>,
+    /// The switch's port that this interface is connected to; no endpoint may have it
+    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..))]
+    switch_port: Option<u16>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
@@ -49,6 +63,8 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
     config.store = Some(controller.store);
+    config.force = controller.force;
+    config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
     config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
@@ -76,6 +92,14 @@ pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
     })
 }
 
+/// Where the controller itself is connected.
+fn own_port(given: Option<(String, u16)>) -> anyhow::Result<Option<ControllerPort>> {
+    let Some((name, port)) = given else { return Ok(None) };
+    let interface = Interface::by_name(&name)
+        .map_err(|error| UsageError(format!("cannot use interface {name}: {error}")))?;
+    Ok(Some(ControllerPort { port: SwitchPort(port), mac: MacAddr(interface.mac) }))
+}
+
 const fn policy(redirects: Redirects) -> RedirectPolicy {
     match redirects {
         Redirects::Always => RedirectPolicy::Always,
@@ -86,6 +110,7 @@ const fn policy(redirects: Redirects) -> RedirectPolicy {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_controller::core::GATEWAY_MAC;
     use clap::Parser;
     use clap::error::ErrorKind;
 
@@ -104,6 +129,25 @@ mod tests {
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert_eq!(line.controller.store, PathBuf::from("c.redb"));
+    }
+
+    #[test]
+    fn the_own_port_is_an_interface_and_a_number() {
+        let parse = |more: &[&str]| {
+            let line = ["controller", "--store", "c.redb"].iter().chain(more);
+            Line::try_parse_from(line).map(|line| line.controller)
+        };
+        assert!(parse(&["--interface", "lo"]).is_err() && parse(&["--switch-port", "6"]).is_err());
+        let given = parse(&["--interface", "lo", "--switch-port", "6"]).expect("complete");
+        let own = own_port(given.interface.zip(given.switch_port)).expect("there is a loopback");
+        assert_eq!(own, Some(ControllerPort { port: SwitchPort(6), mac: MacAddr([0; 6]) }));
+        let error = own_port(Some(("no-such-if".to_owned(), 1))).expect_err("none of that name");
+        assert_eq!(Exit::of(&error), Exit::Usage);
+    }
+
+    #[test]
+    fn the_gateway_that_hosts_use_is_the_one_that_is_reserved() {
+        assert_eq!(GATEWAY_MAC.0, bluebridge_rack::network::host::GATEWAY_MAC.0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
 use super::tables::{Body, Tables};
-use super::{Attached, Core, Endpoints, FLOOD_GROUP, Node, Ports, weight};
+use super::{Attached, ControllerPort, Core, Endpoints, FLOOD_GROUP, Node, Ports, weight};
 
 /// The directory's key for all of a node's locations.
 pub(crate) const fn node_prefix(space: Space, node: NodeId) -> Key {
@@ -29,6 +29,11 @@ impl Core {
             self.add_anycast(&mut tables, Space(*space));
         }
         self.add_flood(&mut tables);
+        // After the endpoints': a record of an older controller may claim the same address.
+        if let Some(ControllerPort { port, mac }) = self.own_port_there() {
+            let forward = Action::Forward(Forward { port, dst_mac: mac });
+            tables.entries.insert(Key::L2 { dst_mac: mac }, Body::new(forward));
+        }
         let rules = self.config.redirects.notify_rules();
         for rule in self.config.notify.iter().chain(&rules) {
             tables.entries.insert(rule.key(), Body::new(Action::Notify));
@@ -46,11 +51,20 @@ impl Core {
 
     /// An attached node whose port exists, as far as is known.
     fn has_entries(&self, node: &Node) -> bool {
-        node.record.attached
-            && match &self.ports {
-                Ports::Listed(ports) => ports.contains_key(&node.record.port()),
-                Ports::Unknown | Ports::Unlisted => true,
-            }
+        node.record.attached && self.may_exist(node.record.port())
+    }
+
+    /// The controller's own port, if the switch has it, as far as is known.
+    fn own_port_there(&self) -> Option<ControllerPort> {
+        self.config.own_port.filter(|own| self.may_exist(own.port))
+    }
+
+    /// Whether the switch has a port; true if it does not list its ports.
+    fn may_exist(&self, port: SwitchPort) -> bool {
+        match &self.ports {
+            Ports::Listed(ports) => ports.contains_key(&port),
+            Ports::Unknown | Ports::Unlisted => true,
+        }
     }
 
     /// Whether anybody in a space wants notices.
@@ -105,7 +119,8 @@ impl Core {
             Ports::Unknown | Ports::Unlisted => {
                 let attached = self.nodes.values().filter(|node| node.record.attached);
                 let known = attached.map(|node| node.record.port());
-                known.chain(self.config.ports.iter().copied()).collect()
+                let own = self.config.own_port.map(|own| own.port);
+                known.chain(self.config.ports.iter().copied()).chain(own).collect()
             }
         };
         if !ports.is_empty() {

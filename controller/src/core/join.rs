@@ -7,7 +7,9 @@ use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{ArenaGeneration, MTU_MIN, NodeId, Space};
 
 use super::record::{Carrier, Change, NodeRecord, Role, SpaceRecord};
-use super::{Core, FLOOD_GROUP, GROUP_PORTS_MAX, GROUPS_MAX, Node, PORT_MAX, Ports, weight};
+use super::{
+    Core, FLOOD_GROUP, GATEWAY_MAC, GROUP_PORTS_MAX, GROUPS_MAX, Node, PORT_MAX, Ports, weight,
+};
 
 /// Where an endpoint says that it is connected.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -85,6 +87,17 @@ pub enum JoinError {
         /// By whom.
         by: String,
     },
+    /// The caller claims an address or port of the infrastructure, and would get the traffic that is
+    /// meant for it.
+    #[error(
+        "{what} is reserved for {owner}; join with the endpoint's own interface, port and MAC address"
+    )]
+    Reserved {
+        /// What the caller claims.
+        what: String,
+        /// Whose it is.
+        owner: &'static str,
+    },
     /// The caller's arena is of another identity, or of another rack.
     #[error(
         "the arena's contents belong to node {0} with another token than this rack gave; \
@@ -127,6 +140,7 @@ impl Core {
         check_shape(join)?;
         let known = self.names.get(&join.name).copied();
         let port = self.resolve(join, known)?;
+        self.check_reserved(join.mac, port)?;
         let same = self.check_name(join, port, known)?;
         if let Some(assigned) = same.and_then(|id| self.repeated(join, port, id)) {
             return Ok(assigned);
@@ -188,6 +202,26 @@ impl Core {
             (Ports::Unknown, Attachment::Interface(interface)) => {
                 Err(JoinError::PortsUnknown(format!("interface {interface}")))
             }
+        }
+    }
+
+    /// Whether an endpoint may have this address and this port: an `l2` entry for the controller's
+    /// address would lead everybody's control traffic to the endpoint.
+    fn check_reserved(&self, mac: MacAddr, port: SwitchPort) -> Result<(), JoinError> {
+        let address = || format!("the MAC address {mac}");
+        if mac == GATEWAY_MAC {
+            let owner = "the gateway, by which every host sends to pointers";
+            return Err(JoinError::Reserved { what: address(), owner });
+        }
+        match self.config.own_port {
+            Some(own) if own.mac == mac => {
+                Err(JoinError::Reserved { what: address(), owner: "the controller" })
+            }
+            Some(own) if own.port == port => {
+                let what = format!("port {}", port.0);
+                Err(JoinError::Reserved { what, owner: "the controller" })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -299,6 +333,7 @@ impl Core {
         let mut ports: BTreeSet<SwitchPort> =
             attached.map(|(_, node)| node.record.port()).collect();
         ports.extend(self.config.ports.iter().copied());
+        ports.extend(self.config.own_port.map(|own| own.port));
         ports.insert(port);
         if ports.len() <= GROUP_PORTS_MAX {
             return Ok(());

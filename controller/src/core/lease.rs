@@ -96,7 +96,27 @@ struct There {
     /// `None` for an action that is not known here.
     forward: Option<Forward>,
     /// `None` for one without an end.
-    until: Option<Instant>,
+    end: Option<EndWindow>,
+}
+
+/// When an entry ends. The switch counts its time from a moment that is not known exactly: between
+/// the call that wrote or read the entry and its answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct EndWindow {
+    earliest: Instant,
+    latest: Instant,
+}
+
+impl EndWindow {
+    /// Whether both can be the same end, but for `slack`. What is over at `now` is over, however long.
+    fn overlaps(self, other: Self, now: Instant, slack: Duration) -> bool {
+        let (first, second) = (self.cut(now), other.cut(now));
+        first.earliest <= second.latest + slack && second.earliest <= first.latest + slack
+    }
+
+    fn cut(self, now: Instant) -> Self {
+        Self { earliest: self.earliest.max(now), latest: self.latest.max(now) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -379,7 +399,7 @@ impl Redirects {
             (Some(_), None) => true,
             (Some((forward, until)), Some(there)) => {
                 there.forward != Some(forward)
-                    || there.until.is_none_or(|there| there.abs_diff(until) > SLACK)
+                    || there.end.is_none_or(|end| end.earliest.abs_diff(until) > SLACK)
             }
         }
     }
@@ -396,15 +416,16 @@ impl AbsDiff for Instant {
     }
 }
 
-/// An entry that ends, given when it was read or written.
-fn there(action: Option<&Action>, now: Instant) -> There {
+/// An entry as a call wrote or read it that began and was answered at these moments.
+fn there(action: Option<&Action>, began: Instant, answered: Instant) -> There {
     match action {
-        Some(Action::RedirectUntil { forward, lease_ms }) => There {
-            forward: Some(*forward),
-            until: Some(now + Duration::from_millis(u64::from(*lease_ms))),
-        },
-        Some(Action::Forward(forward)) => There { forward: Some(*forward), until: None },
-        _ => There { forward: None, until: None },
+        Some(Action::RedirectUntil { forward, lease_ms }) => {
+            let left = Duration::from_millis(u64::from(*lease_ms));
+            let end = EndWindow { earliest: began + left, latest: answered + left };
+            There { forward: Some(*forward), end: Some(end) }
+        }
+        Some(Action::Forward(forward)) => There { forward: Some(*forward), end: None },
+        _ => There { forward: None, end: None },
     }
 }
 

@@ -71,6 +71,12 @@ impl Tables {
             + usize::from(self.notify_session != other.notify_session)
     }
 
+    /// Endpoints that may send. A store knows every endpoint before the switch does.
+    #[must_use]
+    pub fn endpoint_count(&self) -> usize {
+        self.entries.keys().filter(|key| matches!(key, Key::IngressGuard { .. })).count()
+    }
+
     /// Redirects.
     #[must_use]
     pub fn redirect_count(&self) -> usize {

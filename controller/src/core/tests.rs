@@ -243,6 +243,47 @@ fn clients_ids_rest_before_they_come_again() {
 }
 
 #[test]
+fn nobody_joins_with_an_address_or_port_of_the_infrastructure() {
+    let now = Instant::now();
+    let own = ControllerPort { port: SwitchPort(16), mac: mac(16) };
+    let config = CoreConfig { own_port: Some(own), ..CoreConfig::default() };
+    let mut core = Core::new(config.clone(), Stored::default(), 1, now);
+    core.learn_ports(ports(16));
+    let claim = |mac, port| Join { mac, ..client("thief", port) };
+    let way = Key::L2 { dst_mac: own.mac };
+    let to_controller = Action::Forward(Forward { port: own.port, dst_mac: own.mac });
+    assert_eq!(core.desired().entries[&way], Body::new(to_controller.clone()), "before any join");
+    for (join, owner) in [
+        (claim(own.mac, 1), "02:00:00:00:00:10 is reserved for the controller"),
+        (claim(mac(1), 16), "port 16 is reserved for the controller"),
+        (claim(GATEWAY_MAC, 1), "02:bb:00:00:00:01 is reserved for the gateway"),
+    ] {
+        let refused = refusal(&mut core, now, &join);
+        assert!(refused.contains(owner), "{refused}");
+    }
+    join(&mut core, now, &client("honest", 1));
+    assert_eq!(core.desired().entries[&way].action, Some(to_controller.clone()));
+
+    // A controller that did not know its own port may have let one in.
+    let mut careless = Core::new(CoreConfig::default(), Stored::default(), 1, now);
+    careless.learn_ports(ports(16));
+    join(&mut careless, now, &claim(own.mac, 1));
+    let mut disk = Disk::default();
+    disk.write(careless.take_changes());
+    let mut core = Core::new(config, disk.load(), 2, now);
+    core.learn_ports(ports(16));
+    assert_eq!(core.desired().entries[&way].action, Some(to_controller));
+    core.learn_ports(ports(15));
+    assert!(
+        !core.desired().entries.values().any(|body| matches!(
+            body.action,
+            Some(Action::Forward(Forward { port: SwitchPort(16), .. }))
+        )),
+        "a switch without the port gets no entry for it"
+    );
+}
+
+#[test]
 fn attachments_are_checked_against_the_switch() {
     let (mut core, now) = core();
     assert!(refusal(&mut core, now, &client("a", 17)).contains("no port 17"));

@@ -20,7 +20,7 @@ use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
 };
-use crate::core::Ports;
+use crate::core::{Ports, Tables};
 use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 use stream::Stream;
@@ -69,23 +69,28 @@ impl SwitchConnector for P4RuntimeConnector {
         self.uri.clone()
     }
 
+    async fn look(&mut self) -> Result<Tables, DriverError> {
+        let client =
+            P4RuntimeClient::new(self.channel().await?).max_decoding_message_size(READ_BYTES_MAX);
+        let mut installed = Installed::default();
+        match within("looking", read(client, self.device_id, convert::wildcards())).await? {
+            Ok(entities) => {
+                for entity in entities {
+                    convert::install(entity, &mut installed);
+                }
+            }
+            // Without a pipeline it has no tables.
+            Err(status) if status.code() == Code::FailedPrecondition => {}
+            Err(status) => return Err(DriverError::Lost(status.message().to_owned())),
+        }
+        Ok(installed.tables)
+    }
+
     async fn connect(
         &mut self,
         election_id: ElectionId,
     ) -> Result<Box<dyn SwitchDriver>, DriverError> {
-        let lost = |error: tonic::transport::Error| {
-            use std::error::Error as _;
-            let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
-            DriverError::Lost(format!("{error}{cause}"))
-        };
-        let endpoint = Endpoint::from_shared(self.uri.clone())
-            .map_err(lost)?
-            .connect_timeout(CONNECT_DEADLINE)
-            .tcp_nodelay(true)
-            .http2_max_header_list_size(TRAILER_BYTES_MAX)
-            .http2_keep_alive_interval(Duration::from_secs(2))
-            .keep_alive_timeout(Duration::from_secs(2));
-        let channel = within("connect", endpoint.connect()).await?.map_err(lost)?;
+        let channel = self.channel().await?;
         let client =
             P4RuntimeClient::new(channel.clone()).max_decoding_message_size(READ_BYTES_MAX);
         let stream = Stream::open(client.clone(), self.device_id, election_id).await?;
@@ -99,6 +104,39 @@ impl SwitchConnector for P4RuntimeConnector {
             device_config: self.device_config.clone(),
         }))
     }
+}
+
+impl P4RuntimeConnector {
+    async fn channel(&self) -> Result<Channel, DriverError> {
+        let lost = |error: tonic::transport::Error| {
+            use std::error::Error as _;
+            let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+            DriverError::Lost(format!("{error}{cause}"))
+        };
+        let endpoint = Endpoint::from_shared(self.uri.clone())
+            .map_err(lost)?
+            .connect_timeout(CONNECT_DEADLINE)
+            .tcp_nodelay(true)
+            .http2_max_header_list_size(TRAILER_BYTES_MAX)
+            .http2_keep_alive_interval(Duration::from_secs(2))
+            .keep_alive_timeout(Duration::from_secs(2));
+        within("connect", endpoint.connect()).await?.map_err(lost)
+    }
+}
+
+/// Reads entities; anyone may.
+async fn read(
+    mut client: P4RuntimeClient<Channel>,
+    device_id: u64,
+    entities: Vec<v1::Entity>,
+) -> Result<Vec<v1::Entity>, Status> {
+    let request = v1::ReadRequest { device_id, entities, ..v1::ReadRequest::default() };
+    let mut responses = client.read(request).await?.into_inner();
+    let mut found = Vec::new();
+    while let Some(response) = responses.message().await? {
+        found.extend(response.entities);
+    }
+    Ok(found)
 }
 
 /// The mark of a pipeline: its declaration's and that of what the target runs.
@@ -189,18 +227,8 @@ impl P4RuntimeDriver {
         entities: Vec<v1::Entity>,
     ) -> Result<Vec<v1::Entity>, DriverError> {
         let what = "reading the tables";
-        let request =
-            v1::ReadRequest { device_id: self.device_id, entities, ..v1::ReadRequest::default() };
-        let mut client = self.client.clone();
-        let mut responses = self.call(what, client.read(request)).await?;
-        let collect = async {
-            let mut found = Vec::new();
-            while let Some(response) = responses.message().await? {
-                found.extend(response.entities);
-            }
-            Ok::<_, Status>(found)
-        };
-        within(what, collect).await?.map_err(|status| self.failure(what, &status))
+        let reading = read(self.client.clone(), self.device_id, entities);
+        within(what, reading).await?.map_err(|status| self.failure(what, &status))
     }
 
     async fn write(

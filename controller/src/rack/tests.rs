@@ -36,7 +36,9 @@ impl Bench {
         let ports = Ports::Unlisted;
         let (view, seen) = watch::channel(SwitchView { ports, ..SwitchView::default() });
         let desires = watch::channel(Desired::default()).0;
-        let rack = Arc::new(Rack::new(CoreConfig::default(), store, desires, seen).unwrap());
+        let stored = store.load().unwrap();
+        let rack = Rack::new(CoreConfig::default(), Arc::new(store), stored, desires, seen);
+        let rack = Arc::new(rack);
         Self { rack, broken, view }
     }
 

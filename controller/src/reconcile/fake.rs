@@ -61,6 +61,10 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
+    /// How long the answer to a reading is on its way.
+    reading_delay: Duration,
+    /// Whether entries that ran out are gone from the tables.
+    removes_ended: bool,
     ports: Ports,
 }
 
@@ -68,6 +72,24 @@ impl State {
     fn push_another(&mut self) {
         self.tables = Tables::default();
         self.pipeline = false;
+    }
+
+    /// The tables as a reading tells them: what entries have left, not what they were written with.
+    fn read(&mut self) -> Tables {
+        let mut tables = self.tables.clone();
+        tables.entries.retain(|key, body| {
+            let Some(Action::RedirectUntil { lease_ms, .. }) = &mut body.action else {
+                return true;
+            };
+            let passed = self.written.get(key).map_or(0, |at| at.elapsed().as_millis());
+            *lease_ms = lease_ms.saturating_sub(u16::try_from(passed).unwrap_or(u16::MAX));
+            let stays = *lease_ms != 0 || !self.removes_ended;
+            if !stays {
+                self.tables.entries.remove(key);
+            }
+            stays
+        });
+        tables
     }
 }
 
@@ -95,6 +117,8 @@ impl FakeSwitch {
             met: Met::default(),
             rng: SmallRng::seed_from_u64(seed),
             tried_after_fence: false,
+            reading_delay: Duration::ZERO,
+            removes_ended: false,
             ports: Ports::Unlisted,
         };
         Self {
@@ -120,6 +144,16 @@ impl FakeSwitch {
 
     pub(super) fn set_capacity(&self, entries: usize) {
         self.state.lock().unwrap().capacity = entries;
+    }
+
+    /// Makes readings slow: what they tell is as old as `delay` when it arrives.
+    pub(super) fn set_reading_delay(&self, delay: Duration) {
+        self.state.lock().unwrap().reading_delay = delay;
+    }
+
+    /// Takes entries out of the tables when they run out.
+    pub(super) fn remove_ended(&self) {
+        self.state.lock().unwrap().removes_ended = true;
     }
 
     pub(super) fn met(&self) -> Met {
@@ -179,6 +213,17 @@ impl FakeSwitch {
 impl SwitchConnector for FakeSwitch {
     fn uri(&self) -> String {
         "fake".to_owned()
+    }
+
+    async fn look(&mut self) -> Result<Tables, DriverError> {
+        let mut state = self.state.lock().unwrap();
+        if let chance @ 0.001.. = state.trouble.unreachable
+            && state.rng.random_bool(chance)
+        {
+            state.met.unreachable += 1;
+            return Err(DriverError::Lost("unreachable".to_owned()));
+        }
+        Ok(state.read())
     }
 
     async fn connect(
@@ -322,21 +367,20 @@ impl SwitchDriver for FakeDriver {
     async fn read(&mut self) -> Result<Installed, DriverError> {
         self.hang().await;
         self.check()?;
-        let mut state = self.switch.state.lock().unwrap();
-        let chance = state.trouble.wipe;
-        if state.rng.random_bool(chance) {
-            state.met.wiped += 1;
-            state.tables = Tables::default();
-        }
-        if std::mem::take(&mut state.pushed_before_reading) {
-            state.push_another();
-        }
-        let mut tables = state.tables.clone();
-        for (key, body) in &mut tables.entries {
-            if let Some(Action::RedirectUntil { lease_ms, .. }) = &mut body.action {
-                let passed = state.written.get(key).map_or(0, |at| at.elapsed().as_millis());
-                *lease_ms = lease_ms.saturating_sub(u16::try_from(passed).unwrap_or(u16::MAX));
+        let (tables, delay) = {
+            let mut state = self.switch.state.lock().unwrap();
+            let chance = state.trouble.wipe;
+            if state.rng.random_bool(chance) {
+                state.met.wiped += 1;
+                state.tables = Tables::default();
             }
+            if std::mem::take(&mut state.pushed_before_reading) {
+                state.push_another();
+            }
+            (state.read(), state.reading_delay)
+        };
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
         }
         Ok(Installed { tables, ..Installed::default() })
     }

@@ -39,11 +39,14 @@ struct Bench {
 
 impl Bench {
     fn new(switch: &FakeSwitch, start: u64) -> Self {
+        Self::with(switch, ElectionId { high: 1, low: start << 32 }.into())
+    }
+
+    fn with(switch: &FakeSwitch, claim: Claim) -> Self {
         let (desires, desired) = watch::channel(Desired::default());
-        let election_id = ElectionId { high: 1, low: start << 32 };
         let redirects = Redirects::new(RedirectPolicy::Contended, 100);
         let (reconciler, view) =
-            Reconciler::new(switch.clone(), election_id, timing(), redirects, desired);
+            Reconciler::new(switch.clone(), claim, timing(), redirects, desired);
         let running = tokio::spawn(reconciler.run());
         Self { switch: switch.clone(), desires, view, running }
     }
@@ -205,6 +208,57 @@ async fn an_older_controller_is_fenced_for_good() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_empty_store_takes_no_switch_that_serves_endpoints() {
+    let switch = FakeSwitch::new(1);
+    let right = Bench::new(&switch, 1);
+    right.desire(tables(5, 1));
+    right.settled(&tables(5, 1)).await;
+    let newer = ElectionId { high: 2, low: 0 };
+    let claim = || Claim { election_id: newer, is_new: true, outbid: None };
+    let mut intruder = Bench::with(&switch, claim());
+    let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
+    assert_eq!(end.unwrap().unwrap(), DriverError::InUse { endpoints: 5 });
+    // The one that was there goes on, as the primary.
+    right.desire(tables(6, 2));
+    right.settled(&tables(6, 2)).await;
+    assert_eq!(right.view.borrow().counts.connects, 1);
+
+    // An empty switch may be taken, and is ours from then on.
+    right.desire(Tables::default());
+    right.settled(&Tables::default()).await;
+    let first = Bench::with(&switch, claim());
+    first.desire(tables(3, 1));
+    first.settled(&tables(3, 1)).await;
+    switch.cut();
+    first.desire(tables(4, 1));
+    first.settled(&tables(4, 1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
+    let switch = FakeSwitch::new(1);
+    let high = |high| ElectionId { high, low: 1 << 32 };
+    let intruder = Bench::with(&switch, high(7).into());
+    intruder.desire(tables(2, 2));
+    intruder.settled(&tables(2, 2)).await;
+    let outbid: Outbid = Box::new(move |theirs| Ok(high(theirs.high + 1)));
+    let claim = Claim { election_id: high(1), is_new: false, outbid: Some(outbid) };
+    let mut right = Bench::with(&switch, claim);
+    right.desire(tables(5, 1));
+    right.settled(&tables(5, 1)).await;
+    assert_eq!(right.view.borrow().election_id.high, 8);
+    let mut intruder = intruder;
+    let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+    // The order was for that one time.
+    let other = Bench::with(&switch, high(9).into());
+    other.desire(tables(3, 3));
+    other.settled(&tables(3, 3)).await;
+    let end = timeout(Duration::from_secs(5), &mut right.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_table_is_emptied_of_what_goes_before_it_takes_what_comes() {
     let switch = FakeSwitch::new(1);
     switch.set_capacity(20);
@@ -350,6 +404,31 @@ async fn redirects_are_read_back_and_mended_like_everything_else() {
     bench.switch.restart();
     redirects(&bench, &[]).await;
     redirects(&bench, &all).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redirect_that_ends_while_it_is_read_is_no_repair() {
+    for removes_ended in [false, true] {
+        let bench = with_endpoints(&FakeSwitch::new(1)).await;
+        if removes_ended {
+            bench.switch.remove_ended();
+        }
+        // What a reading says is half a second old when it is compared.
+        bench.switch.set_reading_delay(Duration::from_millis(500));
+        let before = bench.view.borrow().counts.readings;
+        for page in 1..=60 {
+            bench.switch.copy(testing::busy(page, page, u16::try_from(page).unwrap() * 200));
+        }
+        sleep(Duration::from_secs(20)).await;
+        redirects(&bench, &[]).await;
+        let view = bench.view.borrow().clone();
+        assert!(view.counts.readings >= before + 3, "{:?}", view.counts);
+        assert_eq!((view.leases.counts.installed, view.leases.known), (60, 0));
+        assert_eq!(
+            view.counts.repaired, 0,
+            "ended entries are removed by the switch: {removes_ended}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

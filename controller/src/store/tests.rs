@@ -80,6 +80,31 @@ fn a_newer_store_beats_an_older_one() {
 }
 
 #[test]
+fn a_fenced_store_stays_fenced_until_it_outbids_the_other() {
+    let folder = Folder::new("fenced");
+    let right = Store::open(&folder.file()).unwrap();
+    let intruder = Store::in_memory().unwrap().election_id().connection(7);
+    assert!(intruder > right.election_id());
+    assert_eq!(right.fenced_by(), None);
+    right.note_fenced(intruder).unwrap();
+    drop(right);
+    let right = Store::open(&folder.file()).unwrap();
+    assert_eq!(right.fenced_by(), Some(intruder), "a restart changes nothing");
+    assert!(right.election_id() < intruder);
+    let above = right.outbid(intruder).unwrap();
+    assert!(above > intruder && above == right.election_id());
+    drop(right);
+    let right = Store::open(&folder.file()).unwrap();
+    assert_eq!(right.fenced_by(), None);
+    let later = right.election_id();
+    assert!(later > above.connection(u64::MAX), "later starts win as well");
+    assert_eq!(right.outbid(intruder).unwrap(), later, "it is above already");
+    let last = ElectionId { high: u64::MAX, low: 0 };
+    assert!(right.outbid(last).is_err(), "there is no greater one");
+    assert_eq!(right.election_id(), later);
+}
+
+#[test]
 fn stores_of_other_times_begin_at_other_generations() {
     let tick = 1 << BIRTH_TICK_BITS;
     let birth = 1_800_000_000_000_000_000_u64;
@@ -113,6 +138,31 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
     std::fs::write(&file, "Dear Sir or Madam").unwrap();
     assert!(matches!(Store::open(&file), Err(StoreError::Open { .. })));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
+}
+
+fn mode(file: &Path) -> u32 {
+    std::fs::metadata(file).unwrap().mode() & 0o777
+}
+
+#[test]
+fn only_its_owner_can_read_the_store() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = Folder::new("mode");
+    let file = folder.file();
+    drop(Store::open(&file).unwrap());
+    assert_eq!(mode(&file), 0o600, "a new one");
+    for wide in [0o644, 0o660, 0o777, 0o604] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(wide)).unwrap();
+        let store = Store::open(&file).unwrap();
+        assert_eq!(mode(&file), 0o600, "one that had {wide:o}");
+        assert!(Store::open(&file).is_err(), "it is still locked");
+        drop(store);
+    }
+    let letter = folder.0.join("letter.txt");
+    std::fs::write(&letter, "Dear Sir or Madam").unwrap();
+    std::fs::set_permissions(&letter, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(Store::open(&letter).is_err());
+    assert_eq!(mode(&letter), 0o644, "what is no store is left alone");
 }
 
 #[test]

@@ -358,11 +358,16 @@ impl Running {
     }
 
     pub(crate) fn start_with(config: Config) -> Self {
+        Self::try_start(config).unwrap()
+    }
+
+    /// Starts, or tells why it does not.
+    pub(crate) fn try_start(config: Config) -> Result<Self, ControllerError> {
         let runtime = runtime();
-        let controller = runtime.block_on(Controller::bind(config)).unwrap();
+        let controller = runtime.block_on(Controller::bind(config))?;
         let address = controller.local_addr().unwrap();
         let running = runtime.spawn(controller.run(std::future::pending()));
-        Self { runtime: Some(runtime), address, running: Some(running) }
+        Ok(Self { runtime: Some(runtime), address, running: Some(running) })
     }
 
     pub(crate) fn uri(&self) -> String {

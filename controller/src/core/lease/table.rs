@@ -1,8 +1,6 @@
 //! Redirects and the switch's table: single updates, and what a reading finds.
 
-use super::{
-    AbsDiff as _, Action, BTreeMap, Duration, Instant, Key, Page, Redirects, SLACK, There, there,
-};
+use super::{Action, BTreeMap, Duration, Instant, Key, Page, Redirects, SLACK, There, there};
 use crate::core::Body;
 use crate::driver::UpdateError;
 use crate::plan::{Object, TableUpdate};
@@ -46,10 +44,11 @@ impl Redirects {
         updates
     }
 
-    /// Hears what became of an update that was made ready at `written`.
+    /// Hears what became of an update that was made ready at `written`, and answered at `answered`.
     pub fn settle(
         &mut self,
         written: Instant,
+        answered: Instant,
         update: &TableUpdate,
         result: &Result<(), UpdateError>,
     ) {
@@ -62,7 +61,7 @@ impl Redirects {
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Ok(())) => {
                 self.counts.installed += 1;
-                let there = there(body.action.as_ref(), written);
+                let there = there(body.action.as_ref(), written, answered);
                 self.change(page, |state| state.there = Some(there));
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Err(UpdateError::Refused(_))) => {
@@ -79,31 +78,40 @@ impl Redirects {
         }
     }
 
-    /// Compares a reading with what should be there, and queues what has to be mended; how many
-    /// entries were not as they were last known. `keeps_time` says whether the switch tells what an
-    /// entry has left.
-    pub fn compare(&mut self, now: Instant, read: &BTreeMap<Key, Body>, keeps_time: bool) -> usize {
+    /// Compares a reading, which took from `began` to `now`, with what should be there, and queues
+    /// what has to be repaired; how many entries were not as they were last known. An entry whose
+    /// time ran out is as it should be, whether the switch still has it or not. `keeps_time` says
+    /// whether the switch ends entries itself, and tells what they have left.
+    pub fn compare(
+        &mut self,
+        began: Instant,
+        now: Instant,
+        read: &BTreeMap<Key, Body>,
+        keeps_time: bool,
+    ) -> usize {
         let mut differences = 0;
         let first = Key::Redirect { dst_scope: 0, dst_node: 0, page: 0 };
         let found = read.range(first..).map_while(|(key, body)| Some((Page::from_key(key)?, body)));
         for (page, body) in found {
-            let mut found = there(body.action.as_ref(), now);
+            let mut found = there(body.action.as_ref(), began, now);
             let known = self.pages.get(&page).and_then(|state| state.there);
             let same = known.is_some_and(|known| is_same(known, found, now, keeps_time));
             if same || !keeps_time {
-                found.until = known.filter(|_| same).map_or(found.until, |known| known.until);
+                found.end = known.filter(|_| same).map_or(found.end, |known| known.end);
             }
             differences += usize::from(!same);
             self.change(page, |state| state.there = Some(found));
         }
-        let missing: Vec<Page> = self
+        let may_have_ended =
+            |there: There| keeps_time && there.end.is_some_and(|end| end.earliest <= now + SLACK);
+        let missing: Vec<(Page, bool)> = self
             .pages
             .iter()
-            .filter(|(page, state)| state.there.is_some() && !read.contains_key(&page.key()))
-            .map(|(page, _)| *page)
+            .filter(|(page, _)| !read.contains_key(&page.key()))
+            .filter_map(|(page, state)| Some((*page, may_have_ended(state.there?))))
             .collect();
-        differences += missing.len();
-        for page in missing {
+        for (page, ended) in missing {
+            differences += usize::from(!ended);
             self.change(page, |state| state.there = None);
         }
         // Also what was left for this reading to tell.
@@ -119,11 +127,8 @@ impl Redirects {
 /// Whether what was read is what was known.
 fn is_same(known: There, found: There, now: Instant, keeps_time: bool) -> bool {
     known.forward == found.forward
-        && match (known.until, found.until) {
-            (Some(known), Some(found)) => {
-                // Of what is over, a switch says that nothing is left.
-                !keeps_time || known.max(now).abs_diff(found.max(now)) <= READING_SLACK.max(SLACK)
-            }
+        && match (known.end, found.end) {
+            (Some(known), Some(found)) => !keeps_time || known.overlaps(found, now, READING_SLACK),
             (known, found) => known.is_none() == found.is_none(),
         }
 }

@@ -53,7 +53,7 @@ impl Bench {
                         "delete"
                     }
                 });
-                self.redirects.settle(self.now, &update, &Ok(()));
+                self.redirects.settle(self.now, self.now, &update, &Ok(()));
             }
         }
         done
@@ -308,7 +308,7 @@ fn what_the_switch_refuses_waits_for_the_next_copy() {
     let full = Err(UpdateError::Refused("the table is full".to_owned()));
     bench.obey(reply(7, 5, 1000)).unwrap();
     let updates = bench.redirects.next_updates(bench.now, 7);
-    bench.redirects.settle(bench.now, &updates[0], &full);
+    bench.redirects.settle(bench.now, bench.now, &updates[0], &full);
     assert!(!bench.redirects.has_updates(), "it does not hammer the switch");
     assert_eq!(bench.redirects.counts.switch_refused, 1);
     bench.obey(reply(7, 5, 900)).unwrap();
@@ -326,14 +326,14 @@ fn a_reading_tells_what_was_left_open() {
     assert_eq!(lost.len(), 3);
     let Object::Entry(key, body) = lost[0].object() else { panic!() };
     bench.switch.insert(*key, body.clone());
-    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 1);
+    assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, true), 1);
     assert_eq!(bench.write(), ["insert"; 2]);
-    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 0);
+    assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, true), 0);
     assert_eq!(bench.write(), [""; 0]);
     // A switch that keeps no time says what was written, for ever.
     bench.pass(5000);
-    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, false), 0);
-    assert_eq!(bench.redirects.compare(bench.now, &bench.switch, true), 3);
+    assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, false), 0);
+    assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, true), 3);
     assert_eq!(bench.write(), ["modify"; 3]);
     bench.pass(5001);
     assert_eq!(bench.write(), ["delete"; 3]);
@@ -364,7 +364,7 @@ proptest! {
                 _ => {
                     // A batch of which nobody hears again; then a reading.
                     bench.redirects.next_updates(bench.now, 2);
-                    bench.redirects.compare(bench.now, &bench.switch, false);
+                    bench.redirects.compare(bench.now, bench.now, &bench.switch, false);
                 }
             }
             if who == 0 {
@@ -380,7 +380,7 @@ proptest! {
             prop_assert_eq!(bench.redirects.placed, placed);
             prop_assert!(placed <= 4 && bench.switch.len() <= 4);
         }
-        bench.redirects.compare(bench.now, &bench.switch, false);
+        bench.redirects.compare(bench.now, bench.now, &bench.switch, false);
         bench.pass(1000);
         bench.write();
         prop_assert!(bench.switch.is_empty());

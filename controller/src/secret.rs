@@ -1,0 +1,63 @@
+//! Files with secrets, which nobody but their owner may read.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+/// The mode of a file with secrets.
+const OWNER_ONLY: u32 = 0o600;
+
+/// The permission bits of a mode.
+const PERMISSIONS: u32 = 0o777;
+
+/// What the group and all others may do.
+const OF_OTHERS: u32 = 0o077;
+
+/// Opens a file for reading and writing; one that is not there is made for its owner alone.
+///
+/// The mode is given when the file is made: a file that is closed to others later has been open
+/// for a moment.
+pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(OWNER_ONLY)
+        .open(path)
+}
+
+/// Takes the group's and everybody's permissions from a file; the mode that it had, if it had any
+/// of them.
+pub(crate) fn close_to_others(file: &File) -> io::Result<Option<u32>> {
+    let mode = file.metadata()?.mode() & PERMISSIONS;
+    if mode & OF_OTHERS == 0 {
+        return Ok(None);
+    }
+    file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
+    Ok(Some(mode))
+}
+
+/// Whether everybody may read a file. A group may be meant to, as it often is with TLS keys.
+#[cfg(feature = "tls")]
+pub(crate) fn is_open_to_all(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.mode() & 0o007 != 0)
+}
+
+#[cfg(all(test, feature = "tls"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_for_a_group_is_not_one_for_all() {
+        let path = std::env::temp_dir().join(format!("bb-secret-{}", std::process::id()));
+        let file = open_or_create(&path).unwrap();
+        for (mode, open) in [(0o600, false), (0o640, false), (0o644, true), (0o601, true)] {
+            file.set_permissions(Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_open_to_all(&path), open, "{mode:o}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_open_to_all(&path), "reading it says that it is not there");
+    }
+}
