@@ -51,7 +51,7 @@ impl EbpfSwitch {
     }
 
     /// Writes an entry into its map, and what only the agent needs beside it.
-    fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
+    pub(super) fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
         let note_key = layout::note_key(&entry.key);
         match layout::encode_note(entry) {
             Some(note) => self.notes.insert(note_key, note, 0).map_err(|e| failed(&e))?,
@@ -65,8 +65,9 @@ impl EbpfSwitch {
         Ok(Known { entry: entry.clone(), index, dead_at })
     }
 
-    /// Sets what the programs look at before they look into a table that is often empty.
-    fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
+    /// Writes what is derived from the entries of a table: the compiled `notify`, and the counts that
+    /// spare the programs a look into an empty table.
+    pub(super) fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
         let count = u32::try_from(self.known[table as usize].len()).unwrap_or(u32::MAX);
         match table {
             Table::Redirect => self.config.redirects = count,

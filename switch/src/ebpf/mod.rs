@@ -10,6 +10,8 @@ mod control;
 mod layout;
 mod port;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -301,6 +303,8 @@ impl EbpfSwitch {
         for table in Table::ALL {
             self.read_table(table, base)?;
             base += u32::try_from(table.capacity()).unwrap_or(0);
+            // An agent that was killed after it had written an entry did not come to this.
+            self.refresh(table)?;
         }
         self.read_groups()?;
         self.read_ports()
