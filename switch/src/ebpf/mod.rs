@@ -94,7 +94,7 @@ pub struct EbpfSwitch {
     programs: Ebpf,
     stores: [Box<dyn Store>; Table::ALL.len()],
     notes: HashMap<MapData, [u8; NOTE_KEY_BYTES], [u8; NOTE_BYTES]>,
-    group_map: HashMap<MapData, [u8; 2], [u8; port::GROUP_BYTES]>,
+    group_map: HashMap<MapData, [u8; 2], [u8; layout::GROUP_BYTES]>,
     counters: PerCpuArray<MapData, [u8; COUNTER_BYTES]>,
     drops: PerCpuArray<MapData, [u8; 8]>,
     port_counters: PerCpuArray<MapData, [u8; 32]>,
