@@ -9,7 +9,17 @@ fn main() {
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("switch.o");
     let result = Command::new(&clang)
-        .args(["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-c"])
+        .args([
+            "-O2",
+            "-target",
+            "bpf",
+            "-mcpu=v3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fno-strict-aliasing",
+            "-c",
+        ])
         .args(["bpf/switch.bpf.c", "-o"])
         .arg(&out)
         .status();

@@ -47,6 +47,35 @@ INLINE u64 mix(u64 z)
 	return z ^ (z >> MIX_SHIFT_3);
 }
 
+/* The part of the seal of some words (of 8 bytes) that one of them has, by its place. */
+INLINE u64 seal_of(u64 word, u32 place)
+{
+	u64 power = GOLDEN;
+
+	for (u32 i = 0; i < place; i++)
+		power *= GOLDEN;
+	return word * power;
+}
+
+/*
+ * Copies the words of a sealed value, the first of which are its key; its seal is behind them.
+ * False if they are not whole or not of that key: then the kernel has reused the element.
+ */
+INLINE int unseal(u64 *copy, const void *value, u32 words, const void *key, u32 key_words)
+{
+	u64 seal = 0, differs = 0;
+
+	/* Volatile: what was checked is what is used, nothing is read twice. */
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < words; i++) {
+		copy[i] = ((const volatile u64 *)value)[i];
+		seal += seal_of(copy[i], i);
+		if (i < key_words)
+			differs |= copy[i] ^ ((const u64 *)key)[i];
+	}
+	return !differs && seal == ((const volatile u64 *)value)[words];
+}
+
 INLINE void drop_because(struct verdict *v, u32 reason)
 {
 	v->kind = VERDICT_DROP;
@@ -73,14 +102,36 @@ INLINE void follow(struct verdict *v, const struct route *route)
 	}
 }
 
+/* A value of `ingress_guard`, `l2` or `multicast`, and one of `redirect`, without their seals. */
+union route_copy { u64 words[3]; struct { u64 key; struct route route; }; };
+union redirect_copy {
+	u64 words[5];
+	struct { struct redirect_key key; struct route route; u64 dead_at_ns; };
+};
+
+/* The keys as words. */
+union guard_words { struct guard_key key; u64 words[1]; };
+union mac_words { struct mac_key key; u64 words[1]; };
+union scope_words { struct scope_key key; u64 words[1]; };
+union redirect_words { struct redirect_key key; u64 words[2]; };
+
+/* Looks for an entry of `ingress_guard`, `l2` or `multicast`. */
+INLINE const struct route *find_route(void *map, const u64 *key, union route_copy *copy)
+{
+	const void *found = map_lookup(map, key);
+
+	return found && unseal(copy->words, found, 3, key, 1) ? &copy->route : NULL;
+}
+
 INLINE void route_l2(void *frame, const struct config *c, struct verdict *v)
 {
-	struct mac_key key = {};
-	struct route *route;
+	union mac_words mac = {};
+	union route_copy copy;
+	const struct route *route;
 
-	*(u32 *)key.mac = U32(0);
-	*(u16 *)(key.mac + 4) = U16(4);
-	route = map_lookup(&l2, &key);
+	*(u32 *)mac.key.mac = U32(0);
+	*(u16 *)(mac.key.mac + 4) = U16(4);
+	route = find_route(&l2, mac.words, &copy);
 	if (route) {
 		follow(v, route);
 	} else if (c->flood_group) {
@@ -93,11 +144,13 @@ INLINE void route_l2(void *frame, const struct config *c, struct verdict *v)
 
 INLINE void route_anycast(void *frame, u8 command, struct verdict *v)
 {
-	u32 scope = U32(AT_DST);
+	union scope_words scope = { .key = { .scope = U32(AT_DST) } };
 	u8 code = command & COMMAND_CODE;
 	u64 source = be64(U64(AT_SRC + AT_LOCATION)) + be16(U16(AT_SRC + AT_NODE)) * GOLDEN;
-	struct choice *choice;
-	struct member *member;
+	union { u64 word; struct member member; } copy;
+	const volatile struct choice *choice;
+	u32 index;
+	u8 at;
 
 	drop_because(v, DROP_ANYCAST);
 	if ((command & COMMAND_REPLY) || (code != COMMAND_CREATE && code != COMMAND_ALLOC_WRITE))
@@ -105,23 +158,29 @@ INLINE void route_anycast(void *frame, u8 command, struct verdict *v)
 	choice = map_lookup(&anycast, &scope);
 	if (!choice)
 		return;
-	member = &choice->members[choice->slots[mix(source) & (ANYCAST_SLOTS - 1)]];
+	at = choice->slots[mix(source) & (ANYCAST_SLOTS - 1)];
+	index = choice->index;
+	copy.word = *(const volatile u64 *)&choice->members[at];
+	if (seal_of(scope.words[0], 0) + seal_of(index, 1) + seal_of(copy.word, 2) !=
+	    choice->seals[at])
+		return;
 	v->kind = VERDICT_FORWARD;
-	v->route = choice->index;
-	v->to = member->port;
-	__builtin_memcpy(v->mac, member->mac, sizeof(v->mac));
+	v->route = index;
+	v->to = copy.member.port;
+	copy_mac(v->mac, copy.member.mac);
 }
 
 INLINE void route_multicast(void *frame, u8 command, struct verdict *v)
 {
-	u32 scope = U32(AT_DST);
+	union scope_words scope = { .key = { .scope = U32(AT_DST) } };
 	u8 code = command & COMMAND_CODE;
-	struct route *route;
+	union route_copy copy;
+	const struct route *route;
 
 	drop_because(v, DROP_MULTICAST);
 	if ((command & COMMAND_REPLY) || (code != COMMAND_INVALIDATE && code != COMMAND_NOTICE))
 		return;
-	route = map_lookup(&multicast, &scope);
+	route = find_route(&multicast, scope.words, &copy);
 	if (route)
 		follow(v, route);
 }
@@ -132,17 +191,18 @@ INLINE void route_unicast(void *frame, u8 command, const struct config *c, struc
 
 	if (c->redirects && !(command & (COMMAND_REPLY | COMMAND_HOME)) &&
 	    !(U8(AT_DST + AT_LOCATION) & 0x80)) {
-		struct redirect_key key = {
+		union redirect_words page = { .key = {
 			.scope = U32(AT_DST), .node = U16(AT_DST + AT_NODE),
 			.page = U64(AT_DST + AT_LOCATION) & be64(~0xfffULL),
-		};
-
-		struct redirect *found = map_lookup(&redirect, &key);
+		} };
+		union redirect_copy copy;
+		const void *found = map_lookup(&redirect, &page);
 
 		/* The clock is read only here, on a hit of an entry that ends. */
-		if (found && (!found->dead_at_ns || ktime_ns() < found->dead_at_ns)) {
+		if (found && unseal(copy.words, found, 5, page.words, 2) &&
+		    (!copy.dead_at_ns || ktime_ns() < copy.dead_at_ns)) {
 			v->is_redirect = 1;
-			return follow(v, &found->route);
+			return follow(v, &copy.route);
 		}
 	}
 	struct directory_key key;
@@ -187,10 +247,11 @@ INLINE u32 match_notify(void *frame)
 
 INLINE void route_fabric(void *frame, u16 port, const struct config *c, struct verdict *v)
 {
-	struct guard_key key = {
+	union guard_words source = { .key = {
 		.scope = U32(AT_SRC), .node = U16(AT_SRC + AT_NODE), .port = port,
-	};
-	struct route *guard = map_lookup(&ingress_guard, &key);
+	} };
+	union route_copy copy;
+	const struct route *guard = find_route(&ingress_guard, source.words, &copy);
 	u8 command = U8(AT_DST + AT_COMMAND);
 	u16 node = U16(AT_DST + AT_NODE);
 

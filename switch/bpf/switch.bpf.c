@@ -10,6 +10,7 @@ char _license[] SEC("license") = "GPL";
 
 enum {
 	AT_IPV4_PROTOCOL = 23, PROTOCOL_UDP = 17,
+	GROUP_WORDS = 17,
 	IPV4_BYTES = 20, IPV6_BYTES = 40, UDP_BYTES = 8, TCP_BYTES = 20,
 };
 
@@ -179,18 +180,20 @@ static __attribute__((noinline)) int send_copy(struct __sk_buff *skb, u32 number
 
 INLINE int copy_to_group(struct __sk_buff *skb, u16 ingress, u16 number, int rewrite)
 {
-	struct group *group = map_lookup(&groups, &number);
+	union { u64 words[GROUP_WORDS]; struct { u16 number, count, ports[GROUP_PORTS]; }; } group;
+	const void *found = map_lookup(&groups, &number);
 	u8 arrived[6];
 
-	if (!group || skb_load_bytes(skb, 0, arrived, sizeof(arrived)))
+	if (!found || !unseal(group.words, found, GROUP_WORDS, NULL, 0) || group.number != number ||
+	    skb_load_bytes(skb, 0, arrived, sizeof(arrived)))
 		return drop_frame(DROP_MULTICAST);
 	for (u32 i = 0; i < GROUP_PORTS; i++) {
 		u32 port;
 		struct route *mac;
 
-		if (i >= group->count)
+		if (i >= group.count)
 			break;
-		port = group->ports[i];
+		port = group.ports[i];
 		if (port == ingress)
 			continue;
 		mac = rewrite ? map_lookup(&port_mac, &port) : NULL;

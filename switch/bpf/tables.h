@@ -45,23 +45,39 @@ struct route {
 	u16 unused;
 };
 
-/* What an entry of `redirect` does, and until when (CLOCK_MONOTONIC, 0 for ever). */
-struct redirect { struct route route; u64 dead_at_ns; };
-
 struct guard_key { u32 scope; u16 node; u16 port; };
 struct redirect_key { u32 scope; u16 node; u16 unused; u64 page; };
 /* 112 bits of location behind the prefix length; the map's key is 18 bytes of these 20. */
 struct directory_key { u32 prefix_len; u16 bits[7]; };
 struct mac_key { u8 mac[6]; u16 unused; };
+/* of `anycast` and `multicast`; the maps' key is `scope` alone */
+struct scope_key { u32 scope; u32 unused; };
 /* notify: kept for reading back only, notify_match is what packets meet */
 struct notify_key { u8 ternaries[6]; u16 unused; s32 priority; };
 
+/*
+ * Values of hash maps.
+ *
+ * The kernel gives the element of a deleted or replaced entry to the next entry that is written,
+ * also while a program reads it, and fills it in any order. So a value names its key, and its last
+ * word is a seal over all others; `unseal` in pipeline.h takes for missing what does not fit.
+ * Tries free their nodes after the programs that read them have ended, and arrays do not reuse
+ * elements: these need no seal.
+ */
+
+/* A value of `ingress_guard`, `l2` and `multicast`; keys are filled up with zeros. */
+struct sealed_route { u8 key[8]; struct route route; u64 seal; };
+/* A value of `redirect`; the entry holds until the time (CLOCK_MONOTONIC, 0: without end). */
+struct redirect { struct redirect_key key; struct route route; u64 dead_at_ns; u64 seal; };
+
 struct member { u16 port; u8 mac[6]; };
+/* A value of `anycast`. The seal of a member is over the scope, `index` and the member. */
 struct choice {
 	u32 index;
 	u32 count;
 	u8 slots[ANYCAST_SLOTS];
 	struct member members[ANYCAST_SLOTS];
+	u64 seals[ANYCAST_SLOTS];
 	u16 weights[ANYCAST_SLOTS];
 };
 
@@ -72,7 +88,7 @@ struct counter { u64 packets, bytes, last_hit_ns; };
 struct port { u32 ifindex; u32 flags; u32 frame_bytes_max; u32 unused; };
 struct port_of { u32 ifindex; u32 port; };
 struct port_counter { u64 rx_packets, rx_bytes, tx_packets, tx_bytes; };
-struct group { u32 count; u16 ports[GROUP_PORTS]; };
+struct group { u16 number; u16 count; u16 ports[GROUP_PORTS]; u32 unused; u64 seal; };
 struct impairment {
 	u64 state, loss, duplicate, corrupt;		/* shares of 2^32 */
 	u64 lost, duplicated, corrupted;
@@ -92,14 +108,14 @@ struct packet_in { u16 port; u16 bytes; u8 frame[PACKET_IN_BYTES + 2]; };
 	struct map name SEC("maps") = { .type = kind, .key_size = key, .value_size = value, \
 		.max_entries = entries, .flags = map_flags, .pinning = 1 }
 
-TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct route), 4096, 0);
+TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct sealed_route), 4096, 0);
 TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct redirect), 16384, 0);
 TABLE(directory, MAP_LPM_TRIE, 18, sizeof(struct route), 65536, MAP_NO_PREALLOC);
 TABLE(anycast, MAP_HASH, 4, sizeof(struct choice), 1024, MAP_NO_PREALLOC);
 TABLE(notify, MAP_HASH, sizeof(struct notify_key), 4, NOTIFY_ENTRIES, 0);
-TABLE(l2, MAP_HASH, sizeof(struct mac_key), sizeof(struct route), 4096, 0);
+TABLE(l2, MAP_HASH, sizeof(struct mac_key), sizeof(struct sealed_route), 4096, 0);
 TABLE(port_mac, MAP_ARRAY, 4, sizeof(struct route), PORTS, 0);
-TABLE(multicast, MAP_HASH, 4, sizeof(struct route), 1024, 0);
+TABLE(multicast, MAP_HASH, 4, sizeof(struct sealed_route), 1024, 0);
 
 TABLE(notify_match, MAP_ARRAY, 4, sizeof(struct notify_match), 256, 0);
 TABLE(notify_index, MAP_ARRAY, 4, 4, NOTIFY_ENTRIES, 0);

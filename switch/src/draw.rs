@@ -6,7 +6,7 @@ use bluebridge_p4::pipeline::{SwitchPort, WeightedForward};
 
 use crate::dataplane::ANYCAST_SLOTS;
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finalizer of `SplitMix64`: every input bit reaches every output bit.
 const fn mix(mut z: u64) -> u64 {

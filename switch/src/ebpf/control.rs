@@ -12,15 +12,15 @@ use bluebridge_p4::pipeline::{
 
 use super::{
     COUNTER_BYTES, EbpfSwitch, Known,
-    layout::{self, Reader, nanoseconds},
-    port::{Attached, FLAG_IMPAIRED, GROUP_BYTES, IMPAIRMENT_BYTES},
-    store::{failed, set_first, sum},
+    layout::{self, GROUP_BYTES, Reader, nanoseconds},
+    port::{Attached, FLAG_IMPAIRED, IMPAIRMENT_BYTES},
+    store::{failed, fixed, set_first, sum},
 };
 use crate::{
     dataplane::{
-        CloneSession, DataPlane, Drops, GROUP_PORTS_MAX, ImpairmentCounters, ImpairmentError,
-        InstalledEntry, PacketIn, PlaneError, PortError, PortStatus, Table, TableError,
-        action_ports, check_entry, check_group, check_impairment, notify_order, with_time_left,
+        CloneSession, DataPlane, Drops, ImpairmentCounters, ImpairmentError, InstalledEntry,
+        PacketIn, PlaneError, PortError, PortStatus, Table, TableError, action_ports, check_entry,
+        check_group, check_impairment, notify_order, with_time_left,
     },
     draw::{Draw, threshold},
     packet_socket::{OFFLOAD_BYTES, PacketSocket},
@@ -51,7 +51,7 @@ impl EbpfSwitch {
     }
 
     /// Writes an entry into its map, and what only the agent needs beside it.
-    fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
+    pub(super) fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
         let note_key = layout::note_key(&entry.key);
         match layout::encode_note(entry) {
             Some(note) => self.notes.insert(note_key, note, 0).map_err(|e| failed(&e))?,
@@ -59,14 +59,15 @@ impl EbpfSwitch {
             None => drop(self.notes.remove(&note_key)),
         }
         let table = Table::of(&entry.key);
-        let value = layout::encode_action(&entry.action, index, monotonic());
+        let value = layout::encode_value(&entry.key, &entry.action, index, monotonic());
         self.stores[table as usize].put(&layout::encode_key(&entry.key), &value)?;
         let dead_at = layout::decode_end(table, &value);
         Ok(Known { entry: entry.clone(), index, dead_at })
     }
 
-    /// Sets what the programs look at before they look into a table that is often empty.
-    fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
+    /// Writes what is derived from the entries of a table: the compiled `notify`, and the counts that
+    /// spare the programs a look into an empty table.
+    pub(super) fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
         let count = u32::try_from(self.known[table as usize].len()).unwrap_or(u32::MAX);
         match table {
             Table::Redirect => self.config.redirects = count,
@@ -147,10 +148,7 @@ impl EbpfSwitch {
     pub(super) fn read_groups(&mut self) -> Result<(), PlaneError> {
         for item in self.group_map.iter() {
             let (number, value) = item.map_err(|e| failed(&e))?;
-            let mut r = Reader(&value);
-            let count = (r.u32() as usize).min(GROUP_PORTS_MAX);
-            let ports = (0..count).map(|_| SwitchPort(r.u16())).collect();
-            self.groups.insert(u16::from_ne_bytes(number), ports);
+            self.groups.insert(u16::from_ne_bytes(number), layout::decode_group(&value));
         }
         Ok(())
     }
@@ -254,14 +252,8 @@ impl DataPlane for EbpfSwitch {
             return Err(TableError::UnknownPort(port));
         }
         let ports: BTreeSet<_> = ports.iter().copied().collect();
-        let mut value = [0; GROUP_BYTES];
-        let count = u32::try_from(ports.len()).unwrap_or(0);
-        value[..4].copy_from_slice(&count.to_ne_bytes());
-        for (to, port) in value[4..].chunks_exact_mut(2).zip(&ports) {
-            to.copy_from_slice(&port.0.to_ne_bytes());
-        }
-        let key = group.to_ne_bytes();
-        self.group_map.insert(key, value, 0).map_err(|e| failed(&e))?;
+        let value: [u8; GROUP_BYTES] = fixed(&layout::encode_group(group, &ports));
+        self.group_map.insert(group.to_ne_bytes(), value, 0).map_err(|e| failed(&e))?;
         self.groups.insert(group, ports.into_iter().collect());
         Ok(())
     }

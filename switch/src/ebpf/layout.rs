@@ -1,32 +1,41 @@
 //! How keys and values lie in the maps; `switch/bpf/tables.h` has the same in C.
 //!
-//! Keys are bytes as they are in a packet (big endian), values are in the host's order.
+//! Keys are bytes as they are in a packet (big endian), values are in the host's order. What a hash map
+//! holds for the programs is sealed: `tables.h` says why.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use bluebridge_p4::pipeline::{
     Action, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
 
 use crate::{
-    dataplane::{ANYCAST_SLOTS, METADATA_BYTES_MAX, Table},
-    draw::anycast_slots,
+    dataplane::{ANYCAST_SLOTS, GROUP_PORTS_MAX, METADATA_BYTES_MAX, Table},
+    draw::{GOLDEN, anycast_slots},
 };
 
 /// The version of the maps' layout; a switch pinned by another one must be removed first.
-pub(super) const LAYOUT: u32 = 2;
+pub(super) const LAYOUT: u32 = 3;
 
 /// Bytes of a `struct route`.
 pub(super) const ROUTE_BYTES: usize = 16;
-/// Bytes of a `struct redirect`, and where in it the end is.
-pub(super) const REDIRECT_BYTES: usize = 24;
-const DEAD_AT: usize = 16;
+/// Bytes of a `struct sealed_route`.
+pub(super) const SEALED_ROUTE_BYTES: usize = WORD_BYTES + ROUTE_BYTES + WORD_BYTES;
+/// Bytes of a `struct redirect`.
+pub(super) const REDIRECT_BYTES: usize = REDIRECT_KEY_BYTES + ROUTE_BYTES + 2 * WORD_BYTES;
 /// Bytes of a `struct choice`.
-pub(super) const CHOICE_BYTES: usize = 8 + ANYCAST_SLOTS * (1 + 8 + 2);
+pub(super) const CHOICE_BYTES: usize = 8 + ANYCAST_SLOTS * (1 + 8 + 8 + 2);
+/// Bytes of a `struct group`.
+pub(super) const GROUP_BYTES: usize = 4 + 2 * GROUP_PORTS_MAX + 4 + WORD_BYTES;
 /// Bytes of the key of `notes`: the table and the longest key.
 pub(super) const NOTE_KEY_BYTES: usize = 20;
 /// Bytes of a `struct note`.
 pub(super) const NOTE_BYTES: usize = 8 + 4 + METADATA_BYTES_MAX + 4;
+
+const WORD_BYTES: usize = 8;
+const REDIRECT_KEY_BYTES: usize = 16;
+/// Where the end of an entry is behind its `struct route`.
+const DEAD_AT: usize = ROUTE_BYTES;
 
 const ACTION_DROP: u16 = 0;
 const ACTION_ALLOW: u16 = 1;
@@ -138,9 +147,56 @@ pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
     }
 }
 
-/// The bytes of an action in its table's map, with the number of the entry and the time at which it
-/// is written.
-pub(super) fn encode_action(action: &Action, index: u32, now: Duration) -> Vec<u8> {
+/// The seal of words of 8 bytes: their sum, each times another power of an odd number. What is mixed
+/// of the words of two values does not have the seal of either, but once in 2^64 times.
+fn seal(bytes: &[u8]) -> u64 {
+    let mut power = GOLDEN;
+    let mut seal = 0_u64;
+    for word in bytes.chunks(WORD_BYTES) {
+        seal = seal.wrapping_add(Reader(word).u64().wrapping_mul(power));
+        power = power.wrapping_mul(GOLDEN);
+    }
+    seal
+}
+
+fn with_seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.extend(seal(&bytes).to_ne_bytes());
+    bytes
+}
+
+/// The bytes of a key at the front of a sealed value: whole words.
+fn sealed_key(key: &Key) -> Vec<u8> {
+    let mut bytes = encode_key(key);
+    bytes.resize(bytes.len().next_multiple_of(WORD_BYTES), 0);
+    bytes
+}
+
+/// The value of an entry in its table's map, with the number of the entry and the time at which it is
+/// written.
+pub(super) fn encode_value(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
+    let body = encode_action(key, action, index, now);
+    match Table::of(key) {
+        Table::IngressGuard | Table::L2 | Table::Multicast | Table::Redirect => {
+            let mut bytes = sealed_key(key);
+            bytes.extend(body);
+            with_seal(bytes)
+        }
+        // The members of a choice are sealed one by one; the others do not need it.
+        Table::Anycast | Table::Directory | Table::Notify | Table::PortMac => body,
+    }
+}
+
+/// A value without the key at its front.
+fn body(table: Table, value: &[u8]) -> &[u8] {
+    let key_bytes = match table {
+        Table::IngressGuard | Table::L2 | Table::Multicast => WORD_BYTES,
+        Table::Redirect => REDIRECT_KEY_BYTES,
+        Table::Anycast | Table::Directory | Table::Notify | Table::PortMac => 0,
+    };
+    value.get(key_bytes..).unwrap_or_default()
+}
+
+fn encode_action(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
     let route = |kind: u16, to: u16, mac: MacAddr| {
         let mut bytes = index.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
@@ -149,7 +205,7 @@ pub(super) fn encode_action(action: &Action, index: u32, now: Duration) -> Vec<u
         bytes.extend([0; 2]);
         bytes
     };
-    match action {
+    let mut bytes = match action {
         Action::Allow => route(ACTION_ALLOW, 0, MacAddr::default()),
         Action::Drop => route(ACTION_DROP, 0, MacAddr::default()),
         Action::Forward(forward) => route(ACTION_FORWARD, forward.port.0, forward.dst_mac),
@@ -163,21 +219,26 @@ pub(super) fn encode_action(action: &Action, index: u32, now: Duration) -> Vec<u
         }
         Action::Multicast { group } => route(ACTION_MULTICAST, *group, MacAddr::default()),
         Action::Notify => index.to_ne_bytes().to_vec(),
-        Action::Select(members) => encode_choice(members, index),
+        Action::Select(members) => encode_choice(key, members, index),
         Action::SetDstMac(mac) => route(ACTION_SET_DST_MAC, 0, *mac),
+    };
+    if matches!(key, Key::Redirect { .. }) {
+        // Without an end.
+        bytes.resize(DEAD_AT + WORD_BYTES, 0);
     }
+    bytes
 }
 
 /// When an entry of `redirect` ends by the programs' clock; `None` for one that does not, and for
 /// those of other tables.
 pub(super) fn decode_end(table: Table, value: &[u8]) -> Option<Duration> {
-    let mut r = Reader(value.get(DEAD_AT..).filter(|_| table == Table::Redirect)?);
+    let mut r = Reader(body(table, value).get(DEAD_AT..).filter(|_| table == Table::Redirect)?);
     Some(r.u64()).filter(|&dead_at| dead_at != 0).map(Duration::from_nanos)
 }
 
 /// The number of the entry that a value belongs to, and its action, of whose time nothing is said.
 pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
-    let mut r = Reader(value);
+    let mut r = Reader(body(table, value));
     let index = r.u32();
     match table {
         Table::Notify => return (index, Action::Notify),
@@ -202,16 +263,23 @@ pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
     (index, action)
 }
 
-fn encode_choice(members: &[WeightedForward], index: u32) -> Vec<u8> {
+fn encode_choice(key: &Key, members: &[WeightedForward], index: u32) -> Vec<u8> {
     let count = u32::try_from(members.len()).unwrap_or(0);
     let mut bytes = index.to_ne_bytes().to_vec();
     bytes.extend(count.to_ne_bytes());
     bytes.extend(anycast_slots(members));
+    let mut seals = Vec::with_capacity(ANYCAST_SLOTS * WORD_BYTES);
     for member in members {
-        bytes.extend(member.forward.port.0.to_ne_bytes());
-        bytes.extend(member.forward.dst_mac.0);
+        let mut sealed = sealed_key(key);
+        sealed.extend(u64::from(index).to_ne_bytes());
+        sealed.extend(member.forward.port.0.to_ne_bytes());
+        sealed.extend(member.forward.dst_mac.0);
+        seals.extend(seal(&sealed).to_ne_bytes());
+        bytes.extend(sealed.iter().skip(sealed.len() - WORD_BYTES));
     }
     bytes.resize(8 + ANYCAST_SLOTS * 9, 0);
+    bytes.extend(seals);
+    bytes.resize(8 + ANYCAST_SLOTS * 17, 0);
     for member in members {
         bytes.extend(member.weight.to_ne_bytes());
     }
@@ -222,12 +290,30 @@ fn encode_choice(members: &[WeightedForward], index: u32) -> Vec<u8> {
 fn decode_choice(mut r: Reader<'_>) -> Action {
     let count = r.u32() as usize;
     r.take::<ANYCAST_SLOTS>();
-    let mut weights = Reader(r.0.get(ANYCAST_SLOTS * 8..).unwrap_or_default());
+    let mut weights = Reader(r.0.get(ANYCAST_SLOTS * 16..).unwrap_or_default());
     let member = |_| WeightedForward {
         forward: Forward { port: SwitchPort(r.u16()), dst_mac: MacAddr(r.take()) },
         weight: weights.u16(),
     };
     Action::Select((0..count.min(ANYCAST_SLOTS)).map(member).collect())
+}
+
+/// The value of a multicast group.
+pub(super) fn encode_group(number: u16, ports: &BTreeSet<SwitchPort>) -> Vec<u8> {
+    let count = u16::try_from(ports.len()).unwrap_or(0);
+    let mut bytes = number.to_ne_bytes().to_vec();
+    bytes.extend(count.to_ne_bytes());
+    bytes.extend(ports.iter().flat_map(|port| port.0.to_ne_bytes()));
+    bytes.resize(GROUP_BYTES - WORD_BYTES, 0);
+    with_seal(bytes)
+}
+
+/// The ports of a multicast group.
+pub(super) fn decode_group(value: &[u8]) -> Vec<SwitchPort> {
+    let mut r = Reader(value);
+    r.take::<2>();
+    let count = usize::from(r.u16()).min(GROUP_PORTS_MAX);
+    (0..count).map(|_| SwitchPort(r.u16())).collect()
 }
 
 /// The key of an entry's note.
@@ -275,6 +361,8 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    const REDIRECT: Key = Key::Redirect { dst_scope: 0xfdbb_0001, dst_node: 9, page: 5 };
+
     #[test]
     fn every_key_reads_back() {
         let t = |value, mask| Ternary { value, mask };
@@ -303,19 +391,23 @@ mod tests {
     fn every_action_reads_back() {
         let forward = Forward { port: SwitchPort(3), dst_mac: MacAddr([1, 2, 3, 4, 5, 6]) };
         let members = (1..=256).map(|weight| WeightedForward { forward, weight }).collect();
+        let guard = Key::IngressGuard { port: SwitchPort(7), src_scope: 0xfdbb_0001, src_node: 3 };
+        let plain = Ternary::default();
+        let notify =
+            Key::Notify { src_command: plain, dst_command: plain, src_status: plain, priority: 1 };
         let actions = [
-            (Table::IngressGuard, Action::Allow),
-            (Table::Directory, Action::Drop),
-            (Table::Redirect, Action::Forward(forward)),
-            (Table::Redirect, Action::RedirectUntil { forward, lease_ms: 0 }),
-            (Table::Multicast, Action::Multicast { group: 0xffff }),
-            (Table::Notify, Action::Notify),
-            (Table::Anycast, Action::Select(members)),
-            (Table::PortMac, Action::SetDstMac(forward.dst_mac)),
+            (guard, Action::Allow),
+            (Key::Directory { prefix: 0, prefix_len: 0 }, Action::Drop),
+            (REDIRECT, Action::Forward(forward)),
+            (REDIRECT, Action::RedirectUntil { forward, lease_ms: 0 }),
+            (Key::Multicast { dst_scope: 9 }, Action::Multicast { group: 0xffff }),
+            (notify, Action::Notify),
+            (Key::Anycast { dst_scope: 9 }, Action::Select(members)),
+            (Key::PortMac { port: SwitchPort(1) }, Action::SetDstMac(forward.dst_mac)),
         ];
-        for (table, action) in actions {
-            let now = Duration::from_secs(3);
-            assert_eq!(decode_action(table, &encode_action(&action, 41, now)), (41, action));
+        for (key, action) in actions {
+            let value = encode_value(&key, &action, 41, Duration::from_secs(3));
+            assert_eq!(decode_action(Table::of(&key), &value), (41, action));
         }
     }
 
@@ -323,7 +415,8 @@ mod tests {
     fn an_end_reads_back_as_the_moment_that_it_is() {
         let forward = Forward { port: SwitchPort(3), dst_mac: MacAddr([1, 2, 3, 4, 5, 6]) };
         let end = |action, now| {
-            let bytes = encode_action(&action, 41, now);
+            let bytes = encode_value(&REDIRECT, &action, 41, now);
+            assert_eq!(bytes.len(), REDIRECT_BYTES);
             decode_end(Table::Redirect, &bytes)
         };
         let now = Duration::from_millis(3000);
@@ -332,9 +425,16 @@ mod tests {
         assert_eq!(end(until(0), now), Some(now));
         assert!(end(until(0), Duration::ZERO).is_some(), "an end at the clock's start is one");
         assert_eq!(end(Action::Forward(forward), now), None);
-        let bytes = encode_action(&until(7), 41, now);
-        assert_eq!(bytes.len(), REDIRECT_BYTES);
+        let bytes = encode_value(&REDIRECT, &until(7), 41, now);
         assert_eq!(decode_end(Table::Directory, &bytes), None);
+    }
+
+    #[test]
+    fn a_group_reads_back() {
+        let ports: BTreeSet<_> = (1..=64).map(SwitchPort).collect();
+        let value = encode_group(9, &ports);
+        assert_eq!(value.len(), GROUP_BYTES);
+        assert_eq!(decode_group(&value), ports.into_iter().collect::<Vec<_>>());
     }
 
     #[test]

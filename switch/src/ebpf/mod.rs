@@ -10,6 +10,8 @@ mod control;
 mod layout;
 mod port;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -92,7 +94,7 @@ pub struct EbpfSwitch {
     programs: Ebpf,
     stores: [Box<dyn Store>; Table::ALL.len()],
     notes: HashMap<MapData, [u8; NOTE_KEY_BYTES], [u8; NOTE_BYTES]>,
-    group_map: HashMap<MapData, [u8; 2], [u8; port::GROUP_BYTES]>,
+    group_map: HashMap<MapData, [u8; 2], [u8; layout::GROUP_BYTES]>,
     counters: PerCpuArray<MapData, [u8; COUNTER_BYTES]>,
     drops: PerCpuArray<MapData, [u8; 8]>,
     port_counters: PerCpuArray<MapData, [u8; 32]>,
@@ -301,6 +303,8 @@ impl EbpfSwitch {
         for table in Table::ALL {
             self.read_table(table, base)?;
             base += u32::try_from(table.capacity()).unwrap_or(0);
+            // An agent that was killed after it had written an entry did not come to this.
+            self.refresh(table)?;
         }
         self.read_groups()?;
         self.read_ports()

@@ -12,14 +12,12 @@ use bluebridge_p4::pipeline::SwitchPort;
 
 use super::{EbpfSwitch, bpffs::link_pin, classifier, layout::Reader, store::failed, xdp};
 use crate::{
-    dataplane::{GROUP_PORTS_MAX, PORT_MAX, PlaneError, PortError, check_port},
+    dataplane::{PORT_MAX, PlaneError, PortError, check_port},
     interface::Interface,
 };
 
 /// Bytes of a `struct port`.
 pub(super) const PORT_BYTES: usize = 16;
-/// Bytes of a `struct group`.
-pub(super) const GROUP_BYTES: usize = 4 + 2 * GROUP_PORTS_MAX;
 /// Bytes of a `struct impairment`.
 pub(super) const IMPAIRMENT_BYTES: usize = 56;
 

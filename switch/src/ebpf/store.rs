@@ -4,7 +4,7 @@ use aya::maps::{
     Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuValues, lpm_trie,
 };
 
-use super::layout::{CHOICE_BYTES, REDIRECT_BYTES, ROUTE_BYTES, Reader};
+use super::layout::{CHOICE_BYTES, REDIRECT_BYTES, ROUTE_BYTES, Reader, SEALED_ROUTE_BYTES};
 use crate::dataplane::{PlaneError, Table};
 
 /// A key and its value.
@@ -31,7 +31,7 @@ pub(super) fn failed(error: &(impl std::error::Error + ?Sized)) -> PlaneError {
 }
 
 /// The first bytes of a slice; what is missing is 0.
-fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
+pub(super) fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut padded = [0; N];
     for (to, from) in padded.iter_mut().zip(bytes) {
         *to = *from;
@@ -115,11 +115,11 @@ pub(super) fn table_store(table: Table, map: Map) -> Result<Box<dyn Store>, Plan
         failed(error)
     }
     match table {
-        Table::IngressGuard | Table::L2 => hash::<8, ROUTE_BYTES>(map),
+        Table::IngressGuard | Table::L2 => hash::<8, SEALED_ROUTE_BYTES>(map),
         Table::Redirect => hash::<16, REDIRECT_BYTES>(map),
         Table::Anycast => hash::<4, CHOICE_BYTES>(map),
         Table::Notify => hash::<12, 4>(map),
-        Table::Multicast => hash::<4, ROUTE_BYTES>(map),
+        Table::Multicast => hash::<4, SEALED_ROUTE_BYTES>(map),
         Table::Directory => {
             let trie: LpmTrie<MapData, [u8; PREFIX_BYTES], [u8; ROUTE_BYTES]> =
                 map.try_into().map_err(|e| bad(&e))?;
