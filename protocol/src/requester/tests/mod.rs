@@ -53,7 +53,8 @@ pub(super) mod run {
             a_smaller_link_is_heeded_by_an_open_under_way, servers_may_issue_the_same_session,
             many_sessions_one_after_another_are_found;
         trust: nothing_foreign_is_taken;
-        writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later;
+        writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later,
+            what_was_written_is_told_when_the_rest_is_refused;
     }
 
     #[test]
