@@ -99,6 +99,24 @@ fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
 }
 
 #[test]
+fn many_creations_end_though_one_names_an_impossible_node() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut client = client(&rack);
+    for node in [NodeId::ANY, NodeId::ALL] {
+        let mut creates =
+            [NODES[0], node, NODES[1]].map(|node| CreateRequest::new(4096, Placement::Node(node)));
+        client.create_many(&mut creates).expect("the carrier works");
+        for (create, on) in [(&creates[0], NODES[0]), (&creates[2], NODES[1])] {
+            assert_eq!(create.result.as_ref().expect("there is room").base().node, on);
+        }
+        let error = creates[1].result.as_ref().expect_err("no memory is there");
+        assert!(matches!(error, Error::WrongNode { node: wrong } if *wrong == node), "{error}");
+        let error = client.create_at(4096, Placement::Node(node)).expect_err("no memory is there");
+        assert!(matches!(error, Error::WrongNode { node: wrong } if wrong == node), "{error}");
+    }
+}
+
+#[test]
 fn many_ranges_on_many_nodes_end_one_by_one() {
     let rack = Rack::start(&NODES, 16 << 20);
     let mut client = client(&rack);
