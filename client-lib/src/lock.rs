@@ -99,11 +99,11 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, at most for `timeout`.
+    /// Waits for the lock, at most for `timeout` and one call of the client.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and not served yet is passed
-    /// over by the patience of others, if it could not be given back.
+    /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and is not served yet is
+    /// passed over by the patience of others, if it could not be given back.
     pub fn lock<T: Transport>(
         &self,
         client: &mut Client<T>,
@@ -118,14 +118,19 @@ impl Lock {
             if served == ticket {
                 return Ok(LockHeld { ticket });
             }
-            if ahead(served, ticket) {
+            let is_behind = ahead(served, ticket);
+            if Instant::now() >= until {
+                // A ticket that others passed over holds nobody up.
+                if !is_behind {
+                    self.give_back(client, ticket)?;
+                }
+                return Err(LockError::TimedOut);
+            }
+            if is_behind {
                 // The others passed over this ticket, so it needs another.
                 ticket = client.fetch_add(self.pointer, 1)?;
             } else if since.elapsed() > self.patience {
                 client.compare_swap(self.serving, served, served.wrapping_add(1))?;
-            } else if Instant::now() >= until {
-                self.give_back(client, ticket)?;
-                return Err(LockError::TimedOut);
             } else {
                 let left = until.saturating_duration_since(Instant::now());
                 thread::sleep(pause.min(left));

@@ -901,6 +901,26 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
 }
 
 #[test]
+fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut client = client(&rack, 1000);
+    let region = client.create(4096).expect("there is room");
+    let soon = Duration::from_millis(50);
+    let lock = Lock::at(region.base(), Duration::from_secs(60)).expect("it is aligned");
+    // No number of tickets that can be drawn catches up with this, or with what is to be passed over.
+    for (served, patience) in [(1 << 62, Duration::from_secs(60)), (1 << 63, Duration::ZERO)] {
+        let serving = region.at(8).expect("inside");
+        client.write(serving, &u64::to_le_bytes(served)).expect("it is allocated");
+        let lock = Lock::at(region.base(), patience).expect("it is aligned");
+        let error = lock.lock(&mut client, soon).map(|_| ()).expect_err("it is never served");
+        assert!(matches!(error, LockError::TimedOut), "{error}");
+    }
+    client.zero(region.base(), 16).expect("it is allocated");
+    let held = lock.lock(&mut client, soon).expect("it is a new lock");
+    lock.unlock(&mut client, held).expect("nobody is impatient");
+}
+
+#[test]
 fn a_barrier_lets_nobody_through_before_all_are_there() {
     let rack = Rack::start(&NODES, 1 << 20);
     let region = client(&rack, 1999).create(4096).expect("there is room");
