@@ -43,7 +43,9 @@ pub enum Error {
     },
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
     #[error(
-        "the update of the page at {pointer} came too late, and nothing of it was written ({how}{});          update again, with the contents as they are then", now_of(*.owner)
+        "the update of the page at {pointer} came too late, and nothing of it was written ({how}{}); \
+         update again, with the contents as they are then",
+        now_of(*.owner)
     )]
     LeaseLost {
         /// The first byte of the part whose lease it was.
@@ -74,7 +76,8 @@ pub enum Error {
     },
     /// Of an update over several lines the first ones are written, and the rest is not.
     #[error(
-        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written,          and nothing at {pointer} or behind ({cause})"
+        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written, \
+         and nothing at {pointer} or behind ({cause})"
     )]
     PartlyCommitted {
         /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of

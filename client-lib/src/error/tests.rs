@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use bluebridge_protocol::requester::Failure;
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Pointer, Space, Status, Tag};
+use bluebridge_wire::{ArenaGeneration, LeaseEnd, Location, NodeId, Pointer, Space, Status, Tag};
 
 use super::{Error, Fault};
 
@@ -26,6 +26,14 @@ fn all() -> Vec<Error> {
         Error::Violation { node: NODE },
         Error::WrongNode { node: NODE },
         Error::WrongSpace,
+        Error::LeaseLost { pointer: pointer(), how: LeaseEnd::LeasedAgain, owner: Some(NODE) },
+        Error::PartlyCommitted {
+            pointer: pointer(),
+            committed_bytes: 7,
+            cause: Box::new(Error::TimedOut { node: NODE }),
+        },
+        Error::SharedPage { pointer: pointer() },
+        Error::TooManyLeases,
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,
@@ -43,6 +51,15 @@ fn every_error_has_a_code_and_a_text_of_its_own() {
     assert_eq!(codes.len(), errors.len());
     assert_eq!(texts.len(), errors.len());
     assert!(!codes.contains(&0), "0 is success");
+}
+
+#[test]
+fn texts_are_single_lines_without_runs_of_spaces() {
+    for error in all() {
+        let text = error.to_string();
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(text, words);
+    }
 }
 
 #[test]
