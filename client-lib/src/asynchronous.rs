@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     client::Client,
-    error::Error,
+    error::{Error, cause},
     many::{Transfer, Transfers, lines},
     placement::Placement,
 };
@@ -172,7 +172,7 @@ impl AsyncClient {
 
     async fn call<R>(&self, call: impl FnOnce(Reply<R>) -> Call) -> Result<R, Error> {
         let (reply, answer) = oneshot::channel();
-        let gone = || Error::Carrier { reason: "the client's worker thread ended".into() };
+        let gone = || Error::Carrier { cause: cause("the client's worker thread ended") };
         self.calls.send(call(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

@@ -11,7 +11,11 @@ use bluebridge_protocol::{
 use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
 use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 
-use crate::{error::Error, many::Closing, transfer};
+use crate::{
+    error::{Cause, Error},
+    many::Closing,
+    transfer,
+};
 
 /// Datagrams handed to the carrier at once.
 const BATCH: usize = 64;
@@ -56,7 +60,7 @@ pub(crate) struct Driver<T> {
     /// Datagrams that the carrier was too busy for; they are sent again when their timer runs out.
     pub(crate) unsent_count: u64,
     /// What the carrier said when it last refused a datagram.
-    refusal: Option<Arc<str>>,
+    refusal: Option<Cause>,
 }
 
 /// Where a call stands in its work: it moves forward only.
@@ -198,10 +202,10 @@ impl<T: Transport> Driver<T> {
                     busy_since = None;
                 }
                 Err(bluebridge_transport::TransmitError::Socket(error)) => {
-                    return Err(self.carrier_failed(&error.to_string()));
+                    return Err(self.carrier_failed(Arc::new(error)));
                 }
                 Err(error) => {
-                    self.refusal = Some(Arc::from(error.to_string()));
+                    self.refusal = Some(Arc::new(error));
                     let same = batch.iter().skip(sent);
                     let same = same.take_while(|other| other.origin == next.origin).count();
                     let count = u32::try_from(same).unwrap_or(u32::MAX);
@@ -219,7 +223,7 @@ impl<T: Transport> Driver<T> {
         let wait = Wait::spinning(self.spin, Timestamp::from_nanos(timer));
         let count = match self.transport.receive(wait) {
             Ok(count) => count,
-            Err(error) => return Err(self.carrier_failed(&error.to_string())),
+            Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
         let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
         for index in 0..count {
@@ -244,9 +248,9 @@ impl<T: Transport> Driver<T> {
         let _ = self.flush(now, &Closing(Vec::new()));
     }
 
-    fn carrier_failed(&mut self, reason: &str) -> Error {
+    fn carrier_failed(&mut self, cause: Cause) -> Error {
         self.requester.cancel_all();
-        Error::Carrier { reason: Arc::from(reason) }
+        Error::Carrier { cause }
     }
 }
 

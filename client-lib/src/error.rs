@@ -1,9 +1,17 @@
 //! What can go wrong, whose fault it is, and what to do.
 
-use std::sync::Arc;
+use std::{error, sync::Arc};
 
 use bluebridge_protocol::requester::{Failure, StartError};
-use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, Status};
+use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, PointerError, Status};
+
+/// What another library reported; shared, so that an [`Error`] can be cloned.
+pub(crate) type Cause = Arc<dyn error::Error + Send + Sync>;
+
+/// A cause that is only a text.
+pub(crate) fn cause(text: &str) -> Cause {
+    Cause::from(Box::<dyn error::Error + Send + Sync>::from(text))
+}
 
 /// Who is at fault for an [`Error`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,10 +44,11 @@ pub enum Error {
         remaining_ms: u16,
     },
     /// The carrier failed for good, or this host's network is not set up.
-    #[error("the carrier failed: {reason}; check the interface and the fabric's routes")]
+    #[error("the carrier failed: {cause}; check the interface and the fabric's routes")]
     Carrier {
-        /// What the carrier said.
-        reason: Arc<str>,
+        /// What the carrier reported.
+        #[source]
+        cause: Arc<dyn error::Error + Send + Sync>,
     },
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
     #[error(
@@ -89,6 +98,9 @@ pub enum Error {
         #[source]
         cause: Box<Self>,
     },
+    /// Pointer arithmetic left the region or the arena.
+    #[error(transparent)]
+    Pointer(#[from] PointerError),
     /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
     /// the lost contents.
     #[error("node {node} refused: {status}{}; {}", at(*.pointer), advice(*.status))]
@@ -121,6 +133,9 @@ pub enum Error {
     /// More lines are leased at once than configured.
     #[error("too many leases at once; end updates first, or raise `lease_count`")]
     TooManyLeases,
+    /// More operations than configured are needed at once.
+    #[error("too many operations at once; raise `operation_count`")]
+    TooManyOperations,
     /// More servers than configured are needed at once.
     #[error("too many servers at once; raise `server_count`")]
     TooManyServers,
@@ -156,8 +171,10 @@ impl Error {
             Self::Busy { .. }
             | Self::LeaseLost { .. }
             | Self::Length
+            | Self::Pointer(_)
             | Self::SharedPage { .. }
             | Self::TooManyLeases
+            | Self::TooManyOperations
             | Self::TooManyServers
             | Self::WrongNode { .. }
             | Self::WrongSpace => Fault::You,
@@ -199,6 +216,8 @@ impl Error {
             Self::PartlyCommitted { .. } => 14,
             Self::SharedPage { .. } => 15,
             Self::TooManyLeases => 16,
+            Self::Pointer(_) => 17,
+            Self::TooManyOperations => 18,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
@@ -218,15 +237,16 @@ impl Error {
             StartError::Length => Self::Length,
             StartError::Node(node) => Self::WrongNode { node },
             StartError::Space => Self::WrongSpace,
-            // The driver starts only what there is room for.
-            _ => Self::TooManyServers,
+            // The driver waits for room while anything is under way.
+            StartError::Full => Self::TooManyOperations,
+            StartError::Servers => Self::TooManyServers,
         }
     }
 
     pub(crate) fn of_failure(
         failure: Failure,
         pointer: Option<Pointer>,
-        carrier: Option<&Arc<str>>,
+        carrier: Option<&Cause>,
     ) -> Self {
         match failure {
             Failure::Buffer => Self::Length,
@@ -241,8 +261,7 @@ impl Error {
                 None => Self::Violation { node },
             },
             Failure::NotSent { .. } => {
-                let reason = carrier.map_or_else(|| Arc::from("not sent"), Arc::clone);
-                Self::Carrier { reason }
+                Self::Carrier { cause: carrier.map_or_else(|| cause("not sent"), Arc::clone) }
             }
             Failure::OutcomeUnknown { node, answering } => {
                 Self::OutcomeUnknown { node, pointer, answering }
@@ -254,7 +273,6 @@ impl Error {
             Failure::TooManyServers { .. } => Self::TooManyServers,
             Failure::Unreachable { node } => Self::Unreachable { node },
             Failure::Violation { node } => Self::Violation { node },
-            _ => Self::TimedOut { node: NodeId::ANY },
         }
     }
 

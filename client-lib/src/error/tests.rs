@@ -1,9 +1,11 @@
 use std::collections::BTreeSet;
 
 use bluebridge_protocol::requester::Failure;
-use bluebridge_wire::{ArenaGeneration, LeaseEnd, Location, NodeId, Pointer, Space, Status, Tag};
+use bluebridge_wire::{
+    ArenaGeneration, LeaseEnd, Location, NodeId, Pointer, PointerError, Region, Space, Status, Tag,
+};
 
-use super::{Error, Fault};
+use super::{Error, Fault, cause};
 
 const NODE: NodeId = NodeId(9);
 
@@ -15,7 +17,7 @@ fn pointer() -> Pointer {
 fn all() -> Vec<Error> {
     let mut errors = vec![
         Error::Busy { pointer: pointer(), owner: NODE, remaining_ms: 4 },
-        Error::Carrier { reason: "gone".into() },
+        Error::Carrier { cause: cause("gone") },
         Error::Length,
         Error::NoMemoryNode,
         Error::OutcomeUnknown { node: NODE, pointer: None, answering: true },
@@ -34,6 +36,8 @@ fn all() -> Vec<Error> {
         },
         Error::SharedPage { pointer: pointer() },
         Error::TooManyLeases,
+        Error::Pointer(PointerError::OutOfRegion),
+        Error::TooManyOperations,
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,
@@ -102,6 +106,27 @@ fn the_fault_is_named() {
     assert!(
         Error::OutcomeUnknown { node: NODE, pointer: None, answering: true }.is_outcome_unknown()
     );
+}
+
+#[test]
+fn what_another_library_reported_is_kept() {
+    let failed = std::io::Error::from(std::io::ErrorKind::NetworkDown);
+    let error = Error::Carrier { cause: std::sync::Arc::new(failed) };
+    let source = std::error::Error::source(&error).expect("the carrier's own error");
+    let source = source.downcast_ref::<std::sync::Arc<dyn std::error::Error + Send + Sync>>();
+    let io = source.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    assert_eq!(io.map(std::io::Error::kind), Some(std::io::ErrorKind::NetworkDown));
+}
+
+#[test]
+fn pointer_arithmetic_and_calls_share_an_error() {
+    fn beyond(region: Region) -> Result<Pointer, Error> {
+        Ok(region.at(4096)?)
+    }
+    let region = Region::new(pointer(), 4096).expect("inside of the arena");
+    let error = beyond(region).expect_err("it is one byte too far");
+    assert!(matches!(error, Error::Pointer(PointerError::OutOfRegion)), "{error}");
+    assert_eq!(error.fault(), Fault::You);
 }
 
 #[test]
