@@ -44,7 +44,7 @@ pub(crate) trait Work: Buffers {
     fn operation(&self, transfer: usize, line: u32) -> Result<(Operation, Option<Pointer>), Error>;
 
     /// An operation ended, or could not be begun.
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>);
+    fn settle(&mut self, transfer: usize, line: u32, result: Result<Answer, Error>);
 
     /// Whether the rest of a transfer is of no use any more, because of what ended so far.
     fn is_failed(&self, transfer: usize) -> bool;
@@ -139,7 +139,7 @@ impl<T: Transport> Driver<T> {
             };
             // Whatever the work makes of it, this is not tried again.
             cursor.next_transfer();
-            work.settle(transfer, Err(error));
+            work.settle(transfer, line, Err(error));
         }
     }
 
@@ -153,7 +153,7 @@ impl<T: Transport> Driver<T> {
                 let pointer = work.operation(transfer, line).ok().and_then(|(_, pointer)| pointer);
                 Error::of_failure(failure, pointer, self.refusal.as_ref())
             });
-            work.settle(transfer, result);
+            work.settle(transfer, line, result);
         }
         cursor.in_flight < before
     }
@@ -304,7 +304,7 @@ mod tests {
             self.operation.clone().map(|operation| (operation, None))
         }
 
-        fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+        fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
             self.errors.push((transfer, result.expect_err("it cannot be begun")));
             assert!(self.errors.len() <= 3, "an operation is begun again and again");
         }

@@ -98,6 +98,16 @@ pub enum Error {
         #[source]
         cause: Box<Self>,
     },
+    /// The range begins in an allocation and goes past its end. (Or the allocation was freed while the
+    /// call ran.)
+    #[error(
+        "the range goes past the end of the allocation that it begins in: nothing of that is at \
+         {pointer}; correct the length"
+    )]
+    PastEnd {
+        /// The first byte of the range that is not the allocation's.
+        pointer: Pointer,
+    },
     /// Pointer arithmetic left the region or the arena.
     #[error(transparent)]
     Pointer(#[from] PointerError),
@@ -171,6 +181,7 @@ impl Error {
             Self::Busy { .. }
             | Self::LeaseLost { .. }
             | Self::Length
+            | Self::PastEnd { .. }
             | Self::Pointer(_)
             | Self::SharedPage { .. }
             | Self::TooManyLeases
@@ -218,6 +229,7 @@ impl Error {
             Self::TooManyLeases => 16,
             Self::Pointer(_) => 17,
             Self::TooManyOperations => 18,
+            Self::PastEnd { .. } => 19,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
@@ -276,6 +288,15 @@ impl Error {
         }
     }
 
+    /// Where nothing that the pointer may use is allocated, if that is the error.
+    pub(crate) fn missing_memory(&self) -> Option<Pointer> {
+        match self {
+            Self::PastEnd { pointer } => Some(*pointer),
+            Self::Refused { status, pointer, .. } if is_missing(*status) => *pointer,
+            _ => None,
+        }
+    }
+
     /// The refusal of the first page that was refused.
     fn of_pages(statuses: &[Status], pointer: Option<Pointer>) -> Self {
         let refused = statuses.iter().enumerate().find(|(_, status)| !status.is_ok());
@@ -287,8 +308,23 @@ impl Error {
             let start = if page == 0 { pointer } else { pointer.page_start() };
             start.checked_add(offset).unwrap_or(pointer)
         });
-        Self::Refused { status, node, pointer: first_byte }
+        match first_byte {
+            // The pages have one allocation, and its first one is there.
+            Some(pointer) if page > 0 && is_missing(status) && starts_well(statuses) => {
+                Self::PastEnd { pointer }
+            }
+            pointer => Self::Refused { status, node, pointer },
+        }
     }
+}
+
+/// Whether a page is not of the allocation that the pointer was made for.
+const fn is_missing(status: Status) -> bool {
+    matches!(status, Status::NotAllocated | Status::OutOfRange | Status::StaleTag)
+}
+
+fn starts_well(statuses: &[Status]) -> bool {
+    statuses.first().is_some_and(|status| status.is_ok())
 }
 
 /// Node 0 is whichever memory node the switch chooses.
@@ -310,7 +346,11 @@ fn at(pointer: Option<Pointer>) -> String {
 
 const fn advice(status: Status) -> &'static str {
     match status {
-        Status::StaleTag | Status::NotAllocated => "the memory was freed; forget the pointer",
+        // A pointer alone does not say where its allocation ends.
+        Status::StaleTag | Status::NotAllocated => {
+            "the memory was freed, or the pointer is past the end of its allocation; \
+             correct it, or forget the pointer"
+        }
         Status::StaleGeneration => "what it pointed to is lost; forget the pointer",
         Status::OutOfRange | Status::BadLength | Status::Unaligned => {
             "correct the pointer or the length"

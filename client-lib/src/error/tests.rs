@@ -38,6 +38,7 @@ fn all() -> Vec<Error> {
         Error::TooManyLeases,
         Error::Pointer(PointerError::OutOfRegion),
         Error::TooManyOperations,
+        Error::PastEnd { pointer: pointer() },
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,
@@ -135,10 +136,10 @@ fn a_refusal_carries_pointer_and_node() {
     let error = Error::of_failure(failure, Some(pointer()), None);
     let text = error.to_string();
     assert!(text.contains("fdbb:1:9:3::1010") && text.contains("node 9"), "{text}");
-    let pages = [Status::Ok, Status::Ok, Status::OutOfRange];
+    let pages = [Status::Ok, Status::Ok, Status::StaleGeneration];
     let Error::Refused { status, pointer: Some(at), .. } = Error::of_pages(&pages, Some(pointer()))
     else {
         panic!("a page was refused");
     };
-    assert_eq!((status, at.location.offset()), (Status::OutOfRange, 0x3000));
+    assert_eq!((status, at.location.offset()), (Status::StaleGeneration, 0x3000));
 }
