@@ -873,29 +873,30 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
             let mut client = client(&rack, node);
             scope.spawn(move || {
                 for _ in 0..50 {
-                    let held = lock.lock(&mut client, wait).expect("its turn comes");
+                    let mut held = lock.lock(&mut client, wait).expect("its turn comes");
                     // Not atomic, so a second holder would be seen.
-                    let word = read(&mut client, counter, 8);
+                    let word = read(held.client(), counter, 8);
                     let next = u64::from_le_bytes(word.try_into().expect("8 bytes")) + 1;
-                    client.write(counter, &next.to_le_bytes()).expect("it is allocated");
-                    lock.unlock(&mut client, held).expect("nobody is impatient");
+                    held.client().write(counter, &next.to_le_bytes()).expect("it is allocated");
+                    held.unlock().expect("nobody is impatient");
                 }
             });
         }
     });
-    let mut client = client(&rack, 1004);
+    let (mut client, mut other) = (client(&rack, 1004), client(&rack, 1005));
     assert_eq!(read(&mut client, counter, 8), 200_u64.to_le_bytes());
 
     let soon = Duration::from_millis(50);
     let gone = lock.lock(&mut client, wait).expect("it is free");
-    assert!(matches!(lock.lock(&mut client, soon), Err(LockError::TimedOut)));
+    assert!(matches!(lock.lock(&mut other, soon), Err(LockError::TimedOut)));
     let impatient = Lock::at(region.base(), soon).expect("it is aligned");
-    let held = impatient.lock(&mut client, wait).expect("it loses its patience");
-    assert!(matches!(lock.unlock(&mut client, gone), Err(LockError::Lost)));
-    lock.unlock(&mut client, held).expect("nobody is impatient");
-    let held =
-        lock.lock(&mut client, soon).expect("the ticket that was given up is not waited for");
-    lock.unlock(&mut client, held).expect("nobody is impatient");
+    let held = impatient.lock(&mut other, wait).expect("it loses its patience");
+    assert!(matches!(gone.unlock(), Err(LockError::Lost)));
+    held.unlock().expect("nobody is impatient");
+    // Dropping the guard unlocks too; the ticket that was given up is not waited for.
+    drop(lock.lock(&mut client, soon).expect("it is free"));
+    let held = lock.lock(&mut other, soon).expect("it was dropped");
+    held.unlock().expect("nobody is impatient");
     let unaligned = Lock::at(region.at(8).expect("inside"), soon);
     assert!(matches!(unaligned, Err(LockError::Unaligned(_))));
 }
@@ -917,7 +918,7 @@ fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
     }
     client.zero(region.base(), 16).expect("it is allocated");
     let held = lock.lock(&mut client, soon).expect("it is a new lock");
-    lock.unlock(&mut client, held).expect("nobody is impatient");
+    held.unlock().expect("nobody is impatient");
 }
 
 #[test]
