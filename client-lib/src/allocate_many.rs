@@ -158,7 +158,7 @@ impl Work for Creations<'_, '_> {
         Ok((request.operation.ok_or(Error::Length)?, None))
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
         let Some(request) = self.0.get_mut(transfer) else { return };
         request.result = result.and_then(|answer| match answer {
             Answer::Pointer(pointer) => {
@@ -207,7 +207,7 @@ impl Work for Deletions<'_> {
         Ok((Operation::Delete { pointer, pages }, Some(pointer)))
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
         if let Some(request) = self.0.get_mut(transfer) {
             request.result = result.map(|_| ());
         }

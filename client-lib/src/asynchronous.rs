@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     client::Client,
-    error::Error,
-    many::{Transfer, Transfers, lines},
+    error::{Error, cause},
+    many::{RangeStart, Transfer, Transfers, lines},
     placement::Placement,
 };
 
@@ -172,7 +172,7 @@ impl AsyncClient {
 
     async fn call<R>(&self, call: impl FnOnce(Reply<R>) -> Call) -> Result<R, Error> {
         let (reply, answer) = oneshot::channel();
-        let gone = || Error::Carrier { reason: "the client's worker thread ended".into() };
+        let gone = || Error::Carrier { cause: cause("the client's worker thread ended") };
         self.calls.send(call(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
@@ -262,6 +262,7 @@ struct Queued {
     /// Lines that did not end yet.
     lines_left: u32,
     result: Result<(), Error>,
+    start: RangeStart,
 }
 
 /// The bytes, and who waits for them.
@@ -276,7 +277,8 @@ impl Queued {
         let length = bytes.len() as u64;
         // A length that cannot be is told when its turn comes.
         let lines_left = lines(pointer, length).unwrap_or(0);
-        Self { pointer, length, call: Some(call), lines_left, result: Ok(()) }
+        let start = RangeStart::default();
+        Self { pointer, length, call: Some(call), lines_left, result: Ok(()), start }
     }
 
     /// Tells the caller, who may have stopped waiting.
@@ -321,11 +323,9 @@ impl Transfer for Queued {
 
     /// What went well is told at once; a failure at the end of the round, when nothing of it can
     /// be under way any more.
-    fn settle(&mut self, result: Result<(), Error>) {
+    fn settle(&mut self, line: u32, result: Result<(), Error>) {
         self.lines_left = self.lines_left.saturating_sub(1);
-        if self.result.is_ok() {
-            self.result = result;
-        }
+        self.start.settle(&mut self.result, self.pointer, line, result);
         if self.result.is_ok() && self.lines_left == 0 {
             self.answer(Ok(()));
         }

@@ -10,7 +10,7 @@ use crate::{
     config::EndpointConfig,
     drive::Driver,
     error::Error,
-    many::{Closing, ReadRequest, Single, Transfers, WriteRequest, ZeroRequest},
+    many::{Closing, RangeStart, ReadRequest, Single, Transfers, WriteRequest, ZeroRequest},
     placement::{Placement, Places},
     service::{Notices, ServiceCounters, ServiceState, Tenant},
     update::SpareLists,
@@ -99,7 +99,8 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`]; pages other than the one it names may be zeroed.
     pub fn zero(&mut self, pointer: Pointer, length: u64) -> Result<(), Error> {
-        let mut requests = [ZeroRequest { pointer, length, result: Ok(()) }];
+        let start = RangeStart::default();
+        let mut requests = [ZeroRequest { pointer, length, result: Ok(()), start }];
         self.driver.run(&mut Transfers(&mut requests), self.deadline)?;
         let [request] = requests;
         request.result
@@ -111,7 +112,7 @@ impl<T: Transport> Client<T> {
     /// Only if the carrier failed, and with it every request that had not ended.
     pub fn read_many(&mut self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         for request in &mut *requests {
-            request.result = Ok(());
+            *request = ReadRequest::new(request.pointer, core::mem::take(&mut request.buffer));
         }
         self.driver.run(&mut Transfers(requests), self.deadline)
     }
@@ -122,7 +123,7 @@ impl<T: Transport> Client<T> {
     /// Only if the carrier failed; what was under way may be written.
     pub fn write_many(&mut self, requests: &mut [WriteRequest<'_>]) -> Result<(), Error> {
         for request in &mut *requests {
-            request.result = Ok(());
+            *request = WriteRequest::new(request.pointer, request.data);
         }
         self.driver.run(&mut Transfers(requests), self.deadline)
     }

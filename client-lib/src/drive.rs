@@ -11,7 +11,11 @@ use bluebridge_protocol::{
 use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
 use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 
-use crate::{error::Error, many::Closing, transfer};
+use crate::{
+    error::{Cause, Error},
+    many::Closing,
+    transfer,
+};
 
 /// Datagrams handed to the carrier at once.
 const BATCH: usize = 64;
@@ -20,6 +24,9 @@ const BATCH: usize = 64;
 const BUSY_LIMIT: Duration = Duration::from_millis(2);
 
 /// What a call has to do: transfers, each of one or more operations.
+///
+/// The driver alone keeps the place in the work: each operation is begun once, and one that cannot
+/// be begun ends its transfer. So no implementation can make a call go on for ever.
 pub(crate) trait Work: Buffers {
     /// How many transfers there are.
     fn transfer_count(&self) -> usize;
@@ -36,10 +43,10 @@ pub(crate) trait Work: Buffers {
     /// If it cannot be begun.
     fn operation(&self, transfer: usize, line: u32) -> Result<(Operation, Option<Pointer>), Error>;
 
-    /// An operation ended.
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>);
+    /// An operation ended, or could not be begun.
+    fn settle(&mut self, transfer: usize, line: u32, result: Result<Answer, Error>);
 
-    /// Whether the rest of a transfer is of no use any more.
+    /// Whether the rest of a transfer is of no use any more, because of what ended so far.
     fn is_failed(&self, transfer: usize) -> bool;
 }
 
@@ -53,14 +60,27 @@ pub(crate) struct Driver<T> {
     /// Datagrams that the carrier was too busy for; they are sent again when their timer runs out.
     pub(crate) unsent_count: u64,
     /// What the carrier said when it last refused a datagram.
-    refusal: Option<Arc<str>>,
+    refusal: Option<Cause>,
 }
 
-/// Where a call stands in its work.
+/// Where a call stands in its work: it moves forward only.
 struct Cursor {
     transfer: usize,
+    transfer_count: usize,
     line: u32,
     in_flight: usize,
+}
+
+impl Cursor {
+    const fn is_at_end(&self) -> bool {
+        self.transfer >= self.transfer_count
+    }
+
+    /// Passes over what is left of the transfer.
+    const fn next_transfer(&mut self) {
+        self.transfer += 1;
+        self.line = 0;
+    }
 }
 
 impl<T: Transport> Driver<T> {
@@ -79,14 +99,15 @@ impl<T: Transport> Driver<T> {
     pub(crate) fn run(&mut self, work: &mut impl Work, deadline: Duration) -> Result<(), Error> {
         let mut now = self.now();
         let deadline = now + deadline;
-        let mut cursor = Cursor { transfer: 0, line: 0, in_flight: 0 };
+        let transfer_count = work.transfer_count();
+        let mut cursor = Cursor { transfer: 0, transfer_count, line: 0, in_flight: 0 };
         loop {
             self.start(now, &mut cursor, work, deadline);
             self.flush(now, work)?;
             if self.complete(&mut cursor, work) {
                 continue;
             }
-            if cursor.in_flight == 0 && cursor.transfer >= work.transfer_count() {
+            if cursor.in_flight == 0 && cursor.is_at_end() {
                 return Ok(());
             }
             now = self.wait(work)?;
@@ -95,32 +116,30 @@ impl<T: Transport> Driver<T> {
 
     /// Starts operations until the work or the room for them is used up.
     fn start(&mut self, now: Instant, cursor: &mut Cursor, work: &mut impl Work, until: Instant) {
-        while cursor.transfer < work.transfer_count() {
-            let transfer = cursor.transfer;
+        while !cursor.is_at_end() {
+            let (transfer, line) = (cursor.transfer, cursor.line);
             let lines = work.line_count(transfer);
-            let done = lines.as_ref().is_ok_and(|lines| cursor.line >= *lines);
-            if done || work.is_failed(transfer) {
-                cursor.transfer += 1;
-                cursor.line = 0;
+            if work.is_failed(transfer) || lines.as_ref().is_ok_and(|lines| line >= *lines) {
+                cursor.next_transfer();
                 continue;
             }
-            let operation = lines.and_then(|_| work.operation(transfer, cursor.line));
-            let (operation, _) = match operation {
-                Ok(operation) => operation,
-                Err(error) => {
-                    work.settle(transfer, Err(error));
-                    continue;
-                }
-            };
-            let token = transfer::token(transfer, cursor.line);
-            match self.requester.start_until(now, operation, token, until) {
-                Ok(_) => {
+            let begun = lines.and_then(|_| work.operation(transfer, line)).map(|(operation, _)| {
+                let token = transfer::token(transfer, line);
+                self.requester.start_until(now, operation, token, until)
+            });
+            let error = match begun {
+                Ok(Ok(_)) => {
                     cursor.line += 1;
                     cursor.in_flight += 1;
+                    continue;
                 }
-                Err(StartError::Full | StartError::Servers) if cursor.in_flight > 0 => return,
-                Err(error) => work.settle(transfer, Err(Error::of_start(error))),
-            }
+                Ok(Err(StartError::Full | StartError::Servers)) if cursor.in_flight > 0 => return,
+                Ok(Err(error)) => Error::of_start(error),
+                Err(error) => error,
+            };
+            // Whatever the work makes of it, this is not tried again.
+            cursor.next_transfer();
+            work.settle(transfer, line, Err(error));
         }
     }
 
@@ -134,7 +153,7 @@ impl<T: Transport> Driver<T> {
                 let pointer = work.operation(transfer, line).ok().and_then(|(_, pointer)| pointer);
                 Error::of_failure(failure, pointer, self.refusal.as_ref())
             });
-            work.settle(transfer, result);
+            work.settle(transfer, line, result);
         }
         cursor.in_flight < before
     }
@@ -183,10 +202,10 @@ impl<T: Transport> Driver<T> {
                     busy_since = None;
                 }
                 Err(bluebridge_transport::TransmitError::Socket(error)) => {
-                    return Err(self.carrier_failed(&error.to_string()));
+                    return Err(self.carrier_failed(Arc::new(error)));
                 }
                 Err(error) => {
-                    self.refusal = Some(Arc::from(error.to_string()));
+                    self.refusal = Some(Arc::new(error));
                     let same = batch.iter().skip(sent);
                     let same = same.take_while(|other| other.origin == next.origin).count();
                     let count = u32::try_from(same).unwrap_or(u32::MAX);
@@ -204,7 +223,7 @@ impl<T: Transport> Driver<T> {
         let wait = Wait::spinning(self.spin, Timestamp::from_nanos(timer));
         let count = match self.transport.receive(wait) {
             Ok(count) => count,
-            Err(error) => return Err(self.carrier_failed(&error.to_string())),
+            Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
         let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
         for index in 0..count {
@@ -229,9 +248,9 @@ impl<T: Transport> Driver<T> {
         let _ = self.flush(now, &Closing(Vec::new()));
     }
 
-    fn carrier_failed(&mut self, reason: &str) -> Error {
+    fn carrier_failed(&mut self, cause: Cause) -> Error {
         self.requester.cancel_all();
-        Error::Carrier { reason: Arc::from(reason) }
+        Error::Carrier { cause }
     }
 }
 
@@ -242,5 +261,82 @@ pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
         destination_port: UDP_PORT,
         header: transmit.head(),
         data: transmit.data,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_protocol::requester::Server;
+    use bluebridge_transport::memory::Hub;
+    use bluebridge_wire::{NodeId, Space};
+
+    use super::*;
+    use crate::EndpointConfig;
+
+    /// Work of operations that cannot be begun, which never admits that anything failed.
+    struct Stubborn {
+        lines: Result<u32, Error>,
+        operation: Result<Operation, Error>,
+        errors: Vec<(usize, Error)>,
+    }
+
+    impl Buffers for Stubborn {
+        fn outgoing(&self, _token: u64) -> &[u8] {
+            &[]
+        }
+
+        fn incoming(&mut self, _token: u64) -> &mut [u8] {
+            &mut []
+        }
+    }
+
+    impl Work for Stubborn {
+        fn transfer_count(&self) -> usize {
+            // One more for each that failed.
+            3 + self.errors.len()
+        }
+
+        fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
+            self.lines.clone()
+        }
+
+        fn operation(&self, _: usize, _: u32) -> Result<(Operation, Option<Pointer>), Error> {
+            self.operation.clone().map(|operation| (operation, None))
+        }
+
+        fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
+            self.errors.push((transfer, result.expect_err("it cannot be begun")));
+            assert!(self.errors.len() <= 3, "an operation is begun again and again");
+        }
+
+        fn is_failed(&self, _transfer: usize) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn work_that_cannot_be_begun_ends_whatever_it_says() {
+        let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
+        let carrier = Hub::new(16).attach(4000, &[]).expect("there is room");
+        let requester = Requester::new(config.requester(carrier.capabilities()));
+        let mut driver = Driver::new(carrier, requester, config.spin);
+        let nowhere = Server { node: NodeId::ANY, shard: 0 };
+        let impossible = Operation::Create { server: Some(nowhere), pages: 1 };
+        for (lines, operation) in [
+            (Ok(2), Ok(impossible)),
+            (Ok(u32::MAX), Err(Error::NoMemoryNode)),
+            (Err(Error::NoMemoryNode), Ok(impossible)),
+        ] {
+            let mut work = Stubborn { lines, operation, errors: Vec::new() };
+            driver.run(&mut work, Duration::from_secs(5)).expect("the carrier works");
+            let transfers: Vec<_> = work.errors.iter().map(|(transfer, _)| *transfer).collect();
+            assert_eq!(transfers, [0, 1, 2], "one error for each transfer: {:?}", work.errors);
+            for (_, error) in &work.errors {
+                assert!(
+                    matches!(error, Error::NoMemoryNode | Error::WrongNode { node: NodeId::ANY }),
+                    "{error}"
+                );
+            }
+        }
     }
 }

@@ -1,9 +1,17 @@
 //! What can go wrong, whose fault it is, and what to do.
 
-use std::sync::Arc;
+use std::{error, sync::Arc};
 
 use bluebridge_protocol::requester::{Failure, StartError};
-use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, Status};
+use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, PointerError, Status};
+
+/// What another library reported; shared, so that an [`Error`] can be cloned.
+pub(crate) type Cause = Arc<dyn error::Error + Send + Sync>;
+
+/// A cause that is only a text.
+pub(crate) fn cause(text: &str) -> Cause {
+    Cause::from(Box::<dyn error::Error + Send + Sync>::from(text))
+}
 
 /// Who is at fault for an [`Error`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,14 +44,17 @@ pub enum Error {
         remaining_ms: u16,
     },
     /// The carrier failed for good, or this host's network is not set up.
-    #[error("the carrier failed: {reason}; check the interface and the fabric's routes")]
+    #[error("the carrier failed: {cause}; check the interface and the fabric's routes")]
     Carrier {
-        /// What the carrier said.
-        reason: Arc<str>,
+        /// What the carrier reported.
+        #[source]
+        cause: Arc<dyn error::Error + Send + Sync>,
     },
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
     #[error(
-        "the update of the page at {pointer} came too late, and nothing of it was written ({how}{});          update again, with the contents as they are then", now_of(*.owner)
+        "the update of the page at {pointer} came too late, and nothing of it was written ({how}{}); \
+         update again, with the contents as they are then",
+        now_of(*.owner)
     )]
     LeaseLost {
         /// The first byte of the part whose lease it was.
@@ -74,7 +85,8 @@ pub enum Error {
     },
     /// Of an update over several lines the first ones are written, and the rest is not.
     #[error(
-        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written,          and nothing at {pointer} or behind ({cause})"
+        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written, \
+         and nothing at {pointer} or behind ({cause})"
     )]
     PartlyCommitted {
         /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of
@@ -86,6 +98,19 @@ pub enum Error {
         #[source]
         cause: Box<Self>,
     },
+    /// The range begins in an allocation and goes past its end. (Or the allocation was freed while the
+    /// call ran.)
+    #[error(
+        "the range goes past the end of the allocation that it begins in: nothing of that is at \
+         {pointer}; correct the length"
+    )]
+    PastEnd {
+        /// The first byte of the range that is not the allocation's.
+        pointer: Pointer,
+    },
+    /// Pointer arithmetic left the region or the arena.
+    #[error(transparent)]
+    Pointer(#[from] PointerError),
     /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
     /// the lost contents.
     #[error("node {node} refused: {status}{}; {}", at(*.pointer), advice(*.status))]
@@ -118,6 +143,9 @@ pub enum Error {
     /// More lines are leased at once than configured.
     #[error("too many leases at once; end updates first, or raise `lease_count`")]
     TooManyLeases,
+    /// More operations than configured are needed at once.
+    #[error("too many operations at once; raise `operation_count`")]
+    TooManyOperations,
     /// More servers than configured are needed at once.
     #[error("too many servers at once; raise `server_count`")]
     TooManyServers,
@@ -153,8 +181,11 @@ impl Error {
             Self::Busy { .. }
             | Self::LeaseLost { .. }
             | Self::Length
+            | Self::PastEnd { .. }
+            | Self::Pointer(_)
             | Self::SharedPage { .. }
             | Self::TooManyLeases
+            | Self::TooManyOperations
             | Self::TooManyServers
             | Self::WrongNode { .. }
             | Self::WrongSpace => Fault::You,
@@ -196,6 +227,9 @@ impl Error {
             Self::PartlyCommitted { .. } => 14,
             Self::SharedPage { .. } => 15,
             Self::TooManyLeases => 16,
+            Self::Pointer(_) => 17,
+            Self::TooManyOperations => 18,
+            Self::PastEnd { .. } => 19,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
@@ -215,15 +249,16 @@ impl Error {
             StartError::Length => Self::Length,
             StartError::Node(node) => Self::WrongNode { node },
             StartError::Space => Self::WrongSpace,
-            // The driver starts only what there is room for.
-            _ => Self::TooManyServers,
+            // The driver waits for room while anything is under way.
+            StartError::Full => Self::TooManyOperations,
+            StartError::Servers => Self::TooManyServers,
         }
     }
 
     pub(crate) fn of_failure(
         failure: Failure,
         pointer: Option<Pointer>,
-        carrier: Option<&Arc<str>>,
+        carrier: Option<&Cause>,
     ) -> Self {
         match failure {
             Failure::Buffer => Self::Length,
@@ -238,8 +273,7 @@ impl Error {
                 None => Self::Violation { node },
             },
             Failure::NotSent { .. } => {
-                let reason = carrier.map_or_else(|| Arc::from("not sent"), Arc::clone);
-                Self::Carrier { reason }
+                Self::Carrier { cause: carrier.map_or_else(|| cause("not sent"), Arc::clone) }
             }
             Failure::OutcomeUnknown { node, answering } => {
                 Self::OutcomeUnknown { node, pointer, answering }
@@ -251,7 +285,15 @@ impl Error {
             Failure::TooManyServers { .. } => Self::TooManyServers,
             Failure::Unreachable { node } => Self::Unreachable { node },
             Failure::Violation { node } => Self::Violation { node },
-            _ => Self::TimedOut { node: NodeId::ANY },
+        }
+    }
+
+    /// Where nothing that the pointer may use is allocated, if that is the error.
+    pub(crate) fn missing_memory(&self) -> Option<Pointer> {
+        match self {
+            Self::PastEnd { pointer } => Some(*pointer),
+            Self::Refused { status, pointer, .. } if is_missing(*status) => *pointer,
+            _ => None,
         }
     }
 
@@ -266,8 +308,23 @@ impl Error {
             let start = if page == 0 { pointer } else { pointer.page_start() };
             start.checked_add(offset).unwrap_or(pointer)
         });
-        Self::Refused { status, node, pointer: first_byte }
+        match first_byte {
+            // The pages have one allocation, and its first one is there.
+            Some(pointer) if page > 0 && is_missing(status) && starts_well(statuses) => {
+                Self::PastEnd { pointer }
+            }
+            pointer => Self::Refused { status, node, pointer },
+        }
     }
+}
+
+/// Whether a page is not of the allocation that the pointer was made for.
+const fn is_missing(status: Status) -> bool {
+    matches!(status, Status::NotAllocated | Status::OutOfRange | Status::StaleTag)
+}
+
+fn starts_well(statuses: &[Status]) -> bool {
+    statuses.first().is_some_and(|status| status.is_ok())
 }
 
 /// Node 0 is whichever memory node the switch chooses.
@@ -289,7 +346,11 @@ fn at(pointer: Option<Pointer>) -> String {
 
 const fn advice(status: Status) -> &'static str {
     match status {
-        Status::StaleTag | Status::NotAllocated => "the memory was freed; forget the pointer",
+        // A pointer alone does not say where its allocation ends.
+        Status::StaleTag | Status::NotAllocated => {
+            "the memory was freed, or the pointer is past the end of its allocation; \
+             correct it, or forget the pointer"
+        }
         Status::StaleGeneration => "what it pointed to is lost; forget the pointer",
         Status::OutOfRange | Status::BadLength | Status::Unaligned => {
             "correct the pointer or the length"

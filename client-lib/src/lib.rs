@@ -72,7 +72,7 @@ pub use config::{EndpointConfig, MemoryNode};
 pub use error::{Error, Fault};
 #[cfg(feature = "join")]
 pub use join::{JoinError, JoinOptions, ServiceStart};
-pub use lock::{LOCK_BYTES, Lock, LockError, LockHeld};
+pub use lock::{LOCK_BYTES, Lock, LockError, LockGuard};
 pub use many::{ReadRequest, WriteRequest};
 pub use placement::Placement;
 pub use service::{

@@ -1,9 +1,9 @@
 //! A lock between endpoints, made of two words of memory and their atomics.
 
-use core::time::Duration;
+use core::{fmt, time::Duration};
 use std::{thread, time::Instant};
 
-use bluebridge_transport::Transport;
+use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
 
 use crate::{client::Client, error::Error};
@@ -43,9 +43,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// let region = client.create(4096)?;
 /// // Everyone who knows the pointer can take the lock.
 /// let lock = Lock::at(region.base(), Duration::from_secs(2))?;
-/// let held = lock.lock(&mut client, Duration::from_secs(5))?;
-/// client.write(region.at(64)?, b"one at a time")?;
-/// lock.unlock(&mut client, held)?;
+/// let mut held = lock.lock(&mut client, Duration::from_secs(5))?;
+/// held.client().write(region.at(64)?, b"one at a time")?;
+/// held.unlock()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -56,11 +56,15 @@ pub struct Lock {
     patience: Duration,
 }
 
-/// The right of a [`Lock`]'s holder; give it back by [`Lock::unlock`].
-#[derive(Debug)]
-#[must_use = "the lock stays locked until it is unlocked, or others lose their patience"]
-pub struct LockHeld {
-    ticket: u64,
+/// A [`Lock`] that is held; it is unlocked when the guard is dropped.
+///
+/// [`LockGuard::unlock`] does that too, and says how it ended.
+#[must_use = "dropping the guard unlocks the lock"]
+pub struct LockGuard<'a, T: Transport = UdpTransport> {
+    lock: Lock,
+    client: &'a mut Client<T>,
+    /// `None` once it was given back.
+    ticket: Option<u64>,
 }
 
 /// A [`Lock`] or [`crate::Barrier`] did not do what was asked.
@@ -99,16 +103,16 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, at most for `timeout`.
+    /// Waits for the lock, at most for `timeout` and one call of the client.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and not served yet is passed
-    /// over by the patience of others, if it could not be given back.
-    pub fn lock<T: Transport>(
+    /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and is not served yet is
+    /// passed over by the patience of others, if it could not be given back.
+    pub fn lock<'a, T: Transport>(
         &self,
-        client: &mut Client<T>,
+        client: &'a mut Client<T>,
         timeout: Duration,
-    ) -> Result<LockHeld, LockError> {
+    ) -> Result<LockGuard<'a, T>, LockError> {
         let until = Instant::now() + timeout;
         let mut ticket = client.fetch_add(self.pointer, 1)?;
         let mut pause = PAUSE;
@@ -116,16 +120,21 @@ impl Lock {
         loop {
             let (served, since) = seen;
             if served == ticket {
-                return Ok(LockHeld { ticket });
+                return Ok(LockGuard { lock: *self, client, ticket: Some(ticket) });
             }
-            if ahead(served, ticket) {
+            let is_behind = ahead(served, ticket);
+            if Instant::now() >= until {
+                // A ticket that others passed over holds nobody up.
+                if !is_behind {
+                    self.give_back(client, ticket)?;
+                }
+                return Err(LockError::TimedOut);
+            }
+            if is_behind {
                 // The others passed over this ticket, so it needs another.
                 ticket = client.fetch_add(self.pointer, 1)?;
             } else if since.elapsed() > self.patience {
                 client.compare_swap(self.serving, served, served.wrapping_add(1))?;
-            } else if Instant::now() >= until {
-                self.give_back(client, ticket)?;
-                return Err(LockError::TimedOut);
             } else {
                 let left = until.saturating_duration_since(Instant::now());
                 thread::sleep(pause.min(left));
@@ -140,17 +149,9 @@ impl Lock {
     }
 
     /// Gives the lock to the next ticket.
-    ///
-    /// # Errors
-    /// [`LockError::Lost`]; [`LockError::Memory`]: if nothing came through, others wait until they lose
-    /// their patience.
-    pub fn unlock<T: Transport>(
-        &self,
-        client: &mut Client<T>,
-        held: LockHeld,
-    ) -> Result<(), LockError> {
-        let next = held.ticket.wrapping_add(1);
-        if client.compare_swap(self.serving, held.ticket, next)? == held.ticket {
+    fn pass_on<T: Transport>(&self, client: &mut Client<T>, ticket: u64) -> Result<(), LockError> {
+        let next = ticket.wrapping_add(1);
+        if client.compare_swap(self.serving, ticket, next)? == ticket {
             Ok(())
         } else {
             Err(LockError::Lost)
@@ -175,6 +176,42 @@ impl Lock {
             client.compare_swap(self.serving, ticket, next)?;
         }
         Ok(())
+    }
+}
+
+impl<T: Transport> LockGuard<'_, T> {
+    /// The client, for other calls while the lock is held.
+    pub const fn client(&mut self) -> &mut Client<T> {
+        self.client
+    }
+
+    /// Gives the lock to the next ticket.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`]; [`LockError::Memory`]: if nothing came through, others wait until they lose
+    /// their patience.
+    pub fn unlock(mut self) -> Result<(), LockError> {
+        self.give_up()
+    }
+
+    fn give_up(&mut self) -> Result<(), LockError> {
+        match self.ticket.take() {
+            Some(ticket) => self.lock.pass_on(self.client, ticket),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<T: Transport> fmt::Debug for LockGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport> Drop for LockGuard<'_, T> {
+    fn drop(&mut self) {
+        // If nothing came through, the patience of others passes over the ticket.
+        let _ = self.give_up();
     }
 }
 

@@ -18,13 +18,14 @@ pub struct ReadRequest<'a> {
     pub buffer: &'a mut [u8],
     /// How it ended; the call sets it.
     pub result: Result<(), Error>,
+    start: RangeStart,
 }
 
 impl<'a> ReadRequest<'a> {
     /// A request that was not made yet.
     #[must_use]
     pub const fn new(pointer: Pointer, buffer: &'a mut [u8]) -> Self {
-        Self { pointer, buffer, result: Ok(()) }
+        Self { pointer, buffer, result: Ok(()), start: RangeStart { is_there: false } }
     }
 }
 
@@ -37,13 +38,14 @@ pub struct WriteRequest<'a> {
     pub data: &'a [u8],
     /// How it ended; the call sets it.
     pub result: Result<(), Error>,
+    start: RangeStart,
 }
 
 impl<'a> WriteRequest<'a> {
     /// A request that was not made yet.
     #[must_use]
     pub const fn new(pointer: Pointer, data: &'a [u8]) -> Self {
-        Self { pointer, data, result: Ok(()) }
+        Self { pointer, data, result: Ok(()), start: RangeStart { is_there: false } }
     }
 }
 
@@ -91,16 +93,51 @@ pub(crate) trait Transfer {
     }
 
     /// A line's operation ended.
-    fn settle(&mut self, result: Result<(), Error>);
+    fn settle(&mut self, line: u32, result: Result<(), Error>);
 
     /// Whether the rest of it is of no use any more.
     fn is_failed(&self) -> bool;
 }
 
-/// Keeps the first error.
-fn note(first: &mut Result<(), Error>, result: Result<(), Error>) {
-    if first.is_ok() {
-        *first = result;
+/// What is known of the first page of a range.
+///
+/// An allocation is freed as a whole. So if the first page is there and a later one is not, the range
+/// goes past the end of its allocation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RangeStart {
+    is_there: bool,
+}
+
+impl RangeStart {
+    /// Takes in how a line of a range ended; keeps the first error, and of memory that is not there the
+    /// lowest address.
+    pub(crate) fn settle(
+        &mut self,
+        first: &mut Result<(), Error>,
+        range: Pointer,
+        line: u32,
+        result: Result<(), Error>,
+    ) {
+        self.is_there |= line == 0 && matches!(result, Ok(()) | Err(Error::PastEnd { .. }));
+        if let Err(error) = result {
+            let is_kept = match first.as_ref().err() {
+                None => false,
+                Some(kept) => match (kept.missing_memory(), error.missing_memory()) {
+                    (Some(kept), Some(lower)) => kept <= lower,
+                    _ => true,
+                },
+            };
+            if !is_kept {
+                *first = Err(error);
+            }
+        }
+        if let Err(Error::Refused { .. }) = first
+            && self.is_there
+            && let Some(missing) = first.as_ref().err().and_then(Error::missing_memory)
+            && missing.page_start() != range.page_start()
+        {
+            *first = Err(Error::PastEnd { pointer: missing });
+        }
     }
 }
 
@@ -121,8 +158,8 @@ impl Transfer for ReadRequest<'_> {
         self.buffer
     }
 
-    fn settle(&mut self, result: Result<(), Error>) {
-        note(&mut self.result, result);
+    fn settle(&mut self, line: u32, result: Result<(), Error>) {
+        self.start.settle(&mut self.result, self.pointer, line, result);
     }
 
     fn is_failed(&self) -> bool {
@@ -147,8 +184,8 @@ impl Transfer for WriteRequest<'_> {
         self.data
     }
 
-    fn settle(&mut self, result: Result<(), Error>) {
-        note(&mut self.result, result);
+    fn settle(&mut self, line: u32, result: Result<(), Error>) {
+        self.start.settle(&mut self.result, self.pointer, line, result);
     }
 
     fn is_failed(&self) -> bool {
@@ -161,6 +198,7 @@ pub(crate) struct ZeroRequest {
     pub(crate) pointer: Pointer,
     pub(crate) length: u64,
     pub(crate) result: Result<(), Error>,
+    pub(crate) start: RangeStart,
 }
 
 impl Transfer for ZeroRequest {
@@ -176,8 +214,8 @@ impl Transfer for ZeroRequest {
         Operation::Zero { pointer, length }
     }
 
-    fn settle(&mut self, result: Result<(), Error>) {
-        note(&mut self.result, result);
+    fn settle(&mut self, line: u32, result: Result<(), Error>) {
+        self.start.settle(&mut self.result, self.pointer, line, result);
     }
 
     fn is_failed(&self) -> bool {
@@ -220,9 +258,9 @@ impl<R: Transfer> Work for Transfers<'_, R> {
         Ok((request.operation(pointer, length), Some(pointer)))
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, transfer: usize, line: u32, result: Result<Answer, Error>) {
         if let Some(request) = self.0.get_mut(transfer) {
-            request.settle(result.map(|_| ()));
+            request.settle(line, result.map(|_| ()));
         }
     }
 
@@ -266,7 +304,7 @@ impl Work for Single<'_> {
         Ok((self.operation, self.pointer))
     }
 
-    fn settle(&mut self, _transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, _transfer: usize, _line: u32, result: Result<Answer, Error>) {
         self.result = Some(result);
     }
 
@@ -307,7 +345,7 @@ impl Work for Closing {
     }
 
     /// A server that does not answer ends the session by itself.
-    fn settle(&mut self, _transfer: usize, _result: Result<Answer, Error>) {}
+    fn settle(&mut self, _transfer: usize, _line: u32, _result: Result<Answer, Error>) {}
 
     fn is_failed(&self, _transfer: usize) -> bool {
         false

@@ -377,7 +377,7 @@ impl Work for Turn<'_> {
         Ok((self.operation, Some(self.pointer)))
     }
 
-    fn settle(&mut self, _transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, _transfer: usize, _line: u32, result: Result<Answer, Error>) {
         self.result = Some(result);
     }
 

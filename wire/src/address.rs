@@ -224,7 +224,7 @@ impl core::error::Error for PointerError {}
 /// It parses from and prints as IPv6 text. Arithmetic stays on the node, in the scope, in the
 /// arena generation and in the 48-bit offset, or is an error; to stay within an allocation use
 /// [`Region`].
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Pointer {
     /// The tenant.
     pub space: Space,
@@ -306,6 +306,13 @@ impl Pointer {
 impl fmt::Display for Pointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_ipv6().fmt(f)
+    }
+}
+
+/// The address, as [`Display`](fmt::Display) and every other tool prints it.
+impl fmt::Debug for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pointer").field(&format_args!("{self}")).finish()
     }
 }
 

@@ -317,7 +317,7 @@ statuses! {
     /// The range leaves the arena.
     OutOfRange = 16, Requester, "the range leaves the arena";
     /// The pages were freed, and perhaps allocated anew.
-    StaleTag = 17, Requester, "the pointer's tag is stale: the page was deleted";
+    StaleTag = 17, Requester, "the page has another tag than the pointer";
     /// The arena lost its contents since.
     StaleGeneration = 18, Requester, "the pointer is from before the server lost its contents";
     /// The pages are not allocated.

@@ -39,6 +39,7 @@ proptest! {
     #[test]
     fn a_pointer_survives_text_and_address(pointer in pointers()) {
         prop_assert_eq!(pointer.to_string().parse(), Ok(pointer));
+        prop_assert_eq!(format!("{pointer:?}"), format!("Pointer({pointer})"));
         prop_assert_eq!(Pointer::try_from(Ipv6Addr::from(pointer)), Ok(pointer));
         prop_assert_eq!(Location::from_bits(pointer.location.bits()), Some(pointer.location));
     }

@@ -1,9 +1,11 @@
 use std::collections::BTreeSet;
 
 use bluebridge_protocol::requester::Failure;
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Pointer, Space, Status, Tag};
+use bluebridge_wire::{
+    ArenaGeneration, LeaseEnd, Location, NodeId, Pointer, PointerError, Region, Space, Status, Tag,
+};
 
-use super::{Error, Fault};
+use super::{Error, Fault, cause};
 
 const NODE: NodeId = NodeId(9);
 
@@ -15,7 +17,7 @@ fn pointer() -> Pointer {
 fn all() -> Vec<Error> {
     let mut errors = vec![
         Error::Busy { pointer: pointer(), owner: NODE, remaining_ms: 4 },
-        Error::Carrier { reason: "gone".into() },
+        Error::Carrier { cause: cause("gone") },
         Error::Length,
         Error::NoMemoryNode,
         Error::OutcomeUnknown { node: NODE, pointer: None, answering: true },
@@ -26,6 +28,17 @@ fn all() -> Vec<Error> {
         Error::Violation { node: NODE },
         Error::WrongNode { node: NODE },
         Error::WrongSpace,
+        Error::LeaseLost { pointer: pointer(), how: LeaseEnd::LeasedAgain, owner: Some(NODE) },
+        Error::PartlyCommitted {
+            pointer: pointer(),
+            committed_bytes: 7,
+            cause: Box::new(Error::TimedOut { node: NODE }),
+        },
+        Error::SharedPage { pointer: pointer() },
+        Error::TooManyLeases,
+        Error::Pointer(PointerError::OutOfRegion),
+        Error::TooManyOperations,
+        Error::PastEnd { pointer: pointer() },
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,
@@ -43,6 +56,15 @@ fn every_error_has_a_code_and_a_text_of_its_own() {
     assert_eq!(codes.len(), errors.len());
     assert_eq!(texts.len(), errors.len());
     assert!(!codes.contains(&0), "0 is success");
+}
+
+#[test]
+fn texts_are_single_lines_without_runs_of_spaces() {
+    for error in all() {
+        let text = error.to_string();
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(text, words);
+    }
 }
 
 #[test]
@@ -88,15 +110,36 @@ fn the_fault_is_named() {
 }
 
 #[test]
+fn what_another_library_reported_is_kept() {
+    let failed = std::io::Error::from(std::io::ErrorKind::NetworkDown);
+    let error = Error::Carrier { cause: std::sync::Arc::new(failed) };
+    let source = std::error::Error::source(&error).expect("the carrier's own error");
+    let source = source.downcast_ref::<std::sync::Arc<dyn std::error::Error + Send + Sync>>();
+    let io = source.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    assert_eq!(io.map(std::io::Error::kind), Some(std::io::ErrorKind::NetworkDown));
+}
+
+#[test]
+fn pointer_arithmetic_and_calls_share_an_error() {
+    fn beyond(region: Region) -> Result<Pointer, Error> {
+        Ok(region.at(4096)?)
+    }
+    let region = Region::new(pointer(), 4096).expect("inside of the arena");
+    let error = beyond(region).expect_err("it is one byte too far");
+    assert!(matches!(error, Error::Pointer(PointerError::OutOfRegion)), "{error}");
+    assert_eq!(error.fault(), Fault::You);
+}
+
+#[test]
 fn a_refusal_carries_pointer_and_node() {
     let failure = Failure::Refused { status: Status::StaleTag, node: NODE };
     let error = Error::of_failure(failure, Some(pointer()), None);
     let text = error.to_string();
     assert!(text.contains("fdbb:1:9:3::1010") && text.contains("node 9"), "{text}");
-    let pages = [Status::Ok, Status::Ok, Status::OutOfRange];
+    let pages = [Status::Ok, Status::Ok, Status::StaleGeneration];
     let Error::Refused { status, pointer: Some(at), .. } = Error::of_pages(&pages, Some(pointer()))
     else {
         panic!("a page was refused");
     };
-    assert_eq!((status, at.location.offset()), (Status::OutOfRange, 0x3000));
+    assert_eq!((status, at.location.offset()), (Status::StaleGeneration, 0x3000));
 }

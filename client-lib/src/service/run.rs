@@ -296,7 +296,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Says when the thread looks next, and looks once more: a client that saw what was said
-    /// before may have relied on it.
+    /// before may have relied on it. It may be a new client.
     fn promise(&mut self, look_at: Instant, stop_at: Option<Instant>) -> Instant {
         let mut until = self.due(look_at).min(stop_at.unwrap_or(NEVER));
         loop {
@@ -306,6 +306,7 @@ impl<T: Transport> Serving<T> {
                 return Instant::default();
             }
             let now = self.now();
+            self.admit();
             self.sync(now);
             let due = self.due(until);
             if due >= until {
@@ -511,13 +512,10 @@ mod tests {
         assert_eq!(carrier.transmit(&[request]).expect("it is attached"), 1);
     }
 
-    #[test]
-    fn the_first_lease_of_a_new_client_is_known_when_a_request_about_it_comes() {
-        let (home, owner) = (NodeId(1), NodeId(1000));
-        let hub = Hub::new(16);
+    /// An endpoint's service without its thread, and the switch's side of it.
+    fn endpoint(hub: &Hub, owner: NodeId, home: NodeId) -> Serving<MemoryTransport> {
         // The switch leads requests for the home to the owner.
         let mut carrier = hub.attach(UDP_PORT, &[prefix(owner), prefix(home)]).expect("room");
-        let mut rival = hub.attach(4242, &[prefix(NodeId(1001))]).expect("room");
         let shared = Arc::new(Shared {
             waker: carrier.waker().expect("a queue has one"),
             next_look: 0.into(),
@@ -530,18 +528,18 @@ mod tests {
             subscribers: Subscribers::default(),
             counts: Counts::default(),
         });
-        let config = EndpointConfig::new(SPACE, owner, 1);
-        let mut serving = Serving::new(&config, carrier, Arc::clone(&shared));
-        let location = Location::new(ArenaGeneration::default(), 4096).expect("small");
-        let page = Pointer { space: SPACE, node: home, tag: Tag(3), location };
-        let _ = serving.look(serving.now());
-        ask(&mut rival, page, 1);
-        serving.wait(Instant::default()).expect("the carrier works");
-        assert_eq!(serving.owner.counters().of(Event::NotOwner), 1, "nothing is leased");
+        Serving::new(&EndpointConfig::new(SPACE, owner, 1), carrier, shared)
+    }
 
-        // The thread sleeps when the client comes, gets a lease, and somebody asks for its page.
+    fn page_of(home: NodeId) -> Pointer {
+        let location = Location::new(ArenaGeneration::default(), 4096).expect("small");
+        Pointer { space: SPACE, node: home, tag: Tag(3), location }
+    }
+
+    /// A client comes and gets a lease of 10 s; it does not wake the thread.
+    fn first_lease(serving: &Serving<MemoryTransport>, page: Pointer) -> (Writer, Entry) {
         let ledger = Arc::new(Ledger::new(1));
-        shared.add(&ledger);
+        serving.shared.add(&ledger);
         let expires_at = serving.now() + Duration::from_secs(10);
         let lease = Entry {
             pointer: page,
@@ -556,8 +554,37 @@ mod tests {
         };
         let mut writer = Writer::new(ledger);
         assert!(writer.hold(&lease, &[]).is_some(), "there is room");
+        (writer, lease)
+    }
+
+    #[test]
+    fn the_first_lease_of_a_new_client_is_known_when_a_request_about_it_comes() {
+        let (home, owner) = (NodeId(1), NodeId(1000));
+        let hub = Hub::new(16);
+        let mut serving = endpoint(&hub, owner, home);
+        let mut rival = hub.attach(4242, &[prefix(NodeId(1001))]).expect("room");
+        let page = page_of(home);
+        let _ = serving.look(serving.now());
+        ask(&mut rival, page, 1);
+        serving.wait(Instant::default()).expect("the carrier works");
+        assert_eq!(serving.owner.counters().of(Event::NotOwner), 1, "nothing is leased");
+
+        // The thread sleeps when the client comes, gets a lease, and somebody asks for its page.
+        let _lease = first_lease(&serving, page);
         ask(&mut rival, page, 2);
         serving.wait(Instant::default()).expect("the carrier works");
         assert_eq!(serving.owner.counters().of(Event::Reject), 1, "{:?}", serving.owner.counters());
+    }
+
+    #[test]
+    fn the_first_lease_of_a_client_that_comes_while_the_thread_goes_to_sleep_is_renewed() {
+        let home = NodeId(1);
+        let mut serving = endpoint(&Hub::new(16), NodeId(1000), home);
+        let look_at = serving.look(serving.now());
+        assert_eq!(look_at, NEVER, "nobody has a lease");
+        // The client sees that the thread is awake, and relies on it to look once more.
+        assert_eq!(serving.shared.next_look.load(Ordering::Relaxed), 0);
+        let (_writer, lease) = first_lease(&serving, page_of(home));
+        assert_eq!(serving.promise(look_at, None), lease.renew_at(), "it sleeps no longer");
     }
 }

@@ -181,7 +181,7 @@ impl Work for Sweep<'_> {
         Ok((operation, Some(pointer)))
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
         let Some(part) = self.held.get_mut(transfer) else { return };
         match (&self.kind, result) {
             (Kind::Renew, Ok(Answer::Leased(lease))) => part.lease = lease,

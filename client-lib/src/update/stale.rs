@@ -60,9 +60,9 @@ impl Work for StaleReads<'_, '_> {
         })
     }
 
-    fn settle(&mut self, transfer: usize, result: Result<Answer, Error>) {
+    fn settle(&mut self, transfer: usize, line: u32, result: Result<Answer, Error>) {
         self.is_stale |= matches!(result, Ok(Answer::Read { stale: true }));
-        self.reads.settle(transfer, result);
+        self.reads.settle(transfer, line, result);
     }
 
     fn is_failed(&self, transfer: usize) -> bool {

@@ -98,6 +98,70 @@ fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
     assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the other");
 }
 
+/// Allocations side by side on one node, and pages behind that nobody has.
+#[test]
+fn a_range_past_the_end_of_its_allocation_is_called_that() {
+    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let mut client = client(&rack);
+    let create = |client: &mut Client<_>, bytes| {
+        client.create_at(bytes, Placement::Node(NODES[0])).expect("there is room")
+    };
+    let line = 32_768;
+    let regions = [1, 2, 21, 8].map(|pages| create(&mut client, pages * 4096));
+    let ends = regions.map(|region| region.base().location.offset() + region.length_bytes());
+    assert_eq!(ends.map(|end| end % line == 0), [false, false, true, true], "at lines' ends too");
+    for (at, region) in regions.iter().enumerate() {
+        let length = region.length_bytes();
+        let end = region.base().checked_add(length).expect("inside of the arena");
+        // From a byte in the first page, in the last page, and one line before the end.
+        let starts = [0, 5, length - 1, length.saturating_sub(line)];
+        for (start, beyond) in starts.into_iter().flat_map(|at| [(at, 1), (at, 3 * line)]) {
+            let pointer = region.at(start).expect("inside");
+            let bytes = usize::try_from(length - start + beyond).expect("small");
+            for (what, result) in [
+                ("read", client.read(pointer, &mut vec![0; bytes])),
+                ("read_stale", client.read_stale(pointer, &mut vec![0; bytes]).map(drop)),
+                ("write", client.write(pointer, &vec![0; bytes])),
+                ("zero", client.zero(pointer, bytes as u64)),
+            ] {
+                let error = result.expect_err("it goes past the end");
+                let told = matches!(error, Error::PastEnd { pointer } if pointer == end);
+                assert!(told, "{what} of {bytes} bytes at {start} of region {at}: {error}");
+                assert_eq!(error.fault(), Fault::You);
+            }
+        }
+        // What begins past the end may as well have been freed.
+        let error = client.read(end, &mut [0; 8]).expect_err("it is another's, or nobody's");
+        assert!(matches!(error, Error::Refused { pointer: Some(at), .. } if at == end), "{error}");
+        assert!(error.to_string().contains("past the end"), "{error}");
+    }
+    for region in regions {
+        client.delete(region).expect("it is ours");
+        let error = client.read(region.base(), &mut [0; 8192]).expect_err("it is gone");
+        let freed =
+            matches!(error, Error::Refused { pointer: Some(at), .. } if at == region.base());
+        assert!(freed, "{error}");
+    }
+}
+
+#[test]
+fn many_creations_end_though_one_names_an_impossible_node() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut client = client(&rack);
+    for node in [NodeId::ANY, NodeId::ALL] {
+        let mut creates =
+            [NODES[0], node, NODES[1]].map(|node| CreateRequest::new(4096, Placement::Node(node)));
+        client.create_many(&mut creates).expect("the carrier works");
+        for (create, on) in [(&creates[0], NODES[0]), (&creates[2], NODES[1])] {
+            assert_eq!(create.result.as_ref().expect("there is room").base().node, on);
+        }
+        let error = creates[1].result.as_ref().expect_err("no memory is there");
+        assert!(matches!(error, Error::WrongNode { node: wrong } if *wrong == node), "{error}");
+        let error = client.create_at(4096, Placement::Node(node)).expect_err("no memory is there");
+        assert!(matches!(error, Error::WrongNode { node: wrong } if wrong == node), "{error}");
+    }
+}
+
 #[test]
 fn many_ranges_on_many_nodes_end_one_by_one() {
     let rack = Rack::start(&NODES, 16 << 20);

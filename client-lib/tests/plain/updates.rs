@@ -873,31 +873,52 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
             let mut client = client(&rack, node);
             scope.spawn(move || {
                 for _ in 0..50 {
-                    let held = lock.lock(&mut client, wait).expect("its turn comes");
+                    let mut held = lock.lock(&mut client, wait).expect("its turn comes");
                     // Not atomic, so a second holder would be seen.
-                    let word = read(&mut client, counter, 8);
+                    let word = read(held.client(), counter, 8);
                     let next = u64::from_le_bytes(word.try_into().expect("8 bytes")) + 1;
-                    client.write(counter, &next.to_le_bytes()).expect("it is allocated");
-                    lock.unlock(&mut client, held).expect("nobody is impatient");
+                    held.client().write(counter, &next.to_le_bytes()).expect("it is allocated");
+                    held.unlock().expect("nobody is impatient");
                 }
             });
         }
     });
-    let mut client = client(&rack, 1004);
+    let (mut client, mut other) = (client(&rack, 1004), client(&rack, 1005));
     assert_eq!(read(&mut client, counter, 8), 200_u64.to_le_bytes());
 
     let soon = Duration::from_millis(50);
     let gone = lock.lock(&mut client, wait).expect("it is free");
-    assert!(matches!(lock.lock(&mut client, soon), Err(LockError::TimedOut)));
+    assert!(matches!(lock.lock(&mut other, soon), Err(LockError::TimedOut)));
     let impatient = Lock::at(region.base(), soon).expect("it is aligned");
-    let held = impatient.lock(&mut client, wait).expect("it loses its patience");
-    assert!(matches!(lock.unlock(&mut client, gone), Err(LockError::Lost)));
-    lock.unlock(&mut client, held).expect("nobody is impatient");
-    let held =
-        lock.lock(&mut client, soon).expect("the ticket that was given up is not waited for");
-    lock.unlock(&mut client, held).expect("nobody is impatient");
+    let held = impatient.lock(&mut other, wait).expect("it loses its patience");
+    assert!(matches!(gone.unlock(), Err(LockError::Lost)));
+    held.unlock().expect("nobody is impatient");
+    // Dropping the guard unlocks too; the ticket that was given up is not waited for.
+    drop(lock.lock(&mut client, soon).expect("it is free"));
+    let held = lock.lock(&mut other, soon).expect("it was dropped");
+    held.unlock().expect("nobody is impatient");
     let unaligned = Lock::at(region.at(8).expect("inside"), soon);
     assert!(matches!(unaligned, Err(LockError::Unaligned(_))));
+}
+
+#[test]
+fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
+    let rack = Rack::start(&NODES, 1 << 20);
+    let mut client = client(&rack, 1000);
+    let region = client.create(4096).expect("there is room");
+    let soon = Duration::from_millis(50);
+    let lock = Lock::at(region.base(), Duration::from_secs(60)).expect("it is aligned");
+    // No number of tickets that can be drawn catches up with this, or with what is to be passed over.
+    for (served, patience) in [(1 << 62, Duration::from_secs(60)), (1 << 63, Duration::ZERO)] {
+        let serving = region.at(8).expect("inside");
+        client.write(serving, &u64::to_le_bytes(served)).expect("it is allocated");
+        let lock = Lock::at(region.base(), patience).expect("it is aligned");
+        let error = lock.lock(&mut client, soon).map(|_| ()).expect_err("it is never served");
+        assert!(matches!(error, LockError::TimedOut), "{error}");
+    }
+    client.zero(region.base(), 16).expect("it is allocated");
+    let held = lock.lock(&mut client, soon).expect("it is a new lock");
+    held.unlock().expect("nobody is impatient");
 }
 
 #[test]

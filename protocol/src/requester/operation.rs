@@ -298,7 +298,6 @@ impl PageStatuses {
 
 /// Why an operation was not begun; the caller is at fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum StartError {
     /// As many operations are under way, or done and not polled, as the configuration allows.
     #[error("too many operations at once; poll completions first, or configure more")]
@@ -319,7 +318,6 @@ pub enum StartError {
 
 /// Why an operation failed, and whose fault that is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum Failure {
     /// The caller's buffer is shorter than the operation.
     #[error("the caller's buffer is shorter than the operation")]

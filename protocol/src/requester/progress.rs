@@ -225,7 +225,7 @@ impl Requester {
     }
 
     /// All pages have their final status.
-    fn conclude(&mut self, index: u16) {
+    pub(super) fn conclude(&mut self, index: u16) {
         let node = self.asked_node(index);
         let op = &self.ops[index];
         let count = op.page_count();

@@ -1,6 +1,6 @@
 //! Which replies are trusted, and what each status leads to.
 
-use bluebridge_wire::{Command, Datagram, Pointer, Status, Usage, tlv::TlvType};
+use bluebridge_wire::{Command, Datagram, NodeId, Pointer, Status, Usage, tlv::TlvType};
 
 use super::{
     Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
@@ -117,7 +117,10 @@ impl Requester {
                     self.counters.count(Event::ReplyStale);
                 }
                 Operation::Close { .. } => self.closed(now, peer, index),
-                _ => self.lose_session(now, peer),
+                _ => {
+                    self.note_unheard_create(index);
+                    self.lose_session(now, peer);
+                }
             },
             Status::Overloaded => {
                 if reply.header.flags.attempt() == op.attempt {
@@ -149,7 +152,37 @@ impl Requester {
             _ if is_before_record(status) && op.sent_count > op.train_length() => {
                 self.fail(index, refusal);
             }
-            _ => self.finish(index, Err(refusal)),
+            _ => self.refuse(index, status, node),
+        }
+    }
+
+    /// The server refused the whole request and did nothing of it. What earlier requests of the
+    /// operation did stays done.
+    fn refuse(&mut self, index: u16, status: Status, node: NodeId) {
+        let op = &mut self.ops[index];
+        let refusal = Failure::Refused { status, node };
+        if !op.leaky {
+            self.finish(index, Err(refusal));
+        } else if matches!(op.operation, Operation::Write { .. } | Operation::Zero { .. }) {
+            // Each page that was changed has its status; the others share the refusal.
+            let pending = core::mem::take(&mut op.pending);
+            for (page, entry) in op.statuses.iter_mut().enumerate() {
+                if pending & (1 << page) != 0 {
+                    *entry = status;
+                }
+            }
+            self.conclude(index);
+        } else {
+            self.fail(index, refusal);
+        }
+    }
+
+    /// A server without the session answered. If that was the only copy of a CREATE, no pages were
+    /// allocated.
+    fn note_unheard_create(&mut self, index: u16) {
+        let op = &mut self.ops[index];
+        if op.is_leaky_create() && op.sent_count <= op.train_length() {
+            op.sent_count = 0;
         }
     }
 
@@ -260,7 +293,7 @@ impl Requester {
         self.make_ready(index);
     }
 
-    fn refuse_confirm(&mut self, index: u16, status: Status, node: bluebridge_wire::NodeId) {
+    fn refuse_confirm(&mut self, index: u16, status: Status, node: NodeId) {
         let gone = matches!(
             status,
             Status::NotAllocated | Status::OutOfRange | Status::StaleGeneration | Status::StaleTag

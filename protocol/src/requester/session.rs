@@ -280,7 +280,7 @@ fn nonce(random: &mut Random, peer: u16) -> u64 {
 impl Op {
     /// Whether it is a directed CREATE or ALLOC_WRITE, whose pages nobody knows if it is not
     /// answered.
-    const fn is_leaky_create(&self) -> bool {
+    pub(super) const fn is_leaky_create(&self) -> bool {
         matches!(self.stage, Stage::Direct)
             && matches!(self.operation, Operation::AllocWrite { .. } | Operation::Create { .. })
     }

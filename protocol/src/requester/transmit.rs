@@ -223,7 +223,8 @@ impl Requester {
                 part.data =
                     buffers.outgoing(op.token).get(start + range.start..start + range.end)?;
                 if matches!(op.stage, Stage::Ask { .. }) {
-                    part.header.detail = u32::from(self.config.piece_bytes);
+                    // The size that this train was cut with; the configured one may be newer.
+                    part.header.detail = op.cut.piece_bytes();
                 }
                 if let Operation::Commit { epoch, .. } = op.operation {
                     part.header.lease_epoch = epoch;

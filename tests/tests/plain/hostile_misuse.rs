@@ -216,8 +216,9 @@ fn what_lies_outside_is_refused() {
     // One byte beyond the allocation: the page behind it was never given.
     let end = bench.region.at(2 * PAGE as u64 - 1).expect("the last byte");
     let client = &mut bench.client;
-    let beyond = client.read(end, &mut [0; 2]);
-    assert_refused(beyond, Status::NotAllocated, Fault::You, "forget the pointer");
+    let beyond = client.read(end, &mut [0; 2]).expect_err("it goes past the end");
+    assert!(matches!(beyond, Error::PastEnd { .. }), "{beyond}");
+    assert_told(&beyond, Fault::You, "correct the length");
     bench.assert_nothing_changed();
 }
 

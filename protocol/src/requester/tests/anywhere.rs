@@ -148,3 +148,29 @@ pub(super) fn a_smaller_link_is_heeded_from_the_next_train_on() -> Counters {
     }
     bench.end()
 }
+
+pub(super) fn a_train_names_the_piece_size_that_it_was_cut_with() -> Counters {
+    let mut bench = Bench::open();
+    bench.memory.0.insert(1, pattern(4096));
+    bench.start(Operation::AllocWrite { server: None, length: 4096 }, 1);
+    let mut train = bench.sent();
+    // The links change while the train is on its way, both ways.
+    for piece_bytes in [1100, 4096] {
+        bench.requester.set_piece_bytes(piece_bytes);
+        let probe = bench.pass_to_sent();
+        let incomplete = Reply::to(&probe[0], Status::Incomplete).by_node(HOME);
+        bench.reply(&incomplete.with(|header| header.detail = 0b001));
+        train.extend(probe);
+        train.extend(bench.sent());
+    }
+    assert_eq!(train.len(), 3 + 2 * 3, "{train:?}");
+    for piece in &train {
+        assert_eq!(piece.header.detail, u32::from(PIECE), "one train has one piece size");
+        assert!(piece.header.offset.is_multiple_of(PIECE), "{piece:?}");
+    }
+    bench.reply(&grant(&train[8], 0));
+    let confirm = bench.sent_one();
+    bench.reply(&Reply::to(&confirm, Status::Ok));
+    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    bench.end()
+}

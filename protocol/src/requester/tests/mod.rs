@@ -31,7 +31,7 @@ pub(super) mod run {
     scenarios! {
         anywhere: a_create_is_asked_anywhere_and_confirmed, pages_that_were_freed_too_early_are_asked_for_anew,
             a_full_node_leads_to_another, an_anywhere_train_is_repaired_and_varies_its_choice,
-            a_smaller_link_is_heeded_from_the_next_train_on;
+            a_smaller_link_is_heeded_from_the_next_train_on, a_train_names_the_piece_size_that_it_was_cut_with;
         atomic_and_small: atomics_answer_what_was_there, small_requests_and_their_answers,
             a_close_waits_for_what_was_started_before;
         leases: an_update_is_joined_and_committed, a_lease_counts_from_the_try_that_was_answered,
@@ -53,7 +53,8 @@ pub(super) mod run {
             a_smaller_link_is_heeded_by_an_open_under_way, servers_may_issue_the_same_session,
             many_sessions_one_after_another_are_found;
         trust: nothing_foreign_is_taken;
-        writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later;
+        writes: a_train_is_sent_and_answered_once, a_broken_train_is_repaired, pages_end_differently, a_busy_page_is_written_later,
+            what_was_written_is_told_when_the_rest_is_refused;
     }
 
     #[test]

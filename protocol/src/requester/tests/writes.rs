@@ -1,7 +1,7 @@
 use bluebridge_wire::{Command, Flags, Status, tlv};
 
 use super::super::{Answer, Counters, Event, Failure, Operation};
-use super::bench::{Bench, HOME, PIECE, Reply, Sent, pattern, pointer};
+use super::bench::{Bench, HOME, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
 
 const P: usize = PIECE as usize;
 
@@ -103,5 +103,51 @@ pub(super) fn a_busy_page_is_written_later() -> Counters {
     assert_eq!(data, pattern(3 * 4096)[3996..3996 + 4096]);
     bench.reply(&Reply::to(&again[0], Status::Ok));
     assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}
+
+pub(super) fn what_was_written_is_told_when_the_rest_is_refused() -> Counters {
+    let mut bench = Bench::open();
+    // These say that this request did nothing, not what an earlier one did.
+    for status in [Status::QuotaExceeded, Status::BadLength, Status::ShuttingDown] {
+        bench.write(0, 3 * 4096, 1);
+        let train = bench.sent();
+        let first = partial(&train[0], &[Status::Ok, Status::Busy, Status::Busy]);
+        bench.reply(&first.with(|header| header.node = 55));
+        let again = bench.pass_to_sent();
+        assert_eq!(again[0].header.target, pointer(4096).to_ipv6());
+        bench.reply(&Reply::to(&again[0], status));
+        let Failure::Partial(statuses) = bench.failure() else { panic!("one page is written") };
+        assert_eq!(statuses.as_slice(), [Status::Ok, status, status]);
+    }
+    // A copy of the second request may have been executed before the server began to refuse.
+    bench.write(0, 2 * 4096, 2);
+    let train = bench.sent();
+    let first = partial(&train[0], &[Status::Ok, Status::Busy]);
+    bench.reply(&first.with(|header| header.node = 55));
+    bench.pass_to_sent();
+    let copy = bench.pass_to_sent().remove(0);
+    bench.reply(&Reply::to(&copy, Status::ShuttingDown));
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    // So may a CREATE that was sent twice in a session that is gone.
+    let create = Operation::Create { server: Some(SERVER), pages: 1 };
+    for (session, copies) in [(SESSION + 1, 1), (SESSION + 2, 2)] {
+        bench.start(create, 3);
+        let mut copy = bench.sent_one();
+        for _ in 1..copies {
+            copy = bench.pass_to_sent().remove(0);
+        }
+        bench.reply(&Reply::to(&copy, Status::NoSession));
+        let open = bench.sent_one();
+        bench.accept(&open, session);
+        let again = bench.sent_one();
+        bench.reply(&Reply::to(&again, Status::OutOfMemory));
+        let expected = if copies == 1 {
+            Failure::Refused { status: Status::OutOfMemory, node: HOME }
+        } else {
+            Failure::OutcomeUnknown { node: HOME, answering: true }
+        };
+        assert_eq!(bench.failure(), expected, "{copies} copies");
+    }
     bench.end()
 }
