@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::Context;
 use bluebridge_memserver::{Claim, Member, Reservation, ReserveError, Reserved, ServerConfig};
 use bluebridge_northbound::{
-    Assignment, Attachment, Carrier, Membership, Options as MembershipOptions, Registration, Role,
+    Assignment, Attachment, Carrier, Membership, MembershipError, Options as MembershipOptions,
+    Registration, Role,
 };
 use bluebridge_rack::Cancel;
 use bluebridge_rack::daemon::READY_DEADLINE;
@@ -71,7 +72,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     // The memory comes first: the rack shall not send requests to a server that has none yet.
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
     report_progress("joining the rack");
-    let membership = join(&options)?;
+    let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::notify_ready().context("cannot report that the server is ready")?;
@@ -124,7 +125,8 @@ fn report_progress(doing: &str) {
     }
 }
 
-fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
+/// Joins the rack, however long its controller is away; `None` if it was told to stop meanwhile.
+fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Membership>> {
     let endpoint = &options.endpoint;
     let interface = Interface::by_name(&endpoint.interface)
         .with_context(|| format!("cannot use interface {}", endpoint.interface))?;
@@ -144,8 +146,16 @@ fn join(options: &MemoryServer) -> anyhow::Result<Membership> {
     };
     let tls = endpoint.trust.config(endpoint.controller)?;
     let uri = controller_uri(endpoint.controller, tls.as_ref());
-    let options = MembershipOptions { tls, ..MembershipOptions::default() };
-    Ok(Membership::join_with(&uri, registration, options)?)
+    let options =
+        MembershipOptions { tls, wait_for_controller: true, ..MembershipOptions::default() };
+    let joined = Membership::join_while(&uri, registration, options, |waited| {
+        report_progress(&format!("joining the rack for {} s", waited.as_secs()));
+        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    match joined {
+        Err(MembershipError::GivenUp) => Ok(None),
+        joined => Ok(Some(joined?)),
+    }
 }
 
 fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<ServerConfig> {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -134,9 +134,22 @@ impl TestRack {
     /// # Panics
     /// If it does not become ready.
     pub fn start_as(&mut self, name: &str, record: &DaemonRecord) {
+        self.spawn_as(name, record).await_ready();
+    }
+
+    /// Starts a daemon that was ended, and does not wait for it.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn spawn(&mut self, name: &str) -> Starting {
+        let record = self.daemon(name).clone();
+        self.spawn_as(name, &record)
+    }
+
+    fn spawn_as(&mut self, name: &str, record: &DaemonRecord) -> Starting {
         let socket = self.scratch.path().join(format!("{name}.{}", self.processes.len()));
         let _ = fs::remove_file(&socket);
-        let mut ready = ReadySocket::bind(&socket).expect("a socket");
+        let ready = ReadySocket::bind(&socket).expect("a socket");
         let log = self.scratch.path().join(format!("{name}.again.log"));
         let file = File::create(&log).expect("a log");
         let root = StateRoot::at(self.scratch.path().join("state"));
@@ -146,14 +159,37 @@ impl TestRack {
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.scratch.path());
         command.stdin(Stdio::null()).stdout(file.try_clone().expect("a log")).stderr(file);
         let child = self.enter(record.node, || command.process_group(0).spawn());
-        let mut child = child.expect("it starts");
+        let child = child.expect("it starts");
         let process = ProcessRecord::of(child.id()).expect("it runs");
         self.processes.insert(name.to_owned(), process);
+        Starting { name: name.to_owned(), child, ready, socket, log }
+    }
+}
+
+/// A daemon that may not be ready yet.
+pub struct Starting {
+    name: String,
+    child: Child,
+    ready: ReadySocket,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Starting {
+    /// What it has printed so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn await_ready(mut self) {
         let patience = Patience::until(Instant::now() + READY_DEADLINE);
-        let running = || child.try_wait().is_ok_and(|ended| ended.is_none());
-        let readiness = ready.wait(patience, running).expect("it can be waited for");
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        assert_eq!(readiness, Readiness::Ready, "{name} is not ready again: {}", said());
-        let _ = fs::remove_file(&socket);
+        let running = || self.child.try_wait().is_ok_and(|ended| ended.is_none());
+        let readiness = self.ready.wait(patience, running).expect("it can be waited for");
+        assert_eq!(readiness, Readiness::Ready, "{} is not ready again: {}", self.name, self.log());
+        let _ = fs::remove_file(&self.socket);
     }
 }

@@ -77,6 +77,23 @@ fn a_controller_comes_back_and_nobody_notices() {
 }
 
 #[test]
+fn a_memory_server_that_starts_while_the_controller_is_away_waits_for_it() {
+    let mut rack = TestRack::up("re-wait", &Wish::new(DataPlane::Soft, "9000"));
+    let known = identities(&rack);
+    rack.kill("controller");
+    rack.kill("memserver-s1");
+    let starting = rack.spawn("memserver-s1");
+    let lines = || starting.log().matches("waiting for the controller").count();
+    until("it says that it waits", || lines() > 0);
+    rack.start("controller");
+    assert_eq!(lines(), 1, "{}", starting.log());
+    starting.await_ready();
+    rack.await_heard(known.len());
+    let endpoint = Endpoint::join(&rack, 1);
+    await_used(&mut endpoint.client(&rack, 1), &endpoint.memory_nodes(), 0);
+}
+
+#[test]
 fn an_ebpf_switch_goes_on_without_its_agent() {
     let mut rack = TestRack::up("re-agent", &Wish::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
