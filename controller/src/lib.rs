@@ -189,6 +189,13 @@ impl Controller {
         let stored = store.load()?;
         let outbid = self.config.force.then(|| outbid(&store));
         let (election_id, is_new) = (store.election_id(), stored.nodes.is_empty());
+        tracing::info!(
+            listen = %self.config.listen,
+            switch = self.config.switch_uri,
+            start = store.start_count(),
+            known_nodes = stored.nodes.len(),
+            "the controller starts"
+        );
         let claim = Claim { election_id, is_new, outbid };
         let (reconciler, view) =
             Reconciler::new(connector, claim, self.config.timing, redirects, desired);
@@ -220,6 +227,9 @@ impl Controller {
                 return served.map_err(|error| ControllerError::Serve(error.to_string()));
             }
         };
+        if outcome.is_ok() {
+            tracing::info!("the controller ends");
+        }
         drop(stop);
         // Open watches would keep the server for ever.
         drop(tokio::time::timeout(FAREWELL, serving).await);

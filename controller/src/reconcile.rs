@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,6 +161,10 @@ pub struct Reconciler<C> {
     /// Whether the last plan met refusals. The next one then also deletes, lest a full table keeps
     /// out what is to replace its entries.
     refused_before: bool,
+    /// The kinds of trouble that were logged since all was well.
+    troubles: Vec<Discriminant<DriverError>>,
+    /// Whether it was logged that the switch has what it should have.
+    is_known_good: bool,
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
@@ -183,6 +188,8 @@ impl<C: SwitchConnector> Reconciler<C> {
             view,
             try_count,
             refused_before,
+            troubles: Vec::new(),
+            is_known_good: false,
         };
         (reconciler, seen)
     }
@@ -196,7 +203,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            tracing::info!(%error, "the connection to the switch ended");
+            self.log_trouble(&error);
             self.view.send_modify(|view| {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
@@ -221,6 +228,33 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.serve(driver.as_mut()).await
     }
 
+    /// Logs why there is no connection: each kind of trouble once until all is well again.
+    fn log_trouble(&mut self, error: &DriverError) {
+        let kind = std::mem::discriminant(error);
+        let uri = self.connector.uri();
+        if self.troubles.contains(&kind) {
+            tracing::debug!(uri, %error, "still no connection to the switch");
+        } else {
+            self.troubles.push(kind);
+            tracing::warn!(uri, %error, "no connection to the switch; trying again");
+        }
+    }
+
+    /// Logs that the switch has what it should have, if that is news.
+    fn log_in_sync(&mut self) {
+        if self.is_known_good && self.troubles.is_empty() {
+            return;
+        }
+        self.is_known_good = true;
+        self.troubles.clear();
+        let uri = self.connector.uri();
+        let (entries, id) = {
+            let view = self.view.borrow();
+            (view.installed.tables.count(), view.election_id)
+        };
+        tracing::info!(uri, entries, election_id = %id, "connected to the switch, its tables are in sync");
+    }
+
     /// Becomes the primary, if the switch is ours to take.
     async fn connect(&mut self) -> Result<Box<dyn SwitchDriver>, DriverError> {
         let deadline = self.timing.call_deadline;
@@ -240,7 +274,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             let connecting = self.connector.connect(election_id);
             match (within(deadline, "connecting", connecting).await, &self.claim.outbid) {
                 (Ok(driver), _) => {
-                    tracing::info!(uri = self.connector.uri(), %election_id, "primary of the switch");
+                    tracing::debug!(uri = self.connector.uri(), %election_id, "primary of the switch");
                     self.claim.is_new = false;
                     self.claim.outbid = None;
                     return Ok(driver);
@@ -278,6 +312,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                     view.version = view.version.max(desired.version);
                     view.problem = None;
                 });
+                self.log_in_sync();
                 self.refused_before = false;
                 retry = self.timing.retry_min;
             } else {
@@ -388,6 +423,12 @@ impl<C: SwitchConnector> Reconciler<C> {
             if !first {
                 let differences =
                     strayed + view.installed.tables.difference_count(&installed.tables);
+                if differences != 0 {
+                    tracing::warn!(
+                        differences,
+                        "the switch's tables were changed by others; they are repaired"
+                    );
+                }
                 view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
             }
             view.leases = leases(redirects);
@@ -438,7 +479,11 @@ impl<C: SwitchConnector> Reconciler<C> {
                         all_made = false;
                         view.counts.refused += 1;
                         view.problem = Some(format!("an update was refused: {error}"));
-                        tracing::warn!(?update, %error, "an update was refused");
+                        if self.refused_before {
+                            tracing::debug!(?update, %error, "an update was refused again");
+                        } else {
+                            tracing::warn!(?update, %error, "an update was refused");
+                        }
                         continue;
                     }
                 }
