@@ -67,7 +67,7 @@ enum Command {
     AllocWrite(memory::alloc_write::AllocWrite),
     /// Measure our operations against plain UDP, side by side, in a rack made for it
     Bench(bench::Bench),
-    /// Run the controller in the foreground
+    /// Run the controller in the foreground, or ask a running one
     Controller(controller::Controller),
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
@@ -98,7 +98,8 @@ impl Command {
     /// Whether it serves in the foreground until it is told to end.
     fn is_daemon(&self) -> bool {
         match self {
-            Self::Controller(_) | Self::Memserver(_) => true,
+            Self::Controller(controller) => controller.is_daemon(),
+            Self::Memserver(_) => true,
             Self::Switch(switch) => switch.is_daemon(),
             _ => false,
         }
@@ -122,7 +123,7 @@ pub fn run() -> ExitCode {
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
-        Command::Controller(command) => controller::run(command),
+        Command::Controller(command) => controller::run(command, line.global),
         Command::Create(command) => memory::create::run(command, line.global),
         Command::Delete(command) => memory::delete::run(command, line.global),
         Command::Demo(command) => demo::run(command, line.global),
