@@ -160,6 +160,11 @@ impl FakeSwitch {
         self.state.lock().unwrap().met
     }
 
+    /// Another controller was the primary for a moment.
+    pub(super) fn take_over(&self, election_id: ElectionId) {
+        self.state.lock().unwrap().highest = election_id;
+    }
+
     pub(super) fn was_tried_after_fence(&self) -> bool {
         self.state.lock().unwrap().tried_after_fence
     }

@@ -250,10 +250,12 @@ async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
     let mut intruder = intruder;
     let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
-    // The order was for that one time.
-    let other = Bench::with(&switch, high(9).into());
-    other.desire(tables(3, 3));
-    other.settled(&tables(3, 3)).await;
+    // The order was for that one time: who takes the switch while it is out of reach keeps it.
+    switch.set_trouble(Trouble { unreachable: 1.0, ..Trouble::default() });
+    switch.cut();
+    sleep(Duration::from_secs(1)).await;
+    switch.take_over(high(9));
+    switch.set_trouble(Trouble::default());
     let end = timeout(Duration::from_secs(5), &mut right.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
 }
