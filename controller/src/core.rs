@@ -1,12 +1,12 @@
-//! The controller's mind: events and the time in, desired state out.
+//! The pure state machine of the controller: events and the time in, desired state out.
 //!
 //! No I/O and no clock in here. A call that changes what must survive a restart leaves it in
 //! [`Core::take_changes`]; whoever calls stores it before anybody hears the answer.
 
+mod attached;
 mod desired;
 mod event;
 mod join;
-mod lease;
 mod record;
 mod tables;
 mod weight;
@@ -17,14 +17,10 @@ use std::time::{Duration, Instant};
 use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space, piece_bytes};
 
+use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
+pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
-#[cfg(test)]
-pub(crate) use lease::testing;
-pub use lease::{
-    Attached, Endpoints, KNOWN_MAX, LeaseCounts, PacketIn, REDIRECT_BUDGET, REDIRECTS_MAX,
-    RedirectPolicy, Redirects, Refusal,
-};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
@@ -95,7 +91,7 @@ pub struct CoreConfig {
     pub notify: Vec<NotifyRule>,
     /// Which leased pages are redirected to their owners.
     pub redirects: RedirectPolicy,
-    /// The most redirects, up to [`REDIRECTS_MAX`].
+    /// The most redirects, up to [`crate::redirect::REDIRECTS_MAX`].
     pub redirect_budget: usize,
 }
 
@@ -188,7 +184,7 @@ pub struct Member {
     pub token: [u8; 16],
 }
 
-/// The controller's mind.
+/// The pure state machine of the controller.
 #[derive(Debug)]
 pub struct Core {
     config: CoreConfig,

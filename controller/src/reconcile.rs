@@ -13,11 +13,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::core::{Endpoints, GROUP_PORTS_MAX, LeaseCounts, PacketIn, Ports, Redirects, Tables};
+use crate::core::{Endpoints, GROUP_PORTS_MAX, Ports, Tables};
 use crate::driver::{
     DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
 };
 use crate::plan::{Plan, TableUpdate};
+use crate::redirect::{LeaseCounts, PacketIn, Redirects};
 use crate::store::{ElectionId, StoreError};
 
 /// How patient the loop is.
@@ -119,7 +120,7 @@ pub struct SwitchView {
 /// Leases and redirects as the controller sees them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LeaseView {
-    /// Leases kept in mind.
+    /// Tracked leases.
     pub known: usize,
     /// The most redirects.
     pub budget: usize,
@@ -297,7 +298,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.refused_before = false;
         loop {
             let desired = self.desired.borrow_and_update().clone();
-            self.redirects.learn(&desired.endpoints);
+            self.redirects.set_endpoints(&desired.endpoints);
             if desired.ports != self.view.borrow().ports {
                 // Its maker will hear of these ports and make another.
                 if self.wait(driver, next_check).await? {
@@ -347,17 +348,17 @@ impl<C: SwitchConnector> Reconciler<C> {
                 () = std::future::ready(()), if has_updates => self.write_redirects(driver).await?,
                 event = driver.next_event() => match event {
                     SwitchEvent::Broken(error) => return Err(error),
-                    SwitchEvent::PacketIns { packets, lost } => self.obey(&packets, lost),
+                    SwitchEvent::PacketIns { packets, lost } => self.handle_packet_ins(&packets, lost),
                 },
             }
         }
     }
 
-    fn obey(&mut self, packets: &[PacketIn], lost: u64) {
+    fn handle_packet_ins(&mut self, packets: &[PacketIn], lost: u64) {
         let now = Instant::now().into_std();
         for packet in packets {
-            if let Err(refusal) = self.redirects.obey(now, packet) {
-                tracing::debug!(port = packet.ingress_port.0, ?refusal, "a copy was not obeyed");
+            if let Err(refusal) = self.redirects.handle_packet_in(now, packet) {
+                tracing::debug!(port = packet.ingress_port.0, ?refusal, "a copy was refused");
             }
         }
         self.view.send_modify(|view| {
@@ -381,7 +382,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(&results) {
-                redirects.settle(now, answered, update, result);
+                redirects.handle_result(now, answered, update, result);
                 let gone = matches!(update, TableUpdate::Delete(_))
                     && matches!(result, Err(UpdateError::NotFound(_)));
                 if result.is_ok() || gone {

@@ -4,8 +4,9 @@ mod rig;
 
 use std::time::Duration;
 
-use bluebridge_controller::core::{NotifyRule, RedirectPolicy};
+use bluebridge_controller::core::NotifyRule;
 use bluebridge_controller::driver::DriverError;
+use bluebridge_controller::redirect::RedirectPolicy;
 use bluebridge_controller::{Config, ControllerError};
 use bluebridge_northbound::proto::{NodeState, SwitchState};
 use bluebridge_northbound::{

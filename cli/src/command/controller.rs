@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bluebridge_controller::core::{ControllerPort, REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
+use bluebridge_controller::core::ControllerPort;
+use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_rack::readiness;

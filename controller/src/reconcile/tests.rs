@@ -5,7 +5,8 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeSwitch, Trouble};
 use super::*;
-use crate::core::{Body, Endpoints, GROUP_PORTS_MAX, Ports, RedirectPolicy, Refusal, testing};
+use crate::core::{Body, Endpoints, GROUP_PORTS_MAX, Ports};
+use crate::redirect::{RedirectPolicy, Refusal, testing};
 
 fn way(node: u16) -> Key {
     Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
