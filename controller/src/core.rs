@@ -1,11 +1,12 @@
-//! The controller's mind: events and the time in, desired state out.
+//! The pure state machine of the controller: events and the time in, desired state out.
 //!
 //! No I/O and no clock in here. A call that changes what must survive a restart leaves it in
 //! [`Core::take_changes`]; whoever calls stores it before anybody hears the answer.
 
+mod attached;
 mod desired;
+mod event;
 mod join;
-mod lease;
 mod record;
 mod tables;
 mod weight;
@@ -16,13 +17,10 @@ use std::time::{Duration, Instant};
 use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space, piece_bytes};
 
+use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
+pub use attached::{Attached, Endpoints};
+pub use event::{MemberChange, MemberEvent};
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
-#[cfg(test)]
-pub(crate) use lease::testing;
-pub use lease::{
-    Attached, Endpoints, KNOWN_MAX, LeaseCounts, PacketIn, REDIRECT_BUDGET, REDIRECTS_MAX,
-    RedirectPolicy, Redirects, Refusal,
-};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
@@ -93,7 +91,7 @@ pub struct CoreConfig {
     pub notify: Vec<NotifyRule>,
     /// Which leased pages are redirected to their owners.
     pub redirects: RedirectPolicy,
-    /// The most redirects, up to [`REDIRECTS_MAX`].
+    /// The most redirects, up to [`crate::redirect::REDIRECTS_MAX`].
     pub redirect_budget: usize,
 }
 
@@ -186,7 +184,7 @@ pub struct Member {
     pub token: [u8; 16],
 }
 
-/// The controller's mind.
+/// The pure state machine of the controller.
 #[derive(Debug)]
 pub struct Core {
     config: CoreConfig,
@@ -198,6 +196,7 @@ pub struct Core {
     ports: Ports,
     changes: Vec<Change>,
     altered: BTreeSet<NodeId>,
+    events: Vec<MemberEvent>,
     dirty: bool,
     nodes_version: u64,
 }
@@ -226,6 +225,7 @@ impl Core {
             ports: Ports::default(),
             changes: Vec::new(),
             altered: BTreeSet::new(),
+            events: Vec::new(),
             dirty: true,
             nodes_version: first_version,
         }
@@ -290,6 +290,12 @@ impl Core {
         std::mem::take(&mut self.altered)
     }
 
+    /// What happened to endpoints since the last call, in order.
+    #[must_use]
+    pub fn take_events(&mut self) -> Vec<MemberEvent> {
+        std::mem::take(&mut self.events)
+    }
+
     /// Whether the desired tables may have changed since the last call.
     #[must_use]
     pub fn take_dirty(&mut self) -> bool {
@@ -323,6 +329,9 @@ impl Core {
         };
         node.last_heard = now;
         let revived = !std::mem::replace(&mut node.live, true);
+        if revived {
+            self.events.push(MemberEvent::new(MemberChange::Returned, &node.record));
+        }
         let mut told = revived;
         let mut moved = revived;
         if node.record.role == Role::Memory {
@@ -358,7 +367,7 @@ impl Core {
     pub fn leave(&mut self, now: Instant, who: Member) -> Result<(), MemberError> {
         match self.check_member(who) {
             Ok(()) => {
-                self.detach(now, who.node);
+                self.detach(now, who.node, MemberChange::Left);
                 Ok(())
             }
             Err(MemberError::Gone(_)) => Ok(()),
@@ -383,8 +392,9 @@ impl Core {
         if record.attached { Ok(()) } else { Err(MemberError::Gone(node)) }
     }
 
-    fn detach(&mut self, now: Instant, id: NodeId) {
+    fn detach(&mut self, now: Instant, id: NodeId, why: MemberChange) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
+        self.events.push(MemberEvent::new(why, &node.record));
         node.record.attached = false;
         node.record.level = None;
         node.live = false;
@@ -431,11 +441,12 @@ impl Core {
             })
             .partition(|(_, expired)| *expired);
         for (id, _) in expired {
-            self.detach(now, id);
+            self.detach(now, id, MemberChange::GivenUp);
         }
         for (id, _) in silent {
-            if self.nodes.get_mut(&id).is_some_and(|node| std::mem::replace(&mut node.live, false))
-            {
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            if std::mem::replace(&mut node.live, false) {
+                self.events.push(MemberEvent::new(MemberChange::Silent, &node.record));
                 self.note(id);
             }
         }

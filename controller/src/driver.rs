@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use bluebridge_p4::pipeline::{Counter, Key};
 
-use crate::core::{PacketIn, Ports, Tables};
+use crate::core::{Ports, Tables};
 use crate::plan::TableUpdate;
+use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
 pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};

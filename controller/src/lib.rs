@@ -1,8 +1,9 @@
 //! The controller: desired state, reconcile loop, southbound drivers, northbound API.
 //!
-//! * [`core`]: the mind. Events and the time in, desired tables out.
+//! * [`core`]: the pure state machine. Events and the time in, desired tables out.
 //! * [`plan`]: the difference between desired and installed tables, in a safe order.
 //! * [`reconcile`]: makes a switch have what it should, through [`driver`].
+//! * [`redirect`]: which leased pages lead to their owners; kept by the loop of [`reconcile`].
 //! * [`store`]: what survives a restart.
 //! * [`Controller`] and [`run`]: all of it together, with the northbound API in front.
 
@@ -12,6 +13,7 @@ pub mod driver;
 pub mod plan;
 mod rack;
 pub mod reconcile;
+pub mod redirect;
 mod secret;
 mod service;
 pub mod store;
@@ -28,11 +30,11 @@ use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use crate::core::Redirects;
 pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
 use rack::Rack;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
+use redirect::Redirects;
 use service::Northbound;
 use store::{Store, StoreError};
 
@@ -189,6 +191,13 @@ impl Controller {
         let stored = store.load()?;
         let outbid = self.config.force.then(|| outbid(&store));
         let (election_id, is_new) = (store.election_id(), stored.nodes.is_empty());
+        tracing::info!(
+            listen = %self.config.listen,
+            switch = self.config.switch_uri,
+            start = store.start_count(),
+            known_nodes = stored.nodes.len(),
+            "the controller starts"
+        );
         let claim = Claim { election_id, is_new, outbid };
         let (reconciler, view) =
             Reconciler::new(connector, claim, self.config.timing, redirects, desired);
@@ -220,6 +229,9 @@ impl Controller {
                 return served.map_err(|error| ControllerError::Serve(error.to_string()));
             }
         };
+        if outcome.is_ok() {
+            tracing::info!("the controller ends");
+        }
         drop(stop);
         // Open watches would keep the server for ever.
         drop(tokio::time::timeout(FAREWELL, serving).await);

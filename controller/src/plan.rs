@@ -83,7 +83,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan that turns `actual` into `desired`, redirects left out: they have a faster way
-    /// ([`crate::core::Redirects`]).
+    /// ([`crate::redirect::Redirects`]).
     #[must_use]
     pub fn new(desired: &Tables, actual: &Tables) -> Self {
         let mut stages = vec![Vec::new(); 2 * STAGES];

@@ -102,6 +102,10 @@ impl Rack {
                 this.failure.send_replace(Some(Arc::clone(&error)));
                 return Err(error);
             }
+            // Not before it is stored, when it has truly happened.
+            for event in core.take_events() {
+                event.log();
+            }
             for id in core.take_altered() {
                 // Nobody may be watching.
                 drop(this.altered.send(id));

@@ -6,17 +6,19 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::core::{Endpoints, GROUP_PORTS_MAX, LeaseCounts, PacketIn, Ports, Redirects, Tables};
+use crate::core::{Endpoints, GROUP_PORTS_MAX, Ports, Tables};
 use crate::driver::{
     DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
 };
 use crate::plan::{Plan, TableUpdate};
+use crate::redirect::{LeaseCounts, PacketIn, Redirects};
 use crate::store::{ElectionId, StoreError};
 
 /// How patient the loop is.
@@ -118,7 +120,7 @@ pub struct SwitchView {
 /// Leases and redirects as the controller sees them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LeaseView {
-    /// Leases kept in mind.
+    /// Tracked leases.
     pub known: usize,
     /// The most redirects.
     pub budget: usize,
@@ -160,6 +162,10 @@ pub struct Reconciler<C> {
     /// Whether the last plan met refusals. The next one then also deletes, lest a full table keeps
     /// out what is to replace its entries.
     refused_before: bool,
+    /// The kinds of trouble that were logged since all was well.
+    troubles: Vec<Discriminant<DriverError>>,
+    /// Whether it was logged that the switch has what it should have.
+    is_known_good: bool,
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
@@ -183,6 +189,8 @@ impl<C: SwitchConnector> Reconciler<C> {
             view,
             try_count,
             refused_before,
+            troubles: Vec::new(),
+            is_known_good: false,
         };
         (reconciler, seen)
     }
@@ -196,7 +204,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            tracing::info!(%error, "the connection to the switch ended");
+            self.log_trouble(&error);
             self.view.send_modify(|view| {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
@@ -221,6 +229,33 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.serve(driver.as_mut()).await
     }
 
+    /// Logs why there is no connection: each kind of trouble once until all is well again.
+    fn log_trouble(&mut self, error: &DriverError) {
+        let kind = std::mem::discriminant(error);
+        let uri = self.connector.uri();
+        if self.troubles.contains(&kind) {
+            tracing::debug!(uri, %error, "still no connection to the switch");
+        } else {
+            self.troubles.push(kind);
+            tracing::warn!(uri, %error, "no connection to the switch; trying again");
+        }
+    }
+
+    /// Logs that the switch has what it should have, if that is news.
+    fn log_in_sync(&mut self) {
+        if self.is_known_good && self.troubles.is_empty() {
+            return;
+        }
+        self.is_known_good = true;
+        self.troubles.clear();
+        let uri = self.connector.uri();
+        let (entries, id) = {
+            let view = self.view.borrow();
+            (view.installed.tables.count(), view.election_id)
+        };
+        tracing::info!(uri, entries, election_id = %id, "connected to the switch, its tables are in sync");
+    }
+
     /// Becomes the primary, if the switch is ours to take.
     async fn connect(&mut self) -> Result<Box<dyn SwitchDriver>, DriverError> {
         let deadline = self.timing.call_deadline;
@@ -240,7 +275,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             let connecting = self.connector.connect(election_id);
             match (within(deadline, "connecting", connecting).await, &self.claim.outbid) {
                 (Ok(driver), _) => {
-                    tracing::info!(uri = self.connector.uri(), %election_id, "primary of the switch");
+                    tracing::debug!(uri = self.connector.uri(), %election_id, "primary of the switch");
                     self.claim.is_new = false;
                     self.claim.outbid = None;
                     return Ok(driver);
@@ -263,7 +298,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.refused_before = false;
         loop {
             let desired = self.desired.borrow_and_update().clone();
-            self.redirects.learn(&desired.endpoints);
+            self.redirects.set_endpoints(&desired.endpoints);
             if desired.ports != self.view.borrow().ports {
                 // Its maker will hear of these ports and make another.
                 if self.wait(driver, next_check).await? {
@@ -278,6 +313,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                     view.version = view.version.max(desired.version);
                     view.problem = None;
                 });
+                self.log_in_sync();
                 self.refused_before = false;
                 retry = self.timing.retry_min;
             } else {
@@ -312,17 +348,17 @@ impl<C: SwitchConnector> Reconciler<C> {
                 () = std::future::ready(()), if has_updates => self.write_redirects(driver).await?,
                 event = driver.next_event() => match event {
                     SwitchEvent::Broken(error) => return Err(error),
-                    SwitchEvent::PacketIns { packets, lost } => self.obey(&packets, lost),
+                    SwitchEvent::PacketIns { packets, lost } => self.handle_packet_ins(&packets, lost),
                 },
             }
         }
     }
 
-    fn obey(&mut self, packets: &[PacketIn], lost: u64) {
+    fn handle_packet_ins(&mut self, packets: &[PacketIn], lost: u64) {
         let now = Instant::now().into_std();
         for packet in packets {
-            if let Err(refusal) = self.redirects.obey(now, packet) {
-                tracing::debug!(port = packet.ingress_port.0, ?refusal, "a copy was not obeyed");
+            if let Err(refusal) = self.redirects.handle_packet_in(now, packet) {
+                tracing::debug!(port = packet.ingress_port.0, ?refusal, "a copy was refused");
             }
         }
         self.view.send_modify(|view| {
@@ -346,7 +382,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(&results) {
-                redirects.settle(now, answered, update, result);
+                redirects.handle_result(now, answered, update, result);
                 let gone = matches!(update, TableUpdate::Delete(_))
                     && matches!(result, Err(UpdateError::NotFound(_)));
                 if result.is_ok() || gone {
@@ -388,6 +424,12 @@ impl<C: SwitchConnector> Reconciler<C> {
             if !first {
                 let differences =
                     strayed + view.installed.tables.difference_count(&installed.tables);
+                if differences != 0 {
+                    tracing::warn!(
+                        differences,
+                        "the switch's tables were changed by others; they are repaired"
+                    );
+                }
                 view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
             }
             view.leases = leases(redirects);
@@ -438,7 +480,11 @@ impl<C: SwitchConnector> Reconciler<C> {
                         all_made = false;
                         view.counts.refused += 1;
                         view.problem = Some(format!("an update was refused: {error}"));
-                        tracing::warn!(?update, %error, "an update was refused");
+                        if self.refused_before {
+                            tracing::debug!(?update, %error, "an update was refused again");
+                        } else {
+                            tracing::warn!(?update, %error, "an update was refused");
+                        }
                         continue;
                     }
                 }

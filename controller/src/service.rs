@@ -2,10 +2,11 @@
 
 mod answer;
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bluebridge_northbound::proto;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
@@ -32,21 +33,57 @@ const WATCH_QUEUE: usize = 64;
 /// How long a watcher's connection may be full.
 const WATCH_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a refusal is remembered so as not to log it again, and how many are.
+const REFUSAL_MEMORY: Duration = Duration::from_secs(60);
+const REFUSALS_MAX: usize = 64;
+
 /// The API over a rack.
 #[derive(Debug)]
 pub(crate) struct Northbound {
     rack: Arc<Rack>,
     watchers: Arc<Semaphore>,
+    refusals: Mutex<RefusalLog>,
+}
+
+/// What was refused lately, so that a caller who tries again and again is logged once.
+#[derive(Debug, Default)]
+struct RefusalLog(VecDeque<(Instant, String)>);
+
+impl RefusalLog {
+    /// Whether a refusal is news.
+    fn is_new(&mut self, now: Instant, words: &str) -> bool {
+        while let Some((logged, _)) = self.0.front()
+            && now.saturating_duration_since(*logged) >= REFUSAL_MEMORY
+        {
+            self.0.pop_front();
+        }
+        if self.0.iter().any(|(_, known)| known == words) {
+            return false;
+        }
+        if self.0.len() >= REFUSALS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((now, words.to_owned()));
+        true
+    }
 }
 
 impl Northbound {
     pub(crate) fn new(rack: Arc<Rack>) -> Self {
-        Self { rack, watchers: Arc::new(Semaphore::new(WATCHERS_MAX)) }
+        let watchers = Arc::new(Semaphore::new(WATCHERS_MAX));
+        Self { rack, watchers, refusals: Mutex::default() }
     }
 
-    fn refuse(&self, status: Status) -> Status {
+    /// Refuses a call of an endpoint, by its name or node id.
+    fn refuse(&self, whom: impl std::fmt::Display, status: Status) -> Status {
         Rack::count(&self.rack.counts.refused);
-        tracing::info!(code = ?status.code(), message = status.message(), "refused a call");
+        let words = format!("{whom}: {}", status.message());
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if refusals.is_new(Instant::now(), &words) {
+            tracing::info!(code = ?status.code(), "refused {words}");
+        } else {
+            tracing::debug!(code = ?status.code(), "refused again {words}");
+        }
         status
     }
 }
@@ -58,25 +95,23 @@ impl Controller for Northbound {
         request: Request<proto::JoinRequest>,
     ) -> Result<Response<proto::JoinResponse>, Status> {
         let names = certified_names(&request);
-        let join = parse_join(request.into_inner())
-            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
-        check_certified(&join.name, names.as_deref()).map_err(|status| self.refuse(status))?;
+        let request = request.into_inner();
+        // What comes from outside is in the log only as far as it is a name.
+        let valid = bluebridge_northbound::is_name(&request.name);
+        let name = if valid { request.name.clone() } else { "an endpoint".to_owned() };
+        let join = parse_join(request)
+            .map_err(|rule| self.refuse(&name, Status::invalid_argument(rule)))?;
+        check_certified(&join.name, names.as_deref())
+            .map_err(|status| self.refuse(&name, status))?;
         let token = secret().map_err(|error| Status::internal(error.to_string()))?;
         let assigned = self
             .rack
             .change(move |core, now| core.join(now, &join, token))
             .await
             .map_err(|error| store_failed(&error))?
-            .map_err(|error| self.refuse(join_refused(&error)))?;
+            .map_err(|error| self.refuse(&name, join_refused(&error)))?;
         let record = assigned.0;
         Rack::count(&self.rack.counts.joins);
-        tracing::info!(
-            name = record.name,
-            node = record.node,
-            port = record.port,
-            incarnation = record.incarnation,
-            "joined"
-        );
         let installed = self.rack.installed(INSTALL_WAIT).await;
         let answer = self.rack.look(|core| answer::joined(core, &record, installed)).await;
         Ok(Response::new(answer))
@@ -87,8 +122,10 @@ impl Controller for Northbound {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatResponse>, Status> {
         let request = request.into_inner();
-        let who = parse_member(request.node, request.incarnation, &request.token)
-            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        let who =
+            parse_member(request.node, request.incarnation, &request.token).map_err(|rule| {
+                self.refuse(node_words(request.node), Status::invalid_argument(rule))
+            })?;
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
         let installed = self.rack.is_installed();
         let beaten = self.rack.change(move |core, now| {
@@ -98,7 +135,7 @@ impl Controller for Northbound {
         let answer = beaten
             .await
             .map_err(|error| store_failed(&error))?
-            .map_err(|error| self.refuse(member_refused(&error)))?;
+            .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
         Rack::count(&self.rack.counts.heartbeats);
         Ok(Response::new(answer))
     }
@@ -108,15 +145,16 @@ impl Controller for Northbound {
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveResponse>, Status> {
         let request = request.into_inner();
-        let who = parse_member(request.node, request.incarnation, &request.token)
-            .map_err(|rule| self.refuse(Status::invalid_argument(rule)))?;
+        let who =
+            parse_member(request.node, request.incarnation, &request.token).map_err(|rule| {
+                self.refuse(node_words(request.node), Status::invalid_argument(rule))
+            })?;
         self.rack
             .change(move |core, now| core.leave(now, who))
             .await
             .map_err(|error| store_failed(&error))?
-            .map_err(|error| self.refuse(member_refused(&error)))?;
+            .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
         Rack::count(&self.rack.counts.leaves);
-        tracing::info!(node = request.node, "left");
         Ok(Response::new(proto::LeaveResponse {}))
     }
 
@@ -128,9 +166,8 @@ impl Controller for Northbound {
         _request: Request<proto::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(|_| {
-            self.refuse(Status::resource_exhausted(format!(
-                "{WATCHERS_MAX} watchers are the most, and all are there; end one"
-            )))
+            let words = format!("{WATCHERS_MAX} watchers are the most, and all are there; end one");
+            self.refuse("a watcher", Status::resource_exhausted(words))
         })?;
         let (events, outgoing) = mpsc::channel(WATCH_QUEUE);
         let rack = Arc::clone(&self.rack);
@@ -308,6 +345,10 @@ fn parse_member(node: u32, incarnation: u32, token: &[u8]) -> Result<Member, &'s
     Ok(Member { node: parse_node(node)?, incarnation, token: parse_token(token)? })
 }
 
+fn node_words(node: u32) -> String {
+    format!("node {node}")
+}
+
 fn store_failed(error: &StoreError) -> Status {
     Status::internal(error.to_string())
 }
@@ -332,5 +373,24 @@ fn member_refused(error: &MemberError) -> Status {
         MemberError::Unknown(_) => Status::not_found(text),
         MemberError::Gone(_) | MemberError::Stale { .. } => Status::failed_precondition(text),
         MemberError::WrongToken(_) => Status::permission_denied(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_news_once_a_minute_and_the_memory_is_bounded() {
+        let mut log = RefusalLog::default();
+        let now = Instant::now();
+        assert!(log.is_new(now, "c1: taken") && !log.is_new(now, "c1: taken"));
+        assert!(log.is_new(now, "c2: taken"));
+        assert!(!log.is_new(now + REFUSAL_MEMORY / 2, "c1: taken"));
+        assert!(log.is_new(now + REFUSAL_MEMORY, "c1: taken"));
+        for number in 0..10 * REFUSALS_MAX {
+            log.is_new(now + REFUSAL_MEMORY, &number.to_string());
+        }
+        assert_eq!(log.0.len(), REFUSALS_MAX);
     }
 }

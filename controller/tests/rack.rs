@@ -4,14 +4,15 @@ mod rig;
 
 use std::time::Duration;
 
-use bluebridge_controller::core::{NotifyRule, RedirectPolicy};
+use bluebridge_controller::core::{ControllerPort, NotifyRule};
 use bluebridge_controller::driver::DriverError;
+use bluebridge_controller::redirect::RedirectPolicy;
 use bluebridge_controller::{Config, ControllerError};
 use bluebridge_northbound::proto::{NodeState, SwitchState};
 use bluebridge_northbound::{
     Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
 };
-use bluebridge_p4::pipeline::{Action, Key, Ternary};
+use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space};
 use rig::{Agent, Folder, Running, client, memory, until};
 
@@ -291,6 +292,24 @@ fn refused_joins_say_whose_fault_it_is() {
         patience(Duration::from_millis(200)),
     );
     assert!(matches!(nobody, Err(MembershipError::Unreachable { .. })));
+}
+
+#[test]
+fn the_controllers_own_address_is_nobodys_and_leads_to_its_port() {
+    let agent = Agent::start(4);
+    let mut config = Running::config(&agent);
+    let own = ControllerPort { port: SwitchPort(4), mac: MacAddr([2, 0, 0, 0, 0, 4]) };
+    config.core.own_port = Some(own);
+    let controller = Running::start_with(config);
+    let thief = Registration { mac: own.mac.0, ..client("thief", 1) };
+    let options = patience(Duration::from_secs(5));
+    let error = Membership::join_with(&controller.uri(), thief, options).unwrap_err();
+    let words = "02:00:00:00:00:04 is reserved for the controller";
+    assert!(matches!(&error, MembershipError::Invalid(text) if text.contains(words)), "{error}");
+    let honest = join(&controller, client("c1", 1));
+    assert!(honest.assignment().installed);
+    let way = &agent.entries()[&Key::L2 { dst_mac: own.mac }];
+    assert!(matches!(way, Action::Forward(to) if to.port == own.port), "{way:?}");
 }
 
 #[test]

@@ -119,6 +119,45 @@ pub struct NodeReport {
     pub free_pages: u64,
     /// Its share of what is created anywhere.
     pub anycast_weight: u32,
+    /// Milliseconds since its last heartbeat.
+    pub silent_ms: u64,
+}
+
+/// An entry, group or setting of the switch, as the controller sees it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct EntryReport {
+    /// The table.
+    pub table: String,
+    /// What it matches.
+    #[serde(rename = "match")]
+    pub matches: String,
+    /// What it does.
+    pub action: String,
+    /// `in sync`, `not in sync` (the switch has none, or another action), or `foreign` (the
+    /// controller does not want it).
+    pub state: &'static str,
+    /// Packets that met it, as of the last reading.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl EntryReport {
+    /// The entry in the controller's answer.
+    pub fn of(entry: &proto::TableEntry) -> Self {
+        Self {
+            table: entry.table.clone(),
+            matches: entry.r#match.clone(),
+            action: entry.action.clone(),
+            state: match (entry.desired, entry.installed) {
+                (true, true) => "in sync",
+                (true, false) => "not in sync",
+                (false, _) => "foreign",
+            },
+            packets: entry.packets,
+            bytes: entry.bytes,
+        }
+    }
 }
 
 impl ControllerReport {
@@ -146,6 +185,43 @@ impl ControllerReport {
 }
 
 impl ControllerReport {
+    /// What is wrong, in sentences: the switch is lost or not up to date, or a memory server is
+    /// silent. A silent client may have crashed, which is no fault of the rack.
+    pub fn faults(&self) -> Vec<String> {
+        let problem = self.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+        let switch = (!self.in_sync).then(|| match self.switch_state {
+            SYNCING => format!("the switch is not up to date{problem}"),
+            state => format!("the switch is {state}{problem}"),
+        });
+        let silent =
+            self.nodes.iter().filter(|node| (node.role, node.state) == ("memory", "silent"));
+        let silent = silent.map(|node| {
+            format!("the memory server {} is silent for {} s", node.name, node.silent_ms / 1000)
+        });
+        switch.into_iter().chain(silent).collect()
+    }
+
+    /// How it stands with the switch, in lines.
+    pub fn summary(&self) -> String {
+        let with = |state| self.nodes.iter().filter(|node| node.state == state).count();
+        format!(
+            "members: {} live, {} silent, {} gone\n\
+             switch {}: {} entries desired, {} installed, {} repaired, {} connections\n\
+             {}\n\
+             up for {} s",
+            with("live"),
+            with("silent"),
+            with("gone"),
+            self.switch_state,
+            self.desired_entry_count,
+            self.installed_entry_count,
+            self.repaired_count,
+            self.connect_count,
+            self.leases,
+            self.uptime_ms / 1000,
+        )
+    }
+
     /// Whether the switch is being brought up to date and nothing went wrong with that so far.
     pub fn is_syncing(&self) -> bool {
         self.switch_state == SYNCING && self.problem.is_none()
@@ -153,7 +229,8 @@ impl ControllerReport {
 }
 
 impl NodeReport {
-    fn of(node: &proto::Node) -> Self {
+    /// The endpoint in the controller's answer.
+    pub fn of(node: &proto::Node) -> Self {
         let id = NodeId(u16::try_from(node.node).unwrap_or(0));
         let space = Space(u16::try_from(node.space).unwrap_or(0));
         let first = Fields { space, node: id, command: 0, tag: 0, location: 0 };
@@ -179,6 +256,64 @@ impl NodeReport {
             capacity_pages: node.capacity_pages,
             free_pages: node.free_pages,
             anycast_weight: node.anycast_weight,
+            silent_ms: node.silent_ms,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, role: Role, state: NodeState) -> proto::Node {
+        proto::Node {
+            name: name.to_owned(),
+            node: 1,
+            role: role.into(),
+            state: state.into(),
+            silent_ms: 7300,
+            ..proto::Node::default()
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let switch = |state: SwitchState, problem: &str| proto::SwitchStatus {
+            state: state.into(),
+            problem: problem.to_owned(),
+            ..proto::SwitchStatus::default()
+        };
+        let nodes = vec![
+            node("s1", Role::Memory, NodeState::Live),
+            node("c1", Role::Client, NodeState::Silent),
+            node("s0", Role::Memory, NodeState::Gone),
+        ];
+        let well = proto::StatusResponse {
+            nodes: nodes.clone(),
+            switch: Some(switch(SwitchState::InSync, "")),
+            ..proto::StatusResponse::default()
+        };
+        assert_eq!(ControllerReport::of(&well).faults(), Vec::<String>::new());
+        let silent = node("s2", Role::Memory, NodeState::Silent);
+        let ill = proto::StatusResponse {
+            nodes: [nodes, vec![silent]].concat(),
+            switch: Some(switch(SwitchState::Disconnected, "refused")),
+            ..proto::StatusResponse::default()
+        };
+        assert_eq!(
+            ControllerReport::of(&ill).faults(),
+            ["the switch is disconnected: refused", "the memory server s2 is silent for 7 s"]
+        );
+    }
+
+    #[test]
+    fn an_entry_is_in_sync_missing_or_foreign() {
+        let state = |desired, installed| {
+            let entry = proto::TableEntry { desired, installed, ..proto::TableEntry::default() };
+            EntryReport::of(&entry).state
+        };
+        assert_eq!(state(true, true), "in sync");
+        assert_eq!(state(true, false), "not in sync");
+        assert_eq!((state(false, true), state(false, false)), ("foreign", "foreign"));
     }
 }

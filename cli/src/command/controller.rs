@@ -1,10 +1,13 @@
-//! `bluebridge controller`: the controller, in the foreground.
+//! `bluebridge controller`: the controller, in the foreground, or a running one, asked.
+
+mod ask;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bluebridge_controller::core::{ControllerPort, REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
+use bluebridge_controller::core::ControllerPort;
+use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_rack::readiness;
@@ -12,11 +15,29 @@ use bluebridge_rack::spec::Redirects;
 use bluebridge_transport::interface::Interface;
 use clap::Args;
 
-use super::shutdown;
+use self::ask::Question;
+use super::{Global, shutdown};
 use crate::exit::{Exit, UsageError};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Controller {
+    #[command(subcommand)]
+    question: Option<Question>,
+    #[command(flatten)]
+    serve: Serve,
+}
+
+impl Controller {
+    /// Whether it runs a controller, and does not ask one.
+    pub(super) fn is_daemon(&self) -> bool {
+        self.question.is_none()
+    }
+}
+
+/// How to run a controller.
+#[derive(Debug, Args)]
+struct Serve {
     /// Where endpoints join
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
     listen: SocketAddr,
@@ -27,8 +48,8 @@ pub(super) struct Controller {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
     /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
-    #[arg(long, value_name = "FILE")]
-    store: PathBuf,
+    #[arg(long, value_name = "FILE", required = true)]
+    store: Option<PathBuf>,
     /// Take the switch from another controller: after this one was fenced, or with an empty store in
     /// front of a switch that serves endpoints. For one start by hand, never for a supervisor: two
     /// controllers with it take the switch from each other in turns
@@ -59,10 +80,17 @@ pub(super) struct Controller {
     tls_client_root: Option<PathBuf>,
 }
 
-pub(super) fn run(controller: Controller) -> anyhow::Result<Exit> {
+pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit> {
+    match controller.question {
+        Some(question) => ask::run(question, global),
+        None => serve(controller.serve),
+    }
+}
+
+fn serve(controller: Serve) -> anyhow::Result<Exit> {
     let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
     config.device_id = controller.device_id;
-    config.store = Some(controller.store);
+    config.store = controller.store;
     config.force = controller.force;
     config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
     config.core.redirects = policy(controller.redirects);
@@ -128,14 +156,26 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::MissingRequiredArgument);
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
-        assert_eq!(line.controller.store, PathBuf::from("c.redb"));
+        assert_eq!(line.controller.serve.store, Some(PathBuf::from("c.redb")));
+    }
+
+    #[test]
+    fn a_question_needs_no_store_and_takes_none() {
+        for question in ["status", "members", "tables", "watch"] {
+            let line = Line::try_parse_from(["controller", question]).expect("complete");
+            assert!(!line.controller.is_daemon(), "{question}");
+            let mixed = ["controller", "--store", "c.redb", question];
+            assert!(Line::try_parse_from(mixed).is_err(), "{question} runs no controller");
+        }
+        let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
+        assert!(line.controller.is_daemon());
     }
 
     #[test]
     fn the_own_port_is_an_interface_and_a_number() {
         let parse = |more: &[&str]| {
             let line = ["controller", "--store", "c.redb"].iter().chain(more);
-            Line::try_parse_from(line).map(|line| line.controller)
+            Line::try_parse_from(line).map(|line| line.controller.serve)
         };
         assert!(parse(&["--interface", "lo"]).is_err() && parse(&["--switch-port", "6"]).is_err());
         let given = parse(&["--interface", "lo", "--switch-port", "6"]).expect("complete");
@@ -161,7 +201,7 @@ mod tests {
     fn redirects_are_contended_ones_unless_told_and_fit_the_switch() {
         let parse = |more: &[&str]| {
             let line = ["controller", "--store", "c.redb"].iter().chain(more);
-            Line::try_parse_from(line).map(|line| line.controller)
+            Line::try_parse_from(line).map(|line| line.controller.serve)
         };
         let usual = parse(&[]).expect("complete");
         assert_eq!((usual.redirects, usual.redirect_budget), (Redirects::Contended, 4096));

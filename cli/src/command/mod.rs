@@ -7,6 +7,7 @@ mod endpoint;
 mod experiment;
 mod host;
 mod interrupt;
+mod logging;
 mod member;
 mod memory;
 mod memserver;
@@ -16,12 +17,11 @@ mod switch;
 mod switch_control;
 mod trust;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
+use self::logging::{LogFormat, Program};
 use crate::exit::Exit;
 use crate::output;
 
@@ -47,9 +47,19 @@ struct Global {
     /// Print JSON for programs
     #[arg(long, global = true)]
     json: bool,
-    /// Tell more on standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
+    /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
+    /// How log lines on standard error are written
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "BLUEBRIDGE_LOG_FORMAT",
+        value_name = "FORMAT"
+    )]
+    log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
@@ -57,7 +67,7 @@ enum Command {
     AllocWrite(memory::alloc_write::AllocWrite),
     /// Measure our operations against plain UDP, side by side, in a rack made for it
     Bench(bench::Bench),
-    /// Run the controller in the foreground
+    /// Run the controller in the foreground, or ask a running one
     Controller(controller::Controller),
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
@@ -88,7 +98,8 @@ impl Command {
     /// Whether it serves in the foreground until it is told to end.
     fn is_daemon(&self) -> bool {
         match self {
-            Self::Controller(_) | Self::Memserver(_) => true,
+            Self::Controller(controller) => controller.is_daemon(),
+            Self::Memserver(_) => true,
             Self::Switch(switch) => switch.is_daemon(),
             _ => false,
         }
@@ -103,11 +114,16 @@ pub fn run() -> ExitCode {
         Err(error) => return misread(&error),
     };
     let json = line.global.json;
-    log_to_standard_error(line.global.verbose, json && !line.command.is_daemon());
+    let program = match line.command.is_daemon() {
+        true => Program::Daemon,
+        false if json => Program::ErrorAlone,
+        false => Program::Command,
+    };
+    logging::begin(program, line.global.verbose, line.global.log_format);
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
-        Command::Controller(command) => controller::run(command),
+        Command::Controller(command) => controller::run(command, line.global),
         Command::Create(command) => memory::create::run(command, line.global),
         Command::Delete(command) => memory::delete::run(command, line.global),
         Command::Demo(command) => demo::run(command, line.global),
@@ -159,26 +175,6 @@ fn in_words(error: &anyhow::Error) -> String {
         }
     }
     words
-}
-
-/// A program that asked for JSON gets its error alone on standard error, unless it wants more.
-fn log_to_standard_error(verbose: u8, error_alone: bool) {
-    let level = match verbose {
-        0 if error_alone => "off",
-        0 => "warn",
-        1 => "info",
-        2 => "debug",
-        _ => "trace",
-    };
-    let filter =
-        EnvFilter::try_from_env("BLUEBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    // A full disk behind standard error must not end a daemon, and a file wants no colours.
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .log_internal_errors(false)
-        .init();
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The binary, as its users call it.
 
+mod controller;
 mod demo;
 mod root;
 mod usage;

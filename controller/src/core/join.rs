@@ -8,7 +8,8 @@ use bluebridge_wire::{ArenaGeneration, MTU_MIN, NodeId, Space};
 
 use super::record::{Carrier, Change, NodeRecord, Role, SpaceRecord};
 use super::{
-    Core, FLOOD_GROUP, GATEWAY_MAC, GROUP_PORTS_MAX, GROUPS_MAX, Node, PORT_MAX, Ports, weight,
+    Core, FLOOD_GROUP, GATEWAY_MAC, GROUP_PORTS_MAX, GROUPS_MAX, MemberChange, MemberEvent, Node,
+    PORT_MAX, Ports, weight,
 };
 
 /// Where an endpoint says that it is connected.
@@ -165,7 +166,7 @@ impl Core {
         record.capacity_pages = join.capacity_pages;
         record.notices = join.notices;
         for id in replaced {
-            self.detach(now, id);
+            self.detach(now, id, MemberChange::Replaced);
         }
         if let Some(group) = group {
             self.take_group(join.space, group);
@@ -459,6 +460,7 @@ impl Core {
             self.names.remove(&former);
         }
         self.names.insert(record.name.clone(), id);
+        self.events.push(MemberEvent::new(MemberChange::Joined, &record));
         let node = Node::restored(record.clone(), now);
         self.nodes.insert(id, node);
         self.changes.push(Change::Node(record));

@@ -56,7 +56,7 @@ pub struct Tables {
 
 impl Tables {
     /// Entries, groups and settings that differ from another's. Redirects, which end by themselves,
-    /// are compared elsewhere ([`super::Redirects::compare`]).
+    /// are compared elsewhere ([`crate::redirect::Redirects::compare`]).
     #[must_use]
     pub fn difference_count(&self, other: &Self) -> usize {
         let one_sided = |a: &Self, b: &Self| {

@@ -439,6 +439,37 @@ fn silent_clients_are_given_up_and_memory_nodes_are_not() {
 }
 
 #[test]
+fn what_happens_to_endpoints_is_told_once_each() {
+    use MemberChange::{GivenUp, Joined, Left, Replaced, Returned, Silent};
+    let (mut core, now) = core();
+    let changes = |core: &mut Core| -> Vec<(String, MemberChange)> {
+        core.take_events().into_iter().map(|event| (event.name, event.change)).collect()
+    };
+    let told = |name: &str, change| (name.to_owned(), change);
+    let m1 = join(&mut core, now, &memory("m1", 1, 10));
+    join(&mut core, now, &memory("m1", 1, 10));
+    join(&mut core, now, &client("c1", 2));
+    assert_eq!(changes(&mut core), [told("m1", Joined), told("c1", Joined)], "not a repetition");
+    core.beat(now, member(&m1), 10).unwrap();
+    assert_eq!(changes(&mut core), []);
+    let silent = now + core.silence();
+    core.handle_timeout(silent);
+    core.handle_timeout(silent);
+    assert_eq!(changes(&mut core), [told("m1", Silent), told("c1", Silent)]);
+    core.beat(silent, member(&m1), 10).unwrap();
+    core.beat(silent, member(&m1), 10).unwrap();
+    assert_eq!(changes(&mut core), [told("m1", Returned)]);
+    join(&mut core, silent, &client("c2", 2));
+    assert_eq!(changes(&mut core), [told("c1", Replaced), told("c2", Joined)]);
+    core.leave(silent, member(&m1)).unwrap();
+    core.leave(silent, member(&m1)).unwrap();
+    assert_eq!(changes(&mut core), [told("m1", Left)]);
+    core.handle_timeout(silent + core.silence());
+    core.handle_timeout(silent + core.config.client_expiry);
+    assert_eq!(changes(&mut core), [told("c2", Silent), told("c2", GivenUp)]);
+}
+
+#[test]
 fn small_changes_of_free_memory_rewrite_nothing() {
     let (mut core, now) = core();
     let record = join(&mut core, now, &memory("m", 1, 100_000));

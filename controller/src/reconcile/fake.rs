@@ -11,12 +11,13 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::core::{PacketIn, Ports, Tables};
+use crate::core::{Ports, Tables};
 use crate::driver::{
     Capabilities, DriverError, Installed, PACKET_INS_AT_ONCE, Pipeline, SwitchConnector,
     SwitchDriver, SwitchEvent, UpdateError,
 };
 use crate::plan::{Object, TableUpdate};
+use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
 /// How likely each kind of trouble is, 0.0 to 1.0.
@@ -158,6 +159,11 @@ impl FakeSwitch {
 
     pub(super) fn met(&self) -> Met {
         self.state.lock().unwrap().met
+    }
+
+    /// Another controller was the primary for a moment.
+    pub(super) fn take_over(&self, election_id: ElectionId) {
+        self.state.lock().unwrap().highest = election_id;
     }
 
     pub(super) fn was_tried_after_fence(&self) -> bool {

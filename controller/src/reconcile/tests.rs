@@ -5,7 +5,8 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeSwitch, Trouble};
 use super::*;
-use crate::core::{Body, Endpoints, GROUP_PORTS_MAX, Ports, RedirectPolicy, Refusal, testing};
+use crate::core::{Body, Endpoints, GROUP_PORTS_MAX, Ports};
+use crate::redirect::{RedirectPolicy, Refusal, testing};
 
 fn way(node: u16) -> Key {
     Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
@@ -250,12 +251,75 @@ async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
     let mut intruder = intruder;
     let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
-    // The order was for that one time.
-    let other = Bench::with(&switch, high(9).into());
-    other.desire(tables(3, 3));
-    other.settled(&tables(3, 3)).await;
+    // The order was for that one time: who takes the switch while it is out of reach keeps it.
+    switch.set_trouble(Trouble { unreachable: 1.0, ..Trouble::default() });
+    switch.cut();
+    sleep(Duration::from_secs(1)).await;
+    switch.take_over(high(9));
+    switch.set_trouble(Trouble::default());
     let end = timeout(Duration::from_secs(5), &mut right.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+}
+
+/// What was logged by this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// Reads what is logged at the default level from now on.
+    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        (log, tracing::subscriber::set_default(subscriber.finish()))
+    }
+
+    fn count(&self, words: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).matches(words).count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_switch_that_is_away_and_back_is_logged_once_each() {
+    let (log, _guard) = Log::begin();
+    let switch = FakeSwitch::new(1);
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(5, 1));
+    bench.settled(&tables(5, 1)).await;
+    let all_is_well = "its tables are in sync";
+    assert_eq!(log.count(all_is_well), 1);
+    bench.desire(tables(6, 1));
+    bench.settled(&tables(6, 1)).await;
+    assert_eq!(log.count(all_is_well), 1, "an ordinary change is none of the log's");
+    for outage in 1..=3 {
+        switch.set_trouble(Trouble { unreachable: 1.0, ..Trouble::default() });
+        let tried = switch.met().unreachable;
+        switch.cut();
+        sleep(Duration::from_secs(60)).await;
+        assert!(switch.met().unreachable > tried + 100, "it is tried again and again");
+        assert_eq!(log.count("no connection to the switch"), outage);
+        switch.set_trouble(Trouble::default());
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(log.count(all_is_well), outage + 1);
+    }
+    assert_eq!(log.count("changed by others"), 0);
+    switch.meddle(|there| *there = Tables::default());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.count("changed by others"), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,12 +8,10 @@ use bluebridge_p4::declaration::table_of;
 use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space};
 
-use crate::core::{
-    BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, RedirectPolicy, Refusal, Role,
-    Tables,
-};
+use crate::core::{BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, Role, Tables};
 use crate::driver::Installed;
 use crate::reconcile::{SwitchState, SwitchView};
+use crate::redirect::{RedirectPolicy, Refusal};
 
 /// The most entries in an answer.
 const ENTRIES_MAX: usize = 65_536;
@@ -175,7 +173,7 @@ pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseS
         redirect_count: number(view.installed.tables.redirect_count()),
         redirect_budget: number(view.leases.budget),
         budget_full_count: counts.refused_for(Refusal::BudgetFull),
-        obeyed_count: counts.obeyed,
+        obeyed_count: counts.accepted,
         refused: refused.into_iter().filter(|refused| refused.count != 0).collect(),
         lost_count: view.counts.packet_ins_lost,
         installed_count: counts.installed,

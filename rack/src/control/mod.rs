@@ -76,14 +76,91 @@ impl std::fmt::Display for Whom {
     }
 }
 
+/// Where somebody is asked, and how: in the clear, unless an endpoint with TLS is given.
+#[derive(Clone, Debug)]
+pub struct Contact {
+    address: SocketAddr,
+    endpoint: Option<Endpoint>,
+}
+
+impl From<SocketAddr> for Contact {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, endpoint: None }
+    }
+}
+
+impl Contact {
+    /// Asks by an endpoint of the caller's, such as one with TLS, which leads to `address`.
+    pub const fn with(address: SocketAddr, endpoint: Endpoint) -> Self {
+        Self { address, endpoint: Some(endpoint) }
+    }
+
+    async fn connect(&self, whom: Whom) -> Result<Channel, ControlError> {
+        let address = self.address;
+        let unreachable = |reason| ControlError::Unreachable { whom, address, reason };
+        let endpoint = match &self.endpoint {
+            Some(endpoint) => Ok(endpoint.clone()),
+            None => Endpoint::from_shared(format!("http://{address}")),
+        };
+        let connecting = async {
+            let endpoint = endpoint.map_err(|error| unreachable(in_words(&error)))?;
+            let endpoint = endpoint.connect_timeout(CONNECT_DEADLINE);
+            endpoint.connect().await.map_err(|error| unreachable(in_words(&error)))
+        };
+        // A handshake of TLS has no limit of its own.
+        let late = || unreachable(format!("no connection within {CALL_DEADLINE:?}"));
+        tokio::time::timeout(CALL_DEADLINE, connecting).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
 /// What the controller knows; its entries are left out.
 ///
 /// # Errors
 /// [`ControlError`].
 pub fn controller_status(address: SocketAddr) -> Result<proto::StatusResponse, ControlError> {
-    let request = proto::StatusRequest { entries: false };
-    ask(Whom::Controller, address, async |channel| {
-        ControllerClient::new(channel).status(request).await.map(tonic::Response::into_inner)
+    controller_state(&address.into(), false)
+}
+
+/// What the controller knows, with every table entry if wanted.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn controller_state(
+    controller: &Contact,
+    entries: bool,
+) -> Result<proto::StatusResponse, ControlError> {
+    let request = proto::StatusRequest { entries };
+    ask(Whom::Controller, controller, async |channel| {
+        let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        client.status(request).await.map(tonic::Response::into_inner)
+    })
+}
+
+/// Hears of every endpoint, then of each change, until `show` returns false or fails.
+///
+/// # Errors
+/// What `show` failed with; [`ControlError`] if the controller refuses, ends, or is lost.
+pub fn controller_watch<E: From<ControlError>>(
+    controller: &Contact,
+    request: proto::WatchRequest,
+    mut show: impl FnMut(proto::watch_response::Event) -> Result<bool, E>,
+) -> Result<(), E> {
+    let whom = Whom::Controller;
+    let failed = |status: Status| E::from(failure(whom, controller.address, &status));
+    runtime()?.block_on(async {
+        let mut client = ControllerClient::new(controller.connect(whom).await?)
+            .max_decoding_message_size(ANSWER_BYTES_MAX);
+        let mut events = client.watch(request).await.map_err(failed)?.into_inner();
+        while let Some(message) = events.message().await.map_err(failed)? {
+            if let Some(event) = message.event
+                && !show(event)?
+            {
+                return Ok(());
+            }
+        }
+        let address = controller.address;
+        let reason = "it ended the watch".to_owned();
+        Err(ControlError::Unreachable { whom, address, reason }.into())
     })
 }
 
@@ -92,7 +169,7 @@ pub fn controller_status(address: SocketAddr) -> Result<proto::StatusResponse, C
 /// # Errors
 /// [`ControlError`].
 pub fn switch_ports(address: SocketAddr) -> Result<switch::ListPortsResponse, ControlError> {
-    ask(Whom::Switch, address, async |channel| {
+    ask(Whom::Switch, &address.into(), async |channel| {
         let request = switch::ListPortsRequest {};
         SwitchClient::new(channel).list_ports(request).await.map(tonic::Response::into_inner)
     })
@@ -108,7 +185,7 @@ pub fn impair(
     impairment: switch::Impairment,
 ) -> Result<(), ControlError> {
     let request = switch::SetImpairmentRequest { port: port.into(), impairment: Some(impairment) };
-    ask(Whom::Switch, address, async |channel| {
+    ask(Whom::Switch, &address.into(), async |channel| {
         SwitchClient::new(channel).set_impairment(request).await.map(drop)
     })
 }
@@ -116,27 +193,26 @@ pub fn impair(
 /// Connects and asks, on a runtime of the calling thread.
 fn ask<T, A>(
     whom: Whom,
-    address: SocketAddr,
+    contact: &Contact,
     question: impl FnOnce(Channel) -> A,
 ) -> Result<T, ControlError>
 where
     A: Future<Output = Result<T, Status>>,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(ControlError::Runtime)?;
-    let unreachable = |reason| ControlError::Unreachable { whom, address, reason };
-    runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| unreachable(in_words(&error)))?
-            .connect_timeout(CONNECT_DEADLINE);
+    let address = contact.address;
+    runtime()?.block_on(async {
         let answer = tokio::time::timeout(CALL_DEADLINE, async {
-            let channel =
-                endpoint.connect().await.map_err(|error| unreachable(in_words(&error)))?;
+            let channel = contact.connect(whom).await?;
             question(channel).await.map_err(|status| failure(whom, address, &status))
         });
-        let late = || unreachable(format!("no answer within {CALL_DEADLINE:?}"));
-        answer.await.unwrap_or_else(|_| Err(late()))
+        let reason = format!("no answer within {CALL_DEADLINE:?}");
+        answer.await.unwrap_or(Err(ControlError::Unreachable { whom, address, reason }))
     })
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, ControlError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(ControlError::Runtime)
 }
 
 fn failure(whom: Whom, address: SocketAddr, status: &Status) -> ControlError {

@@ -63,8 +63,9 @@ pub fn read(
     device_id: u64,
     names: &PortNames,
 ) -> Result<Vec<TableLine>, ControlError> {
-    let entities =
-        ask(Whom::Switch, address, async |channel| read_entities(channel, device_id).await)?;
+    let entities = ask(Whom::Switch, &address.into(), async |channel| {
+        read_entities(channel, device_id).await
+    })?;
     let groups = groups(&entities);
     let mut lines = Vec::new();
     for entity in &entities {

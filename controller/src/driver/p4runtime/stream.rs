@@ -19,8 +19,8 @@ use tonic::transport::Channel;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::stream_message_response::Update;
 
-use crate::core::PacketIn;
 use crate::driver::{DriverError, PACKET_INS_AT_ONCE, SwitchEvent};
+use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
 /// Packet-ins that wait for the controller.

@@ -1,11 +1,10 @@
-//! Which copies are obeyed (docs/protocol.md, section 10, "Redirects"), and what is counted.
+//! Which copies of replies are believed (docs/protocol.md, section 10, "Redirects"), and as what the
+//! others are counted.
 
-use std::collections::BTreeMap;
-
-use bluebridge_p4::pipeline::{Forward, SwitchPort, Ternary};
+use bluebridge_p4::pipeline::{SwitchPort, Ternary};
 use bluebridge_wire::{Command, NodeId, ReplyCopy, Space, Status, WireCommand};
 
-use crate::core::{NodeRecord, NotifyRule, Role};
+use crate::core::{Attached, Endpoints, NotifyRule, Role};
 
 /// When pages are redirected to the owners of their leases.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -54,51 +53,21 @@ impl RedirectPolicy {
             Self::Contended => vec![contended],
             Self::Always => {
                 let commands = [Command::Update, Command::Commit, Command::Abort, Command::Renew];
-                core::iter::once(contended).chain(commands.map(done)).collect()
+                std::iter::once(contended).chain(commands.map(done)).collect()
             }
         }
     }
 }
 
-/// What the rules need to know of an attached endpoint.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Attached {
-    /// What it is there for.
-    pub role: Role,
-    /// Its space.
-    pub space: Space,
-    /// Which of its lives this is.
-    pub incarnation: u32,
-    /// The generation of its arena.
-    pub generation: u16,
-    /// The way to it.
-    pub forward: Forward,
-}
-
-impl Attached {
-    pub(crate) const fn new(record: &NodeRecord) -> Self {
-        Self {
-            role: record.role,
-            space: record.space(),
-            incarnation: record.incarnation,
-            generation: record.generation,
-            forward: Forward { port: record.port(), dst_mac: record.mac() },
-        }
-    }
-}
-
-/// The endpoints that have entries in the switch.
-pub type Endpoints = BTreeMap<NodeId, Attached>;
-
-/// Why a copy was not obeyed.
+/// Why a copy was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(usize)]
 pub enum Refusal {
     /// There are as many redirects as the budget allows.
     BudgetFull,
-    /// The lease that it tells of had no time left.
+    /// The lease that it reports had no time left.
     Ended,
-    /// More leases are known than are kept in mind.
+    /// As many leases are tracked as may be.
     KnownFull,
     /// It is no reply, or one that cannot be read.
     Malformed,
@@ -110,7 +79,7 @@ pub enum Refusal {
     StaleEpoch,
     /// The owner is no attached client of the space.
     UnknownOwner,
-    /// It says nothing of a lease.
+    /// It reports nothing about a lease.
     Unrelated,
     /// It came in by another port than that of the node that it claims to be from.
     WrongPort,
@@ -149,24 +118,26 @@ impl Refusal {
     }
 }
 
-/// What a copy tells of a page's lease.
+/// What a copy reports about a page's lease.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Tale {
-    /// It is held: by a BUSY, a grant or a renewal, the last two for the rest of the line too.
-    Held,
-    /// It has a new end.
+pub(super) enum LeaseEvent {
+    /// It is held: reported by the grant itself, or by a BUSY.
+    Granted,
+    /// It was extended; this holds for the rest of the line too.
     Renewed,
     /// It was released.
     Released,
 }
 
-/// What a reply tells, if anything.
-pub(super) const fn tale(reply: &ReplyCopy) -> Result<Tale, Refusal> {
-    match (reply.command, reply.status) {
-        (Command::Update, Status::Ok) | (_, Status::Busy) => Ok(Tale::Held),
-        (Command::Renew, Status::Ok) => Ok(Tale::Renewed),
-        (Command::Commit | Command::Abort, Status::Ok) => Ok(Tale::Released),
-        _ => Err(Refusal::Unrelated),
+impl LeaseEvent {
+    /// What a reply reports, if anything.
+    pub(super) const fn of(reply: &ReplyCopy) -> Result<Self, Refusal> {
+        match (reply.command, reply.status) {
+            (Command::Update, Status::Ok) | (_, Status::Busy) => Ok(Self::Granted),
+            (Command::Renew, Status::Ok) => Ok(Self::Renewed),
+            (Command::Commit | Command::Abort, Status::Ok) => Ok(Self::Released),
+            _ => Err(Refusal::Unrelated),
+        }
     }
 }
 

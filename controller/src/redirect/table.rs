@@ -1,11 +1,11 @@
-//! Redirects and the switch's table: single updates, and what a reading finds.
+//! Redirects in the switch's table: single updates, and what a reading finds.
 
-use super::{Action, BTreeMap, Duration, Instant, Key, Page, Redirects, SLACK, There, there};
+use super::{Action, BTreeMap, Duration, InstalledRedirect, Instant, Key, Page, Redirects, SLACK};
 use crate::core::Body;
 use crate::driver::UpdateError;
 use crate::plan::{Object, TableUpdate};
 
-/// How far the time that a switch says an entry has left may be from what was written.
+/// How far the remaining time of an entry that a switch reports may be from what was written.
 const READING_SLACK: Duration = Duration::from_millis(250);
 
 impl Redirects {
@@ -24,18 +24,18 @@ impl Redirects {
             state.queued = false;
             let state = *state;
             let object = |action| Object::Entry(page.key(), Body::new(action));
-            match (self.wanted(&state), state.there) {
-                (Some((forward, until)), there) if self.differs(&state) => {
+            match (self.wanted(&state), state.installed) {
+                (Some((forward, until)), installed) if self.differs(&state) => {
                     let left = until.saturating_duration_since(now).as_millis();
                     let lease_ms = u16::try_from(left).unwrap_or(u16::MAX);
                     let object = object(Action::RedirectUntil { forward, lease_ms });
-                    updates.push(match there {
+                    updates.push(match installed {
                         None => TableUpdate::Insert(object),
                         Some(_) => TableUpdate::Modify(object),
                     });
                 }
-                (None, Some(there)) => {
-                    let forward = there.forward.map_or(Action::Drop, Action::Forward);
+                (None, Some(installed)) => {
+                    let forward = installed.forward.map_or(Action::Drop, Action::Forward);
                     updates.push(TableUpdate::Delete(object(forward)));
                 }
                 _ => self.change(page, |_| {}),
@@ -44,8 +44,8 @@ impl Redirects {
         updates
     }
 
-    /// Hears what became of an update that was made ready at `written`, and answered at `answered`.
-    pub fn settle(
+    /// Takes the result of an update that was made ready at `written`, and answered at `answered`.
+    pub fn handle_result(
         &mut self,
         written: Instant,
         answered: Instant,
@@ -57,12 +57,12 @@ impl Redirects {
         match (update, result) {
             (TableUpdate::Delete(_), Ok(()) | Err(UpdateError::NotFound(_))) => {
                 self.counts.removed += 1;
-                self.change(page, |state| state.there = None);
+                self.change(page, |state| state.installed = None);
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Ok(())) => {
                 self.counts.installed += 1;
-                let there = there(body.action.as_ref(), written, answered);
-                self.change(page, |state| state.there = Some(there));
+                let installed = InstalledRedirect::new(body.action.as_ref(), written, answered);
+                self.change(page, |state| state.installed = Some(installed));
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Err(UpdateError::Refused(_))) => {
                 // The next copy of the lease tries again, so that a full table is not hammered.
@@ -73,7 +73,7 @@ impl Redirects {
                     }
                 });
             }
-            // The next reading tells what is there.
+            // The next reading shows what the switch has.
             (_, Err(_)) => self.counts.switch_refused += 1,
         }
     }
@@ -81,7 +81,7 @@ impl Redirects {
     /// Compares a reading, which took from `began` to `now`, with what should be there, and queues
     /// what has to be repaired; how many entries were not as they were last known. An entry whose
     /// time ran out is as it should be, whether the switch still has it or not. `keeps_time` says
-    /// whether the switch ends entries itself, and tells what they have left.
+    /// whether the switch ends entries itself, and reports what they have left.
     pub fn compare(
         &mut self,
         began: Instant,
@@ -93,31 +93,32 @@ impl Redirects {
         let first = Key::Redirect { dst_scope: 0, dst_node: 0, page: 0 };
         let found = read.range(first..).map_while(|(key, body)| Some((Page::from_key(key)?, body)));
         for (page, body) in found {
-            let mut found = there(body.action.as_ref(), began, now);
-            let known = self.pages.get(&page).and_then(|state| state.there);
+            let mut found = InstalledRedirect::new(body.action.as_ref(), began, now);
+            let known = self.pages.get(&page).and_then(|state| state.installed);
             let same = known.is_some_and(|known| is_same(known, found, now, keeps_time));
             if same || !keeps_time {
                 found.end = known.filter(|_| same).map_or(found.end, |known| known.end);
             }
             differences += usize::from(!same);
-            self.change(page, |state| state.there = Some(found));
+            self.change(page, |state| state.installed = Some(found));
         }
-        let may_have_ended =
-            |there: There| keeps_time && there.end.is_some_and(|end| end.earliest <= now + SLACK);
+        let may_have_ended = |redirect: InstalledRedirect| {
+            keeps_time && redirect.end.is_some_and(|end| end.earliest <= now + SLACK)
+        };
         let missing: Vec<(Page, bool)> = self
             .pages
             .iter()
             .filter(|(page, _)| !read.contains_key(&page.key()))
-            .filter_map(|(page, state)| Some((*page, may_have_ended(state.there?))))
+            .filter_map(|(page, state)| Some((*page, may_have_ended(state.installed?))))
             .collect();
         for (page, ended) in missing {
             differences += usize::from(!ended);
-            self.change(page, |state| state.there = None);
+            self.change(page, |state| state.installed = None);
         }
-        // Also what was left for this reading to tell.
-        let untold = self.pages.iter().filter(|(_, state)| !state.queued && self.differs(state));
-        let untold: Vec<Page> = untold.map(|(page, _)| *page).collect();
-        for page in untold {
+        // Also updates whose result was left open until this reading.
+        let open = self.pages.iter().filter(|(_, state)| !state.queued && self.differs(state));
+        let open: Vec<Page> = open.map(|(page, _)| *page).collect();
+        for page in open {
             self.change(page, |_| {});
         }
         differences
@@ -125,7 +126,12 @@ impl Redirects {
 }
 
 /// Whether what was read is what was known.
-fn is_same(known: There, found: There, now: Instant, keeps_time: bool) -> bool {
+fn is_same(
+    known: InstalledRedirect,
+    found: InstalledRedirect,
+    now: Instant,
+    keeps_time: bool,
+) -> bool {
     known.forward == found.forward
         && match (known.end, found.end) {
             (Some(known), Some(found)) => !keeps_time || known.overlaps(found, now, READING_SLACK),

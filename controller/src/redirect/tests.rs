@@ -8,7 +8,7 @@ use crate::core::{Body, Role};
 use crate::driver::UpdateError;
 use crate::plan::{Object, TableUpdate};
 
-/// Redirects, a clock, and a switch that does what it is told.
+/// Redirects, a clock, and a switch that does what it is asked to.
 struct Bench {
     redirects: Redirects,
     now: Instant,
@@ -18,16 +18,16 @@ struct Bench {
 impl Bench {
     fn new(budget: usize) -> Self {
         let mut redirects = Redirects::new(RedirectPolicy::Contended, budget);
-        redirects.learn(&Arc::new(endpoints()));
+        redirects.set_endpoints(&Arc::new(endpoints()));
         Self { redirects, now: Instant::now(), switch: BTreeMap::new() }
     }
 
-    fn obey(&mut self, reply: Reply) -> Result<(), Refusal> {
+    fn handle(&mut self, reply: Reply) -> Result<(), Refusal> {
         let before = self.redirects.counts;
-        let done = self.redirects.obey(self.now, &reply.copy());
+        let done = self.redirects.handle_packet_in(self.now, &reply.copy());
         let counts = &self.redirects.counts;
         match done {
-            Ok(()) => assert_eq!(counts.obeyed, before.obeyed + 1),
+            Ok(()) => assert_eq!(counts.accepted, before.accepted + 1),
             Err(why) => assert_eq!(counts.refused_for(why), before.refused_for(why) + 1),
         }
         done
@@ -53,7 +53,7 @@ impl Bench {
                         "delete"
                     }
                 });
-                self.redirects.settle(self.now, self.now, &update, &Ok(()));
+                self.redirects.handle_result(self.now, self.now, &update, &Ok(()));
             }
         }
         done
@@ -78,18 +78,23 @@ impl Bench {
 fn a_busy_answer_installs_and_a_commit_removes() {
     for release in [Command::Commit, Command::Abort] {
         let mut bench = Bench::new(10);
-        bench.obey(reply(7, 5, 1000)).unwrap();
+        bench.handle(reply(7, 5, 1000)).unwrap();
         assert_eq!(bench.write(), ["insert"]);
         assert_eq!(bench.way(7), Some((3, 1000)));
         bench
-            .obey(Reply { command: release, status: Status::Ok, remaining_ms: 0, ..reply(7, 5, 0) })
+            .handle(Reply {
+                command: release,
+                status: Status::Ok,
+                remaining_ms: 0,
+                ..reply(7, 5, 0)
+            })
             .unwrap();
         assert_eq!(bench.write(), ["delete"]);
         assert_eq!(bench.way(7), None);
         // An older copy that was late brings nothing back, the next lease does.
-        assert_eq!(bench.obey(reply(7, 5, 900)), Err(Refusal::StaleEpoch));
+        assert_eq!(bench.handle(reply(7, 5, 900)), Err(Refusal::StaleEpoch));
         assert_eq!(bench.write(), [""; 0]);
-        bench.obey(Reply { owner: OTHER, ..reply(7, 6, 800) }).unwrap();
+        bench.handle(Reply { owner: OTHER, ..reply(7, 6, 800) }).unwrap();
         assert_eq!(bench.write(), ["insert"]);
         assert_eq!(bench.way(7), Some((4, 800)));
     }
@@ -100,13 +105,13 @@ fn grants_and_renewals_install_and_extend() {
     let mut bench = Bench::new(10);
     let done =
         |command, remaining_ms| Reply { command, status: Status::Ok, ..reply(7, 5, remaining_ms) };
-    bench.obey(done(Command::Update, 500)).unwrap();
+    bench.handle(done(Command::Update, 500)).unwrap();
     assert_eq!(bench.write(), ["insert"]);
     bench.pass(200);
-    // The same end, told again: nothing to write.
-    bench.obey(reply(7, 5, 295)).unwrap();
+    // The same end, reported again: nothing to write.
+    bench.handle(reply(7, 5, 295)).unwrap();
     assert_eq!(bench.write(), [""; 0]);
-    bench.obey(done(Command::Renew, 1000)).unwrap();
+    bench.handle(done(Command::Renew, 1000)).unwrap();
     assert_eq!(bench.write(), ["modify"]);
     bench.pass(400);
     assert_eq!(bench.way(7), Some((3, 1000)), "the first end is passed over");
@@ -120,20 +125,23 @@ fn only_the_node_that_serves_the_page_is_believed() {
     let mut bench = Bench::new(10);
     let from = |from, port| Reply { from, port, ..reply(7, 5, 1000) };
     // Another memory node, a client, a node that is not there, and the home from a wrong port.
-    assert_eq!(bench.obey(from(NodeId(2), 2)), Err(Refusal::NotServing));
-    assert_eq!(bench.obey(from(OTHER, 4)), Err(Refusal::NotServing));
-    assert_eq!(bench.obey(from(NodeId(77), 7)), Err(Refusal::NotServing));
+    assert_eq!(bench.handle(from(NodeId(2), 2)), Err(Refusal::NotServing));
+    assert_eq!(bench.handle(from(OTHER, 4)), Err(Refusal::NotServing));
+    assert_eq!(bench.handle(from(NodeId(77), 7)), Err(Refusal::NotServing));
     for port in [2, 3, 0] {
-        assert_eq!(bench.obey(from(HOME, port)), Err(Refusal::WrongPort));
+        assert_eq!(bench.handle(from(HOME, port)), Err(Refusal::WrongPort));
     }
     // A client that speaks of pages at itself, and a generation that is gone.
-    assert_eq!(bench.obey(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
-    assert_eq!(bench.obey(Reply { generation: 1, ..reply(7, 5, 1000) }), Err(Refusal::NotServing));
+    assert_eq!(bench.handle(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
+    assert_eq!(
+        bench.handle(Reply { generation: 1, ..reply(7, 5, 1000) }),
+        Err(Refusal::NotServing)
+    );
     assert_eq!(bench.write(), [""; 0]);
     // A release is believed of nobody else either.
-    bench.obey(reply(7, 5, 1000)).unwrap();
+    bench.handle(reply(7, 5, 1000)).unwrap();
     let release = Reply { command: Command::Commit, status: Status::Ok, ..from(HOME, 2) };
-    assert_eq!(bench.obey(release), Err(Refusal::WrongPort));
+    assert_eq!(bench.handle(release), Err(Refusal::WrongPort));
     assert_eq!(bench.write(), ["insert"]);
 }
 
@@ -142,7 +150,7 @@ fn the_owner_is_an_attached_client_of_the_space() {
     let mut bench = Bench::new(10);
     for owner in [NodeId(0), NodeId(77), NodeId(2), HOME, STRANGER, NodeId::ALL] {
         let copy = Reply { owner, ..reply(7, 5, 1000) };
-        assert_eq!(bench.obey(copy), Err(Refusal::UnknownOwner), "{owner}");
+        assert_eq!(bench.handle(copy), Err(Refusal::UnknownOwner), "{owner}");
     }
     assert_eq!(bench.redirects.lease_count(), 0);
 }
@@ -150,19 +158,19 @@ fn the_owner_is_an_attached_client_of_the_space() {
 #[test]
 fn a_lease_without_time_left_and_an_older_epoch_install_nothing() {
     let mut bench = Bench::new(10);
-    assert_eq!(bench.obey(reply(7, 5, 0)), Err(Refusal::Ended));
-    bench.obey(reply(7, 5, 1000)).unwrap();
-    assert_eq!(bench.obey(Reply { owner: OTHER, ..reply(7, 4, 5000) }), Err(Refusal::StaleEpoch));
+    assert_eq!(bench.handle(reply(7, 5, 0)), Err(Refusal::Ended));
+    bench.handle(reply(7, 5, 1000)).unwrap();
+    assert_eq!(bench.handle(Reply { owner: OTHER, ..reply(7, 4, 5000) }), Err(Refusal::StaleEpoch));
     let other_owner = Reply { owner: OTHER, ..reply(7, 5, 5000) };
-    assert_eq!(bench.obey(other_owner), Err(Refusal::StaleEpoch), "one epoch, one owner");
-    assert_eq!(bench.obey(Reply { epoch: 0, ..reply(8, 0, 100) }), Err(Refusal::StaleEpoch));
+    assert_eq!(bench.handle(other_owner), Err(Refusal::StaleEpoch), "one epoch, one owner");
+    assert_eq!(bench.handle(Reply { epoch: 0, ..reply(8, 0, 100) }), Err(Refusal::StaleEpoch));
     let stale_release = Reply { command: Command::Commit, status: Status::Ok, ..reply(7, 4, 0) };
-    assert_eq!(bench.obey(stale_release), Err(Refusal::StaleEpoch));
+    assert_eq!(bench.handle(stale_release), Err(Refusal::StaleEpoch));
     assert_eq!(bench.write(), ["insert"]);
     // After the deadline nothing of the page is kept, so any epoch will do.
     bench.pass(1001);
     assert_eq!(bench.write(), ["delete"]);
-    bench.obey(reply(7, 1, 100)).unwrap();
+    bench.handle(reply(7, 1, 100)).unwrap();
 }
 
 #[test]
@@ -175,7 +183,7 @@ fn what_says_nothing_of_a_lease_is_unrelated_and_noise_is_malformed() {
         (Command::Update, Status::OutOfMemory),
     ] {
         assert_eq!(
-            bench.obey(Reply { command, status, ..reply(7, 5, 9) }),
+            bench.handle(Reply { command, status, ..reply(7, 5, 9) }),
             Err(Refusal::Unrelated)
         );
     }
@@ -183,51 +191,51 @@ fn what_says_nothing_of_a_lease_is_unrelated_and_noise_is_malformed() {
     for length in 0..whole.frame.len() {
         let frame = whole.frame[..length].to_vec();
         let cut = PacketIn { frame, ..whole.clone() };
-        assert_eq!(bench.redirects.obey(bench.now, &cut), Err(Refusal::Malformed));
+        assert_eq!(bench.redirects.handle_packet_in(bench.now, &cut), Err(Refusal::Malformed));
     }
     for at in [12, 20, 54] {
         let mut other = whole.clone();
         other.frame[at] ^= 1;
-        assert_eq!(bench.redirects.obey(bench.now, &other), Err(Refusal::Malformed));
+        assert_eq!(bench.redirects.handle_packet_in(bench.now, &other), Err(Refusal::Malformed));
     }
     let mut off = Redirects::new(RedirectPolicy::Off, 10);
-    off.learn(&Arc::new(endpoints()));
-    assert_eq!(off.obey(bench.now, &whole), Err(Refusal::Off));
+    off.set_endpoints(&Arc::new(endpoints()));
+    assert_eq!(off.handle_packet_in(bench.now, &whole), Err(Refusal::Off));
 }
 
 #[test]
 fn the_budget_is_hard_and_has_room_again() {
     let mut bench = Bench::new(3);
     for page in 1..=3 {
-        bench.obey(reply(page * 100, page, 1000)).unwrap();
+        bench.handle(reply(page * 100, page, 1000)).unwrap();
     }
-    assert_eq!(bench.obey(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
+    assert_eq!(bench.handle(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
     assert_eq!(bench.redirects.lease_count(), 4, "it is known all the same");
     assert_eq!(bench.write(), ["insert"; 3]);
     // One that has its place may change.
-    bench.obey(reply(100, 9, 4000)).unwrap();
+    bench.handle(reply(100, 9, 4000)).unwrap();
     assert_eq!(bench.write(), ["modify"]);
     let release = Reply { command: Command::Commit, status: Status::Ok, ..reply(200, 2, 0) };
-    bench.obey(release).unwrap();
+    bench.handle(release).unwrap();
     // The place is taken until the switch has given it up.
-    assert_eq!(bench.obey(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
+    assert_eq!(bench.handle(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
     assert_eq!(bench.write(), ["delete"]);
-    bench.obey(reply(400, 4, 5000)).unwrap();
+    bench.handle(reply(400, 4, 5000)).unwrap();
     assert_eq!(bench.write(), ["insert"]);
     assert_eq!(bench.switch.len(), 3);
     assert_eq!(Redirects::new(RedirectPolicy::Always, usize::MAX).budget(), REDIRECTS_MAX);
 }
 
 #[test]
-fn what_is_kept_in_mind_is_bounded() {
+fn tracked_leases_are_bounded() {
     let mut bench = Bench::new(1);
     for page in 0..KNOWN_MAX as u64 {
-        let _ = bench.obey(reply(page, 1, 1000));
+        let _ = bench.handle(reply(page, 1, 1000));
     }
-    assert_eq!(bench.obey(reply(1 << 20, 1, 1000)), Err(Refusal::KnownFull));
+    assert_eq!(bench.handle(reply(1 << 20, 1, 1000)), Err(Refusal::KnownFull));
     assert_eq!(bench.redirects.lease_count(), KNOWN_MAX);
     bench.pass(1001);
-    bench.obey(reply(1 << 20, 1, 1000)).unwrap();
+    bench.handle(reply(1 << 20, 1, 1000)).unwrap();
     bench.write();
     assert_eq!((bench.redirects.lease_count(), bench.redirects.pages.len()), (1, 1));
     assert_eq!(bench.redirects.deadlines.len(), 1);
@@ -237,19 +245,19 @@ fn what_is_kept_in_mind_is_bounded() {
 fn a_range_is_renewed_and_released_as_one_within_its_line() {
     let mut bench = Bench::new(20);
     for page in 8..=17 {
-        bench.obey(reply(page, if page < 16 { 5 } else { 6 }, 1000)).unwrap();
+        bench.handle(reply(page, if page < 16 { 5 } else { 6 }, 1000)).unwrap();
     }
     bench.write();
     let done =
         |command, remaining_ms| Reply { command, status: Status::Ok, ..reply(10, 5, remaining_ms) };
-    bench.obey(done(Command::Renew, 3000)).unwrap();
+    bench.handle(done(Command::Renew, 3000)).unwrap();
     assert_eq!(bench.write(), ["modify"; 6], "pages 10 to 15");
-    bench.obey(done(Command::Commit, 0)).unwrap();
+    bench.handle(done(Command::Commit, 0)).unwrap();
     assert_eq!(bench.write(), ["delete"; 6]);
     assert!([8, 9, 16, 17].iter().all(|page| bench.way(*page).is_some()));
     // The others of the line were a guess: the home says it if they are leased still.
-    assert_eq!(bench.obey(reply(10, 5, 500)), Err(Refusal::StaleEpoch));
-    bench.obey(reply(11, 5, 500)).unwrap();
+    assert_eq!(bench.handle(reply(10, 5, 500)), Err(Refusal::StaleEpoch));
+    bench.handle(reply(11, 5, 500)).unwrap();
     assert_eq!(bench.write(), ["insert"]);
 }
 
@@ -275,16 +283,16 @@ fn whoever_goes_or_comes_again_loses_its_redirects() {
         (without(HOME), 0),
     ] {
         let mut bench = Bench::new(10);
-        bench.obey(reply(7, 5, 1000)).unwrap();
+        bench.handle(reply(7, 5, 1000)).unwrap();
         bench.write();
-        bench.redirects.learn(&Arc::new(without(STRANGER)));
+        bench.redirects.set_endpoints(&Arc::new(without(STRANGER)));
         assert_eq!(bench.write(), [""; 0], "others may come and go");
-        bench.redirects.learn(&Arc::new(changed));
+        bench.redirects.set_endpoints(&Arc::new(changed));
         assert_eq!(bench.write(), ["delete"]);
         assert_eq!(bench.redirects.lease_count(), kept);
-        bench.redirects.learn(&Arc::new(endpoints()));
+        bench.redirects.set_endpoints(&Arc::new(endpoints()));
         if kept == 1 {
-            assert_eq!(bench.obey(reply(7, 5, 900)), Err(Refusal::StaleEpoch), "a late copy");
+            assert_eq!(bench.handle(reply(7, 5, 900)), Err(Refusal::StaleEpoch), "a late copy");
         }
         assert_eq!(bench.write(), [""; 0]);
     }
@@ -293,11 +301,11 @@ fn whoever_goes_or_comes_again_loses_its_redirects() {
 #[test]
 fn an_owner_that_moves_is_followed() {
     let mut bench = Bench::new(10);
-    bench.obey(reply(7, 5, 1000)).unwrap();
+    bench.handle(reply(7, 5, 1000)).unwrap();
     bench.write();
     let mut moved = endpoints();
     moved.get_mut(&OWNER).unwrap().forward.port = SwitchPort(9);
-    bench.redirects.learn(&Arc::new(moved));
+    bench.redirects.set_endpoints(&Arc::new(moved));
     assert_eq!(bench.write(), ["modify"]);
     assert_eq!(bench.way(7).unwrap().0, 9);
 }
@@ -306,12 +314,12 @@ fn an_owner_that_moves_is_followed() {
 fn what_the_switch_refuses_waits_for_the_next_copy() {
     let mut bench = Bench::new(10);
     let full = Err(UpdateError::Refused("the table is full".to_owned()));
-    bench.obey(reply(7, 5, 1000)).unwrap();
+    bench.handle(reply(7, 5, 1000)).unwrap();
     let updates = bench.redirects.next_updates(bench.now, 7);
-    bench.redirects.settle(bench.now, bench.now, &updates[0], &full);
+    bench.redirects.handle_result(bench.now, bench.now, &updates[0], &full);
     assert!(!bench.redirects.has_updates(), "it does not hammer the switch");
     assert_eq!(bench.redirects.counts.switch_refused, 1);
-    bench.obey(reply(7, 5, 900)).unwrap();
+    bench.handle(reply(7, 5, 900)).unwrap();
     assert_eq!(bench.write(), ["insert"]);
 }
 
@@ -319,7 +327,7 @@ fn what_the_switch_refuses_waits_for_the_next_copy() {
 fn a_reading_tells_what_was_left_open() {
     let mut bench = Bench::new(10);
     for page in [1, 2, 3] {
-        bench.obey(reply(page * 10, 5, 10_000)).unwrap();
+        bench.handle(reply(page * 10, 5, 10_000)).unwrap();
     }
     // The connection breaks: nobody knows what was made of these.
     let lost = bench.redirects.next_updates(bench.now, 7);
@@ -352,13 +360,13 @@ proptest! {
             let done = |command| Reply { command, status: Status::Ok, ..reply };
             match kind {
                 0 | 1 => {
-                    let _ = bench.obey(reply);
+                    let _ = bench.handle(reply);
                 }
                 2 => {
-                    let _ = bench.obey(done(Command::Renew));
+                    let _ = bench.handle(done(Command::Renew));
                 }
                 3 => {
-                    let _ = bench.obey(done(Command::Commit));
+                    let _ = bench.handle(done(Command::Commit));
                 }
                 4 => bench.pass(u64::from(time_ms) / 4),
                 _ => {

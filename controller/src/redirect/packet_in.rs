@@ -1,4 +1,4 @@
-//! Frames that a switch copied, as far as they are here.
+//! Copies of frames, cut off after their first bytes.
 
 use std::net::Ipv6Addr;
 

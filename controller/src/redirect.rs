@@ -1,11 +1,16 @@
-//! Leases that the controller heard of, and the redirects that follow from them.
+//! Redirects of leased pages to the owners of their leases.
 //!
-//! A redirect is a hint: a missing one costs a refusal at the home, a stale one a try. So nothing
-//! here is stored, and nothing waits for it. Copies and the time go in ([`Redirects::obey`],
-//! [`Redirects::handle_timeout`]), single updates of the switch come out
-//! ([`Redirects::next_updates`]) past the comparison of all tables, which is too slow for them.
+//! This state belongs to the loop over the switch ([`crate::reconcile`]), not to the core. A redirect
+//! is a hint: a missing one costs a refusal at the home, a stale one a retry. So nothing here is
+//! stored, and no join or plan waits for it. Copies of replies and the time go in
+//! ([`Redirects::handle_packet_in`], [`Redirects::handle_timeout`]); single updates of the switch come
+//! out ([`Redirects::next_updates`]), past the comparison of all tables, which is too slow for them.
+//!
+//! * `packet_in`: the copies.
+//! * `rule`: which of them are believed.
+//! * `table`: the switch's table: updates, and what a reading finds.
 
-mod copy;
+mod packet_in;
 mod rule;
 mod table;
 
@@ -17,11 +22,12 @@ use bluebridge_p4::pipeline::{Action, Forward, Key};
 use bluebridge_wire::address::{LINE_PAGES, PAGE_SHIFT};
 use bluebridge_wire::{NodeId, ReplyCopy, Space};
 
-pub use copy::PacketIn;
-pub use rule::{Attached, Endpoints, RedirectPolicy, Refusal};
-use rule::{Tale, client, serving, tale};
+use crate::core::{Attached, Endpoints};
+pub use packet_in::PacketIn;
+use rule::{LeaseEvent, client, serving};
+pub use rule::{RedirectPolicy, Refusal};
 
-/// How many pages are kept in mind, with a redirect or without one.
+/// How many pages are tracked, with a redirect or without one.
 pub const KNOWN_MAX: usize = 65_536;
 
 /// The most redirects that a switch holds, and so the greatest budget.
@@ -74,7 +80,7 @@ impl Page {
     }
 }
 
-/// The newest lease of a page that was heard of.
+/// The newest known lease of a page.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     owner: NodeId,
@@ -83,16 +89,16 @@ struct Lease {
     home_incarnation: u32,
     epoch: u64,
     until: Instant,
-    /// Whether requests are to go to the owner. Without it the lease is only kept in mind, so that
-    /// an older one's copy is not obeyed.
+    /// Whether requests are to go to the owner. Otherwise the lease is tracked only to refuse copies
+    /// of older ones.
     redirected: bool,
     /// Whether it was released, or its owner went.
     over: bool,
 }
 
-/// An entry as the switch has it, as far as is known.
+/// A redirect that the switch has, as far as is known.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct There {
+struct InstalledRedirect {
     /// `None` for an action that is not known here.
     forward: Option<Forward>,
     /// `None` for one without an end.
@@ -122,7 +128,7 @@ impl EndWindow {
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     lease: Option<Lease>,
-    there: Option<There>,
+    installed: Option<InstalledRedirect>,
     /// Whether it waits for [`Redirects::next_updates`].
     queued: bool,
 }
@@ -130,16 +136,16 @@ struct State {
 impl State {
     /// Whether it takes a place of the budget.
     fn is_placed(&self) -> bool {
-        self.there.is_some() || self.lease.is_some_and(|lease| lease.redirected)
+        self.installed.is_some() || self.lease.is_some_and(|lease| lease.redirected)
     }
 }
 
 /// What happened since the start.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LeaseCounts {
-    /// Copies obeyed.
-    pub obeyed: u64,
-    /// Copies not obeyed, in the order of [`Refusal::ALL`].
+    /// Copies accepted.
+    pub accepted: u64,
+    /// Copies refused, in the order of [`Refusal::ALL`].
     pub refused: [u64; Refusal::ALL.len()],
     /// Redirects installed or renewed.
     pub installed: u64,
@@ -150,7 +156,7 @@ pub struct LeaseCounts {
 }
 
 impl LeaseCounts {
-    /// Copies not obeyed for a reason.
+    /// Copies refused for a reason.
     #[must_use]
     pub const fn refused_for(&self, reason: Refusal) -> u64 {
         self.refused[reason as usize]
@@ -188,7 +194,7 @@ impl Redirects {
         }
     }
 
-    /// Leases kept in mind.
+    /// Tracked leases.
     #[must_use]
     pub const fn lease_count(&self) -> usize {
         self.leases
@@ -206,37 +212,39 @@ impl Redirects {
         &self.counts
     }
 
-    /// Follows a copy, if the rules allow it.
+    /// Learns from a copy of a reply, if the rules allow it.
     ///
     /// # Errors
     /// The rule that it breaks; it is counted.
-    pub fn obey(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
-        let done = self.follow(now, copy);
-        match done {
-            Ok(()) => self.counts.obeyed += 1,
+    pub fn handle_packet_in(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
+        let outcome = self.apply(now, copy);
+        match outcome {
+            Ok(()) => self.counts.accepted += 1,
             Err(refusal) => self.counts.refused[refusal as usize] += 1,
         }
-        done
+        outcome
     }
 
-    fn follow(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
+    fn apply(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
         if self.policy == RedirectPolicy::Off {
             return Err(Refusal::Off);
         }
         let reply = copy.reply().ok_or(Refusal::Malformed)?;
-        let tale = tale(&reply)?;
+        let event = LeaseEvent::of(&reply)?;
         let home = serving(&self.endpoints, copy.ingress_port, &reply)?;
         let page = Page::of(&reply);
         let known = self.pages.get(&page).and_then(|state| state.lease);
         if known.is_some_and(|known| reply.lease_epoch < known.epoch) {
             return Err(Refusal::StaleEpoch);
         }
-        match tale {
-            Tale::Released => {
+        match event {
+            LeaseEvent::Released => {
                 self.release(page, reply.lease_epoch);
                 Ok(())
             }
-            Tale::Held | Tale::Renewed => self.hold(now, page, &home, &reply, tale),
+            LeaseEvent::Granted | LeaseEvent::Renewed => {
+                self.grant(now, page, &home, &reply, event)
+            }
         }
     }
 
@@ -259,13 +267,14 @@ impl Redirects {
         }
     }
 
-    fn hold(
+    /// A lease is held until the end that the reply reports.
+    fn grant(
         &mut self,
         now: Instant,
         page: Page,
         home: &Attached,
         reply: &ReplyCopy,
-        tale: Tale,
+        event: LeaseEvent,
     ) -> Result<(), Refusal> {
         let known = self.pages.get(&page).and_then(|state| state.lease);
         let owner = NodeId(reply.node);
@@ -281,10 +290,10 @@ impl Redirects {
         if known.is_none() && self.leases >= KNOWN_MAX {
             return Err(Refusal::KnownFull);
         }
-        let told = now + Duration::from_millis(reply.lease_remaining_ms.into());
+        let reported = now + Duration::from_millis(reply.lease_remaining_ms.into());
         // What is the same end but for the time that copies take stays, so that nothing is written.
-        let until = same.map(|known| known.until).filter(|until| until.abs_diff(told) <= SLACK);
-        let until = until.unwrap_or(told);
+        let until = same.map(|known| known.until).filter(|until| until.abs_diff(reported) <= SLACK);
+        let until = until.unwrap_or(reported);
         let is_placed = self.pages.get(&page).is_some_and(State::is_placed);
         let redirected = is_placed || self.placed < self.budget;
         let lease = Lease {
@@ -297,7 +306,7 @@ impl Redirects {
             over: false,
         };
         self.change(page, |state| state.lease = Some(lease));
-        if tale == Tale::Renewed {
+        if event == LeaseEvent::Renewed {
             self.renew_rest(page, reply.lease_epoch, until);
         }
         if redirected { Ok(()) } else { Err(Refusal::BudgetFull) }
@@ -316,7 +325,7 @@ impl Redirects {
     }
 
     /// Learns who is attached; leases of those who went, or came again, are over.
-    pub fn learn(&mut self, endpoints: &Arc<Endpoints>) {
+    pub fn set_endpoints(&mut self, endpoints: &Arc<Endpoints>) {
         if Arc::ptr_eq(&self.endpoints, endpoints) || self.endpoints == *endpoints {
             return;
         }
@@ -335,7 +344,7 @@ impl Redirects {
                 if home_is_gone {
                     state.lease = None;
                 } else if let Some(lease) = &mut state.lease {
-                    // Kept in mind: a late copy would name the node, which is another now.
+                    // Still tracked: a late copy would name the node, which is another now.
                     lease.redirected = false;
                     lease.over = true;
                 }
@@ -379,7 +388,7 @@ impl Redirects {
             state.queued = true;
             self.queue.push_back(page);
         }
-        if state.lease.is_none() && state.there.is_none() && !state.queued {
+        if state.lease.is_none() && state.installed.is_none() && !state.queued {
             self.pages.remove(&page);
         } else {
             self.pages.insert(page, state);
@@ -394,12 +403,12 @@ impl Redirects {
 
     /// Whether the switch has something else than it should.
     fn differs(&self, state: &State) -> bool {
-        match (self.wanted(state), state.there) {
-            (None, there) => there.is_some(),
+        match (self.wanted(state), state.installed) {
+            (None, installed) => installed.is_some(),
             (Some(_), None) => true,
-            (Some((forward, until)), Some(there)) => {
-                there.forward != Some(forward)
-                    || there.end.is_none_or(|end| end.earliest.abs_diff(until) > SLACK)
+            (Some((forward, until)), Some(installed)) => {
+                installed.forward != Some(forward)
+                    || installed.end.is_none_or(|end| end.earliest.abs_diff(until) > SLACK)
             }
         }
     }
@@ -416,16 +425,18 @@ impl AbsDiff for Instant {
     }
 }
 
-/// An entry as a call wrote or read it that began and was answered at these moments.
-fn there(action: Option<&Action>, began: Instant, answered: Instant) -> There {
-    match action {
-        Some(Action::RedirectUntil { forward, lease_ms }) => {
-            let left = Duration::from_millis(u64::from(*lease_ms));
-            let end = EndWindow { earliest: began + left, latest: answered + left };
-            There { forward: Some(*forward), end: Some(end) }
+impl InstalledRedirect {
+    /// A redirect as a call wrote or read it that began and was answered at these moments.
+    fn new(action: Option<&Action>, began: Instant, answered: Instant) -> Self {
+        match action {
+            Some(Action::RedirectUntil { forward, lease_ms }) => {
+                let left = Duration::from_millis(u64::from(*lease_ms));
+                let end = EndWindow { earliest: began + left, latest: answered + left };
+                Self { forward: Some(*forward), end: Some(end) }
+            }
+            Some(Action::Forward(forward)) => Self { forward: Some(*forward), end: None },
+            _ => Self { forward: None, end: None },
         }
-        Some(Action::Forward(forward)) => There { forward: Some(*forward), end: None },
-        _ => There { forward: None, end: None },
     }
 }
 

@@ -6,8 +6,8 @@ use bluebridge_wire::{
     Command, EndpointAddress, Header, NodeId, ReplySource, Space, Status, Tag, UDP_PORT,
 };
 
-use super::{Attached, Endpoints, PacketIn};
-use crate::core::Role;
+use super::PacketIn;
+use crate::core::{Attached, Endpoints, Role};
 
 pub(crate) const SPACE: Space = Space(1);
 pub(crate) const SCOPE: u32 = SPACE.scope();

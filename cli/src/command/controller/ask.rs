@@ -1,0 +1,222 @@
+//! `bluebridge controller status|members|tables|watch`: a running controller, asked.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bluebridge_northbound::CONTROLLER_PORT;
+use bluebridge_northbound::proto::{self, watch_response};
+use bluebridge_rack::access::CONTROLLER_VARIABLE;
+use bluebridge_rack::control::{Contact, controller_state, controller_watch};
+use bluebridge_rack::controller_report::{ControllerReport, EntryReport, NodeReport};
+use bluebridge_rack::layout::Layout;
+use bluebridge_rack::spec::{Node, RackName};
+use bluebridge_rack::state::StateRoot;
+use bluebridge_rack::{RackError, access};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tonic::transport::Endpoint;
+
+use crate::command::Global;
+use crate::command::member::find_rack;
+use crate::command::trust::{Trust, controller_uri};
+use crate::exit::Exit;
+use crate::output;
+
+/// How long the switch may be behind before that is a fault: whenever somebody comes or goes, it is
+/// for a moment.
+const SYNC_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How often the controller is asked meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Subcommand)]
+pub(in crate::command) enum Question {
+    /// Show the endpoints: who is there, where, and how much memory is left
+    Members(Asked),
+    /// Show how it stands with the switch; ends with 1 if something is wrong, and says what
+    Status(Asked),
+    /// Show what the switch should have and what it has, entry by entry
+    Tables(Asked),
+    /// Show the endpoints, then each change as it happens
+    Watch(Watch),
+}
+
+/// Which controller.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Asked {
+    /// The controller of this rack
+    #[arg(long, value_name = "NAME", conflicts_with = "controller")]
+    rack: Option<RackName>,
+    /// Where the controller listens; without it and --rack, that of the only rack that is up, else
+    /// the one of this machine
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    controller: Option<SocketAddr>,
+    #[command(flatten)]
+    trust: Trust,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::command) struct Watch {
+    /// End after so many changes; without it, when interrupted
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+pub(in crate::command) fn run(question: Question, global: Global) -> anyhow::Result<Exit> {
+    match question {
+        Question::Members(asked) => members(&asked.reach()?, global),
+        Question::Status(asked) => status(&asked.reach()?, global),
+        Question::Tables(asked) => tables(&asked.reach()?, global),
+        Question::Watch(watch) => self::watch(&watch, global),
+    }
+}
+
+impl Asked {
+    /// The controller; the process moves to where it is.
+    fn reach(&self) -> anyhow::Result<Contact> {
+        let address = match (self.controller, &self.rack) {
+            (Some(address), _) => address,
+            (None, Some(name)) => enter_rack(Some(name))?,
+            (None, None) if has_racks()? => enter_rack(None)?,
+            (None, None) => (Ipv6Addr::LOCALHOST, CONTROLLER_PORT).into(),
+        };
+        let Some(tls) = self.trust.config(address)? else { return Ok(address.into()) };
+        let endpoint = Endpoint::from_shared(controller_uri(address, Some(&tls)))
+            .and_then(|endpoint| endpoint.tls_config(tls))
+            .context("cannot use the options of TLS")?;
+        Ok(Contact::with(address, endpoint))
+    }
+}
+
+fn has_racks() -> anyhow::Result<bool> {
+    Ok(!StateRoot::locate().names().map_err(RackError::from)?.is_empty())
+}
+
+fn enter_rack(name: Option<&RackName>) -> anyhow::Result<SocketAddr> {
+    let state = find_rack(name)?;
+    access::join(&state)?;
+    access::namespace(&state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
+    Ok(Layout::of(&state.spec).controller().into())
+}
+
+fn status(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
+    let deadline = Instant::now() + SYNC_DEADLINE;
+    let report = loop {
+        let report = ControllerReport::of(&controller_state(controller, false)?);
+        if !report.is_syncing() || Instant::now() >= deadline {
+            break report;
+        }
+        thread::sleep(LOOK);
+    };
+    let faults = report.faults();
+    if global.json {
+        output::json(
+            &json!({ "healthy": faults.is_empty(), "faults": faults, "controller": report }),
+        )?;
+    } else {
+        output::text(if faults.is_empty() { "healthy" } else { "not healthy" })?;
+        for fault in &faults {
+            output::text(&format!("  {fault}"))?;
+        }
+        output::text(&report.summary())?;
+    }
+    Ok(if faults.is_empty() { Exit::Ok } else { Exit::Failure })
+}
+
+fn members(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
+    let report = ControllerReport::of(&controller_state(controller, false)?);
+    if global.json {
+        output::json(&report.nodes)?;
+    } else {
+        output::table(&MEMBER_COLUMNS, report.nodes.iter().map(member_row).collect())?;
+    }
+    Ok(Exit::Ok)
+}
+
+const MEMBER_COLUMNS: [&str; 9] =
+    ["member", "id", "role", "state", "space", "port", "incarnation", "free pages", "of"];
+
+fn member_row(node: &NodeReport) -> Vec<String> {
+    let pages = |pages: u64| if node.role == "memory" { pages.to_string() } else { String::new() };
+    let state = match node.state {
+        "silent" => format!("silent {} s", node.silent_ms / 1000),
+        state => state.to_owned(),
+    };
+    vec![
+        node.name.clone(),
+        node.id.to_string(),
+        node.role.to_owned(),
+        state,
+        node.space.to_string(),
+        node.switch_port.to_string(),
+        node.incarnation.to_string(),
+        pages(node.free_pages),
+        pages(node.capacity_pages),
+    ]
+}
+
+fn tables(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
+    let state = controller_state(controller, true)?;
+    let entries: Vec<EntryReport> = state.entries.iter().map(EntryReport::of).collect();
+    if global.json {
+        output::json(&entries)?;
+        return Ok(Exit::Ok);
+    }
+    let mut last = "";
+    let rows = entries.iter().map(|entry| {
+        let table = if entry.table == last { "" } else { &entry.table };
+        last = &entry.table;
+        vec![
+            table.to_owned(),
+            entry.matches.clone(),
+            entry.action.clone(),
+            entry.state.to_owned(),
+            entry.packets.to_string(),
+        ]
+    });
+    output::table(&["table", "match", "action", "state", "packets"], rows.collect())?;
+    Ok(Exit::Ok)
+}
+
+fn watch(watch: &Watch, global: Global) -> anyhow::Result<Exit> {
+    let controller = watch.asked.reach()?;
+    let mut left = watch.count;
+    let show = |event: watch_response::Event| -> anyhow::Result<bool> {
+        match event {
+            watch_response::Event::Snapshot(list) => {
+                let nodes: Vec<_> = list.nodes.iter().map(NodeReport::of).collect();
+                show_event("snapshot", &nodes, global)?;
+            }
+            watch_response::Event::Node(node) => {
+                show_event("change", &[NodeReport::of(&node)], global)?;
+                left = left.map(|left| left - 1);
+            }
+        }
+        Ok(left != Some(0))
+    };
+    controller_watch(&controller, proto::WatchRequest {}, show)?;
+    Ok(Exit::Ok)
+}
+
+/// One event: a line of JSON, or a line per endpoint.
+fn show_event(event: &str, nodes: &[NodeReport], global: Global) -> anyhow::Result<()> {
+    if global.json {
+        let line = json!({ "event": event, "nodes": nodes });
+        return output::text(&line.to_string());
+    }
+    nodes.iter().try_for_each(|node| {
+        let NodeReport { name, id, role, state, space, switch_port, incarnation, .. } = node;
+        let free = match node.role {
+            "memory" => format!(", {} of {} pages free", node.free_pages, node.capacity_pages),
+            _ => String::new(),
+        };
+        output::text(&format!(
+            "{name} (node {id}, {role}, space {space}, port {switch_port}, incarnation {incarnation}): \
+             {state}{free}"
+        ))
+    })
+}

@@ -1,0 +1,122 @@
+//! What is logged to standard error, and how.
+
+use std::io::IsTerminal;
+
+use tracing::Subscriber;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+pub(super) enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// One JSON object in a line, for programs
+    Json,
+}
+
+/// What kind of program logs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Program {
+    /// A command, which ends when its work is done.
+    Command,
+    /// A daemon, whose log is the only way to know what happened.
+    Daemon,
+    /// A command whose error is a JSON document: it is to be alone on standard error.
+    ErrorAlone,
+}
+
+/// Logs to standard error from now on. `BLUEBRIDGE_LOG` goes before `verbose`.
+pub(super) fn begin(program: Program, verbose: u8, format: LogFormat) {
+    let filter = EnvFilter::try_from_env("BLUEBRIDGE_LOG")
+        .unwrap_or_else(|_| EnvFilter::new(level(program, verbose)));
+    // A file wants no colours.
+    let colours = std::io::stderr().is_terminal();
+    subscriber(filter, format, colours, std::io::stderr).init();
+}
+
+/// The level that follows from so many `-v`.
+const fn level(program: Program, verbose: u8) -> &'static str {
+    use Program::{Command, Daemon, ErrorAlone};
+    match (program, verbose) {
+        (ErrorAlone, 0) => "off",
+        (Command, 0) => "warn",
+        (Daemon, 0) | (Command | ErrorAlone, 1) => "info",
+        (Daemon, 1) | (Command | ErrorAlone, 2) => "debug",
+        _ => "trace",
+    }
+}
+
+fn subscriber<W>(
+    filter: EnvFilter,
+    format: LogFormat,
+    colours: bool,
+    writer: W,
+) -> Box<dyn Subscriber + Send + Sync>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(colours)
+        // A full disk behind standard error must not end a daemon.
+        .log_internal_errors(false);
+    match format {
+        LogFormat::Text => Box::new(builder.finish()),
+        LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("whole").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_daemon_logs_what_happens_without_being_told_to() {
+        let levels = |program| [0, 1, 2, 3].map(|verbose| level(program, verbose));
+        assert_eq!(levels(Program::Daemon), ["info", "debug", "trace", "trace"]);
+        assert_eq!(levels(Program::Command), ["warn", "info", "debug", "trace"]);
+        assert_eq!(levels(Program::ErrorAlone), ["off", "info", "debug", "trace"]);
+    }
+
+    #[test]
+    fn a_line_of_json_holds_one_event() {
+        let log = Log::default();
+        let writer = log.clone();
+        let logger =
+            subscriber(EnvFilter::new("info"), LogFormat::Json, false, move || writer.clone());
+        tracing::subscriber::with_default(logger, || {
+            tracing::info!(node = 7, name = "s1", "joined");
+            tracing::debug!("not at this level");
+            tracing::warn!("a line\nbreak");
+        });
+        let text = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        let joined = &lines[0];
+        assert_eq!((&joined["level"], &joined["message"]), (&"INFO".into(), &"joined".into()));
+        assert_eq!((&joined["node"], &joined["name"]), (&7.into(), &"s1".into()));
+        assert!(joined["timestamp"].is_string() && joined["target"].is_string(), "{joined}");
+    }
+}

@@ -1,0 +1,80 @@
+//! What happens to endpoints, for the log.
+
+use bluebridge_wire::NodeId;
+
+use super::{NodeRecord, Role};
+
+/// What happened to an endpoint.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MemberChange {
+    /// It was silent for too long and counts as having left.
+    GivenUp,
+    /// It joined; a repeated answer to the same join is no join.
+    Joined,
+    /// It left.
+    Left,
+    /// It was silent, and another endpoint got its name, port or MAC address.
+    Replaced,
+    /// It was silent and is heard again.
+    Returned,
+    /// Its heartbeats are missing.
+    Silent,
+}
+
+/// A change of an endpoint, with what a log line needs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct MemberEvent {
+    /// What happened.
+    pub change: MemberChange,
+    /// Its node id.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// What it is there for.
+    pub role: Role,
+    /// Its space.
+    pub space: u16,
+    /// The switch's port that it is connected to.
+    pub port: u16,
+    /// Which of its lives this is.
+    pub incarnation: u32,
+}
+
+impl MemberEvent {
+    pub(super) fn new(change: MemberChange, record: &NodeRecord) -> Self {
+        Self {
+            change,
+            node: record.id(),
+            name: record.name.clone(),
+            role: record.role,
+            space: record.space,
+            port: record.port,
+            incarnation: record.incarnation,
+        }
+    }
+
+    /// Writes it to the log.
+    pub(crate) fn log(&self) {
+        let Self { node, name, role, space, port, incarnation, .. } = self;
+        let role = match role {
+            Role::Client => "client",
+            Role::Memory => "memory",
+        };
+        match self.change {
+            MemberChange::GivenUp => {
+                tracing::info!(name, node = node.0, role, "given up after a long silence");
+            }
+            MemberChange::Joined => {
+                tracing::info!(name, node = node.0, role, space, port, incarnation, "joined");
+            }
+            MemberChange::Left => tracing::info!(name, node = node.0, role, "left"),
+            MemberChange::Replaced => {
+                tracing::info!(name, node = node.0, role, port, "replaced by another endpoint");
+            }
+            MemberChange::Returned => tracing::info!(name, node = node.0, role, "heard again"),
+            MemberChange::Silent => {
+                tracing::warn!(name, node = node.0, role, "silent: its heartbeats are missing");
+            }
+        }
+    }
+}
