@@ -8,9 +8,11 @@
 
 /* Offsets in a frame. */
 enum {
-	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_AND_HOP = 20, AT_HOP = 21,
+	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_HEADER = 20, AT_HOP = 21,
 	AT_SRC = 22, AT_DST = 38, ETHERNET_BYTES = 14, HEADERS_BYTES = 54,
 };
+/* What may follow the IPv6 header. */
+enum { PROTOCOL_TCP = 6, PROTOCOL_UDP = 17, PROTOCOL_ICMPV6 = 58 };
 /* Offsets in an address. */
 enum { AT_NODE = 4, AT_COMMAND = 6, AT_TAG = 7, AT_LOCATION = 8 };
 
@@ -279,6 +281,7 @@ INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct conf
 		  struct verdict *v)
 {
 	u16 type;
+	u8 next;
 
 	if (frame + ETHERNET_BYTES > end)
 		return drop_because(v, DROP_MALFORMED);
@@ -295,6 +298,9 @@ INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct conf
 		return drop_because(v, DROP_MALFORMED);
 	if (U16(AT_DST) != be16(0xfdbb))
 		return drop_because(v, DROP_FOREIGN_DESTINATION);
+	next = U8(AT_NEXT_HEADER);
+	if (next != PROTOCOL_UDP && next != PROTOCOL_TCP && next != PROTOCOL_ICMPV6)
+		return drop_because(v, DROP_NEXT_HEADER);
 	if (U8(AT_HOP) <= 1)
 		return drop_because(v, DROP_HOP_LIMIT);
 	route_fabric(frame, port, c, v);

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use bluebridge_p4::declaration::DROPS_SIZE;
 use bluebridge_p4::entry::encode;
 use bluebridge_p4::p4info::p4info;
 use bluebridge_p4::pipeline::{
@@ -174,7 +175,7 @@ fn valid_entities_are_taken() {
         write(&mut core, kind, entity).unwrap();
     }
     let read: usize = core.read(&everything()).unwrap().iter().map(|r| r.entities.len()).sum();
-    assert_eq!(read, 8 + 1 + 1 + 11 + 8 + 2);
+    assert_eq!(read, 8 + 1 + 1 + DROPS_SIZE + 8 + 2);
 }
 
 proptest! {

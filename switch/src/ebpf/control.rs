@@ -28,7 +28,7 @@ use crate::{
 
 const ETHERNET_BYTES: usize = 14;
 /// Where `drops` counts the packet-ins that found no room.
-const LOST_PACKET_IN: u32 = 11;
+const LOST_PACKET_IN: u32 = 12;
 
 impl EbpfSwitch {
     fn check(&self, entry: &Entry) -> Result<(), TableError> {
