@@ -25,7 +25,7 @@ use rule::{Tale, client, serving, tale};
 pub const KNOWN_MAX: usize = 65_536;
 
 /// The most redirects that a switch holds, and so the greatest budget.
-pub const REDIRECTS_MAX: usize = 16_384;
+pub const REDIRECTS_MAX: usize = bluebridge_p4::declaration::REDIRECTS_MAX as usize;
 
 /// The budget unless told otherwise.
 pub const REDIRECT_BUDGET: usize = 4096;

@@ -78,7 +78,7 @@ fn entities() -> Vec<Entity> {
     let ternary = Ternary { value: 7, mask: 0x3f };
     let redirect = Key::Redirect { dst_scope: 5, dst_node: 6, page: 7 };
     let profile = bluebridge_p4::declaration::ANYCAST_SELECTOR_ID;
-    let table = &bluebridge_p4::declaration::TABLES[1];
+    let table = bluebridge_p4::declaration::Table::Redirect.declaration();
     let action = bluebridge_p4::entry::encode_action(table, &Action::Forward(forward)).unwrap();
     let member = v1::action_profile_group::Member { member_id: 1, weight: 2, watch_kind: None };
     vec![
