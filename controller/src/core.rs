@@ -14,6 +14,7 @@ mod weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use bluebridge_p4::declaration;
 use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{NodeId, Space, piece_bytes};
 
@@ -29,11 +30,11 @@ pub use tables::{Body, Tables};
 pub const FLOOD_GROUP: u16 = 1;
 
 /// The most multicast groups, that of the flood included.
-pub const GROUPS_MAX: u16 = 1024;
+pub const GROUPS_MAX: u16 = declaration::GROUPS_MAX;
 
 /// The most ports of a multicast group that the embedded switch takes, and so the most endpoints of
 /// a space. A larger group would be refused with every plan.
-pub const GROUP_PORTS_MAX: usize = 64;
+pub const GROUP_PORTS_MAX: usize = declaration::GROUP_PORTS_MAX;
 
 /// The Ethernet address that every host sends pointers to. No interface has it: a switch takes what
 /// is sent to it, by the IPv6 address. So no endpoint may have it.
@@ -43,7 +44,7 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 pub const BEATS_MISSED: u32 = 3;
 
 /// The most ports of a switch that does not list them: 9 bits, less the controller's and 511.
-const PORT_MAX: u16 = 509;
+const PORT_MAX: u16 = declaration::ENDPOINT_PORT_MAX;
 
 /// What the controller wants copies of.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -31,7 +31,7 @@ pub use rule::{RedirectPolicy, Refusal};
 pub const KNOWN_MAX: usize = 65_536;
 
 /// The most redirects that a switch holds, and so the greatest budget.
-pub const REDIRECTS_MAX: usize = 16_384;
+pub const REDIRECTS_MAX: usize = bluebridge_p4::declaration::REDIRECTS_MAX as usize;
 
 /// The budget unless told otherwise.
 pub const REDIRECT_BUDGET: usize = 4096;

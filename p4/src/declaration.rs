@@ -1,10 +1,11 @@
 //! Every table, action and counter of the pipeline, declared once.
 //!
-//! P4Info is made from this file ([`crate::p4info`]), the conversions check against it
-//! ([`crate::entry`]), and a P4 program of this pipeline must compile to the same ids and names.
-//! Names are those of [`crate::pipeline`].
+//! P4Info is made from this file ([`crate::p4info`]), and so is the C header of the eBPF data plane
+//! ([`crate::c_header`]). The conversions check against it ([`crate::entry`]), the data planes and the
+//! controller take their limits from it, and a P4 program of this pipeline must compile to the same
+//! ids and names.
 
-use crate::pipeline::{DropReason, Key};
+use crate::pipeline::{Action, CPU_PORT, DropReason, Key};
 
 /// How a field matches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,6 +66,15 @@ pub enum Scope {
     TableOnly,
 }
 
+impl ActionDeclaration {
+    /// Its number within the pipeline, which eBPF maps hold: the low 16 bits of the P4Info id.
+    #[must_use]
+    pub const fn number(&self) -> u16 {
+        let [_, _, high, low] = self.id.to_be_bytes();
+        u16::from_be_bytes([high, low])
+    }
+}
+
 /// An action and where a table may use it.
 #[derive(Clone, Copy, Debug)]
 pub struct ActionRef {
@@ -102,6 +112,12 @@ pub struct TableDeclaration {
 }
 
 impl TableDeclaration {
+    /// The bits of its key, without prefix length, masks and priority.
+    #[must_use]
+    pub fn key_bits(&self) -> u32 {
+        self.fields.iter().map(|field| field.bitwidth).sum()
+    }
+
     /// Whether entries need a priority.
     #[must_use]
     pub fn has_priority(&self) -> bool {
@@ -185,6 +201,30 @@ pub static ACTIONS: [&ActionDeclaration; 8] = [
 /// The width of a port number in v1model.
 pub const PORT_BITS: u32 = 9;
 
+/// The greatest number that a port of a data plane may have; P4Runtime names those of [`PORT_BITS`] bits.
+pub const PORT_MAX: u16 = 1023;
+
+/// The greatest number that an endpoint's port may have: below the controller's ([`CPU_PORT`]).
+pub const ENDPOINT_PORT_MAX: u16 = CPU_PORT.0 - 1;
+
+/// The width of the page number that `redirect` matches: generation and page of a location.
+pub const PAGE_BITS: u32 = 52;
+
+/// The width of what `directory` matches: scope, node and location.
+pub const LOCATION_BITS: u32 = 112;
+
+/// The most multicast groups; P4Info does not have this limit.
+pub const GROUPS_MAX: u16 = 1024;
+
+/// The most ports of a multicast group; P4Info does not have this limit.
+pub const GROUP_PORTS_MAX: usize = 64;
+
+/// The most bytes of an entry's metadata.
+pub const METADATA_BYTES_MAX: usize = 32;
+
+/// How many entries `redirect` holds.
+pub const REDIRECTS_MAX: u32 = 16_384;
+
 /// The id of the action profile of `anycast`.
 pub const ANYCAST_SELECTOR_ID: u32 = 0x1100_0001;
 
@@ -260,11 +300,11 @@ pub static TABLES: [TableDeclaration; 8] = [
         id: 0x0200_0002,
         name: "ingress.redirect",
         alias: "redirect",
-        fields: &[exact(1, "dst_scope", 32), exact(2, "dst_node", 16), exact(3, "page", 52)],
+        fields: &[exact(1, "dst_scope", 32), exact(2, "dst_node", 16), exact(3, "page", PAGE_BITS)],
         actions: &[both(&FORWARD), table_only(&REDIRECT_UNTIL), default_only(&NO_ACTION)],
         default_action: &NO_ACTION,
         default_is_const: true,
-        size: 16_384,
+        size: REDIRECTS_MAX,
         idle_timeout: true,
         counter_id: 0x1300_0002,
         action_profile: None,
@@ -273,7 +313,12 @@ pub static TABLES: [TableDeclaration; 8] = [
         id: 0x0200_0003,
         name: "ingress.directory",
         alias: "directory",
-        fields: &[MatchField { id: 1, name: "prefix", bitwidth: 112, kind: MatchKind::Lpm }],
+        fields: &[MatchField {
+            id: 1,
+            name: "prefix",
+            bitwidth: LOCATION_BITS,
+            kind: MatchKind::Lpm,
+        }],
         actions: &[both(&FORWARD), both(&DROP)],
         default_action: &DROP,
         default_is_const: true,
@@ -357,16 +402,157 @@ pub fn table(id: u32) -> Option<&'static TableDeclaration> {
 
 /// The table that a key belongs to.
 #[must_use]
-pub fn table_of(key: &Key) -> &'static TableDeclaration {
-    let index = match key {
-        Key::IngressGuard { .. } => 0,
-        Key::Redirect { .. } => 1,
-        Key::Directory { .. } => 2,
-        Key::Anycast { .. } => 3,
-        Key::Notify { .. } => 4,
-        Key::L2 { .. } => 5,
-        Key::PortMac { .. } => 6,
-        Key::Multicast { .. } => 7,
-    };
-    &TABLES[index]
+pub const fn table_of(key: &Key) -> &'static TableDeclaration {
+    Table::of(key).declaration()
+}
+
+/// The declaration of an action; of a choice that of its members.
+#[must_use]
+pub const fn action_of(action: &Action) -> &'static ActionDeclaration {
+    match action {
+        Action::Allow => &ALLOW,
+        Action::Drop => &DROP,
+        Action::Forward(_) | Action::Select(_) => &FORWARD,
+        Action::RedirectUntil { .. } => &REDIRECT_UNTIL,
+        Action::Multicast { .. } => &SET_MULTICAST_GROUP,
+        Action::Notify => &COPY_TO_CONTROLLER,
+        Action::SetDstMac(_) => &SET_DST_MAC,
+    }
+}
+
+/// A table of the pipeline, in the order of [`TABLES`].
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Table {
+    /// Who may send from a port.
+    IngressGuard,
+    /// Pages whose owner is elsewhere for now.
+    Redirect,
+    /// Nodes and migrated ranges.
+    Directory,
+    /// Requests to any memory node.
+    Anycast,
+    /// What the controller wants a copy of.
+    Notify,
+    /// Traffic that is not the fabric's.
+    L2,
+    /// Destination MAC addresses of multicast copies.
+    PortMac,
+    /// Notices to every node of a space.
+    Multicast,
+}
+
+impl Table {
+    /// Every table.
+    pub const ALL: [Self; TABLES.len()] = [
+        Self::IngressGuard,
+        Self::Redirect,
+        Self::Directory,
+        Self::Anycast,
+        Self::Notify,
+        Self::L2,
+        Self::PortMac,
+        Self::Multicast,
+    ];
+
+    /// The table that a key belongs to.
+    #[must_use]
+    pub const fn of(key: &Key) -> Self {
+        match key {
+            Key::IngressGuard { .. } => Self::IngressGuard,
+            Key::Redirect { .. } => Self::Redirect,
+            Key::Directory { .. } => Self::Directory,
+            Key::Anycast { .. } => Self::Anycast,
+            Key::Notify { .. } => Self::Notify,
+            Key::L2 { .. } => Self::L2,
+            Key::PortMac { .. } => Self::PortMac,
+            Key::Multicast { .. } => Self::Multicast,
+        }
+    }
+
+    /// Its declaration.
+    #[must_use]
+    pub const fn declaration(self) -> &'static TableDeclaration {
+        &TABLES[self as usize]
+    }
+
+    /// How many entries it holds.
+    #[must_use]
+    pub const fn capacity(self) -> usize {
+        self.declaration().size as usize
+    }
+
+    /// Its name in P4, in eBPF and in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        let TableDeclaration { alias, .. } = self.declaration();
+        alias
+    }
+
+    /// Whether its entries may have this action.
+    #[must_use]
+    pub fn allows(self, action: &Action) -> bool {
+        let declaration = self.declaration();
+        let wanted = action_of(action);
+        let is_choice = matches!(action, Action::Select(_));
+        is_choice == declaration.action_profile.is_some()
+            && declaration
+                .actions
+                .iter()
+                .any(|known| known.action.id == wanted.id && known.scope != Scope::DefaultOnly)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::{Forward, MacAddr, SwitchPort, WeightedForward};
+
+    #[test]
+    fn tables_are_in_the_order_of_their_declarations() {
+        let names = Table::ALL.map(Table::name);
+        let expected = [
+            "ingress_guard",
+            "redirect",
+            "directory",
+            "anycast",
+            "notify",
+            "l2",
+            "port_mac",
+            "multicast",
+        ];
+        assert_eq!(names, expected);
+        for (place, table) in Table::ALL.into_iter().enumerate() {
+            assert_eq!(table as usize, place);
+        }
+    }
+
+    #[test]
+    fn tables_allow_what_is_declared_for_their_entries() {
+        let forward = Forward { port: SwitchPort(1), dst_mac: MacAddr::default() };
+        let member = WeightedForward { forward, weight: 1 };
+        let cases: [(Action, &[Table]); 8] = [
+            (Action::Allow, &[Table::IngressGuard]),
+            (Action::Drop, &[Table::IngressGuard, Table::Directory]),
+            (Action::Forward(forward), &[Table::Redirect, Table::Directory, Table::L2]),
+            (Action::RedirectUntil { forward, lease_ms: 1 }, &[Table::Redirect]),
+            (Action::Multicast { group: 1 }, &[Table::L2, Table::Multicast]),
+            (Action::Notify, &[Table::Notify]),
+            (Action::Select(vec![member]), &[Table::Anycast]),
+            (Action::SetDstMac(MacAddr::default()), &[Table::PortMac]),
+        ];
+        for (action, tables) in cases {
+            let allowing: Vec<_> =
+                Table::ALL.into_iter().filter(|table| table.allows(&action)).collect();
+            assert_eq!(allowing, tables, "{action:?}");
+        }
+    }
+
+    #[test]
+    fn actions_have_numbers_of_their_own() {
+        let mut numbers: Vec<_> = ACTIONS.iter().map(|action| action.number()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), ACTIONS.len());
+        assert!(!numbers.contains(&0), "a zeroed element has no action");
+    }
 }

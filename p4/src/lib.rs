@@ -2,11 +2,12 @@
 //!
 //! * [`pipeline`]: the typed table entries, what a table can match and do.
 //! * [`declaration`]: every table with its ids, names and widths, once.
-//! * [`p4info`]: P4Info made from the declaration.
+//! * [`p4info`]: P4Info made from the declaration; [`c_header`]: the header of the eBPF programs.
 //! * [`entry`]: typed entries to P4Runtime messages and back; [`bytestring`]: their values.
 //! * [`proto`]: the messages and services of P4Runtime and of the switch's own service.
 
 pub mod bytestring;
+pub mod c_header;
 pub mod declaration;
 pub mod entry;
 pub mod p4info;

@@ -16,7 +16,7 @@ use crate::proto::p4::config::v1 as config;
 pub const PIPELINE_NAME: &str = "bluebridge";
 
 /// The pipeline's version: changed with every change of the declaration.
-pub const PIPELINE_VERSION: &str = "2";
+pub const PIPELINE_VERSION: &str = "3";
 
 /// The committed text form of [`p4info`].
 pub const P4INFO_TEXT: &str = include_str!("../bluebridge.p4info.txtpb");

@@ -1,8 +1,9 @@
 //! The tables of the pipeline as types: the seam between controller, agent and data planes.
 //!
 //! The order in which a packet meets them, for fabric traffic (source *or* destination in
-//! `fdbb::/16`): tagged frame -> drop; destination outside the fabric -> drop; hop limit <= 1 ->
-//! drop, else decremented; `ingress_guard` (miss -> drop); scopes of source and destination differ
+//! `fdbb::/16`): tagged frame -> drop; destination outside the fabric -> drop; next header of the
+//! IPv6 header not UDP, TCP or ICMPv6 (an extension header, a fragment, a tunnel) -> drop; hop limit
+//! <= 1 -> drop, else decremented; `ingress_guard` (miss -> drop); scopes of source and destination differ
 //! -> drop, as the guard's; then by destination node: `0` -> `anycast` (CREATE and ALLOC_WRITE
 //! requests only); `0xffff` -> `multicast` (notices only); else `redirect` unless the command byte
 //! has a bit of 0xC0, the location has bit 63 set or the entry's time is over, then `directory` (miss -> drop). Last
@@ -202,11 +203,15 @@ pub enum DropReason {
     Impairment = 9,
     /// The egress port is gone or its queue is full.
     Egress = 10,
+    /// The IPv6 header is followed by something else than UDP, TCP or ICMPv6: an extension header, a
+    /// fragment (RFC 8200, sections 4.1 and 4.5) or a tunnel, behind which an endpoint's kernel would
+    /// find what the switch did not see.
+    NextHeader = 11,
 }
 
 impl DropReason {
     /// Every reason, in the order of the counter's index.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Tagged,
         Self::ForeignDestination,
         Self::HopLimit,
@@ -218,6 +223,7 @@ impl DropReason {
         Self::Malformed,
         Self::Impairment,
         Self::Egress,
+        Self::NextHeader,
     ];
 
     /// The counter's name in metrics and tables.
@@ -235,6 +241,7 @@ impl DropReason {
             Self::Malformed => "malformed",
             Self::Impairment => "impairment",
             Self::Egress => "egress",
+            Self::NextHeader => "next_header",
         }
     }
 }

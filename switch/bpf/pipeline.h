@@ -8,16 +8,15 @@
 
 /* Offsets in a frame. */
 enum {
-	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_AND_HOP = 20, AT_HOP = 21,
+	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_HEADER = 20, AT_HOP = 21,
 	AT_SRC = 22, AT_DST = 38, ETHERNET_BYTES = 14, HEADERS_BYTES = 54,
 };
+/* What may follow the IPv6 header. */
+enum { PROTOCOL_TCP = 6, PROTOCOL_UDP = 17, PROTOCOL_ICMPV6 = 58 };
 /* Offsets in an address. */
 enum { AT_NODE = 4, AT_COMMAND = 6, AT_TAG = 7, AT_LOCATION = 8 };
 
-enum {
-	COMMAND_CREATE = 3, COMMAND_ALLOC_WRITE = 4, COMMAND_INVALIDATE = 24, COMMAND_NOTICE = 25,
-	COMMAND_CODE = 0x3f, COMMAND_HOME = 0x40, COMMAND_REPLY = 0x80,
-};
+enum { COMMAND_CODE = 0x3f };
 
 #define U8(at) (*(u8 *)(frame + (at)))
 #define U16(at) (*(u16 *)(frame + (at)))
@@ -95,7 +94,7 @@ INLINE void follow(struct verdict *v, const struct route *route)
 	if (route->action == ACTION_FORWARD) {
 		v->kind = VERDICT_FORWARD;
 		copy_mac(v->mac, route->mac);
-	} else if (route->action == ACTION_MULTICAST) {
+	} else if (route->action == ACTION_SET_MULTICAST_GROUP) {
 		v->kind = VERDICT_COPY;
 	} else {
 		drop_because(v, DROP_ENTRY);
@@ -279,6 +278,7 @@ INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct conf
 		  struct verdict *v)
 {
 	u16 type;
+	u8 next;
 
 	if (frame + ETHERNET_BYTES > end)
 		return drop_because(v, DROP_MALFORMED);
@@ -289,12 +289,15 @@ INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct conf
 		return route_l2(frame, c, v);
 	if (frame + HEADERS_BYTES > end || (U8(AT_VERSION) >> 4) != 6)
 		return drop_because(v, DROP_MALFORMED);
-	if (U16(AT_SRC) != be16(0xfdbb) && U16(AT_DST) != be16(0xfdbb))
+	if (U16(AT_SRC) != be16(FABRIC_PREFIX) && U16(AT_DST) != be16(FABRIC_PREFIX))
 		return route_l2(frame, c, v);
 	if (HEADERS_BYTES + be16(U16(AT_PAYLOAD)) > bytes)
 		return drop_because(v, DROP_MALFORMED);
-	if (U16(AT_DST) != be16(0xfdbb))
+	if (U16(AT_DST) != be16(FABRIC_PREFIX))
 		return drop_because(v, DROP_FOREIGN_DESTINATION);
+	next = U8(AT_NEXT_HEADER);
+	if (next != PROTOCOL_UDP && next != PROTOCOL_TCP && next != PROTOCOL_ICMPV6)
+		return drop_because(v, DROP_NEXT_HEADER);
 	if (U8(AT_HOP) <= 1)
 		return drop_because(v, DROP_HOP_LIMIT);
 	route_fabric(frame, port, c, v);

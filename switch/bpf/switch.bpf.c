@@ -9,7 +9,7 @@
 char _license[] SEC("license") = "GPL";
 
 enum {
-	AT_IPV4_PROTOCOL = 23, PROTOCOL_UDP = 17,
+	AT_IPV4_PROTOCOL = 23,
 	GROUP_WORDS = 17,
 	IPV4_BYTES = 20, IPV6_BYTES = 40, UDP_BYTES = 8, TCP_BYTES = 20,
 };
@@ -103,7 +103,7 @@ INLINE u32 train_header_bytes(struct __sk_buff *skb)
 	u32 is_ipv6 = skb->protocol == be16(0x86dd);
 	u8 protocol = 0;
 
-	skb_load_bytes(skb, is_ipv6 ? AT_NEXT_AND_HOP : AT_IPV4_PROTOCOL, &protocol, 1);
+	skb_load_bytes(skb, is_ipv6 ? AT_NEXT_HEADER : AT_IPV4_PROTOCOL, &protocol, 1);
 	return ETHERNET_BYTES + (is_ipv6 ? IPV6_BYTES : IPV4_BYTES) +
 	       (protocol == PROTOCOL_UDP ? UDP_BYTES : TCP_BYTES);
 }

@@ -7,28 +7,16 @@
  * modified entry keeps its counts, and counting is one array access per core.
  */
 #pragma once
+#include "declaration.h"
 #include "kernel.h"
 
 enum {
-	PORTS = 1024,		/* port numbers are below */
 	IFINDEXES = 65536,	/* interfaces are told apart by the low 16 bits of their index */
-	GROUP_PORTS = 64,
-	ANYCAST_SLOTS = 256,
-	COUNTERS = 1 + 4096 + 16384 + 65536 + 1024 + 64 + 4096 + 512 + 1024,
-	PACKET_IN_BYTES = 94,
-	NOTIFY_ENTRIES = 64,
+	COUNTERS = 1 + TABLE_ENTRIES,
+	/* `drops` counts by reason, and behind the reasons the copies that found no room */
+	LOST_PACKET_IN = DROP_REASONS,
+	DROP_COUNTERS,
 };
-
-/* In the order of bluebridge_p4::pipeline::DropReason. */
-enum drop_reason {
-	DROP_TAGGED, DROP_FOREIGN_DESTINATION, DROP_HOP_LIMIT, DROP_GUARD, DROP_ANYCAST,
-	DROP_MULTICAST, DROP_NO_ROUTE, DROP_ENTRY, DROP_MALFORMED, DROP_IMPAIRMENT, DROP_EGRESS,
-	/* not a frame but its copy: the controller was too slow */
-	LOST_PACKET_IN,
-	DROP_REASONS,
-};
-
-enum action { ACTION_DROP, ACTION_ALLOW, ACTION_FORWARD, ACTION_MULTICAST, ACTION_SET_DST_MAC };
 
 enum port_flag {
 	PORT_PEER = 1,		/* straight into the other end of a veth pair, past this end's queue */
@@ -36,7 +24,7 @@ enum port_flag {
 	PORT_IMPAIRED = 4,
 };
 
-/* What an entry does: for all tables but anycast and notify. */
+/* What an entry does (an `enum action`): for all tables but anycast and notify. */
 struct route {
 	u32 index;
 	u16 action;
@@ -69,6 +57,17 @@ struct notify_key { u8 ternaries[6]; u16 unused; s32 priority; };
 struct sealed_route { u8 key[8]; struct route route; u64 seal; };
 /* A value of `redirect`; the entry holds until the time (CLOCK_MONOTONIC, 0: without end). */
 struct redirect { struct redirect_key key; struct route route; u64 dead_at_ns; u64 seal; };
+
+/* Fields of less than whole bytes take whole ones here; a ternary takes two. */
+#define HOLDS(type, bits) _Static_assert(8 * sizeof(type) >= (bits), "the key is wider")
+HOLDS(struct guard_key, INGRESS_GUARD_KEY_BITS);
+HOLDS(struct redirect_key, REDIRECT_KEY_BITS);
+HOLDS(((struct directory_key *)NULL)->bits, DIRECTORY_KEY_BITS);
+HOLDS(struct mac_key, L2_KEY_BITS);
+HOLDS(((struct scope_key *)NULL)->scope, ANYCAST_KEY_BITS);
+HOLDS(((struct scope_key *)NULL)->scope, MULTICAST_KEY_BITS);
+HOLDS(((struct notify_key *)NULL)->ternaries, 2 * NOTIFY_KEY_BITS);
+_Static_assert(PORTS >= PORT_MAC_ENTRIES, "a port has one entry of port_mac");
 
 struct member { u16 port; u8 mac[6]; };
 /* A value of `anycast`. The seal of a member is over the scope, `index` and the member. */
@@ -108,20 +107,20 @@ struct packet_in { u16 port; u16 bytes; u8 frame[PACKET_IN_BYTES + 2]; };
 	struct map name SEC("maps") = { .type = kind, .key_size = key, .value_size = value, \
 		.max_entries = entries, .flags = map_flags, .pinning = 1 }
 
-TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct sealed_route), 4096, 0);
-TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct redirect), 16384, 0);
-TABLE(directory, MAP_LPM_TRIE, 18, sizeof(struct route), 65536, MAP_NO_PREALLOC);
-TABLE(anycast, MAP_HASH, 4, sizeof(struct choice), 1024, MAP_NO_PREALLOC);
+TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct sealed_route), INGRESS_GUARD_ENTRIES, 0);
+TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct redirect), REDIRECT_ENTRIES, 0);
+TABLE(directory, MAP_LPM_TRIE, 4 + DIRECTORY_KEY_BITS / 8, sizeof(struct route), DIRECTORY_ENTRIES, MAP_NO_PREALLOC);
+TABLE(anycast, MAP_HASH, 4, sizeof(struct choice), ANYCAST_ENTRIES, MAP_NO_PREALLOC);
 TABLE(notify, MAP_HASH, sizeof(struct notify_key), 4, NOTIFY_ENTRIES, 0);
-TABLE(l2, MAP_HASH, sizeof(struct mac_key), sizeof(struct sealed_route), 4096, 0);
+TABLE(l2, MAP_HASH, sizeof(struct mac_key), sizeof(struct sealed_route), L2_ENTRIES, 0);
 TABLE(port_mac, MAP_ARRAY, 4, sizeof(struct route), PORTS, 0);
-TABLE(multicast, MAP_HASH, 4, sizeof(struct sealed_route), 1024, 0);
+TABLE(multicast, MAP_HASH, 4, sizeof(struct sealed_route), MULTICAST_ENTRIES, 0);
 
 TABLE(notify_match, MAP_ARRAY, 4, sizeof(struct notify_match), 256, 0);
 TABLE(notify_index, MAP_ARRAY, 4, 4, NOTIFY_ENTRIES, 0);
-TABLE(groups, MAP_HASH, 2, sizeof(struct group), 1024, MAP_NO_PREALLOC);
+TABLE(groups, MAP_HASH, 2, sizeof(struct group), GROUPS, MAP_NO_PREALLOC);
 TABLE(counters, MAP_PERCPU_ARRAY, 4, sizeof(struct counter), COUNTERS, 0);
-TABLE(drops, MAP_PERCPU_ARRAY, 4, 8, DROP_REASONS, 0);
+TABLE(drops, MAP_PERCPU_ARRAY, 4, 8, DROP_COUNTERS, 0);
 TABLE(ports, MAP_ARRAY, 4, sizeof(struct port), PORTS, 0);
 TABLE(port_of, MAP_ARRAY, 4, sizeof(struct port_of), IFINDEXES, 0);
 TABLE(port_counters, MAP_PERCPU_ARRAY, 4, sizeof(struct port_counter), PORTS, 0);
@@ -130,5 +129,5 @@ TABLE(config, MAP_ARRAY, 4, sizeof(struct config), 1, 0);
 TABLE(packet_ins, MAP_RINGBUF, 0, 0, 512 * 1024, 0);
 
 /* Only the agent's: the idle timeout and the metadata of entries that have some. */
-struct note { u64 idle_timeout_ns; u32 bytes; u8 metadata[32]; u32 unused; };
+struct note { u64 idle_timeout_ns; u32 bytes; u8 metadata[METADATA_BYTES]; u32 unused; };
 TABLE(notes, MAP_HASH, 20, sizeof(struct note), COUNTERS, MAP_NO_PREALLOC);

@@ -19,118 +19,17 @@
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
+use bluebridge_p4::declaration::{ANYCAST_GROUP_SIZE, LOCATION_BITS, PAGE_BITS};
+pub use bluebridge_p4::declaration::{
+    GROUP_PORTS_MAX, GROUPS_MAX, METADATA_BYTES_MAX, PORT_MAX, Table,
+};
 use bluebridge_p4::pipeline::{
     Action, CPU_PORT, Counter, DropReason, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES,
     SwitchPort,
 };
 
-/// A table of the pipeline, in the order of the table ids.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub enum Table {
-    /// Who may send from a port.
-    IngressGuard,
-    /// Pages whose owner is elsewhere for now.
-    Redirect,
-    /// Nodes and migrated ranges.
-    Directory,
-    /// Requests to any memory node.
-    Anycast,
-    /// What the controller wants a copy of.
-    Notify,
-    /// Traffic that is not the fabric's.
-    L2,
-    /// Destination MAC addresses of multicast copies.
-    PortMac,
-    /// Notices to every node of a space.
-    Multicast,
-}
-
-impl Table {
-    /// Every table.
-    pub const ALL: [Self; 8] = [
-        Self::IngressGuard,
-        Self::Redirect,
-        Self::Directory,
-        Self::Anycast,
-        Self::Notify,
-        Self::L2,
-        Self::PortMac,
-        Self::Multicast,
-    ];
-
-    /// The table that a key belongs to.
-    #[must_use]
-    pub const fn of(key: &Key) -> Self {
-        match key {
-            Key::IngressGuard { .. } => Self::IngressGuard,
-            Key::Redirect { .. } => Self::Redirect,
-            Key::Directory { .. } => Self::Directory,
-            Key::Anycast { .. } => Self::Anycast,
-            Key::Notify { .. } => Self::Notify,
-            Key::L2 { .. } => Self::L2,
-            Key::PortMac { .. } => Self::PortMac,
-            Key::Multicast { .. } => Self::Multicast,
-        }
-    }
-
-    /// How many entries the table holds (its declared size).
-    #[must_use]
-    pub const fn capacity(self) -> usize {
-        match self {
-            Self::IngressGuard | Self::L2 => 4096,
-            Self::Redirect => 16_384,
-            Self::Directory => 65_536,
-            Self::Anycast | Self::Multicast => 1024,
-            Self::Notify => 64,
-            Self::PortMac => 512,
-        }
-    }
-
-    /// The table's name in P4, in eBPF and in metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::IngressGuard => "ingress_guard",
-            Self::Redirect => "redirect",
-            Self::Directory => "directory",
-            Self::Anycast => "anycast",
-            Self::Notify => "notify",
-            Self::L2 => "l2",
-            Self::PortMac => "port_mac",
-            Self::Multicast => "multicast",
-        }
-    }
-
-    /// Whether the table has this action.
-    #[must_use]
-    pub const fn allows(self, action: &Action) -> bool {
-        match action {
-            Action::Allow => matches!(self, Self::IngressGuard),
-            Action::Drop => matches!(self, Self::IngressGuard | Self::Directory),
-            Action::Forward(_) => matches!(self, Self::Redirect | Self::Directory | Self::L2),
-            Action::RedirectUntil { .. } => matches!(self, Self::Redirect),
-            Action::Multicast { .. } => matches!(self, Self::Multicast | Self::L2),
-            Action::Notify => matches!(self, Self::Notify),
-            Action::Select(_) => matches!(self, Self::Anycast),
-            Action::SetDstMac(_) => matches!(self, Self::PortMac),
-        }
-    }
-}
-
-/// The greatest port number; `CPU_PORT` is not for interfaces.
-pub const PORT_MAX: u16 = 1023;
-
-/// The most ports of a multicast group.
-pub const GROUP_PORTS_MAX: usize = 64;
-
-/// The most multicast groups.
-pub const GROUPS_MAX: usize = 1024;
-
 /// The most members of an anycast choice, and the sum of their weights after scaling.
-pub const ANYCAST_SLOTS: usize = 256;
-
-/// The most bytes of an entry's metadata.
-pub const METADATA_BYTES_MAX: usize = 32;
+pub const ANYCAST_SLOTS: usize = ANYCAST_GROUP_SIZE as usize;
 
 /// The most packet-ins that wait for the controller; later ones are lost and counted.
 pub const EVENTS_MAX: usize = 4096;
@@ -541,8 +440,8 @@ fn check_key(key: &Key) -> Result<(), TableError> {
     let table = Table::of(key);
     let invalid = |rule| Err(TableError::Invalid { table, rule });
     match *key {
-        Key::Redirect { page, .. } if page >> 52 != 0 => invalid("a page has 52 bits"),
-        Key::Directory { prefix_len, .. } if prefix_len > 112 => {
+        Key::Redirect { page, .. } if page >> PAGE_BITS != 0 => invalid("a page has 52 bits"),
+        Key::Directory { prefix_len, .. } if u32::from(prefix_len) > LOCATION_BITS => {
             invalid("a prefix has at most 112 bits")
         }
         Key::Directory { prefix, prefix_len } if prefix & !location_mask(prefix_len) != 0 => {
@@ -590,7 +489,7 @@ pub(crate) fn check_group(
     if ports.len() > GROUP_PORTS_MAX {
         return invalid("a group has at most 64 ports");
     }
-    if !exists && groups >= GROUPS_MAX {
+    if !exists && groups >= usize::from(GROUPS_MAX) {
         return invalid("there are 1024 groups already");
     }
     Ok(())
@@ -599,7 +498,7 @@ pub(crate) fn check_group(
 /// The mask of a directory prefix: its first `prefix_len` of 112 bits.
 #[must_use]
 pub(crate) const fn location_mask(prefix_len: u8) -> u128 {
-    const ALL: u128 = (1 << 112) - 1;
+    const ALL: u128 = (1 << LOCATION_BITS) - 1;
     if prefix_len == 0 { 0 } else { ALL & !(ALL >> prefix_len) }
 }
 

@@ -105,7 +105,8 @@ pub struct Counters {
     pub overflow_drop_count: u64,
     /// Datagrams dropped because their destination is outside of the fabric, or because nobody has it.
     pub foreign_drop_count: u64,
-    /// Receptions dropped because the system did not deliver them whole or without their destination.
+    /// Receptions dropped because the system did not deliver them whole or without their destination, or because they
+    /// came in fragments or behind IPv6 extension headers.
     pub malformed_drop_count: u64,
     /// Errors that the network reported (ICMPv6: port unreachable, and the like).
     pub network_error_count: u64,

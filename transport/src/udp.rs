@@ -4,6 +4,10 @@
 //! from ancillary data and its source is set there, without being assigned to an interface. Trains leave by UDP_SEGMENT
 //! and arrive by UDP_GRO; nothing is ever fragmented.
 //!
+//! The kernel strips IPv6 extension headers and joins fragments before a UDP socket sees the datagram. A socket that
+//! receives for many addresses, as those that serve requests do, has the kernel report them and drops such datagrams:
+//! the fabric's are UDP right behind the IPv6 header.
+//!
 //! The host must route: one rule that delivers the fabric's prefix locally when it arrives from the link, and one
 //! route to it through the link (`docs/architecture.md`).
 
@@ -54,7 +58,9 @@ pub struct UdpConfig {
     /// Port to receive on and send from; 0 lets the system choose.
     pub port: u16,
     /// Receive for this address alone, and send from it; it need not be assigned to an interface. The system then need
-    /// not tell or be told the own address with each datagram, which saves 0.12 us of a datagram and its answer.
+    /// not tell or be told the own address with each datagram, which saves 0.12 us of a datagram and its answer. Nor
+    /// does it report what came in fragments or behind extension headers, so such a carrier takes that, too: requests
+    /// are served by carriers without an address.
     pub address: Option<Ipv6Addr>,
     /// Receive from and send to this interface alone.
     pub device: Option<String>,
@@ -400,7 +406,8 @@ impl UdpTransport {
         let message = self.receiver.message(slot);
         let ancillary = Ancillary::parse(message.control);
         let destination = self.address.or(ancillary.destination);
-        let Some(destination) = destination.filter(|_| !message.truncated) else {
+        let is_refused = message.truncated || ancillary.is_extended;
+        let Some(destination) = destination.filter(|_| !is_refused) else {
             self.counters.malformed_drop_count += 1;
             return;
         };

@@ -1,13 +1,14 @@
 //! The UDP carrier where the whole fabric prefix is local: every pointer is an address.
 
 use core::time::Duration;
-use std::net::Ipv6Addr;
+use std::net::{Ipv6Addr, SocketAddrV6};
 
 use bluebridge_testkit::{ip, namespace::in_local_fabric};
 use bluebridge_transport::udp::{
     HEADER_BYTES, JoinTrains, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport,
 };
 use bluebridge_transport::{Incoming, Outgoing, TransmitError, Transport, Wait};
+use socket2::{Domain, Protocol, Socket, Type};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -248,5 +249,109 @@ fn a_carrier_stays_on_its_device() {
             assert_eq!(sender.transmit(&[out]).expect("sent"), 1);
         }
         assert_eq!(elsewhere.receive(Wait::NONE).expect("received"), 0);
+    });
+}
+
+/// The Internet checksum (RFC 1071) of a UDP datagram, header included, with its pseudo-header (RFC 8200, section 8.1).
+fn udp_checksum(source: Ipv6Addr, destination: Ipv6Addr, datagram: &[u8]) -> u16 {
+    let length = u16::try_from(datagram.len()).expect("it is short");
+    let mut bytes = [source.octets(), destination.octets()].concat();
+    bytes.extend(length.to_be_bytes());
+    bytes.extend([0, UDP]);
+    bytes.extend(datagram);
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |b| u32::from(*b)))
+        .sum();
+    while sum >> 16 != 0 {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    !u16::try_from(sum).expect("it was folded")
+}
+
+const UDP: u8 = 17;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// Sends IPv6 packets as they are given.
+struct RawSender {
+    socket: Socket,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    port: u16,
+}
+
+impl RawSender {
+    fn to(destination: Ipv6Addr, port: u16) -> Self {
+        let raw = Protocol::from(libc::IPPROTO_RAW);
+        let socket =
+            Socket::new(Domain::IPV6, Type::RAW, Some(raw)).expect("the namespace is ours");
+        Self { socket, source: pointer(1, 7), destination, port }
+    }
+
+    fn udp(&self, payload: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(8 + payload.len()).expect("it is short");
+        let mut datagram = Vec::new();
+        for field in [4000, self.port, length, 0] {
+            datagram.extend(u16::to_be_bytes(field));
+        }
+        datagram.extend(payload);
+        let checksum = udp_checksum(self.source, self.destination, &datagram);
+        datagram[6..8].copy_from_slice(&checksum.to_be_bytes());
+        datagram
+    }
+
+    /// Sends what follows an IPv6 header, and what kind of header that begins with.
+    fn send(&self, next_header: u8, parts: &[&[u8]]) {
+        let payload = parts.concat();
+        let mut packet = vec![0x60, 0, 0, 0];
+        packet.extend(u16::try_from(payload.len()).expect("it is short").to_be_bytes());
+        packet.extend([next_header, 64]);
+        packet.extend([self.source.octets(), self.destination.octets()].concat());
+        packet.extend(payload);
+        let to = SocketAddrV6::new(self.destination, 0, 0, 0).into();
+        assert_eq!(self.socket.send_to(&packet, &to).expect("sent"), packet.len());
+    }
+}
+
+#[test]
+fn what_comes_in_fragments_or_behind_extension_headers_is_dropped() {
+    in_local_fabric(9000, || {
+        let mut receiver = open(&UdpConfig::default());
+        let sender = RawSender::to(pointer(2, 7), receiver.local_port());
+        let whole = sender.udp(&[9; 32]);
+        // A padding of 4 bytes, and options for experiments that are longer than what a carrier has room for.
+        let options = [UDP, 0, 1, 4, 0, 0, 0, 0];
+        let mut long = vec![0; 512];
+        long[..4].copy_from_slice(&[UDP, 63, 0x1e, 253]);
+        long[257..259].copy_from_slice(&[0x1e, 253]);
+        // A routing header without segments that are left is passed over, whatever its type.
+        let routing = [UDP, 0, 200, 0, 0, 0, 0, 0];
+        let fragment = |offset: u16, more: u16, identification| {
+            let place = (offset | more).to_be_bytes();
+            [UDP, 0, place[0], place[1], 0, 0, 0, identification]
+        };
+        let packets: [(&str, u8, &[&[u8]]); 6] = [
+            ("hop-by-hop options", HOP_BY_HOP, &[&options, &whole]),
+            ("destination options", DESTINATION_OPTIONS, &[&options, &whole]),
+            ("long destination options", DESTINATION_OPTIONS, &[&long, &whole]),
+            ("a routing header", ROUTING, &[&routing, &whole]),
+            ("an atomic fragment", FRAGMENT, &[&fragment(0, 0, 1), &whole]),
+            ("the first of two fragments", FRAGMENT, &[&fragment(0, 1, 2), &whole[..24]]),
+        ];
+        for (count, (what, next_header, parts)) in (1..).zip(packets) {
+            sender.send(next_header, parts);
+            if what == "the first of two fragments" {
+                sender.send(FRAGMENT, &[&fragment(24, 0, 2), &whole[24..]]);
+            }
+            let marker = sender.udp(what.as_bytes());
+            sender.send(UDP, &[&marker]);
+            collect(&mut receiver, 1, |_, incoming| {
+                assert_eq!(incoming.payload, what.as_bytes(), "{what} was not dropped");
+            });
+            assert_eq!(receiver.counters().malformed_drop_count, count, "{what}");
+        }
     });
 }

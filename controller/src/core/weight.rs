@@ -5,7 +5,7 @@ const WEIGHT_MAX: u16 = 16;
 
 /// The most members of a choice, and the most that their weights may sum up to: what a switch
 /// spreads a choice over.
-pub(super) const SLOTS: usize = 256;
+pub(super) const SLOTS: usize = bluebridge_p4::declaration::ANYCAST_GROUP_SIZE as usize;
 
 /// How far, in levels, the free memory must have moved before the level follows. More than half a
 /// level, so that memory that hovers between two levels stays at one.

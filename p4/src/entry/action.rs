@@ -5,7 +5,7 @@ use super::key::{mac, mac_number};
 use crate::bytestring::{self, ByteStringError};
 use crate::declaration::{
     ACTIONS, ALLOW, ANYCAST_GROUP_SIZE, ActionDeclaration, COPY_TO_CONTROLLER, DROP, FORWARD,
-    REDIRECT_UNTIL, SET_DST_MAC, SET_MULTICAST_GROUP, Scope, TableDeclaration,
+    REDIRECT_UNTIL, SET_DST_MAC, SET_MULTICAST_GROUP, Scope, TableDeclaration, action_of,
 };
 use crate::pipeline::{Action, Forward, SwitchPort, WeightedForward};
 use crate::proto::p4::v1;
@@ -64,25 +64,20 @@ pub fn encode_action(
     table: &TableDeclaration,
     action: &Action,
 ) -> Result<v1::Action, ConversionError> {
-    let (declaration, values): (&ActionDeclaration, Vec<u64>) = match action {
-        Action::Allow => (&ALLOW, vec![]),
-        Action::Drop => (&DROP, vec![]),
-        Action::Forward(forward) => {
-            (&FORWARD, vec![forward.port.0.into(), mac_number(forward.dst_mac)])
-        }
+    let values: Vec<u64> = match action {
+        Action::Allow | Action::Drop | Action::Notify => vec![],
+        Action::Forward(forward) => vec![forward.port.0.into(), mac_number(forward.dst_mac)],
         Action::RedirectUntil { forward, lease_ms } => {
-            let values =
-                vec![forward.port.0.into(), mac_number(forward.dst_mac), u64::from(*lease_ms)];
-            (&REDIRECT_UNTIL, values)
+            vec![forward.port.0.into(), mac_number(forward.dst_mac), u64::from(*lease_ms)]
         }
-        Action::Multicast { group } => (&SET_MULTICAST_GROUP, vec![u64::from(*group)]),
-        Action::Notify => (&COPY_TO_CONTROLLER, vec![]),
-        Action::SetDstMac(mac) => (&SET_DST_MAC, vec![mac_number(*mac)]),
+        Action::Multicast { group } => vec![u64::from(*group)],
+        Action::SetDstMac(mac) => vec![mac_number(*mac)],
         Action::Select(_) => {
             let rule = "the table does not choose among members";
             return Err(ConversionError::Entry { table: table.alias, rule });
         }
     };
+    let declaration = action_of(action);
     if !table.actions.iter().any(|reference| reference.action.id == declaration.id) {
         let action = declaration.id;
         return Err(ConversionError::UnknownAction { table: table.alias, action });

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use bluebridge_p4::declaration::DROPS_SIZE;
 use bluebridge_p4::entry::encode;
 use bluebridge_p4::p4info::p4info;
 use bluebridge_p4::pipeline::{
@@ -77,7 +78,7 @@ fn entities() -> Vec<Entity> {
     let ternary = Ternary { value: 7, mask: 0x3f };
     let redirect = Key::Redirect { dst_scope: 5, dst_node: 6, page: 7 };
     let profile = bluebridge_p4::declaration::ANYCAST_SELECTOR_ID;
-    let table = &bluebridge_p4::declaration::TABLES[1];
+    let table = bluebridge_p4::declaration::Table::Redirect.declaration();
     let action = bluebridge_p4::entry::encode_action(table, &Action::Forward(forward)).unwrap();
     let member = v1::action_profile_group::Member { member_id: 1, weight: 2, watch_kind: None };
     vec![
@@ -174,7 +175,7 @@ fn valid_entities_are_taken() {
         write(&mut core, kind, entity).unwrap();
     }
     let read: usize = core.read(&everything()).unwrap().iter().map(|r| r.entities.len()).sum();
-    assert_eq!(read, 8 + 1 + 1 + 11 + 8 + 2);
+    assert_eq!(read, 8 + 1 + 1 + DROPS_SIZE + 8 + 2);
 }
 
 proptest! {

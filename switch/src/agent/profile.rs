@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bluebridge_p4::declaration::{
-    ANYCAST_GROUP_SIZE, ANYCAST_SELECTOR_ID, ANYCAST_SELECTOR_SIZE, TABLES, TableDeclaration,
+    ANYCAST_GROUP_SIZE, ANYCAST_SELECTOR_ID, ANYCAST_SELECTOR_SIZE, TableDeclaration,
 };
 use bluebridge_p4::entry::{ActionSpec, decode_action};
 use bluebridge_p4::pipeline::{Action, Forward, Key, WeightedForward};
@@ -101,8 +101,8 @@ fn missing(id: u32) -> Refusal {
     not_found(format!("member {id} does not exist"))
 }
 
-fn anycast() -> &'static TableDeclaration {
-    &TABLES[3]
+const fn anycast() -> &'static TableDeclaration {
+    Table::Anycast.declaration()
 }
 
 fn check_profile(id: u32, number: u32) -> Result<(), Refusal> {

@@ -3,7 +3,7 @@
 //! ```text
 //! # a comment
 //! add TABLE [PRIORITY] FIELD:VALUE .. ACTION(PARAM:VALUE, ..) [= NAME]
-//! setdefault l2 multicast(group:N)
+//! setdefault l2 set_multicast_group(group:N)
 //! mc_mgrp_create GROUP
 //! mc_node_create RID PORT ..           (nodes are numbered from 0 in the order of the file)
 //! mc_node_associate GROUP NODE
@@ -266,8 +266,8 @@ fn action(call: &str) -> Result<Action, String> {
             forward: forward(&fields)?,
             lease_ms: fields.value("lease_ms")?,
         },
-        "multicast" => Action::Multicast { group: fields.value("group")? },
-        "notify" => Action::Notify,
+        "set_multicast_group" => Action::Multicast { group: fields.value("group")? },
+        "copy_to_controller" => Action::Notify,
         "set_dst_mac" => Action::SetDstMac(mac(fields.text("dst_mac")?)?),
         "select" => {
             // One member after the other, three parameters each.

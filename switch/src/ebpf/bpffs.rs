@@ -10,7 +10,7 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, unmount},
 };
 
-use crate::dataplane::PlaneError;
+use crate::dataplane::{PlaneError, Table};
 
 const ROOT: &str = "/sys/fs/bpf";
 const HOME: &str = "/sys/fs/bpf/bluebridge";
@@ -80,7 +80,7 @@ pub(super) fn remove_in(directory: &Path) -> Result<(), PlaneError> {
     for entry in fs::read_dir(directory).map_err(|e| failed(&doing(), e))? {
         entries.push(entry.map_err(|e| failed(&doing(), e))?);
     }
-    let is_pin = |name: &str| MAPS.contains(&name) || is_link(name);
+    let is_pin = |name: &str| maps().any(|map| map == name) || is_link(name);
     for entry in entries.iter().filter(|entry| entry.file_name().to_str().is_some_and(is_pin)) {
         fs::remove_file(entry.path()).map_err(|e| failed(&doing(), e))?;
     }
@@ -93,19 +93,11 @@ pub(super) fn remove_in(directory: &Path) -> Result<(), PlaneError> {
 pub(super) fn is_pinned_in(directory: &Path) -> bool {
     let is_bpf = statfs(directory)
         .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC));
-    is_bpf && MAPS.iter().any(|map| directory.join(map).exists())
+    is_bpf && maps().any(|map| directory.join(map).exists())
 }
 
-/// The maps of `switch/bpf/tables.h`, all of which are pinned.
-const MAPS: [&str; 20] = [
-    "ingress_guard",
-    "redirect",
-    "directory",
-    "anycast",
-    "notify",
-    "l2",
-    "port_mac",
-    "multicast",
+/// The maps of `switch/bpf/tables.h` that are no tables; all of them are pinned.
+const MAPS: [&str; 12] = [
     "notify_match",
     "notify_index",
     "groups",
@@ -119,6 +111,11 @@ const MAPS: [&str; 20] = [
     "packet_ins",
     "notes",
 ];
+
+/// The names of all maps.
+fn maps() -> impl Iterator<Item = &'static str> {
+    Table::ALL.into_iter().map(Table::name).chain(MAPS)
+}
 
 /// Whether a name is one of [`link_pin`]'s.
 fn is_link(name: &str) -> bool {

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use bluebridge_p4::declaration::DROPS_SIZE;
 use bluebridge_p4::pipeline::{
     Action, Counter, Entry, Impairment, Key, PACKET_IN_BYTES, SwitchPort, Ternary,
 };
@@ -27,8 +28,9 @@ use crate::{
 };
 
 const ETHERNET_BYTES: usize = 14;
-/// Where `drops` counts the packet-ins that found no room.
-const LOST_PACKET_IN: u32 = 11;
+/// Where `drops` counts the packet-ins that found no room: behind the reasons.
+#[expect(clippy::cast_possible_truncation, reason = "there are a dozen reasons")]
+const LOST_PACKET_IN: u32 = DROPS_SIZE as u32;
 
 impl EbpfSwitch {
     fn check(&self, entry: &Entry) -> Result<(), TableError> {

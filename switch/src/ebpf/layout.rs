@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use bluebridge_p4::declaration::{ALLOW, FORWARD, SET_DST_MAC, SET_MULTICAST_GROUP, action_of};
 use bluebridge_p4::pipeline::{
     Action, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// The version of the maps' layout; a switch pinned by another one must be removed first.
-pub(super) const LAYOUT: u32 = 3;
+pub(super) const LAYOUT: u32 = 4;
 
 /// Bytes of a `struct route`.
 pub(super) const ROUTE_BYTES: usize = 16;
@@ -36,12 +37,6 @@ const WORD_BYTES: usize = 8;
 const REDIRECT_KEY_BYTES: usize = 16;
 /// Where the end of an entry is behind its `struct route`.
 const DEAD_AT: usize = ROUTE_BYTES;
-
-const ACTION_DROP: u16 = 0;
-const ACTION_ALLOW: u16 = 1;
-const ACTION_FORWARD: u16 = 2;
-const ACTION_MULTICAST: u16 = 3;
-const ACTION_SET_DST_MAC: u16 = 4;
 
 /// Reads numbers off the front of a value; beyond its end they are 0.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
@@ -197,31 +192,36 @@ fn body(table: Table, value: &[u8]) -> &[u8] {
 }
 
 fn encode_action(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
-    let route = |kind: u16, to: u16, mac: MacAddr| {
+    let route = |to: u16, mac: MacAddr| {
         let mut bytes = index.to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
+        // The programs forward until the end that is behind the route.
+        let declared = match action {
+            Action::RedirectUntil { .. } => &FORWARD,
+            _ => action_of(action),
+        };
+        bytes.extend(declared.number().to_ne_bytes());
         bytes.extend(to.to_ne_bytes());
         bytes.extend(mac.0);
         bytes.extend([0; 2]);
         bytes
     };
+    let nobody = MacAddr::default();
     let mut bytes = match action {
-        Action::Allow => route(ACTION_ALLOW, 0, MacAddr::default()),
-        Action::Drop => route(ACTION_DROP, 0, MacAddr::default()),
-        Action::Forward(forward) => route(ACTION_FORWARD, forward.port.0, forward.dst_mac),
-        Action::RedirectUntil { forward, lease_ms } => {
-            let mut bytes = route(ACTION_FORWARD, forward.port.0, forward.dst_mac);
-            debug_assert_eq!(bytes.len(), DEAD_AT);
-            // 0 stands for no end.
-            let dead_at = nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1);
-            bytes.extend(dead_at.to_ne_bytes());
-            bytes
+        Action::Allow | Action::Drop => route(0, nobody),
+        Action::Forward(forward) | Action::RedirectUntil { forward, .. } => {
+            route(forward.port.0, forward.dst_mac)
         }
-        Action::Multicast { group } => route(ACTION_MULTICAST, *group, MacAddr::default()),
+        Action::Multicast { group } => route(*group, nobody),
         Action::Notify => index.to_ne_bytes().to_vec(),
         Action::Select(members) => encode_choice(key, members, index),
-        Action::SetDstMac(mac) => route(ACTION_SET_DST_MAC, 0, *mac),
+        Action::SetDstMac(mac) => route(0, *mac),
     };
+    if let Action::RedirectUntil { lease_ms, .. } = action {
+        debug_assert_eq!(bytes.len(), DEAD_AT);
+        // 0 stands for no end.
+        let dead_at = nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1);
+        bytes.extend(dead_at.to_ne_bytes());
+    }
     if matches!(key, Key::Redirect { .. }) {
         // Without an end.
         bytes.resize(DEAD_AT + WORD_BYTES, 0);
@@ -246,18 +246,15 @@ pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
         _ => {}
     }
     let (kind, to, mac) = (r.u16(), r.u16(), MacAddr(r.take()));
+    let forward = Forward { port: SwitchPort(to), dst_mac: mac };
     let action = match kind {
-        ACTION_ALLOW => Action::Allow,
-        ACTION_FORWARD => {
-            let forward = Forward { port: SwitchPort(to), dst_mac: mac };
-            if decode_end(table, value).is_some() {
-                Action::RedirectUntil { forward, lease_ms: 0 }
-            } else {
-                Action::Forward(forward)
-            }
+        kind if kind == ALLOW.number() => Action::Allow,
+        kind if kind == FORWARD.number() && decode_end(table, value).is_some() => {
+            Action::RedirectUntil { forward, lease_ms: 0 }
         }
-        ACTION_MULTICAST => Action::Multicast { group: to },
-        ACTION_SET_DST_MAC => Action::SetDstMac(mac),
+        kind if kind == FORWARD.number() => Action::Forward(forward),
+        kind if kind == SET_MULTICAST_GROUP.number() => Action::Multicast { group: to },
+        kind if kind == SET_DST_MAC.number() => Action::SetDstMac(mac),
         _ => Action::Drop,
     };
     (index, action)

@@ -135,6 +135,14 @@ fn foreign_values(own: &[u8], other: &[u8]) -> Vec<Vec<u8>> {
     (1..1 << differing.len()).map(mixed).collect()
 }
 
+#[test]
+fn the_c_header_is_made_from_the_declaration() {
+    let committed = include_str!("../../bpf/declaration.h");
+    let wanted = bluebridge_p4::c_header::c_header();
+    let command = "cargo run -p bluebridge-p4 --example c_header > switch/bpf/declaration.h";
+    assert!(committed == wanted, "switch/bpf/declaration.h is old: run `{command}`");
+}
+
 mod root {
     use super::*;
 

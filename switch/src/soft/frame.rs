@@ -9,7 +9,10 @@ pub(super) const HEADERS_BYTES: usize = ETHERNET_BYTES + 40;
 
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_TAGGED: [u16; 2] = [0x8100, 0x88a8];
+const NEXT_HEADER: usize = ETHERNET_BYTES + 6;
 const HOP_LIMIT: usize = ETHERNET_BYTES + 7;
+/// TCP, UDP and ICMPv6 (IANA's protocol numbers): what may follow the IPv6 header.
+const UPPER_LAYERS: [u8; 3] = [6, 17, 58];
 const FABRIC: u16 = bluebridge_wire::address::FABRIC_PREFIX;
 
 /// One side of a fabric packet's addresses; outside of the fabric the fields have no meaning.
@@ -82,6 +85,9 @@ pub(super) fn parse(frame: &[u8]) -> Result<Frame, DropReason> {
     }
     if !dst.is_fabric() {
         return Err(DropReason::ForeignDestination);
+    }
+    if !UPPER_LAYERS.contains(&headers[NEXT_HEADER]) {
+        return Err(DropReason::NextHeader);
     }
     if headers[HOP_LIMIT] <= 1 {
         return Err(DropReason::HopLimit);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use bluebridge_p4::entry::{decode, encode};
 use bluebridge_p4::p4info::{DEVICE_CONFIG, p4info};
-use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, MacAddr, SwitchPort, Ternary};
+use bluebridge_p4::pipeline::{
+    Action, DropReason, Entry, Forward, Key, MacAddr, SwitchPort, Ternary,
+};
 use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
@@ -439,7 +441,7 @@ async fn ports_and_impairments_are_there_beside_p4runtime() {
     assert_eq!(answer.data_plane, "soft");
     let names: Vec<_> = answer.ports.iter().map(|port| (port.number, port.name.as_str())).collect();
     assert_eq!(names, [(1, "test1"), (2, "test2"), (3, "test3")]);
-    assert_eq!(answer.drops.len(), 11);
+    assert_eq!(answer.drops.len(), DropReason::ALL.len());
     let impair = |port, loss| switch::SetImpairmentRequest {
         port,
         impairment: Some(switch::Impairment { loss, ..switch::Impairment::default() }),

@@ -237,7 +237,7 @@ def check_packets() -> None:
     )
     assert [c.byte_count for c in counted.read()] == [204]
     drops = list(sh.CounterEntry("drops").read())
-    assert [c.index for c in drops] == list(range(11)), drops
+    assert [c.index for c in drops] == list(range(12)), drops
 
 
 def check_idle() -> None:

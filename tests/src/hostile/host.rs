@@ -1,4 +1,4 @@
-//! What a host's kernel makes of a frame before a socket gets to see it.
+//! What a host's kernel and its carrier make of a frame before an endpoint gets to see it.
 
 use std::net::Ipv6Addr;
 
@@ -6,7 +6,7 @@ use bluebridge_wire::{UDP_PORT, address::Fields};
 
 use super::forge::{ETHERNET_BYTES, udp_checksum};
 
-/// A datagram that reaches the socket.
+/// A datagram that reaches the endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// The source address.
@@ -19,22 +19,20 @@ pub struct Received<'a> {
     pub payload: &'a [u8],
 }
 
-/// Why a frame does not reach the socket.
+/// Why a frame does not reach the endpoint.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum HostDrop {
     /// The UDP checksum is wrong or missing.
     Checksum,
-    /// A fragment that nothing completes.
-    Fragment,
     /// Not IPv6, or not whole.
     Form,
     /// Not to an address of the fabric, or not to the well-known port.
     Foreign,
-    /// Neither UDP nor a header that is skipped.
+    /// Not UDP right behind the IPv6 header.
     Protocol,
 }
 
-/// Receives a frame as Linux does: extension headers are skipped, sums are checked.
+/// Receives a frame as Linux and the carrier do: extension headers and fragments are refused, sums are checked.
 ///
 /// # Errors
 /// [`HostDrop`].
@@ -45,20 +43,9 @@ pub fn receive(frame: &[u8]) -> Result<Received<'_>, HostDrop> {
         return Err(HostDrop::Form);
     }
     let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
-    let mut next = head[6];
-    let mut rest = ip[40..].get(..length).ok_or(HostDrop::Form)?;
-    while let 0 | 43 | 60 = next {
-        let &[after, words, kind, left, ..] = rest else { return Err(HostDrop::Form) };
-        if next == 43 && (left > 0 || kind == 0) {
-            return Err(HostDrop::Protocol);
-        }
-        rest = rest.get(8 + 8 * usize::from(words)..).ok_or(HostDrop::Form)?;
-        next = after;
-    }
-    match next {
-        17 => {}
-        44 => return Err(HostDrop::Fragment),
-        _ => return Err(HostDrop::Protocol),
+    let rest = ip[40..].get(..length).ok_or(HostDrop::Form)?;
+    if head[6] != 17 {
+        return Err(HostDrop::Protocol);
     }
     let &[s0, s1, d0, d1, l0, l1, c0, c1, ..] = rest else { return Err(HostDrop::Form) };
     let length = usize::from(u16::from_be_bytes([l0, l1]));

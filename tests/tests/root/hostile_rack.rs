@@ -353,6 +353,7 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
         DropReason::Guard,
         DropReason::NoRoute,
         DropReason::Malformed,
+        DropReason::NextHeader,
     ] {
         assert!(drops.of(reason) > 0, "nothing was dropped as {}", reason.name());
     }

@@ -75,8 +75,7 @@ impl UdpTransport {
             socket.set_reuse_port(true).map_err(|error| option("SO_REUSEPORT", error))?;
         }
         if config.address.is_none() {
-            sys::set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)
-                .map_err(|error| option("IPV6_RECVPKTINFO", error))?;
+            report_headers(&socket)?;
         }
         let local_port = bind(&socket, config.address, config.port)?;
         let receive_buffer_bytes =
@@ -145,6 +144,23 @@ fn set_options(socket: &Socket) -> Result<(), OpenError> {
     ];
     for (name, level, number, value) in OPTIONS {
         sys::set_option(socket, level, number, value).map_err(|error| option(name, error))?;
+    }
+    Ok(())
+}
+
+/// Has the system report a datagram's destination, and what it removed from it: fragment and extension headers. Of a
+/// datagram that had none, the latter costs nothing.
+fn report_headers(socket: &Socket) -> Result<(), OpenError> {
+    const OPTIONS: [(&str, c_int); 5] = [
+        ("IPV6_RECVPKTINFO", libc::IPV6_RECVPKTINFO),
+        ("IPV6_RECVFRAGSIZE", libc::IPV6_RECVFRAGSIZE),
+        ("IPV6_RECVHOPOPTS", libc::IPV6_RECVHOPOPTS),
+        ("IPV6_RECVDSTOPTS", libc::IPV6_RECVDSTOPTS),
+        ("IPV6_RECVRTHDR", libc::IPV6_RECVRTHDR),
+    ];
+    for (name, number) in OPTIONS {
+        sys::set_option(socket, libc::IPPROTO_IPV6, number, 1)
+            .map_err(|error| option(name, error))?;
     }
     Ok(())
 }

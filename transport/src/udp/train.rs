@@ -68,6 +68,8 @@ pub(super) struct Ancillary {
     pub(super) destination: Option<Ipv6Addr>,
     /// Payload bytes of each datagram of a train, but perhaps the last.
     pub(super) segment_bytes: Option<usize>,
+    /// The datagram came in fragments, or behind IPv6 extension headers.
+    pub(super) is_extended: bool,
 }
 
 impl Ancillary {
@@ -84,6 +86,13 @@ impl Ancillary {
                     let bytes = data.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
                     found.segment_bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
                 }
+                (
+                    libc::IPPROTO_IPV6,
+                    libc::IPV6_RECVFRAGSIZE
+                    | libc::IPV6_HOPOPTS
+                    | libc::IPV6_DSTOPTS
+                    | libc::IPV6_RTHDR,
+                ) => found.is_extended = true,
                 _ => {}
             }
         }
