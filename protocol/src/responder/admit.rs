@@ -13,6 +13,7 @@ use super::{
     record::Progress,
     replies::Way,
     sessions::{Asker, Place},
+    trains::TrainOwner,
 };
 use crate::{Instant, store::PageStore};
 
@@ -37,6 +38,12 @@ impl Request<'_> {
             node: self.datagram.from.node,
             incarnation: self.datagram.header.incarnation,
         }
+    }
+
+    /// The owner of the train that this request's pieces make in the session of a slot.
+    pub(super) const fn train_owner(&self, slot: u16) -> TrainOwner {
+        let holder = self.asker().holder();
+        TrainOwner { holder, session: slot, sequence: self.header().sequence }
     }
 
     pub(super) const fn attempt(&self) -> u8 {

@@ -26,6 +26,7 @@ mod ranges;
 mod record;
 mod replies;
 mod sessions;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod trains;
@@ -115,7 +116,7 @@ impl Responder {
                 config.timers.session_idle,
                 seed,
             ),
-            trains: TrainPool::new(limits.buffer_pages),
+            trains: TrainPool::new(&limits, &config.spaces),
             provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
             leases: LeaseTable::new(&limits, &config.spaces, config.incarnation),
@@ -223,11 +224,11 @@ impl Responder {
             self.free(entry.asker.space, entry.grant.location, entry.grant.tag, store);
             self.counters.count(Event::ProvisionalFreed);
         }
-        while let Some((train, owner, heard_at)) = self.trains.oldest() {
-            if now - heard_at < self.timers.train {
+        while let Some(oldest) = self.trains.oldest() {
+            if now - oldest.stored_at < self.timers.train {
                 break;
             }
-            self.drop_train(train, owner);
+            self.drop_train(oldest);
             self.counters.count(Event::TrainTimedOut);
         }
         while let Some(slot) = self.sessions.idle_at(now, self.timers.session_idle) {
@@ -243,7 +244,7 @@ impl Responder {
         self.wake_at = [
             self.next_release(now),
             self.provisional.next_expiry(),
-            self.trains.oldest().map(|(_, _, heard_at)| heard_at + self.timers.train),
+            self.trains.oldest().map(|oldest| oldest.stored_at + self.timers.train),
             self.sessions.oldest_heard().map(|heard_at| heard_at + self.timers.session_idle),
         ]
         .into_iter()

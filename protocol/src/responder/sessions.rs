@@ -4,7 +4,10 @@ use core::time::Duration;
 
 use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
 
-use super::record::{Progress, Record};
+use super::{
+    record::{Progress, Record},
+    shares::Holder,
+};
 use crate::Instant;
 
 const WINDOW: usize = 512;
@@ -21,7 +24,11 @@ pub(super) struct Asker {
 
 impl Asker {
     pub(super) fn is_node_of(&self, other: &Self) -> bool {
-        self.space == other.space && self.node == other.node
+        self.holder() == other.holder()
+    }
+
+    pub(super) const fn holder(&self) -> Holder {
+        (self.space, self.node)
     }
 }
 
