@@ -152,7 +152,7 @@ impl Responder {
         self.raise_incarnation(request, store);
         if let Some(slot) = self.sessions.opened_by(&asker, header.sequence) {
             self.counters.count(Event::OpenRepeated);
-            self.sessions.at(slot).heard_at = request.now;
+            self.sessions.hear(request.now, slot);
             return self.answer_open(request, slot, store);
         }
         match self.sessions.place(request.now, &asker) {
@@ -238,8 +238,7 @@ impl Responder {
         let Some(slot) = found.filter(|&slot| self.sessions.at(slot).asker == asker) else {
             return self.refuse(request, Status::NoSession.into());
         };
-        let session = self.sessions.at(slot);
-        session.heard_at = request.now;
+        let session = self.sessions.hear(request.now, slot);
         let request = &Request { takes_pages: session.takes_pages, ..*request };
         let is_raised = header.low_water() > session.low_water;
         if is_raised {

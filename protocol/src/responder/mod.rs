@@ -25,6 +25,7 @@ mod provisional;
 mod ranges;
 mod record;
 mod replies;
+mod session_index;
 mod sessions;
 mod shares;
 #[cfg(test)]
@@ -312,6 +313,13 @@ impl Responder {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether an id names an open session of a node: what a serving loop looks at before it decides
+    /// what to serve first.
+    #[must_use]
+    pub fn has_session(&self, session: u64, space: Space, node: NodeId) -> bool {
+        self.sessions.is_open(session, (space, node))
     }
 
     /// Open sessions.
