@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+mod backlog;
 mod extent_tree;
 pub mod memory;
 mod reserve;
