@@ -102,8 +102,12 @@ impl Bench {
                 prepare(command, self.pages[place].to_ipv6(), header, data)
             })
             .collect();
+        self.time(&requests)
+    }
+
+    fn time(&mut self, requests: &[Prepared]) -> Duration {
         let begun = Moment::now();
-        for request in &requests {
+        for request in requests {
             let datagram = Datagram::parse(request.from, request.to, &request.bytes);
             let datagram = datagram.expect("well formed");
             let now = Instant::default();
@@ -117,6 +121,23 @@ impl Bench {
         }
         self.drain();
         begun.elapsed()
+    }
+
+    /// The same of an OPEN with another nonce each, by a node that has all the sessions it may have.
+    fn measure_open(&mut self) -> Duration {
+        let server = EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6();
+        let mut nonce = 1000;
+        median(|| {
+            let requests: Vec<_> = (0..BATCH)
+                .map(|_| {
+                    nonce += 1;
+                    let header =
+                        Header { sequence: nonce, length: 4096, credit: 64, ..Header::default() };
+                    prepare(Command::Open, server, header, &[])
+                })
+                .collect();
+            self.time(&requests)
+        }) / BATCH
     }
 
     fn drain(&mut self) {
@@ -153,6 +174,7 @@ fn main() {
     for pages in [64, 16384] {
         let mut bench = Bench::new(pages);
         for (name, command, length, data_bytes) in [
+            ("PING", Command::Ping, 0, 0),
             ("READ 64", Command::Read, 64, 0),
             ("READ 4096", Command::Read, 4096, 0),
             ("WRITE 64", Command::Write, 64, 64),
@@ -164,6 +186,8 @@ fn main() {
             let rest = spent - crc;
             println!("{pages:6} pages, {name:10}: {spent:5.0} ns, beside the CRC {rest:5.0} ns");
         }
+        let spent = nanos(bench.measure_open());
+        println!("{pages:6} pages, OPEN      : {spent:5.0} ns");
         let refused: u64 = bench
             .responder
             .counters()

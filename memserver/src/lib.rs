@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+mod backlog;
 mod extent_tree;
 mod member;
 pub mod memory;

@@ -17,16 +17,31 @@ use bluebridge_protocol::{
     responder::{Adopted, Authority, Responder},
     store::PageStore,
 };
-use bluebridge_transport::{Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait};
+use bluebridge_transport::{
+    Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait,
+};
 use bluebridge_wire::{Datagram, NodeId, Space};
 
-use crate::{Arena, ArenaUsage, statistics::ShardStatistics};
+use crate::{
+    Arena, ArenaUsage,
+    backlog::{Backlog, Glance, Place, Sender},
+    statistics::ShardStatistics,
+};
 
 /// Replies that are sent in one call.
 const SEND_BATCH: usize = 64;
 
 /// Replies up to which a short batch is prepared instead.
 const SHORT_BATCH: usize = 8;
+
+/// Datagrams up to which a batch is served in its order: so few keep nobody waiting for long.
+const ORDERLY_BATCH: usize = 16;
+
+/// Datagrams of a batch from which on more are taken to wait in the carrier.
+const FULL_BATCH: usize = 32;
+
+/// Batches that are taken out of the carrier in one round at most.
+const DRAIN_LIMIT: usize = 16;
 
 /// How long a busy carrier is tried again before the waiting replies are given up; their
 /// requesters ask again.
@@ -135,9 +150,16 @@ pub struct Shard<T, S> {
     pub store: S,
     /// How to wait.
     pub idle: Idle,
+    /// What was received and waits for its turn.
+    backlog: Backlog,
 }
 
 impl<T: Transport, S: Store> Shard<T, S> {
+    /// A shard that received nothing yet.
+    pub fn new(transport: T, responder: Responder, store: S, idle: Idle) -> Self {
+        Self { transport, responder, store, idle, backlog: Backlog::new() }
+    }
+
     /// Serves until told to stop, then answers SHUTTING_DOWN for the grace time.
     ///
     /// # Errors
@@ -168,7 +190,11 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in strings.orders.try_iter() {
                 self.obey(order, &strings.statistics);
             }
-            let count = self.wait(now, ends_at, strings)?;
+            let count = if self.backlog.is_empty() {
+                self.wait(now, ends_at, strings)?
+            } else {
+                self.transport.receive(Wait::NONE)?
+            };
             self.handle(count, &strings.statistics)?;
             now = self.transport.now();
             if now.saturating_since(published_at) >= PUBLISH_INTERVAL {
@@ -198,18 +224,26 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Ok(self.transport.receive(Wait::until(deadline))?)
     }
 
-    /// Handles what was received, in order, and sends the replies.
+    /// Handles what was received and sends the replies.
     fn handle(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        // Read after the batch came: what a carrier read while it polled may be from before a
-        // pause, and a lease must not end earlier than its owner counts.
-        let now = Instant::from_nanos(self.transport.now().as_nanos());
-        for number in 0..count {
-            // What must wait is read again after sending: the replies may refer to its pages.
-            while !self.take(now, number) {
-                self.flush(statistics)?;
+        if self.backlog.is_empty() && count <= ORDERLY_BATCH {
+            // Read after the batch came: what a carrier read while it polled may be from before a
+            // pause, and a lease must not end earlier than its owner counts.
+            let now = Instant::from_nanos(self.transport.now().as_nanos());
+            for number in 0..count {
+                self.serve_one(now, Place::Carrier(number), statistics)?;
             }
+        } else {
+            self.drain(count, statistics)?;
+            let now = Instant::from_nanos(self.transport.now().as_nanos());
+            self.backlog.begin_round();
+            while let Some(place) = self.backlog.next() {
+                self.serve_one(now, place, statistics)?;
+            }
+            self.hold(statistics);
         }
         self.flush(statistics)?;
+        let now = Instant::from_nanos(self.transport.now().as_nanos());
         // Nothing waits, so the responder cannot ask to send first. Requests that waited for a
         // lease that ran out may be answered now, and be more than fit at once.
         while self.responder.poll_timeout().is_some_and(|due| due <= now) {
@@ -223,14 +257,66 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Ok(())
     }
 
-    /// Hands a received datagram on; says whether it was taken.
-    fn take(&mut self, now: Instant, number: usize) -> bool {
-        let incoming = self.transport.incoming(number);
-        match Datagram::parse(incoming.source, incoming.destination, incoming.payload) {
-            Ok(datagram) => self
-                .responder
-                .handle_datagram(now, incoming.source_port, &datagram, &mut self.store)
-                .is_ok(),
+    /// Puts what was received into the backlog, and what the carrier has beside it: whoever waits
+    /// there behind a flood would be found late, or lost when the carrier's room ends.
+    fn drain(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
+        self.put_off(count, statistics);
+        let mut latest = count;
+        for _ in 1..DRAIN_LIMIT {
+            if latest < FULL_BATCH {
+                break;
+            }
+            self.hold(statistics);
+            latest = self.transport.receive(Wait::NONE)?;
+            self.put_off(latest, statistics);
+        }
+        Ok(())
+    }
+
+    /// Puts the datagrams of the last batch into the backlog; drops those that it has no room for.
+    fn put_off(&mut self, count: usize, statistics: &ShardStatistics) {
+        let mut dropped = 0;
+        for number in 0..count {
+            let Glance { space, node, session, cost } =
+                Glance::new(&self.transport.incoming(number));
+            let is_known = self.responder.has_session(session, space, node);
+            let sender = Sender { space, node, is_known };
+            dropped += usize::from(!self.backlog.add(sender, cost, number));
+        }
+        statistics.add_overload_drops(dropped);
+    }
+
+    /// Copies what waits out of the carrier's buffers.
+    fn hold(&mut self, statistics: &ShardStatistics) {
+        let transport = &self.transport;
+        let lost = self.backlog.hold(|number| transport.incoming(number));
+        statistics.add_overload_drops(lost);
+    }
+
+    /// Hands a datagram on; one that must wait is offered again after sending, because the replies
+    /// may refer to its pages.
+    fn serve_one(
+        &mut self,
+        now: Instant,
+        place: Place,
+        statistics: &ShardStatistics,
+    ) -> Result<(), ServeError> {
+        while !self.take(now, place) {
+            self.flush(statistics)?;
+        }
+        Ok(())
+    }
+
+    /// Hands a datagram on; says whether it was taken.
+    fn take(&mut self, now: Instant, place: Place) -> bool {
+        let Incoming { source, source_port, destination, payload } = match place {
+            Place::Carrier(number) => self.transport.incoming(number),
+            Place::Held(slot) => self.backlog.held(slot),
+        };
+        match Datagram::parse(source, destination, payload) {
+            Ok(datagram) => {
+                self.responder.handle_datagram(now, source_port, &datagram, &mut self.store).is_ok()
+            }
             Err(error) => {
                 self.responder.count_malformed(error);
                 true

@@ -220,7 +220,7 @@ where
     {
         let responder = Responder::new(&config.shard(shard, shard_count))?;
         let store = Arena::new(&config.arena(shard, shard_count), memory);
-        shards.push(Shard { transport, responder, store, idle: config.idle });
+        shards.push(Shard::new(transport, responder, store, config.idle));
     }
     let mut server =
         Server { shards: Vec::new(), stop: Arc::default(), page_kind: reserved.page_kind };

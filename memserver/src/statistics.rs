@@ -23,6 +23,7 @@ pub struct ShardStatistics {
     gauges: [AtomicU64; GAUGE_COUNT],
     transport: [AtomicU64; COUNTER_COUNT],
     unsent: AtomicU64,
+    overload_drops: AtomicU64,
     orders_done: AtomicU64,
     orders_refused: AtomicU64,
 }
@@ -35,6 +36,7 @@ impl Default for ShardStatistics {
             gauges: [const { AtomicU64::new(0) }; GAUGE_COUNT],
             transport: [const { AtomicU64::new(0) }; COUNTER_COUNT],
             unsent: AtomicU64::new(0),
+            overload_drops: AtomicU64::new(0),
             orders_done: AtomicU64::new(0),
             orders_refused: AtomicU64::new(0),
         }
@@ -62,6 +64,8 @@ pub struct Snapshot {
     pub transport: Counters,
     /// Replies that the carrier did not take.
     pub unsent_count: u64,
+    /// Requests that were dropped unread because their sender had too many waiting.
+    pub overload_drop_count: u64,
     /// Orders that were carried out, and orders that could not be.
     pub orders: (u64, u64),
 }
@@ -112,6 +116,7 @@ impl ShardStatistics {
             waiting_count,
             transport: counters_of(self.transport.each_ref().map(load)),
             unsent_count: load(&self.unsent),
+            overload_drop_count: load(&self.overload_drops),
             orders: (load(&self.orders_done), load(&self.orders_refused)),
         }
     }
@@ -145,6 +150,12 @@ impl ShardStatistics {
 
     pub(crate) fn add_unsent(&self, count: usize) {
         self.unsent.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_overload_drops(&self, count: usize) {
+        if count > 0 {
+            self.overload_drops.fetch_add(count as u64, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn add_order(&self, is_done: bool) {

@@ -39,6 +39,7 @@ enum Mood {
 struct Scripted {
     inbox: VecDeque<Bytes>,
     batch: Vec<Bytes>,
+    batch_limit: usize,
     sent: Vec<Vec<u8>>,
     sources: Vec<Ipv6Addr>,
     mood: Mood,
@@ -96,7 +97,7 @@ impl Transport for Scripted {
     fn receive(&mut self, _wait: Wait) -> Result<usize, ReceiveError> {
         self.heard_at = self.now();
         self.clock.advance_to(self.heard_at + core::mem::take(&mut self.pause));
-        let count = self.inbox.len().min(16);
+        let count = self.inbox.len().min(self.batch_limit);
         self.batch = self.inbox.drain(..count).collect();
         self.stop.store(count == 0, Ordering::Relaxed);
         Ok(count)
@@ -154,9 +155,13 @@ impl Store for Refusing {
 }
 
 fn request(command: Command, target: Ipv6Addr, header: Header) -> Bytes {
+    request_from(NodeId(20), command, target, header)
+}
+
+fn request_from(node: NodeId, command: Command, target: Ipv6Addr, header: Header) -> Bytes {
     let mut to = Fields::unpack(target).unwrap();
     to.command = command.code();
-    let (from, to) = (EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6(), to.to_ipv6());
+    let (from, to) = (EndpointAddress::new(SPACE, node, 1).to_ipv6(), to.to_ipv6());
     let mut bytes = vec![0; HEADER_BYTES];
     Header { target, incarnation: 1, ..header }.emit(&mut bytes, 0);
     seal(from, to, &mut bytes, &[]);
@@ -171,6 +176,7 @@ fn scripted(mood: Mood) -> Scripted {
     Scripted {
         inbox: VecDeque::new(),
         batch: Vec::new(),
+        batch_limit: 16,
         sent: Vec::new(),
         sources: Vec::new(),
         mood,
@@ -194,16 +200,20 @@ fn scripted(mood: Mood) -> Scripted {
 fn shard(mood: Mood) -> (Shard<Scripted, Arena>, u64, Pointer) {
     let mut responder = Responder::new(&Config::new(SPACE, SERVER, 1, 1)).unwrap();
     let mut store = Arena::on_heap(&ArenaConfig::default(), 64);
-    let header = Header { length: 4096, credit: 8, sequence: 1, ..Header::default() };
-    let (from, to, bytes) = request(Command::Open, server(), header);
-    let datagram = Datagram::parse(from, to, &bytes).unwrap();
-    responder.handle_datagram(Instant::default(), 5, &datagram, &mut store).unwrap();
-    let head = responder.poll_transmit(&store).unwrap().head.to_vec();
-    let session = HeaderView::new(&head).unwrap().header().session;
+    let session = open(&mut responder, &mut store, NodeId(20));
     let Grant { location, tag } = store.create(SPACE, 8).unwrap();
     let at = Pointer { space: SPACE, node: SERVER, tag, location };
     let transport = scripted(mood);
-    (Shard { transport, responder, store, idle: Idle::default() }, session, at)
+    (Shard::new(transport, responder, store, Idle::default()), session, at)
+}
+
+fn open(responder: &mut Responder, store: &mut Arena, node: NodeId) -> u64 {
+    let header = Header { length: 4096, credit: 8, sequence: 1, ..Header::default() };
+    let (from, to, bytes) = request_from(node, Command::Open, server(), header);
+    let datagram = Datagram::parse(from, to, &bytes).unwrap();
+    responder.handle_datagram(Instant::default(), 5, &datagram, store).unwrap();
+    let head = responder.poll_transmit(store).unwrap().head.to_vec();
+    HeaderView::new(&head).unwrap().header().session
 }
 
 /// Runs the loop over an inbox.
@@ -279,8 +289,8 @@ fn a_broken_carrier_ends_the_loop_with_its_reason() {
 
 #[test]
 fn a_store_that_refuses_is_answered_for() {
-    let (Shard { transport, responder, store, idle }, session, at) = shard(Mood::Slow(9));
-    let mut shard = Shard { transport, responder, store: Refusing(store), idle };
+    let (Shard { transport, responder, store, idle, .. }, session, at) = shard(Mood::Slow(9));
+    let mut shard = Shard::new(transport, responder, Refusing(store), idle);
     let create = Header { session, sequence: 1, length: 1, ..Header::default() };
     let read = Header { session, sequence: 2, length: 8, ..Header::default() };
     let inbox = vec![
@@ -321,4 +331,45 @@ fn a_lease_begins_no_earlier_than_its_request_came() {
     let (ended, snapshot) = serve(&mut shard, inbox);
     ended.unwrap();
     assert_eq!((snapshot.event(Event::LeaseRepeated), snapshot.answers(Status::Busy)), (15, 1));
+}
+
+#[test]
+fn whoever_comes_behind_a_flood_is_served_at_once_and_the_flood_is_cut() {
+    const FLOOD: usize = 3000;
+    let (flooder, honest, stranger) = (NodeId(20), NodeId(21), NodeId(22));
+    let (mut shard, of_flooder, _) = shard(Mood::Slow(64));
+    let of_honest = open(&mut shard.responder, &mut shard.store, honest);
+    shard.transport.batch_limit = 64;
+    let ping = |node, session, number: usize| {
+        let header = Header { session, sequence: number as u64, ..Header::default() };
+        request_from(node, Command::Ping, server(), header)
+    };
+    let mut inbox: Vec<_> = (1..=FLOOD).map(|n| ping(flooder, of_flooder, n)).collect();
+    inbox.insert(900, ping(honest, of_honest, 1));
+    inbox.insert(
+        950,
+        request_from(
+            stranger,
+            Command::Open,
+            server(),
+            Header { length: 4096, credit: 8, sequence: 1, ..Header::default() },
+        ),
+    );
+    let (ended, snapshot) = serve(&mut shard, inbox);
+    ended.unwrap();
+    let replies: Vec<_> = shard
+        .transport
+        .sent
+        .iter()
+        .map(|payload| HeaderView::new(payload).unwrap().header())
+        .collect();
+    let place = |session| replies.iter().position(|header| header.session == session);
+    assert!(place(of_honest).is_some_and(|place| place <= 4), "{:?}", place(of_honest));
+    let others = |header: &Header| ![of_flooder, of_honest].contains(&header.session);
+    let opened = replies.iter().position(others);
+    assert!(opened.is_some_and(|place| place < 64), "in the first round: {opened:?}");
+    // What the flood has too much is dropped before it is looked at; all else is answered.
+    let dropped = usize::try_from(snapshot.overload_drop_count).unwrap();
+    assert!((500..FLOOD).contains(&dropped), "{dropped}");
+    assert_eq!(replies.len() + dropped, FLOOD + 2);
 }

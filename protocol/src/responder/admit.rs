@@ -13,6 +13,7 @@ use super::{
     record::Progress,
     replies::Way,
     sessions::{Asker, Place},
+    trains::TrainOwner,
 };
 use crate::{Instant, store::PageStore};
 
@@ -37,6 +38,12 @@ impl Request<'_> {
             node: self.datagram.from.node,
             incarnation: self.datagram.header.incarnation,
         }
+    }
+
+    /// The owner of the train that this request's pieces make in the session of a slot.
+    pub(super) const fn train_owner(&self, slot: u16) -> TrainOwner {
+        let holder = self.asker().holder();
+        TrainOwner { holder, session: slot, sequence: self.header().sequence }
     }
 
     pub(super) const fn attempt(&self) -> u8 {
@@ -145,7 +152,7 @@ impl Responder {
         self.raise_incarnation(request, store);
         if let Some(slot) = self.sessions.opened_by(&asker, header.sequence) {
             self.counters.count(Event::OpenRepeated);
-            self.sessions.at(slot).heard_at = request.now;
+            self.sessions.hear(request.now, slot);
             return self.answer_open(request, slot, store);
         }
         match self.sessions.place(request.now, &asker) {
@@ -231,8 +238,7 @@ impl Responder {
         let Some(slot) = found.filter(|&slot| self.sessions.at(slot).asker == asker) else {
             return self.refuse(request, Status::NoSession.into());
         };
-        let session = self.sessions.at(slot);
-        session.heard_at = request.now;
+        let session = self.sessions.hear(request.now, slot);
         let request = &Request { takes_pages: session.takes_pages, ..*request };
         let is_raised = header.low_water() > session.low_water;
         if is_raised {

@@ -93,8 +93,11 @@ pub struct Limits {
     pub session_count: u16,
     /// Sessions that one node may have at once.
     pub node_session_count: u16,
-    /// Pages of trains that are being put together at once, 4 KiB each, 65,534 at most.
+    /// Pages of trains that are being put together at once, 4 KiB each, 65,534 at most. Each of
+    /// several spaces may use its equal part of them.
     pub buffer_pages: u16,
+    /// Those of one node, 8 or more.
+    pub node_buffer_pages: u16,
     /// Anywhere-CREATEs that wait for their CONFIRM.
     pub provisional_count: u16,
     /// Pages that they may hold.
@@ -133,6 +136,7 @@ impl Default for Limits {
             session_count: 1024,
             node_session_count: 256,
             buffer_pages: 1024,
+            node_buffer_pages: 256,
             provisional_count: 4096,
             provisional_pages: 65536,
             node_provisional_count: 1024,
@@ -165,6 +169,12 @@ impl Limits {
         shares(whole, space_count, 1)
     }
 
+    /// The same of the pages of trains; a COMMIT needs a whole line of them at once.
+    pub(super) fn buffer_shares(&self, space_count: usize) -> (usize, usize) {
+        let whole = (usize::from(self.buffer_pages), usize::from(self.node_buffer_pages));
+        shares(whole, space_count, bluebridge_wire::address::LINE_PAGES)
+    }
+
     /// The largest window of a session in pages.
     pub(super) const SESSION_CREDIT_PAGES: u32 = 512;
 
@@ -174,6 +184,7 @@ impl Limits {
             ("session_count", u64::from(self.session_count), 1, 65535),
             ("node_session_count", u64::from(self.node_session_count), 1, 65535),
             ("buffer_pages", u64::from(self.buffer_pages), 8, 65534),
+            ("node_buffer_pages", u64::from(self.node_buffer_pages), 8, 65534),
             ("provisional_count", u64::from(self.provisional_count), 1, 65535),
             ("node_provisional_count", u64::from(self.node_provisional_count), 1, 65535),
             ("lease_count", u64::from(self.lease_count), 8, 65535),

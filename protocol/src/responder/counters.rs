@@ -81,9 +81,11 @@ events! {
     NoticeSent = "notice_sent",
     /// An OPEN that came again.
     OpenRepeated = "open_repeated",
+    /// A piece that was not kept because its node or space has its share of train buffers.
+    PieceBeyondShare = "piece_beyond_share",
     /// A piece that was there already.
     PieceDuplicate = "piece_duplicate",
-    /// A piece that no buffer was left for.
+    /// A piece that was not kept because no train buffer was left.
     PiecePressed = "piece_pressed",
     /// A page of an operation over several was refused.
     PageRefused = "page_refused",

@@ -9,7 +9,6 @@ use super::{
     execute::part_access,
     lease::pages_of,
     record::{NO_TRAIN, Progress, Record},
-    trains::{Stored, TrainOwner},
     write::begin,
 };
 use crate::store::PageStore;
@@ -51,12 +50,9 @@ impl Responder {
             self.counters.count(Event::PageWrittenStraight);
             return self.conclude_commit(request, slot, (local, cut), store);
         }
-        let owner = TrainOwner { session: slot, sequence: request.header().sequence };
-        match self.store_piece(request, owner, &mut record, (part, piece)) {
-            Stored::Complete | Stored::More => {}
-            Stored::Duplicate => self.counters.count(Event::PieceDuplicate),
-            Stored::NoBuffer => self.counters.count(Event::PiecePressed),
-        }
+        let owner = request.train_owner(slot);
+        let stored = self.store_piece(request, owner, &mut record, (part, piece));
+        self.count_not_stored(stored);
         let arrived = self.trains.arrived(record.train);
         if arrived == cut.bits() {
             self.apply(request, (local, cut), record.train, store);

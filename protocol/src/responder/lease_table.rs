@@ -8,7 +8,7 @@ use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};
 
-use super::{config::Limits, sessions::Asker};
+use super::{config::Limits, sessions::Asker, shares::Shares};
 use crate::Instant;
 
 /// A lease that is fought over is told to the switch only when it has run for so long, ...
@@ -88,13 +88,6 @@ struct Slot {
     newer: u32,
 }
 
-/// The running leases of one node; a node is here while it has one.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    of: (Space, NodeId),
-    count: usize,
-}
-
 /// A bounded table; what ended longest ago gives way to what is new.
 pub(super) struct LeaseTable {
     slots: Vec<Slot>,
@@ -105,11 +98,8 @@ pub(super) struct LeaseTable {
     newest_ended: u32,
     ended_count: usize,
     running_count: usize,
-    shares: Vec<Share>,
-    node_limit: usize,
-    /// The running leases of every served space, in their order.
-    spaces: Vec<(Space, usize)>,
-    space_limit: usize,
+    /// Whose the running leases are.
+    shares: Shares,
     last_epoch: u64,
     /// No running lease ends by time before this.
     expires_from: Instant,
@@ -126,21 +116,17 @@ impl LeaseTable {
     pub(super) fn new(limits: &Limits, spaces: &[Space], incarnation: u32) -> Self {
         let limit = u32::from(limits.lease_count);
         let index = (2 * usize::from(limits.lease_count)).next_power_of_two();
-        let mut spaces: Vec<_> = spaces.iter().map(|&space| (space, 0)).collect();
-        spaces.sort_unstable_by_key(|&(space, _)| space);
-        let (space_limit, node_limit) = limits.lease_shares(spaces.len());
+        let capacity = usize::from(limits.lease_count);
+        let shares = Shares::new(capacity, spaces, limits.lease_shares(spaces.len()));
         Self {
-            slots: Vec::with_capacity(usize::from(limits.lease_count)),
+            slots: Vec::with_capacity(capacity),
             vacant: (0..limit).rev().collect(),
             index: vec![NONE; index],
             oldest_ended: NONE,
             newest_ended: NONE,
             ended_count: 0,
             running_count: 0,
-            shares: Vec::with_capacity(usize::from(limits.lease_count)),
-            node_limit,
-            spaces,
-            space_limit,
+            shares,
             last_epoch: u64::from(incarnation & 0xff) << EPOCH_COUNT_BITS,
             expires_from: NEVER,
             sweep_at: 0,
@@ -267,8 +253,7 @@ impl LeaseTable {
     fn admit(&self, owner: &Asker, pages: Range<u64>) -> Result<(), NoRoom> {
         let count = pages.clone().count();
         // What ran out and was not looked at yet counts, until there is no room.
-        let held = self.share(owner).map_or(0, |at| self.shares[at].count);
-        if held + count > self.node_limit {
+        if !self.shares.node_has_room(owner.holder(), count) {
             return Err(NoRoom::Node);
         }
         let known = pages.filter_map(|page| self.find(page));
@@ -281,8 +266,7 @@ impl LeaseTable {
         if count - known_count > room {
             return Err(NoRoom::Table);
         }
-        let of_space = self.space(owner).map_or(0, |at| self.spaces[at].1);
-        if of_space + count > self.space_limit { Err(NoRoom::Space) } else { Ok(()) }
+        if self.shares.space_has_room(owner.space, count) { Ok(()) } else { Err(NoRoom::Space) }
     }
 
     /// Sets the deadline of a page's running lease anew.
@@ -377,7 +361,7 @@ impl LeaseTable {
         asker: &Asker,
         mut ended: impl FnMut(u64, LeaseEnd),
     ) {
-        let mut left = self.share(asker).map_or(0, |at| self.shares[at].count);
+        let mut left = self.shares.of_node(asker.holder());
         for slot in 0..self.slots.len() {
             if left == 0 {
                 break;
@@ -436,16 +420,7 @@ impl LeaseTable {
         self.slots[slot].lease = lease;
         self.expect_end(lease.expires_at);
         self.running_count += 1;
-        if let Some(at) = self.space(&lease.owner) {
-            self.spaces[at].1 += 1;
-        }
-        match self.share(&lease.owner) {
-            Ok(at) => self.shares[at].count += 1,
-            Err(at) => {
-                let of = (lease.owner.space, lease.owner.node);
-                self.shares.insert(at, Share { of, count: 1 });
-            }
-        }
+        self.shares.take(lease.owner.holder());
     }
 
     /// Ends the lease in a slot if it runs.
@@ -456,15 +431,7 @@ impl LeaseTable {
         }
         self.slots[slot].lease.end = Some(how);
         self.running_count -= 1;
-        if let Some(at) = self.space(&owner) {
-            self.spaces[at].1 -= 1;
-        }
-        if let Ok(at) = self.share(&owner) {
-            self.shares[at].count -= 1;
-            if self.shares[at].count == 0 {
-                self.shares.remove(at);
-            }
-        }
+        self.shares.give_back(owner.holder());
         self.ended_count += 1;
         let newest = core::mem::replace(&mut self.newest_ended, narrow(slot));
         (self.slots[slot].older, self.slots[slot].newer) = (newest, NONE);
@@ -501,14 +468,6 @@ impl LeaseTable {
         self.unlink_ended(slot);
         self.remove(self.slots[slot].lease.page);
         slot
-    }
-
-    fn share(&self, asker: &Asker) -> Result<usize, usize> {
-        self.shares.binary_search_by_key(&(asker.space, asker.node), |share| share.of)
-    }
-
-    fn space(&self, asker: &Asker) -> Option<usize> {
-        self.spaces.binary_search_by_key(&asker.space, |&(space, _)| space).ok()
     }
 
     fn place(&self, page: u64) -> usize {

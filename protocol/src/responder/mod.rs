@@ -25,7 +25,9 @@ mod provisional;
 mod ranges;
 mod record;
 mod replies;
+mod session_index;
 mod sessions;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod trains;
@@ -115,7 +117,7 @@ impl Responder {
                 config.timers.session_idle,
                 seed,
             ),
-            trains: TrainPool::new(limits.buffer_pages),
+            trains: TrainPool::new(&limits, &config.spaces),
             provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
             leases: LeaseTable::new(&limits, &config.spaces, config.incarnation),
@@ -223,11 +225,11 @@ impl Responder {
             self.free(entry.asker.space, entry.grant.location, entry.grant.tag, store);
             self.counters.count(Event::ProvisionalFreed);
         }
-        while let Some((train, owner, heard_at)) = self.trains.oldest() {
-            if now - heard_at < self.timers.train {
+        while let Some(oldest) = self.trains.oldest() {
+            if now - oldest.stored_at < self.timers.train {
                 break;
             }
-            self.drop_train(train, owner);
+            self.drop_train(oldest);
             self.counters.count(Event::TrainTimedOut);
         }
         while let Some(slot) = self.sessions.idle_at(now, self.timers.session_idle) {
@@ -243,7 +245,7 @@ impl Responder {
         self.wake_at = [
             self.next_release(now),
             self.provisional.next_expiry(),
-            self.trains.oldest().map(|(_, _, heard_at)| heard_at + self.timers.train),
+            self.trains.oldest().map(|oldest| oldest.stored_at + self.timers.train),
             self.sessions.oldest_heard().map(|heard_at| heard_at + self.timers.session_idle),
         ]
         .into_iter()
@@ -311,6 +313,13 @@ impl Responder {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether an id names an open session of a node: what a serving loop looks at before it decides
+    /// what to serve first.
+    #[must_use]
+    pub fn has_session(&self, session: u64, space: Space, node: NodeId) -> bool {
+        self.sessions.is_open(session, (space, node))
     }
 
     /// Open sessions.

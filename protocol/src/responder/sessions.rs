@@ -4,7 +4,11 @@ use core::time::Duration;
 
 use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
 
-use super::record::{Progress, Record};
+use super::{
+    record::{Progress, Record},
+    session_index::SessionIndex,
+    shares::Holder,
+};
 use crate::Instant;
 
 const WINDOW: usize = 512;
@@ -12,7 +16,7 @@ const WINDOW: usize = 512;
 const _: () = assert!(WINDOW as u64 == SESSION_WINDOW);
 
 /// An endpoint that asks.
-#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub(super) struct Asker {
     pub(super) space: Space,
     pub(super) node: NodeId,
@@ -21,7 +25,11 @@ pub(super) struct Asker {
 
 impl Asker {
     pub(super) fn is_node_of(&self, other: &Self) -> bool {
-        self.space == other.space && self.node == other.node
+        self.holder() == other.holder()
+    }
+
+    pub(super) const fn holder(&self) -> Holder {
+        (self.space, self.node)
     }
 }
 
@@ -104,8 +112,7 @@ const fn slot_of(sequence: u64) -> usize {
 pub(super) struct SessionTable {
     sessions: Vec<Session>,
     vacant: Vec<u16>,
-    /// The nodes of all sessions, put together where they must be counted.
-    nodes: Vec<(Space, NodeId)>,
+    index: SessionIndex,
     node_limit: usize,
     /// After so long without a request nobody repeats one that was answered in the session.
     forgotten_after: Duration,
@@ -114,6 +121,9 @@ pub(super) struct SessionTable {
 
 /// A node with so many sessions gets no more of the last quarter of a table, which is for others.
 const MODEST_SESSION_COUNT: usize = 8;
+
+/// Sessions of its own that are looked at for one that may give way to a node's next.
+const OWN_LOOK_LIMIT: usize = 64;
 
 /// Why a session cannot be opened now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -131,11 +141,10 @@ impl SessionTable {
     pub(super) fn new(limit: u16, node_limit: u16, idle: Duration, seed: u64) -> Self {
         let sessions = (0..limit).map(|_| Session::default()).collect();
         let node_limit = usize::from(node_limit);
-        let nodes = Vec::with_capacity(usize::from(limit));
         Self {
             sessions,
             vacant: (0..limit).rev().collect(),
-            nodes,
+            index: SessionIndex::new(limit),
             node_limit,
             // Requesters repeat in a new session what they began less than three quarters of the
             // idle time ago (section 2); the twentieth is for clocks that disagree.
@@ -159,20 +168,34 @@ impl SessionTable {
         &mut self.sessions[usize::from(slot)]
     }
 
+    /// Notes that an open session was heard, and gives it.
+    pub(super) fn hear(&mut self, now: Instant, slot: u16) -> &mut Session {
+        self.index.hear(slot);
+        let session = self.at(slot);
+        session.heard_at = now;
+        session
+    }
+
+    /// Whether an id names an open session of a node.
+    pub(super) fn is_open(&self, id: u64, holder: Holder) -> bool {
+        let slot = self.slot(id).and_then(|slot| self.sessions.get(usize::from(slot)));
+        slot.is_some_and(|session| session.asker.holder() == holder)
+    }
+
     /// The session that the same OPEN made before.
     pub(super) fn opened_by(&self, asker: &Asker, nonce: u64) -> Option<u16> {
-        self.find(|session| session.nonce == nonce && session.asker == *asker)
+        self.index.opened_by(asker, nonce)
     }
 
     /// A session of an older incarnation of the asker's node.
     pub(super) fn superseded_by(&self, asker: &Asker) -> Option<u16> {
-        self.find(|session| {
-            session.asker.is_node_of(asker) && session.asker.incarnation < asker.incarnation
-        })
+        let is_older =
+            |&slot: &u16| self.sessions[usize::from(slot)].asker.incarnation < asker.incarnation;
+        self.index.of_node(asker.holder()).find(is_older)
     }
 
     pub(super) fn has_node_of(&self, asker: &Asker) -> bool {
-        self.find(|session| session.asker.is_node_of(asker)).is_some()
+        self.index.count_of(asker.holder()) > 0
     }
 
     /// A session that was silent for `idle`.
@@ -187,38 +210,24 @@ impl SessionTable {
     /// Where a session of `asker` may go. A session with recorded answers is not given up while its
     /// requester may still ask for them. Of the others, the node with most sessions loses the one
     /// that was silent longest, but never one that has no more sessions than the asker.
-    pub(super) fn place(&mut self, now: Instant, asker: &Asker) -> Result<Place, Full> {
-        let own_count = self.open().filter(|(_, s)| s.asker.is_node_of(asker)).count();
+    pub(super) fn place(&self, now: Instant, asker: &Asker) -> Result<Place, Full> {
+        let own_count = self.index.count_of(asker.holder());
         let is_modest = own_count < MODEST_SESSION_COUNT;
         let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
         if own_count < self.node_limit && may_take && !self.vacant.is_empty() {
             return Ok(Place::Vacant);
         }
-        let mut nodes = core::mem::take(&mut self.nodes);
-        nodes.clear();
-        nodes.extend(self.open().map(|(_, session)| (session.asker.space, session.asker.node)));
-        nodes.sort_unstable();
-        let count_of = |node: &Asker| {
-            let key = (node.space, node.node);
-            let first = nodes.partition_point(|&other| other < key);
-            nodes[first..].partition_point(|&other| other == key)
+        let may_go = |&slot: &u16| {
+            let session = &self.sessions[usize::from(slot)];
+            session.record_count == 0 || now - session.heard_at >= self.forgotten_after
         };
         let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
-        let forgotten_after = self.forgotten_after;
-        let idle = |session: &Session| {
-            session.record_count == 0 || now - session.heard_at >= forgotten_after
+        let found = if own_only {
+            self.index.of_node(asker.holder()).take(OWN_LOOK_LIMIT).find(may_go)
+        } else {
+            self.index.of_nodes_with_more(own_count).find(may_go)
         };
-        let heaviest = self
-            .open()
-            .filter(|(_, session)| idle(session))
-            .filter(|(_, session)| !own_only || session.asker.is_node_of(asker))
-            .map(|(slot, session)| (count_of(&session.asker), session.heard_at, slot))
-            .max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
-        self.nodes = nodes;
-        match heaviest {
-            Some((count, _, slot)) if own_only || count > own_count => Ok(Place::Instead(slot)),
-            _ => Err(Full),
-        }
+        found.map(Place::Instead).ok_or(Full)
     }
 
     /// Opens a session in a vacant slot.
@@ -229,10 +238,12 @@ impl SessionTable {
         if session.window.is_empty() {
             session.window = vec![Record::FRESH; WINDOW];
         }
-        // Whatever became of the last session here, nothing of it answers this one.
-        session.window.fill(Record::FRESH);
+        // All records of the last session here were forgotten one by one, so that an OPEN need not
+        // clear 20 KiB: nothing of it answers this one.
+        debug_assert!(session.window.iter().all(|record| record.progress == Progress::Fresh));
         (session.id, session.asker, session.nonce) = (id, asker, nonce);
         (session.low_water, session.heard_at, session.record_count) = (1, now, 0);
+        self.index.insert(slot, asker, nonce);
         Ok(slot)
     }
 
@@ -241,6 +252,8 @@ impl SessionTable {
         let session = self.at(slot);
         debug_assert!(session.record_count == 0, "records are forgotten first");
         session.id = 0;
+        let (asker, nonce) = (session.asker, session.nonce);
+        self.index.remove(slot, asker, nonce);
         self.vacant.push(slot);
     }
 

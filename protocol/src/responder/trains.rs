@@ -2,28 +2,40 @@
 
 use core::time::Duration;
 
-use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
+use bluebridge_wire::{
+    Space,
+    address::{LINE_PAGES, PAGE_BYTES},
+};
 
-use super::cut::{PagePart, Piece};
+use super::{
+    config::Limits,
+    cut::{PagePart, Piece},
+    shares::{Holder, Shares},
+};
 use crate::Instant;
 
-const NO_BUFFER: u16 = u16::MAX;
+const NONE: u16 = u16::MAX;
 
 /// Whose pieces a train holds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct TrainOwner {
+    pub(super) holder: Holder,
     pub(super) session: u16,
     pub(super) sequence: u64,
 }
 
+/// A train that has a buffer at least.
 #[derive(Clone, Copy)]
 struct Train {
     owner: TrainOwner,
-    heard_at: Instant,
+    /// When it got its last new piece.
+    stored_at: Instant,
     /// Pieces in the buffers.
     arrived: u32,
     buffers: [u16; LINE_PAGES],
-    in_use: bool,
+    /// Neighbours in the order of `stored_at`; of no meaning while the train is vacant.
+    older: u16,
+    newer: u16,
 }
 
 /// What storing a piece came to.
@@ -35,42 +47,65 @@ pub(super) enum Stored {
     Duplicate,
     /// More pieces of the page are missing.
     More,
-    /// No buffer is free.
-    NoBuffer,
+    /// No buffer can be had.
+    No(NoBuffer),
+}
+
+/// Why a page of a train gets no buffer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoBuffer {
+    /// Its node has its share.
+    Node,
+    /// All are in use.
+    Pool,
+    /// Its space has its share.
+    Space,
+}
+
+/// A train that may have to give its buffers up.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Silent {
+    pub(super) train: u16,
+    pub(super) owner: TrainOwner,
+    pub(super) stored_at: Instant,
 }
 
 /// A fixed number of page buffers, and the trains that use them.
+///
+/// A train has a buffer at least, so there are never more trains than buffers.
 pub(super) struct TrainPool {
     trains: Vec<Train>,
     vacant: Vec<u16>,
+    /// The ends of the list of trains in the order of their last new pieces.
+    oldest: u16,
+    newest: u16,
     buffers: Vec<u8>,
     free_buffers: Vec<u16>,
+    /// Whose the buffers in use are.
+    shares: Shares,
 }
 
 impl TrainPool {
-    pub(super) fn new(buffer_pages: u16) -> Self {
+    pub(super) fn new(limits: &Limits, spaces: &[Space]) -> Self {
+        let count = limits.buffer_pages;
         let empty = Train {
-            owner: TrainOwner { session: 0, sequence: 0 },
-            heard_at: Instant::default(),
+            owner: TrainOwner { holder: Holder::default(), session: 0, sequence: 0 },
+            stored_at: Instant::default(),
             arrived: 0,
-            buffers: [NO_BUFFER; LINE_PAGES],
-            in_use: false,
+            buffers: [NONE; LINE_PAGES],
+            older: NONE,
+            newer: NONE,
         };
+        let capacity = usize::from(count);
         Self {
-            trains: vec![empty; usize::from(buffer_pages)],
-            vacant: (0..buffer_pages).rev().collect(),
-            buffers: vec![0; usize::from(buffer_pages) * PAGE_BYTES],
-            free_buffers: (0..buffer_pages).rev().collect(),
+            trains: vec![empty; capacity],
+            vacant: (0..count).rev().collect(),
+            oldest: NONE,
+            newest: NONE,
+            buffers: vec![0; capacity * PAGE_BYTES],
+            free_buffers: (0..count).rev().collect(),
+            shares: Shares::new(capacity, spaces, limits.buffer_shares(spaces.len())),
         }
-    }
-
-    /// Begins a train; `None` if all are in use.
-    pub(super) fn begin(&mut self, now: Instant, owner: TrainOwner) -> Option<u16> {
-        let train = self.vacant.pop()?;
-        let buffers = [NO_BUFFER; LINE_PAGES];
-        self.trains[usize::from(train)] =
-            Train { owner, heard_at: now, arrived: 0, buffers, in_use: true };
-        Some(train)
     }
 
     /// The pieces that a train holds.
@@ -78,27 +113,42 @@ impl TrainPool {
         self.trains.get(usize::from(train)).map_or(0, |train| train.arrived)
     }
 
-    /// Stores a piece, which is not larger than a page from where it begins.
+    /// Stores a piece, which is not larger than a page from where it begins, in a train or, if that
+    /// is `None`, in a new one; gives the train that has it. Only a piece that is stored counts as
+    /// a sign of life: a repeated one must not keep the buffers from others.
     pub(super) fn store(
         &mut self,
         now: Instant,
-        train: u16,
+        (train, owner): (Option<u16>, TrainOwner),
         (part, piece): (PagePart, Piece),
         data: &[u8],
-    ) -> Stored {
-        let train = &mut self.trains[usize::from(train)];
-        train.heard_at = now;
-        if train.arrived & piece.bit != 0 {
-            return Stored::Duplicate;
+    ) -> (Option<u16>, Stored) {
+        if train.is_some_and(|train| self.arrived(train) & piece.bit != 0) {
+            return (train, Stored::Duplicate);
         }
-        if train.buffers[piece.page] == NO_BUFFER {
-            let Some(buffer) = self.free_buffers.pop() else { return Stored::NoBuffer };
-            train.buffers[piece.page] = buffer;
-        }
-        let start = usize::from(train.buffers[piece.page]) * PAGE_BYTES + piece.start;
+        let known = train.map_or(NONE, |train| self.trains[usize::from(train)].buffers[piece.page]);
+        let buffer = match known {
+            NONE => match self.take_buffer(owner.holder) {
+                Ok(buffer) => buffer,
+                Err(why) => return (train, Stored::No(why)),
+            },
+            buffer => buffer,
+        };
+        let Some(number) = train.or_else(|| self.begin(owner)) else {
+            debug_assert!(false, "a train without a buffer is in use");
+            self.give_buffer_back(owner.holder, buffer);
+            return (None, Stored::No(NoBuffer::Pool));
+        };
+        let start = usize::from(buffer) * PAGE_BYTES + piece.start;
         self.buffers[start..start + data.len()].copy_from_slice(data);
+        self.unlink(number);
+        self.link_newest(number);
+        let train = &mut self.trains[usize::from(number)];
+        train.stored_at = now;
+        train.buffers[piece.page] = buffer;
         train.arrived |= piece.bit;
-        if train.arrived & part.bits == part.bits { Stored::Complete } else { Stored::More }
+        let is_complete = train.arrived & part.bits == part.bits;
+        (Some(number), if is_complete { Stored::Complete } else { Stored::More })
     }
 
     /// The bytes of a page's part; all its pieces were stored.
@@ -108,53 +158,121 @@ impl TrainPool {
         &self.buffers[start..start + part.bytes]
     }
 
-    /// Gives up the pieces of one page.
-    pub(super) fn release_page(&mut self, train: u16, page: usize, part: PagePart) {
-        let train = &mut self.trains[usize::from(train)];
-        train.arrived &= !part.bits;
-        let buffer = core::mem::replace(&mut train.buffers[page], NO_BUFFER);
-        if buffer != NO_BUFFER {
-            self.free_buffers.push(buffer);
+    /// Gives up the pieces of one page; says whether the train ended with its last buffer.
+    pub(super) fn release_page(&mut self, train: u16, page: usize, part: PagePart) -> bool {
+        let slot = &mut self.trains[usize::from(train)];
+        slot.arrived &= !part.bits;
+        let holder = slot.owner.holder;
+        let buffer = core::mem::replace(&mut slot.buffers[page], NONE);
+        if buffer != NONE {
+            self.give_buffer_back(holder, buffer);
         }
+        let is_over = self.trains[usize::from(train)].buffers.iter().all(|&buffer| buffer == NONE);
+        if is_over {
+            self.end(train);
+        }
+        is_over
     }
 
     /// Ends a train and gives its buffers up.
     pub(super) fn end(&mut self, train: u16) {
         let slot = &mut self.trains[usize::from(train)];
-        debug_assert!(slot.in_use, "a train ends once");
-        slot.in_use = false;
+        let holder = slot.owner.holder;
         slot.arrived = 0;
-        for buffer in &mut slot.buffers {
-            let buffer = core::mem::replace(buffer, NO_BUFFER);
-            if buffer != NO_BUFFER {
-                self.free_buffers.push(buffer);
-            }
+        let buffers = core::mem::replace(&mut slot.buffers, [NONE; LINE_PAGES]);
+        for buffer in buffers.into_iter().filter(|&buffer| buffer != NONE) {
+            self.give_buffer_back(holder, buffer);
         }
+        self.unlink(train);
         self.vacant.push(train);
     }
 
-    /// The train that was silent longest, with its owner and when it was heard.
-    pub(super) fn oldest(&self) -> Option<(u16, TrainOwner, Instant)> {
-        (0..)
-            .zip(&self.trains)
-            .filter(|(_, train)| train.in_use)
-            .map(|(number, train)| (number, train.owner, train.heard_at))
-            .min_by_key(|&(_, _, heard_at)| heard_at)
+    /// The train that was silent longest.
+    pub(super) fn oldest(&self) -> Option<Silent> {
+        self.silent(self.oldest)
     }
 
-    /// The train to take buffers from: silent for at least `silence`, and not `except`.
+    /// The train to take buffers from for a page of `owner` that got none: silent for at least
+    /// `silence`, and not the owner itself. Who has its share takes from itself.
     pub(super) fn oldest_silent(
         &self,
         now: Instant,
         silence: Duration,
-        except: TrainOwner,
-    ) -> Option<(u16, TrainOwner)> {
-        let (number, owner, heard_at) = self.oldest()?;
-        (now - heard_at >= silence && owner != except).then_some((number, owner))
+        (owner, why): (TrainOwner, NoBuffer),
+    ) -> Option<Silent> {
+        let mut next = self.silent(self.oldest);
+        while let Some(silent) = next.filter(|silent| now - silent.stored_at >= silence) {
+            let has_to = match why {
+                NoBuffer::Node => silent.owner.holder == owner.holder,
+                NoBuffer::Pool => true,
+                NoBuffer::Space => silent.owner.holder.0 == owner.holder.0,
+            };
+            if has_to && silent.owner != owner {
+                return Some(silent);
+            }
+            next = self.silent(self.trains[usize::from(silent.train)].newer);
+        }
+        None
+    }
+
+    fn silent(&self, train: u16) -> Option<Silent> {
+        let Train { owner, stored_at, .. } = *self.trains.get(usize::from(train))?;
+        Some(Silent { train, owner, stored_at })
+    }
+
+    fn take_buffer(&mut self, holder: Holder) -> Result<u16, NoBuffer> {
+        if !self.shares.node_has_room(holder, 1) {
+            return Err(NoBuffer::Node);
+        }
+        if !self.shares.space_has_room(holder.0, 1) {
+            return Err(NoBuffer::Space);
+        }
+        let buffer = self.free_buffers.pop().ok_or(NoBuffer::Pool)?;
+        self.shares.take(holder);
+        Ok(buffer)
+    }
+
+    fn give_buffer_back(&mut self, holder: Holder, buffer: u16) {
+        self.free_buffers.push(buffer);
+        self.shares.give_back(holder);
+    }
+
+    /// Begins a train without buffers.
+    fn begin(&mut self, owner: TrainOwner) -> Option<u16> {
+        let number = self.vacant.pop()?;
+        let train = &mut self.trains[usize::from(number)];
+        train.owner = owner;
+        self.link_newest(number);
+        Some(number)
+    }
+
+    fn unlink(&mut self, train: u16) {
+        let Train { older, newer, .. } = self.trains[usize::from(train)];
+        match self.trains.get_mut(usize::from(older)) {
+            Some(before) => before.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.trains.get_mut(usize::from(newer)) {
+            Some(behind) => behind.older = older,
+            None => self.newest = older,
+        }
+    }
+
+    fn link_newest(&mut self, train: u16) {
+        let before = core::mem::replace(&mut self.newest, train);
+        match self.trains.get_mut(usize::from(before)) {
+            Some(before) => before.newer = train,
+            None => self.oldest = train,
+        }
+        let slot = &mut self.trains[usize::from(train)];
+        (slot.older, slot.newer) = (before, NONE);
     }
 
     #[cfg(test)]
     pub(super) fn free_buffer_count(&self) -> usize {
-        self.free_buffers.len()
+        let count = self.free_buffers.len();
+        let used = self.buffers.len() / PAGE_BYTES - count;
+        assert_eq!(self.shares.totals(), (used, used), "the shares are of the buffers in use");
+        count
     }
 }

@@ -8,7 +8,7 @@ use super::{
     cut::{PagePart, Piece, Pieces},
     execute::{memory, part_access},
     record::{NO_TRAIN, Progress, Record},
-    trains::{Stored, TrainOwner},
+    trains::{NoBuffer, Silent, Stored, TrainOwner},
 };
 use crate::store::PageStore;
 
@@ -93,18 +93,18 @@ impl Responder {
             self.counters.count(Event::PageWrittenStraight);
             return self.finish_page(record, piece.page, Status::Ok);
         }
-        let owner = TrainOwner { session: slot, sequence: request.header().sequence };
-        match self.store_piece(request, owner, record, (part, piece)) {
+        let owner = request.train_owner(slot);
+        let stored = self.store_piece(request, owner, record, (part, piece));
+        match stored {
             Stored::Complete => {
                 let bytes = self.trains.part(record.train, piece.page, part);
                 store.write(page, part.start, bytes);
-                self.trains.release_page(record.train, piece.page, part);
+                self.release_train_page(record, piece.page, part);
                 self.counters.count(Event::PageWrittenJoined);
                 self.finish_page(record, piece.page, Status::Ok);
             }
-            Stored::Duplicate => self.counters.count(Event::PieceDuplicate),
             Stored::More => {}
-            Stored::NoBuffer => self.counters.count(Event::PiecePressed),
+            Stored::Duplicate | Stored::No(_) => self.count_not_stored(stored),
         }
     }
 
@@ -116,9 +116,15 @@ impl Responder {
         status: Status,
     ) {
         if record.train != NO_TRAIN {
-            self.trains.release_page(record.train, page, part);
+            self.release_train_page(record, page, part);
         }
         self.finish_page(record, page, status);
+    }
+
+    fn release_train_page(&mut self, record: &mut Record, page: usize, part: PagePart) {
+        if self.trains.release_page(record.train, page, part) {
+            record.train = NO_TRAIN;
+        }
     }
 
     fn finish_page(&mut self, record: &mut Record, page: usize, status: Status) {
@@ -128,7 +134,7 @@ impl Responder {
         record.finish_page(page, status);
     }
 
-    /// Stores a piece in the record's train; takes buffers from a silent train if none is free.
+    /// Stores a piece in the record's train; takes buffers from a silent train if none can be had.
     pub(super) fn store_piece(
         &mut self,
         request: &Request<'_>,
@@ -137,14 +143,12 @@ impl Responder {
         place: (PagePart, Piece),
     ) -> Stored {
         let stored = self.try_store_piece(request, owner, record, place);
-        if stored != Stored::NoBuffer {
-            return stored;
-        }
+        let Stored::No(why) = stored else { return stored };
         let silence = self.timers.train_pressed;
-        let Some((train, other)) = self.trains.oldest_silent(request.now, silence, owner) else {
-            return Stored::NoBuffer;
+        let Some(silent) = self.trains.oldest_silent(request.now, silence, (owner, why)) else {
+            return stored;
         };
-        self.drop_train(train, other);
+        self.drop_train(silent);
         self.counters.count(Event::TrainPressed);
         self.try_store_piece(request, owner, record, place)
     }
@@ -156,26 +160,25 @@ impl Responder {
         record: &mut Record,
         place: (PagePart, Piece),
     ) -> Stored {
-        let is_new = record.train == NO_TRAIN;
-        if is_new {
-            let Some(train) = self.trains.begin(request.now, owner) else {
-                return Stored::NoBuffer;
-            };
-            record.train = train;
-        }
-        let stored = self.trains.store(request.now, record.train, place, request.datagram.data);
-        match stored {
-            Stored::NoBuffer if is_new => {
-                self.trains.end(record.train);
-                record.train = NO_TRAIN;
-            }
-            _ if is_new => {
-                self.counters.count(Event::TrainBegun);
-                self.wake_by(request.now + self.timers.train);
-            }
-            _ => {}
+        let known = (record.train != NO_TRAIN).then_some(record.train);
+        let data = request.datagram.data;
+        let (train, stored) = self.trains.store(request.now, (known, owner), place, data);
+        record.train = train.unwrap_or(NO_TRAIN);
+        if train != known {
+            self.counters.count(Event::TrainBegun);
+            self.wake_by(request.now + self.timers.train);
         }
         stored
+    }
+
+    /// Counts why a piece was not stored.
+    pub(super) const fn count_not_stored(&mut self, stored: Stored) {
+        self.counters.count(match stored {
+            Stored::Complete | Stored::More => return,
+            Stored::Duplicate => Event::PieceDuplicate,
+            Stored::No(NoBuffer::Pool) => Event::PiecePressed,
+            Stored::No(NoBuffer::Node | NoBuffer::Space) => Event::PieceBeyondShare,
+        });
     }
 
     /// Answers if all pages are finished, else keeps what there is.
@@ -213,8 +216,8 @@ impl Responder {
         }
     }
 
-    /// Ends a train and lets its owner's record know.
-    pub(super) fn drop_train(&mut self, train: u16, owner: TrainOwner) {
+    /// Ends a train and notes it in its owner's record.
+    pub(super) fn drop_train(&mut self, Silent { train, owner, .. }: Silent) {
         self.trains.end(train);
         let session = self.sessions.at(owner.session);
         let record = session.record(owner.sequence);

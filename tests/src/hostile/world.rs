@@ -497,7 +497,8 @@ fn limits(node: u16) -> Limits {
     Limits {
         session_count: if node == 3 { 6 } else { 64 },
         node_session_count: 16,
-        buffer_pages: if node == 3 { 512 } else { 8 },
+        buffer_pages: if node == 3 { 512 } else { 12 },
+        node_buffer_pages: 8,
         provisional_count: 24,
         provisional_pages: 48,
         node_provisional_count: 10,

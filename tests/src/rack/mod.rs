@@ -2,6 +2,7 @@
 
 pub mod daemon;
 pub mod endpoint;
+pub mod flood;
 pub mod million;
 pub mod mixed;
 pub mod observe;

@@ -115,6 +115,7 @@ fn responder(plan: &Plan, index: usize, incarnation: u32, range_epoch: u32) -> R
     config.limits.reply_count = 64;
     if plan.tight_limits {
         config.limits.buffer_pages = 8;
+        config.limits.node_buffer_pages = 8;
         // Sessions with recorded answers do not give way, so fewer than askers (clients and the
         // prober) only if they end.
         let clients = u16::try_from(plan.clients()).expect("few clients");

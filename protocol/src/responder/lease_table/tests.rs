@@ -187,8 +187,8 @@ impl World {
         }
         let running = self.model.values().filter(|known| known.end.is_none()).count();
         prop_assert!(self.table.running_count() <= running);
-        let shares: usize = self.table.shares.iter().map(|share| share.count).sum();
-        prop_assert_eq!(shares, self.table.running_count());
+        let count = self.table.running_count();
+        prop_assert_eq!(self.table.shares.totals(), (count, count));
         let slots = self.table.vacant.len() + self.table.ended_count + self.table.running_count();
         prop_assert_eq!(slots, LIMIT);
         let found = self.table.index.iter().filter(|&&slot| slot != NONE).count();
@@ -239,7 +239,7 @@ fn a_space_leaves_the_shares_of_the_others_alone() {
     assert_eq!(table.running_count(), 48);
     // What ended leaves room in its space.
     table.end_expired(later, |_| {});
-    assert!(table.spaces.iter().all(|&(_, count)| count == 0));
+    assert_eq!(table.shares.totals(), (0, 0));
 }
 
 #[test]

@@ -179,6 +179,7 @@ fn everything_that_is_counted_happens_in_some_test() {
         trains::contradicting_pieces_do_not_disturb_a_train,
         trains::a_train_that_is_given_up_gives_its_buffers_back,
         trains::pressed_trains_lose_their_buffers_only_after_some_silence,
+        trains::repeated_pieces_do_not_keep_buffers_that_others_need,
         trains::a_waiting_read_is_sent_before_its_page_changes,
         trains::the_queue_of_replies_is_bounded,
         waiting::waiters_are_answered_in_their_order,

@@ -1,6 +1,9 @@
 //! Section 4 of the contract: trains in any order, twice, interleaved, interrupted.
 
-use super::*;
+use super::{
+    leases::{Client, OTHER, millis},
+    *,
+};
 
 /// A small generator, so that orders vary and repeat.
 struct Order(u64);
@@ -238,7 +241,7 @@ pub(super) fn pressed_trains_lose_their_buffers_only_after_some_silence() {
     let young = world.train(Command::Write, page_of(at, 8), &[2; 4096], number);
     let reply = world.one(&young[0].clone().attempt(1));
     assert_eq!((reply.status, reply.header.detail), (Status::Incomplete, 0));
-    assert_eq!(world.event(Event::PiecePressed), 1);
+    assert_eq!(world.event(Event::PieceBeyondShare), 1);
     world.now = world.now + Duration::from_millis(20);
     for ask in &young[..3] {
         assert_eq!(world.send(ask), []);
@@ -252,6 +255,115 @@ pub(super) fn pressed_trains_lose_their_buffers_only_after_some_silence() {
     assert_eq!(replies.len(), 1);
     assert_eq!(replies[0].status, Status::Ok);
     assert_eq!(world.responder.trains.free_buffer_count(), 8);
+}
+
+fn with_buffers(buffer_pages: u16, node_buffer_pages: u16) -> Config {
+    Config { limits: Limits { buffer_pages, node_buffer_pages, ..Limits::default() }, ..config() }
+}
+
+#[test]
+pub(super) fn a_repeated_piece_does_not_keep_its_train() {
+    let mut world = World::with(&config(), 16, 1024);
+    let at = world.create(2);
+    let train = world.write_train(at, &[5; 8192]);
+    for ask in &train[..5] {
+        assert_eq!(world.send(ask), []);
+    }
+    // A piece of the finished page, and one that waits for the others of its page.
+    world.pass(millis(600));
+    for piece in [0, 4] {
+        assert_eq!(world.send(&train[piece]), []);
+    }
+    assert_eq!(world.event(Event::PieceDuplicate), 2);
+    world.pass(millis(600));
+    assert_eq!(world.event(Event::TrainTimedOut), 1);
+    assert_eq!(world.responder.trains.free_buffer_count(), 1024);
+    assert_eq!(world.send(&train[5]), []);
+    world.pass(millis(600));
+    assert_eq!(world.send(&train[6]), []);
+    world.pass(millis(600));
+    assert_eq!(world.event(Event::TrainTimedOut), 1, "a new piece keeps it");
+}
+
+#[test]
+pub(super) fn repeated_pieces_do_not_keep_buffers_that_others_need() {
+    let mut world = World::with(&with_buffers(8, 8), 32, 1024);
+    let at = world.create(16);
+    let train = world.write_train(at, &[1; 32768]);
+    for page in 0..8 {
+        assert_eq!(world.send(&train[page * 4]), []);
+    }
+    let mut other = Client::with(&mut world, OTHER, 1, 1024);
+    let ask = other.ask(Command::Write, page_of(at, 8), 4096);
+    let young = pieces(ask, 0, &[2; 4096], 1024);
+    for _ in 0..4 {
+        assert_eq!(world.send(&young[0]), []);
+        world.now = world.now + millis(5);
+        for page in 0..8 {
+            assert_eq!(world.send(&train[page * 4]), []);
+        }
+    }
+    assert_eq!(world.event(Event::PiecePressed), 4);
+    for ask in &young[..3] {
+        assert_eq!(world.send(ask), []);
+    }
+    assert_eq!(world.status(&young[3]), Status::Ok);
+    assert_eq!(world.event(Event::TrainPressed), 1);
+}
+
+#[test]
+pub(super) fn one_node_leaves_train_buffers_to_others() {
+    let mut world = World::with(&with_buffers(32, 16), 64, 1024);
+    let at = world.create(32);
+    // Every page of two trains, and then one more: new pieces all the time.
+    for (number, line) in (0..3).zip([0, 8, 16]) {
+        let sequence = world.sequence + 1 + number;
+        let train = world.train(Command::Write, page_of(at, line), &[1; 32768], sequence);
+        for page in 0..8 {
+            assert_eq!(world.send(&train[page * 4]), []);
+        }
+    }
+    assert_eq!(world.responder.trains.free_buffer_count(), 16);
+    assert_eq!(world.event(Event::PieceBeyondShare), 8);
+    // Others write and commit whole lines.
+    let mut other = Client::with(&mut world, OTHER, 1, 1024);
+    let there = page_of(at, 24);
+    let ask = other.ask(Command::Write, there, 32768);
+    let replies: Vec<_> =
+        pieces(ask, 0, &[2; 32768], 1024).iter().flat_map(|ask| world.send(ask)).collect();
+    assert_eq!((replies.len(), replies[0].status), (1, Status::Ok));
+    let epoch = other.lease(&mut world, there, 32768);
+    let commit = other.commit(there, &[3; 32768], epoch);
+    let replies: Vec<_> = commit.iter().flat_map(|ask| world.send(ask)).collect();
+    assert_eq!((replies.len(), replies[0].status), (1, Status::Ok));
+    assert_eq!((world.store.byte(24, 0), world.store.byte(31, 4095)), (3, 3));
+    // A node that has its share goes on when one of its own trains was silent.
+    world.now = world.now + millis(20);
+    let third = world.train(Command::Write, page_of(at, 16), &[1; 32768], world.sequence + 3);
+    assert_eq!(world.send(&third[0]), []);
+    assert_eq!(world.event(Event::TrainPressed), 1);
+    assert_eq!(world.event(Event::PieceBeyondShare), 8);
+}
+
+#[test]
+pub(super) fn a_space_leaves_train_buffers_to_others() {
+    let spaces = vec![SPACE, Space(8)];
+    let mut world = World::with(&Config { spaces, ..with_buffers(32, 32) }, 64, 1024);
+    let at = world.create(32);
+    let first = world.write_train(at, &[1; 32768]);
+    let mut other = Client::with(&mut world, OTHER, 1, 1024);
+    let ask = other.ask(Command::Write, page_of(at, 8), 32768);
+    let second = pieces(ask, 0, &[1; 32768], 1024);
+    let mut third = Client::with(&mut world, NodeId(22), 1, 1024);
+    let ask = third.ask(Command::Write, page_of(at, 16), 32768);
+    let third = pieces(ask, 0, &[1; 32768], 1024);
+    for train in [first, second, third] {
+        for page in 0..8 {
+            assert_eq!(world.send(&train[page * 4]), []);
+        }
+    }
+    assert_eq!(world.responder.trains.free_buffer_count(), 16, "half is the other space's");
+    assert_eq!(world.event(Event::PieceBeyondShare), 8);
 }
 
 #[test]

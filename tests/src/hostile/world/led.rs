@@ -24,14 +24,23 @@ impl World {
     /// If one is not answered as it must be.
     pub(super) fn lead(&mut self) {
         let [first, second, third] = self.attackers.clone().try_into().expect("three attackers");
-        self.press_the_buffers(&first);
+        self.press_the_buffers(&first, &third);
         self.take_more_than_a_share(&first, &second);
         self.claim_the_last_incarnation(&third);
         self.contend_for_leases(&first, &second);
     }
 
-    /// More trains at once than there are buffers, each with a piece of the same page.
-    fn press_the_buffers(&mut self, attacker: &Attacker) {
+    /// More trains at once than a node has buffers, and with another node's than there are.
+    fn press_the_buffers(&mut self, attacker: &Attacker, other: &Attacker) {
+        let buffers = [limits(1).node_buffer_pages, limits(1).buffer_pages];
+        let left = buffers[1] - buffers[0];
+        for (attacker, trains) in [(attacker, buffers[0] + 1), (other, left + 1)] {
+            self.begin_trains(attacker, trains);
+        }
+    }
+
+    /// So many trains, each with a piece of the same page.
+    fn begin_trains(&mut self, attacker: &Attacker, count: u16) {
         let session = self.open_led(attacker, NONCE).expect("there is room").header.session;
         let create = self.draw_led(attacker, session, |draw| {
             let mut create = draw.bare(Command::Create, draw.endpoint(), 1);
@@ -40,7 +49,7 @@ impl World {
         });
         let replies = self.shoot(&shot(None, &create));
         let target = Fields::unpack(replies[0].header.target).expect("a pointer");
-        for ahead in 0..=limits(1).buffer_pages {
+        for ahead in 0..count {
             let piece = self.draw_led(attacker, session, |draw| {
                 let mut piece = draw.bare(Command::Write, target, 4096);
                 number(&mut piece, 2, ahead);
