@@ -12,6 +12,7 @@ mod memory;
 mod memserver;
 mod rack;
 mod shutdown;
+mod steps;
 mod switch;
 mod switch_control;
 mod trust;
@@ -19,6 +20,7 @@ mod trust;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -134,18 +136,36 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Tells what is wrong with the command line, or what it asked to be told: --help, --version.
+/// Says what is wrong with the command line, or what was asked for: --help, --version.
 fn misread(error: &clap::Error) -> ExitCode {
-    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
-    if wants_json && error.use_stderr() {
-        let text = error.render().to_string();
-        let words = text.trim_end();
-        output::failure(words.strip_prefix("error: ").unwrap_or(words), Exit::Usage, true);
-        return Exit::Usage.into();
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // A closed standard output or error must not change the exit code.
+        let _ = error.print();
+        return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
-    // A closed standard error must not change the exit code.
-    let _ = error.print();
-    if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() }
+    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
+    let words = usage_in_a_line(&error.render().to_string());
+    output::failure(&words, Exit::Usage, wants_json);
+    Exit::Usage.into()
+}
+
+/// What clap says in several lines: the error and its tips, then the usage, of which the command is enough.
+fn usage_in_a_line(text: &str) -> String {
+    let (error, usage) = text.split_once("\n\nUsage: ").unwrap_or((text, ""));
+    let error = error.split("\n\nFor more information").next().unwrap_or(error);
+    let error = error.strip_prefix("error: ").unwrap_or(error);
+    // Tips are paragraphs of their own, and lists have a line for each entry.
+    let parts =
+        error.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    let error = parts.collect::<Vec<_>>().join("; ");
+    let words = usage.split_whitespace().skip(1);
+    let command: Vec<_> = words
+        .take_while(|word| !word.starts_with(['[', '<', '-']))
+        .map(str::to_lowercase)
+        .collect();
+    let help =
+        [&["bluebridge".to_owned()][..], &command, &["--help".to_owned()]].concat().join(" ");
+    format!("{error}; see `{help}`")
 }
 
 /// The error and its causes, without those that the error's own words tell already.
@@ -190,6 +210,28 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_a_line() {
+        let told = |words: &[&str]| {
+            let refused = CommandLine::try_parse_from(words).expect_err("it is wrong");
+            usage_in_a_line(&refused.render().to_string())
+        };
+        assert_eq!(
+            told(&["bluebridge", "create"]),
+            "the following required arguments were not provided: <SIZE>; see `bluebridge create --help`"
+        );
+        assert_eq!(
+            told(&["bluebridge", "rack", "up", "--memry", "1G"]),
+            "unexpected argument '--memry' found; tip: a similar argument exists: '--memory'; see \
+             `bluebridge rack up --help`"
+        );
+        assert_eq!(
+            told(&["bluebridge", "rack", "up", "--deadline", "x"]),
+            "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
+             `bluebridge --help`"
+        );
     }
 
     #[test]
