@@ -61,7 +61,20 @@ mod tests {
     fn a_table_fits_its_terminal_and_loses_nothing() {
         let columns = ["member", "id", "prefix", "role", "state", "space", "port", "incarnation"];
         let columns = [&columns[..], &["generation", "free pages", "of", "weight"]].concat();
-        let row = ["s1", "1", "fdbb:1:1::/48", "memory", "live", "1", "p1", "1", "0", "16381", "16384", "16"];
+        let row = [
+            "s1",
+            "1",
+            "fdbb:1:1::/48",
+            "memory",
+            "live",
+            "1",
+            "p1",
+            "1",
+            "0",
+            "16381",
+            "16384",
+            "16",
+        ];
         let rows = || vec![row.map(str::to_owned).to_vec()];
         let wide = laid_out(&columns, rows(), None);
         assert_eq!(wide.lines().count(), 2, "{wide}");

@@ -213,25 +213,75 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_command_line_is_told_in_a_line() {
-        let told = |words: &[&str]| {
+    fn a_wrong_command_line_is_reported_in_a_line() {
+        let reported = |words: &[&str]| {
             let refused = CommandLine::try_parse_from(words).expect_err("it is wrong");
             usage_in_a_line(&refused.render().to_string())
         };
         assert_eq!(
-            told(&["bluebridge", "create"]),
+            reported(&["bluebridge", "create"]),
             "the following required arguments were not provided: <SIZE>; see `bluebridge create --help`"
         );
         assert_eq!(
-            told(&["bluebridge", "rack", "up", "--memry", "1G"]),
+            reported(&["bluebridge", "rack", "up", "--memry", "1G"]),
             "unexpected argument '--memry' found; tip: a similar argument exists: '--memory'; see \
              `bluebridge rack up --help`"
         );
         assert_eq!(
-            told(&["bluebridge", "rack", "up", "--deadline", "x"]),
+            reported(&["bluebridge", "rack", "up", "--deadline", "x"]),
             "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
              `bluebridge --help`"
         );
+    }
+
+    /// The words of a line of a shell, without what the shell takes of it; `None` where a line goes on or leaves
+    /// words out.
+    fn words_of(line: &str) -> Option<Vec<String>> {
+        let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+        for letter in line.chars() {
+            match (quote, letter) {
+                (Some(mark), _) if mark == letter => quote = None,
+                (None, '"' | '\'') => quote = Some(letter),
+                (None, '&' | '|' | '>' | '<') => break,
+                (None, ' ') => words.push(std::mem::take(&mut word)),
+                _ => word.push(letter),
+            }
+        }
+        words.push(word);
+        words.retain(|word| !word.is_empty());
+        let is_whole = !words.iter().any(|word| word == ".." || word.starts_with('['));
+        is_whole.then_some(words)
+    }
+
+    /// Examples in the book that name options which are gone would be of no use.
+    #[test]
+    fn every_command_in_the_book_can_be_read() {
+        let mut count = 0;
+        let book = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let mut files: Vec<_> = std::fs::read_dir(book)
+            .expect("the book is there")
+            .map(|entry| entry.expect("listed").path())
+            .filter(|path| path.extension().is_some_and(|it| it == "md"))
+            .collect();
+        files.push(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md").into());
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("readable");
+            for line in text.lines() {
+                // A prompt, `$` or `host#`, and perhaps a pipe before it.
+                let prompted =
+                    line.trim_start().split_once(['$', '#']).map_or("", |(_, rest)| rest);
+                let command = prompted.rsplit_once("| ").map_or(prompted, |(_, last)| last).trim();
+                if !command.starts_with("bluebridge ") {
+                    continue;
+                }
+                let Some(words) = words_of(command) else { continue };
+                if let Err(error) = CommandLine::try_parse_from(words) {
+                    assert!(!error.use_stderr(), "{}: {line}: {error}", file.display());
+                }
+                count += 1;
+            }
+        }
+        assert!(count >= 20, "only {count} commands found");
     }
 
     #[test]

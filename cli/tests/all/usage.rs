@@ -62,7 +62,7 @@ fn what_cannot_be_is_wrong_usage() {
 
 /// The words for people are one line as well.
 #[test]
-fn a_command_line_that_cannot_be_read_is_told_in_a_line() {
+fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
     for (arguments, words) in [
         (
             &["create"][..],

@@ -193,7 +193,7 @@ fn a_host_that_cannot_be_set_up_is_left_as_it_was() {
 }
 
 #[test]
-fn a_host_that_is_not_set_up_is_told_how_to_be() {
+fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
     let pair = Pair::new("rack-host-check");
     let space = Space(7);
     let check = || {

@@ -41,19 +41,19 @@ pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Re
             .client
             .alloc_write_at(&data, placement)
             .map_err(Into::into)
-            .and_then(|region| tell(region, &session, global)),
+            .and_then(|region| print(region, &session, global)),
         _ => write_in_parts(&data, placement, &cancel, &mut session, global),
     };
     session.leave();
     outcome.map(|()| Exit::Ok)
 }
 
-fn tell(region: Region, session: &Session, global: Global) -> anyhow::Result<()> {
+fn print(region: Region, session: &Session, global: Global) -> anyhow::Result<()> {
     let allocation = Allocation::of(region, session);
     if global.json { output::json(&allocation) } else { output::text(&allocation.pointer) }
 }
 
-/// The pointer is told before the data is written: if this process is killed, somebody knows of the memory.
+/// The pointer is printed before the data is written: if this process is killed, the memory can still be deleted.
 fn write_in_parts(
     data: &[u8],
     placement: Placement,
@@ -62,8 +62,8 @@ fn write_in_parts(
     global: Global,
 ) -> anyhow::Result<()> {
     let region = session.client.create_at(data.len() as u64, placement)?;
-    let told = tell(region, session, global);
-    let written = told.and_then(|()| write_all(region, data, cancel, session));
+    let printed = print(region, session, global);
+    let written = printed.and_then(|()| write_all(region, data, cancel, session));
     let Err(error) = written else { return Ok(()) };
     // Half of the data is of no use to anyone.
     Err(match session.client.delete(region) {

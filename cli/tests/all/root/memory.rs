@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A rack made by the binary, taken down when dropped.
-struct Rack {
+pub(super) struct Rack {
     scratch: Scratch,
     name: String,
 }
 
 impl Rack {
-    fn up(name: &'static str, extra: &[&str]) -> Self {
+    pub(super) fn up(name: &'static str, extra: &[&str]) -> Self {
         require_root();
         let rack = Self { scratch: Scratch::new(name), name: own(name) };
         let mut up = vec!["rack", "up", "--name", &rack.name];
@@ -51,7 +51,7 @@ impl Rack {
         String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
     }
 
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub(super) fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.text(&[arguments, &["--json"]].concat())).expect("JSON")
     }
 
