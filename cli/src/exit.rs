@@ -1,6 +1,7 @@
 //! How the binary ends, so that scripts can tell one failure from another.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
@@ -16,6 +17,8 @@ use bluebridge_switch::agent::AgentError;
 use bluebridge_switch::dataplane::{PlaneError, PortError};
 use bluebridge_switch::offload::OffloadError;
 use bluebridge_transport::OpenError;
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use serde::Serialize;
 
 /// The exit codes of every subcommand.
@@ -164,11 +167,27 @@ fn of_io(error: &std::io::Error) -> Exit {
 fn of_controller(error: &ControllerError) -> Exit {
     match error {
         ControllerError::Listen { source, .. } => of_listen(source),
-        ControllerError::Store(error) if matches!(**error, StoreError::NoFolder { .. }) => {
-            Exit::Usage
-        }
+        ControllerError::Store(error) => match &**error {
+            StoreError::NoFolder { .. } => Exit::Usage,
+            // The store tells the reason in words only.
+            StoreError::Open { path, .. } if is_forbidden(Path::new(path)) => Exit::NotPermitted,
+            _ => Exit::Failure,
+        },
         _ => Exit::Failure,
     }
+}
+
+/// Whether this user may not write a file, or may not make it where it would be.
+fn is_forbidden(path: &Path) -> bool {
+    let forbids = |path: &Path| {
+        let asked = access(path, Access::READ_OK | Access::WRITE_OK);
+        matches!(asked, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
+    };
+    if path.exists() {
+        return forbids(path);
+    }
+    let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
+    forbids(path) || forbids(directory.unwrap_or(Path::new(".")))
 }
 
 /// An address that is no own one is wrong usage; one that is taken or forbidden is not.
@@ -236,7 +255,14 @@ fn of_rack(error: &RackError) -> Exit {
     use bluebridge_rack::state::StateError;
     match error {
         RackError::Spec(_) | RackError::NoDaemon(_) | RackError::NoNode { .. } => Exit::Usage,
-        RackError::State(StateError::Unknown(_)) => Exit::Usage,
+        RackError::State(
+            StateError::Choice(_)
+            | StateError::None
+            | StateError::Several(_)
+            | StateError::Unknown(_),
+        )
+        | RackError::Elsewhere { .. } => Exit::Usage,
+        RackError::Control(error) => of_control(error),
         RackError::State(StateError::Io { source, .. }) | RackError::Io { source, .. } => {
             of_io(source)
         }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Table, presets};
+use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
@@ -37,9 +37,57 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A table without frames, its columns named in the first line.
+/// A table without frames, its columns named in the first line. At a terminal, rows that are wider than it
+/// continue in their cells; elsewhere each is one line, for programs that read lines.
 pub(crate) fn table(columns: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
+    let width = console::Term::stdout().size_checked().map(|(_, columns)| columns);
+    text(&laid_out(columns, rows, width.filter(|width| *width > 0)))
+}
+
+fn laid_out(columns: &[&str], rows: Vec<Vec<String>>, width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(columns).add_rows(rows);
-    text(&table.trim_fmt())
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_fits_its_terminal_and_loses_nothing() {
+        let columns = ["member", "id", "prefix", "role", "state", "space", "port", "incarnation"];
+        let columns = [&columns[..], &["generation", "free pages", "of", "weight"]].concat();
+        let row = [
+            "s1",
+            "1",
+            "fdbb:1:1::/48",
+            "memory",
+            "live",
+            "1",
+            "p1",
+            "1",
+            "0",
+            "16381",
+            "16384",
+            "16",
+        ];
+        let rows = || vec![row.map(str::to_owned).to_vec()];
+        let wide = laid_out(&columns, rows(), None);
+        assert_eq!(wide.lines().count(), 2, "{wide}");
+        let fitting = laid_out(&columns, rows(), Some(80));
+        assert!(fitting.lines().all(|line| line.len() <= 80), "{fitting}");
+        assert!(fitting.lines().count() > 2, "{fitting}");
+        let letters = |text: &str| {
+            let mut letters: Vec<char> = text.chars().filter(|it| !it.is_whitespace()).collect();
+            letters.sort_unstable();
+            letters
+        };
+        assert_eq!(letters(&fitting), letters(&wide));
+        let roomy = laid_out(&columns, rows(), Some(200));
+        assert_eq!(roomy, wide);
+    }
 }

@@ -15,7 +15,7 @@ use crate::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
 use crate::spec::Node;
-use crate::state::{DaemonRecord, RackState};
+use crate::state::{DaemonRecord, LOG_VARIABLE, RackState};
 use crate::{DaemonFailure, Rack, RackError};
 
 /// How long a daemon may take until it reports ready, or that it goes on.
@@ -37,12 +37,16 @@ pub const SWITCH: &str = "switch";
 pub const CONTROLLER: &str = "controller";
 /// The subcommand of a memory server.
 pub const MEMORY_SERVER: &str = "memserver";
+/// The daemon that keeps the interfaces of all nodes set up ([`crate::hosts`]).
+pub const HOSTS: &str = "hosts";
 
 /// A daemon of a rack, as people name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The controller.
     Controller,
+    /// The watch over the interfaces of all nodes.
+    Hosts,
     /// A memory server, from 1.
     Server(u16),
     /// The switch's agent; without eBPF the switch itself.
@@ -54,6 +58,7 @@ impl Part {
     pub fn daemon(self) -> String {
         match self {
             Self::Controller => CONTROLLER.to_owned(),
+            Self::Hosts => HOSTS.to_owned(),
             Self::Server(_) => format!("{MEMORY_SERVER}-{self}"),
             Self::Switch => SWITCH.to_owned(),
         }
@@ -64,6 +69,7 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Controller => f.pad(CONTROLLER),
+            Self::Hosts => f.pad(HOSTS),
             Self::Server(number) => Node::Server(*number).fmt(f),
             Self::Switch => f.pad(SWITCH),
         }
@@ -78,9 +84,10 @@ impl FromStr for Part {
         let node = text.strip_prefix(MEMORY_SERVER).and_then(|rest| rest.strip_prefix('-'));
         match (text, node.unwrap_or(text).parse()) {
             (CONTROLLER, _) => Ok(Self::Controller),
+            (HOSTS, _) => Ok(Self::Hosts),
             (SWITCH, _) => Ok(Self::Switch),
             (_, Ok(Node::Server(number))) => Ok(Self::Server(number)),
-            _ => Err(format!("{text:?} is no daemon: switch, controller, or s1, s2, ..")),
+            _ => Err(format!("{text:?} is no daemon: switch, controller, hosts, or s1, s2, ..")),
         }
     }
 }
@@ -100,6 +107,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
     };
     let store = directory.join("controller.redb").display().to_string();
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
+    let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
     vec![
         vec![record(SWITCH.to_owned(), Node::Switch, switch_arguments(state, layout))],
         vec![record(
@@ -137,6 +145,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                 ]);
                 Some(record(format!("{MEMORY_SERVER}-{node}"), node, arguments))
             })
+            .chain([record(HOSTS.to_owned(), Node::Switch, hosts)])
             .collect(),
     ]
 }
@@ -226,6 +235,15 @@ impl Rack {
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }
 
+    /// What daemons that are started from now on log, as a filter of `tracing`; `None` leaves it to them.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn set_log_filter(&mut self, filter: Option<String>) -> Result<(), RackError> {
+        self.state.log_filter = filter;
+        self.save()
+    }
+
     /// Starts a daemon that was stopped or has ended, as it was started first.
     pub fn restart_daemon(
         &mut self,
@@ -268,6 +286,9 @@ impl Rack {
             daemon.node,
         ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
+        if let Some(filter) = &self.state.log_filter {
+            command.env(LOG_VARIABLE, filter);
+        }
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = self
             .enter(daemon.node, || command.spawn())?

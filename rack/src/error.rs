@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use crate::control::ControlError;
 use crate::namespace::{NamespaceError, UserNamespaceError};
 use crate::network::NetworkError;
 use crate::spec::{Node, RackName, SpecError};
-use crate::state::StateError;
+use crate::state::{STATE_VARIABLE, StateError};
 
 /// Why a rack could not be built, used or taken down.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,9 @@ pub enum RackError {
     /// The caller asked to stop.
     #[error("interrupted")]
     Cancelled,
+    /// A controller or a switch does not answer, or refuses.
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// A daemon did not start; the last lines it printed follow.
     #[error("{name} {reason}; the end of its log:\n{log_tail}")]
     Daemon {
@@ -29,6 +33,11 @@ pub enum RackError {
     /// The eBPF data plane cannot be loaded in a user namespace.
     #[error("the ebpf switch needs root; without it choose --switch soft")]
     EbpfNeedsRoot,
+    /// clang was missing when this program was built.
+    #[error(
+        "this build has no eBPF data plane: install clang and build again, or choose --switch soft"
+    )]
+    EbpfNotBuilt,
     /// A file, mount or process operation failed.
     #[error("cannot {action}: {source}")]
     Io {
@@ -50,6 +59,16 @@ pub enum RackError {
         node: Node,
         /// Why.
         source: NetworkError,
+    },
+    /// What has the rack's name is recorded elsewhere.
+    #[error(
+        "the rack {name} is recorded in {}: {STATE_VARIABLE}={} finds it", root.display(), root.display()
+    )]
+    Elsewhere {
+        /// The rack.
+        name: RackName,
+        /// Where.
+        root: PathBuf,
     },
     /// The rack has no such daemon.
     #[error("the rack has no daemon {0}; `bluebridge rack status` shows those it has")]

@@ -8,7 +8,8 @@
 //! | --- | --- |
 //! | [`spec`], [`layout`], `links` | What to build, every name and address that follows from it, the links |
 //! | `rack`, `site`, [`daemon`], [`teardown`] | Building it, with root or without; starting and ending what runs in it |
-//! | [`state`], [`access`], [`status`], [`controller_report`] | Its record; entering it and looking at it from other commands |
+//! | [`state`], [`access`], [`status`], [`controller_report`], [`logs`] | Its record; entering it and looking at it from other commands |
+//! | [`hosts`] | The daemon that keeps the interfaces of its nodes set up |
 //! | [`namespace`], [`network`], [`process`], [`readiness`] | What it stands on: namespaces, netlink, processes, readiness of daemons |
 //! | [`control`] | What an operator asks of a running controller or switch |
 
@@ -17,8 +18,10 @@ pub mod control;
 pub mod controller_report;
 pub mod daemon;
 mod error;
+pub mod hosts;
 pub mod layout;
 mod links;
+pub mod logs;
 pub mod namespace;
 pub mod network;
 pub mod process;

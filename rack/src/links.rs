@@ -8,6 +8,7 @@ use bluebridge_switch::offload::disable_transmit_offloads;
 use crate::layout::{CONTROL_PREFIX, Layout, SwitchPort};
 use crate::namespace::NetworkNamespace;
 use crate::network::host::HostFabric;
+use crate::network::watch::Wanted;
 use crate::network::{Ipv6Setting, LinkEnd, Netlink, NetworkError, set_interface_setting};
 use crate::spec::{DataPlane, Node};
 use crate::{Cancel, RackError};
@@ -93,9 +94,15 @@ fn settle_peer(port: &SwitchPort, switch: DataPlane) -> Result<(), NetworkError>
     }
     netlink.set_up("lo")?;
     netlink.set_up(port.peer_interface)?;
-    netlink.add_address(port.peer_interface, port.control_address, CONTROL_PREFIX)?;
-    if port.peer != Node::Switch {
-        HostFabric::new(port.peer_interface).up(&netlink)?;
+    wanted(port).restore(&netlink).map(drop)
+}
+
+/// What the other end of a link has for as long as the rack is up.
+pub(crate) fn wanted(port: &SwitchPort) -> Wanted {
+    let is_endpoint = port.peer != Node::Switch;
+    Wanted {
+        interface: port.peer_interface.to_owned(),
+        fabric: is_endpoint.then(|| HostFabric::new(port.peer_interface)),
+        addresses: vec![(port.control_address, CONTROL_PREFIX)],
     }
-    Ok(())
 }

@@ -1,8 +1,10 @@
 //! Processes of other times: named by pid and start time, so that a reused pid is never signalled.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,10 +57,19 @@ impl ProcessRecord {
 
     /// Whether the process still runs; one that has ended and was not waited for does not.
     pub fn is_running(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        let stat = stat.ok().and_then(|stat| parse_stat(&stat));
-        stat.is_some_and(|stat| stat.start_time == self.start_time && !stat.has_ended())
-            && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+        self.stat().is_some_and(|stat| !stat.has_ended())
+    }
+
+    /// Whether the process was stopped, by SIGSTOP or a debugger: it runs and does nothing.
+    pub fn is_stopped(&self) -> bool {
+        self.stat().is_some_and(|stat| stat.is_stopped())
+    }
+
+    /// What `/proc` shows of this process, and of no later one with the same pid.
+    fn stat(&self) -> Option<Stat> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let stat = parse_stat(&stat).filter(|stat| stat.start_time == self.start_time)?;
+        boot_id().is_ok_and(|boot_id| boot_id == self.boot_id).then_some(stat)
     }
 
     /// Opens the process; `None` when it is not running. The descriptor names it for good.
@@ -135,10 +146,16 @@ pub fn find(wanted: impl Fn(u32) -> bool) -> Vec<ProcessRecord> {
 
 /// Whether the process was started with the environment variable set to `value`.
 pub fn has_environment(pid: u32, variable: &str, value: &str) -> bool {
-    let wanted = format!("{variable}={value}");
-    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
-        environment.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes())
-    })
+    environment(pid, variable).is_some_and(|it| it.as_encoded_bytes() == value.as_bytes())
+}
+
+/// An environment variable that the process was started with; `None` also if the caller may not look.
+pub fn environment(pid: u32, variable: &str) -> Option<OsString> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|it| it.strip_prefix(variable.as_bytes()).and_then(|it| it.strip_prefix(b"=")));
+    value.map(|value| OsString::from_vec(value.to_vec()))
 }
 
 /// Whether the process lives in one of the namespaces of a kind (`net`, `user`).
@@ -207,6 +224,11 @@ impl Stat {
     const fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.thread_count <= 1
     }
+
+    /// SIGSTOP stops all threads; so does a debugger that stops the first one, as a rule.
+    const fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
+    }
 }
 
 /// The name before the state may hold anything.
@@ -221,7 +243,10 @@ fn parse_stat(stat: &str) -> Option<Stat> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
     use std::process::{Child, Command, Stdio};
+
+    use bluebridge_testkit::{example, until};
 
     use super::*;
 
@@ -248,6 +273,43 @@ mod tests {
         let ended = |state, thread_count| Stat { state, thread_count, start_time: 1 }.has_ended();
         assert!(ended('Z', 1) && ended('X', 0));
         assert!(!ended('Z', 2) && !ended('S', 1));
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_ended_with_all_that_it_holds() {
+        for end in [kill, |record: &ProcessRecord| {
+            let ends = stop_all(std::slice::from_ref(record), Duration::from_secs(20))?;
+            Ok(ends[0])
+        }] {
+            let free = TcpListener::bind("[::1]:0").expect("bound");
+            let address = free.local_addr().expect("an address").to_string();
+            drop(free);
+            let mut child = Command::new(example("leaderless_daemon"));
+            let mut child = child.arg(&address).spawn().expect("starts");
+            let record = ProcessRecord::of(child.id()).expect("runs");
+            until("only the second thread is left", || {
+                record.stat().is_some_and(|stat| stat.state == 'Z' && stat.thread_count == 1 + 1)
+            });
+            assert!(TcpListener::bind(&address).is_err(), "the second thread listens");
+            assert!(record.is_running());
+            assert_ne!(end(&record).expect("may signal its own"), Stopped::AlreadyGone);
+            TcpListener::bind(&address).expect("nothing holds the address any more");
+            let _ = child.wait();
+        }
+    }
+
+    #[test]
+    fn a_stopped_process_runs_and_is_seen_to_be_stopped() {
+        let mut child = sleeper("echo; exec sleep 60");
+        let record = ProcessRecord::of(child.id()).expect("runs");
+        assert!(!record.is_stopped());
+        let process = record.open().expect("may be opened").expect("runs");
+        signal(&process, Signal::STOP).expect("signalled");
+        until("it is stopped", || record.is_stopped());
+        assert!(record.is_running());
+        kill(&record).expect("may signal its own");
+        assert!(!record.is_stopped());
+        let _ = child.wait();
     }
 
     #[test]

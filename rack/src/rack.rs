@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use bluebridge_switch::ebpf::EbpfSwitch;
+
 use crate::error::{RackError, failed};
 use crate::layout::Layout;
 use crate::namespace::{self, NetworkNamespace};
@@ -33,9 +35,7 @@ impl Rack {
     /// Makes the namespaces and links of a rack, without daemons.
     pub fn build(site: &Site, spec: RackSpec, cancel: Cancel) -> Result<Self, RackError> {
         spec.check()?;
-        if site.is_rootless() && spec.switch == DataPlane::Ebpf {
-            return Err(RackError::EbpfNeedsRoot);
-        }
+        check_switch(spec.switch, site.is_rootless(), EbpfSwitch::is_built())?;
         let mut rack = Self {
             directory: site.state_root().create(&spec.name)?,
             state_root: site.state_root().clone(),
@@ -127,6 +127,14 @@ impl Rack {
         teardown::take_down(&self.directory, GRACE)
     }
 
+    /// Takes the rack down while others still use it, which then fail; for a process that is about to end.
+    ///
+    /// # Errors
+    /// As [`Self::take_down`].
+    pub fn take_down_under_others(&self) -> Result<teardown::TakenDown, RackError> {
+        teardown::take_down(&self.directory, GRACE)
+    }
+
     pub(crate) fn save(&self) -> Result<(), RackError> {
         Ok(self.directory.write(&self.state)?)
     }
@@ -191,9 +199,23 @@ impl Rack {
     fn spawn_holder(&self, program: &Path) -> Result<ProcessRecord, RackError> {
         let mut command = Command::new(program);
         command.args(["rack", "hold"]).env(state::RACK_VARIABLE, &self.state.id);
+        command.env(state::STATE_VARIABLE, self.state_root.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let child = command.spawn().map_err(failed("start the holder of the namespaces"))?;
         ProcessRecord::of(child.id()).map_err(failed("read the holder's process"))
+    }
+}
+
+/// Refuses a data plane that cannot be had here, before anything is made.
+pub(crate) fn check_switch(
+    switch: DataPlane,
+    is_rootless: bool,
+    has_ebpf: bool,
+) -> Result<(), RackError> {
+    match switch {
+        DataPlane::Ebpf if is_rootless => Err(RackError::EbpfNeedsRoot),
+        DataPlane::Ebpf if !has_ebpf => Err(RackError::EbpfNotBuilt),
+        DataPlane::Ebpf | DataPlane::Soft => Ok(()),
     }
 }
 

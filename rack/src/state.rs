@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::namespace::NamespaceId;
 use crate::process::ProcessRecord;
-use crate::spec::{Node, RackName, RackSpec};
+use crate::spec::{Node, RackName, RackSpec, SpecError};
 
 /// Overrides where racks are recorded; set for every process that a rack starts.
 pub const STATE_VARIABLE: &str = "BLUEBRIDGE_STATE";
@@ -20,11 +20,20 @@ pub const STATE_VARIABLE: &str = "BLUEBRIDGE_STATE";
 /// Marks every process that a rack starts with the rack's random id.
 pub const RACK_VARIABLE: &str = "BLUEBRIDGE_RACK_ID";
 
+/// What a process of a rack logs, as a filter of `tracing`.
+pub const LOG_VARIABLE: &str = "BLUEBRIDGE_LOG";
+
+/// Names the rack that commands are for.
+pub const CHOICE_VARIABLE: &str = "BLUEBRIDGE_RACK";
+
 const FILE: &str = "state.json";
 
 /// Why a rack's record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
+    /// `BLUEBRIDGE_RACK` is no name.
+    #[error("{CHOICE_VARIABLE}: {0}")]
+    Choice(#[source] SpecError),
     /// Another command is working on the rack.
     #[error("the rack {0} is in use by another bluebridge command; wait for it, or stop it")]
     Busy(RackName),
@@ -41,9 +50,31 @@ pub enum StateError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The record was cut short, or another version wrote it.
+    #[error(
+        "cannot understand {}: {reason}; `bluebridge rack down --rack {name}` removes what is left of the rack",
+        path.display()
+    )]
+    Damaged {
+        /// The rack.
+        name: RackName,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No rack is recorded, and none was named.
+    #[error("no rack is up; `bluebridge rack up` builds one")]
+    None,
     /// The directory belongs to someone else or is open to others.
     #[error("{} must be a directory of yours that nobody else can enter", .0.display())]
     NotPrivate(PathBuf),
+    /// More than one rack could be meant.
+    #[error(
+        "several racks are there ({}): say which with --rack or {CHOICE_VARIABLE}",
+        .0.iter().map(RackName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    Several(Vec<RackName>),
     /// No rack of that name.
     #[error("there is no rack {0}; `bluebridge rack list` shows those there are")]
     Unknown(RackName),
@@ -97,7 +128,7 @@ pub struct DaemonRecord {
 /// All that is known of a rack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RackState {
-    /// Random, never used again.
+    /// The rack's name and a random number, never used again: see [`mark`].
     pub id: String,
     /// What it shall be.
     pub spec: RackSpec,
@@ -111,19 +142,23 @@ pub struct RackState {
     pub bpf_directory: Option<PathBuf>,
     /// The daemons, begun or running.
     pub daemons: Vec<DaemonRecord>,
+    /// What its daemons log, as a filter of `tracing`; `None` leaves it to them.
+    #[serde(default)]
+    pub log_filter: Option<String>,
 }
 
 impl RackState {
     /// A rack of which nothing is built.
     pub fn new(spec: RackSpec) -> Self {
         Self {
-            id: format!("{:032x}", StdRng::from_os_rng().random::<u128>()),
+            id: format!("{}{:032x}", mark(&spec.name), StdRng::from_os_rng().random::<u128>()),
             spec,
             phase: Phase::Building,
             user_namespace: None,
             namespaces: Vec::new(),
             bpf_directory: None,
             daemons: Vec::new(),
+            log_filter: None,
         }
     }
 
@@ -134,6 +169,11 @@ impl RackState {
             .find(|record| record.node == node)
             .map(|record| record.path.as_path())
     }
+}
+
+/// How the ids of all racks of a name begin, which mark their processes. No name has a dot.
+pub(crate) fn mark(name: &RackName) -> String {
+    format!("{name}.")
 }
 
 /// The directory of all racks of this user.
@@ -184,6 +224,47 @@ impl StateRoot {
         Ok(names)
     }
 
+    /// The rack that a command is for: the one that is named, by the command or by `BLUEBRIDGE_RACK`; else the only
+    /// one that is up; else the only one.
+    ///
+    /// # Errors
+    /// [`StateError::None`] and [`StateError::Several`] if nothing is named.
+    pub fn choose(&self, named: Option<&RackName>) -> Result<RackName, StateError> {
+        Self::named(named)?.map_or_else(|| self.only(), Ok)
+    }
+
+    /// The rack that is named, by the command or by `BLUEBRIDGE_RACK`.
+    ///
+    /// # Errors
+    /// [`StateError::Choice`].
+    pub fn named(named: Option<&RackName>) -> Result<Option<RackName>, StateError> {
+        if let Some(name) = named {
+            return Ok(Some(name.clone()));
+        }
+        let variable = std::env::var(CHOICE_VARIABLE).ok().filter(|value| !value.is_empty());
+        variable.map(|name| name.parse().map_err(StateError::Choice)).transpose()
+    }
+
+    fn only(&self) -> Result<RackName, StateError> {
+        let names = self.names()?;
+        let is_up = |name: &&RackName| self.read(name).is_ok_and(|it| it.phase == Phase::Up);
+        let up: Vec<RackName> = names.iter().filter(is_up).cloned().collect();
+        let mut candidates = if up.is_empty() { names } else { up };
+        match (candidates.pop(), candidates.is_empty()) {
+            (Some(name), true) => Ok(name),
+            (None, _) => Err(StateError::None),
+            (Some(last), false) => {
+                candidates.push(last);
+                Err(StateError::Several(candidates))
+            }
+        }
+    }
+
+    /// Where a rack of that name is recorded.
+    pub(crate) fn directory_of(&self, name: &RackName) -> PathBuf {
+        self.0.join(name.as_str())
+    }
+
     /// Makes the directory for a new rack and locks it.
     pub fn create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
         let is_gone = |error: &StateError| match error {
@@ -203,7 +284,7 @@ impl StateRoot {
         builder.recursive(true).mode(0o700);
         builder.create(&self.0).map_err(|source| failed("make", &self.0, source))?;
         self.check_private()?;
-        let path = self.0.join(name.as_str());
+        let path = self.directory_of(name);
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => RackDirectory::lock(name, path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -216,13 +297,13 @@ impl StateRoot {
     /// Locks a rack's directory; [`StateError::Unknown`] when there is none.
     pub fn lock(&self, name: &RackName) -> Result<RackDirectory, StateError> {
         self.check_private_if_there(name)?;
-        RackDirectory::lock(name, self.0.join(name.as_str()))
+        RackDirectory::lock(name, self.directory_of(name))
     }
 
     /// Reads a rack's record, which may change the moment after.
     pub fn read(&self, name: &RackName) -> Result<RackState, StateError> {
         self.check_private_if_there(name)?;
-        read(&self.0.join(name.as_str()))?.ok_or_else(|| StateError::Unknown(name.clone()))
+        read(name, &self.directory_of(name))?.ok_or_else(|| StateError::Unknown(name.clone()))
     }
 
     fn check_private_if_there(&self, name: &RackName) -> Result<(), StateError> {
@@ -250,6 +331,7 @@ impl StateRoot {
 /// One rack's directory, locked until dropped.
 #[derive(Debug)]
 pub struct RackDirectory {
+    name: RackName,
     path: PathBuf,
     _lock: File,
 }
@@ -271,9 +353,16 @@ impl RackDirectory {
         // Another command may have removed the directory between opening and locking.
         let locked = lock.metadata().map_err(|source| failed("read", &path, source))?;
         match fs::metadata(&path) {
-            Ok(there) if there.ino() == locked.ino() => Ok(Self { path, _lock: lock }),
+            Ok(there) if there.ino() == locked.ino() => {
+                Ok(Self { name: name.clone(), path, _lock: lock })
+            }
             _ => Err(StateError::Unknown(name.clone())),
         }
+    }
+
+    /// The rack's name.
+    pub fn name(&self) -> &RackName {
+        &self.name
     }
 
     /// The directory.
@@ -281,9 +370,14 @@ impl RackDirectory {
         &self.path
     }
 
+    /// Where all racks of this user are recorded.
+    pub(crate) fn root(&self) -> StateRoot {
+        StateRoot::at(self.path.parent().unwrap_or(Path::new("/")))
+    }
+
     /// Reads the record; `None` when the builder died before writing any.
     pub fn read(&self) -> Result<Option<RackState>, StateError> {
-        read(&self.path)
+        read(&self.name, &self.path)
     }
 
     /// Writes the record so that a reader sees the old or the new one, never a part.
@@ -306,16 +400,18 @@ impl RackDirectory {
     }
 }
 
-fn read(directory: &Path) -> Result<Option<RackState>, StateError> {
+fn read(name: &RackName, directory: &Path) -> Result<Option<RackState>, StateError> {
     let path = directory.join(FILE);
     let text = match fs::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(failed("read", &path, source)),
     };
-    let state = serde_json::from_slice(&text)
-        .map_err(|error| failed("understand", &path, io::Error::other(error)))?;
-    Ok(Some(state))
+    serde_json::from_slice(&text).map(Some).map_err(|error| StateError::Damaged {
+        name: name.clone(),
+        path,
+        reason: error.to_string(),
+    })
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> StateError {

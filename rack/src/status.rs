@@ -11,7 +11,9 @@ use crate::RackError;
 use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::layout::{Layout, SwitchPort};
+use crate::daemon::{CONTROLLER, MEMORY_SERVER, SWITCH};
+use crate::layout::{Layout, P4RUNTIME, SwitchPort};
+use crate::links::wanted;
 use crate::network::{MacAddress, Netlink, NetworkError};
 use crate::spec::{Node, RackName};
 use crate::state::{Phase, RackState};
@@ -25,8 +27,10 @@ pub struct RackStatus {
     pub phase: Phase,
     /// Whether it needs no root.
     pub rootless: bool,
-    /// Whether every link is up and every daemon runs.
+    /// Whether there are no problems.
     pub healthy: bool,
+    /// What is wrong, a sentence each, with what helps.
+    pub problems: Vec<String>,
     /// The links.
     pub links: Vec<LinkReport>,
     /// The daemons.
@@ -54,6 +58,8 @@ pub struct LinkReport {
     pub mtu: Option<u32>,
     /// Whether both ends are up.
     pub running: bool,
+    /// What the node's interface lost of its addresses and routes, if that is known.
+    pub missing: Vec<String>,
 }
 
 /// One daemon.
@@ -67,6 +73,8 @@ pub struct DaemonReport {
     pub pid: Option<u32>,
     /// Whether it runs.
     pub running: bool,
+    /// Whether it was stopped by a signal (SIGSTOP) or a debugger, and so does nothing.
+    pub stopped: bool,
     /// Whether it reported ready.
     pub ready: bool,
     /// What it prints.
@@ -85,23 +93,102 @@ pub fn look(state: &RackState) -> RackStatus {
             node: daemon.node,
             pid: daemon.process.as_ref().map(|process| process.pid),
             running: daemon.process.as_ref().is_some_and(|process| process.is_running()),
+            stopped: daemon.process.as_ref().is_some_and(|process| process.is_stopped()),
             ready: daemon.ready,
             log: daemon.log.clone(),
         })
         .collect();
-    let controller = (!daemons.is_empty()).then(|| controller(state, &layout));
+    // One that cannot answer is not asked: that would only take its time.
+    let can_answer = |name: &str| {
+        daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
+    };
+    let controller = can_answer(CONTROLLER).then(|| controller(state, &layout)).flatten();
+    let switch = can_answer(SWITCH).then(|| ask_switch(state));
+    let mut problems = Vec::new();
+    if state.phase != Phase::Up {
+        problems.push("it was not built to its end; take it down and build it again".to_owned());
+    }
+    problems.extend(links.iter().flat_map(LinkReport::problems));
+    problems.extend(daemons.iter().filter_map(|daemon| daemon.problem(&state.spec.name)));
+    if can_answer(CONTROLLER) {
+        match &controller {
+            Some(controller) => problems.extend(problems_of_controller(controller, &daemons)),
+            None => problems.push("the controller does not answer; see its log".to_owned()),
+        }
+    }
+    if let Some(Err(error)) = switch {
+        problems.push(format!("{error}; see the log of the switch"));
+    }
     RackStatus {
         name: state.spec.name.clone(),
         phase: state.phase,
         rootless: state.user_namespace.is_some(),
-        healthy: state.phase == Phase::Up
-            && links.iter().all(|link| link.running)
-            && daemons.iter().all(|daemon| daemon.running && daemon.ready)
-            && controller.as_ref().is_none_or(|it| it.as_ref().is_some_and(|it| it.in_sync)),
+        healthy: problems.is_empty(),
+        problems,
         links,
         daemons,
-        controller: controller.flatten(),
+        controller,
     }
+}
+
+impl LinkReport {
+    fn problems(&self) -> Vec<String> {
+        let Self { node, interface, .. } = self;
+        if self.mtu.is_none() {
+            return vec![format!("{node} has no interface {interface}")];
+        }
+        if !self.running {
+            return vec![format!("the link of {node} is down: one of its ends is not up")];
+        }
+        let lost =
+            |what| format!("{interface} of {node} lost its {what}; the daemon hosts restores it");
+        self.missing.iter().map(lost).collect()
+    }
+}
+
+impl DaemonReport {
+    fn problem(&self, rack: &RackName) -> Option<String> {
+        let Self { name, .. } = self;
+        let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));
+        let restart = format!("`bluebridge rack restart {} --rack {rack}`", part.unwrap_or(name));
+        if !self.running {
+            Some(format!("{name} does not run; {restart} starts it"))
+        } else if self.stopped {
+            let pid = self.pid.unwrap_or_default();
+            Some(format!("{name} is stopped by a signal; `kill -CONT {pid}` lets it go on"))
+        } else if !self.ready {
+            Some(format!("{name} is not ready; see its log"))
+        } else {
+            None
+        }
+    }
+}
+
+/// What the controller knows to be wrong: with the switch, and with members that daemons of the rack should be.
+fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport]) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !controller.in_sync {
+        let reason = controller.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+        let state = controller.switch_state;
+        problems.push(format!("the switch has not what it should have: {state}{reason}"));
+    }
+    // A daemon that does not run, or is stopped, is a problem already.
+    let servers = daemons.iter().filter(|it| it.running && it.ready && !it.stopped);
+    for daemon in servers.filter(|it| it.name.starts_with(MEMORY_SERVER)) {
+        let name = daemon.node.to_string();
+        match controller.nodes.iter().find(|node| node.name == name).map(|node| node.state) {
+            Some("live") => {}
+            Some("silent") => problems.push(format!(
+                "{name} sends no heartbeats, so it is stuck or cut off; see the log of {}",
+                daemon.name
+            )),
+            _ => problems.push(format!(
+                "{name} is no member of the rack, though {} runs; see its log",
+                daemon.name
+            )),
+        }
+    }
+    problems
 }
 
 /// How long a controller may take to bring the switch up to date before that counts as trouble:
@@ -141,15 +228,26 @@ fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport
     }
 }
 
+/// Whether the switch's agent answers.
+fn ask_switch(state: &RackState) -> Result<(), RackError> {
+    let namespace = access::namespace(state, Node::Switch)?;
+    Ok(namespace.enter(|| control::switch_ports(P4RUNTIME.into()))?.map(drop)?)
+}
+
 fn link(state: &RackState, port: &SwitchPort) -> LinkReport {
+    let look = || {
+        let netlink = Netlink::open()?;
+        let link = netlink.link(port.peer_interface)?;
+        Ok((link, wanted(port).missing(&netlink)?))
+    };
     let asked = access::namespace(state, port.peer).and_then(|namespace| {
-        let asked = namespace.enter(|| Netlink::open()?.link(port.peer_interface))?;
+        let asked = namespace.enter(look)?;
         asked.map_err(|source: NetworkError| RackError::Network { node: port.peer, source })
     });
     if let Err(error) = &asked {
         tracing::debug!(node = %port.peer, %error, "no link");
     }
-    let status = asked.ok();
+    let (status, missing) = asked.ok().unzip();
     LinkReport {
         node: port.peer,
         namespace: state.namespace(port.peer).map(Into::into),
@@ -159,5 +257,6 @@ fn link(state: &RackState, port: &SwitchPort) -> LinkReport {
         mac: port.peer_mac,
         mtu: status.as_ref().map(|status| status.mtu),
         running: status.is_some_and(|status| status.running),
+        missing: missing.unwrap_or_default().iter().map(ToString::to_string).collect(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +12,11 @@ use crate::daemon::{CONTROLLER, SWITCH};
 use crate::error::failed;
 use crate::namespace::{self, NamespaceId};
 use crate::process::{self, ProcessRecord, Stopped};
-use crate::state::{Phase, RACK_VARIABLE, RackDirectory, RackState, UserNamespaceRecord};
+use crate::spec::{Node, RackName};
+use crate::state::{
+    Phase, RACK_VARIABLE, RackDirectory, RackState, STATE_VARIABLE, StateError, StateRoot,
+    UserNamespaceRecord, mark,
+};
 use crate::{NAMED_NAMESPACES, RackError};
 
 /// The directory of a rootless rack's namespaces, inside its own.
@@ -30,12 +34,24 @@ const LOOKS: usize = 3;
 /// What taking down took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TakenDown {
+    /// Whether the record was missing or unreadable, so that what has the rack's name or mark was removed.
+    pub unrecorded: bool,
     /// The daemons that were still running.
     pub daemons: Vec<StoppedProcess>,
     /// Other processes found in the rack, such as shells.
     pub others: Vec<StoppedProcess>,
     /// How many namespaces were removed.
     pub namespace_count: usize,
+    /// How many mounts inside of the rack's directory were found without a record, and removed.
+    pub mount_count: usize,
+}
+
+impl TakenDown {
+    /// Whether there was anything to take down.
+    pub fn is_empty(&self) -> bool {
+        let Self { unrecorded: _, daemons, others, namespace_count, mount_count } = self;
+        daemons.is_empty() && others.is_empty() && *namespace_count == 0 && *mount_count == 0
+    }
 }
 
 /// A process and its end.
@@ -74,9 +90,14 @@ fn clear(
     of_another: bool,
 ) -> Result<TakenDown, RackError> {
     let mut report = TakenDown::default();
-    let Some(state) = directory.read()? else {
-        directory.remove()?;
-        return Ok(report);
+    let state = match directory.read() {
+        Ok(Some(state)) => state,
+        Ok(None) => return clear_unrecorded(directory, grace),
+        Err(error @ StateError::Damaged { .. }) => {
+            tracing::warn!(%error, "what has the rack's name or mark is removed instead");
+            return clear_unrecorded(directory, grace);
+        }
+        Err(error) => return Err(error.into()),
     };
     let mut first = None;
     let mut note = |result: Result<(), RackError>| {
@@ -102,6 +123,98 @@ fn clear(
             directory.remove()?;
             Ok(report)
         }
+    }
+}
+
+fn clear_unrecorded(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
+    let report = take_down_unrecorded(&directory.root(), directory.name(), grace)?;
+    directory.remove()?;
+    Ok(report)
+}
+
+/// Takes down what is left of a rack without a record: processes with its mark or in its namespaces, the namespaces
+/// of its name, and what is mounted in its directory.
+///
+/// # Errors
+/// [`RackError::Elsewhere`] if the rack is recorded in another directory; else as [`take_down`].
+pub fn take_down_unrecorded(
+    root: &StateRoot,
+    name: &RackName,
+    grace: Duration,
+) -> Result<TakenDown, RackError> {
+    let named = named_namespaces(name);
+    let networks: Vec<_> = named.iter().filter_map(|path| NamespaceId::of(path).ok()).collect();
+    let mark = mark(name);
+    let marked = |pid: u32| {
+        process::environment(pid, RACK_VARIABLE)
+            .is_some_and(|id| id.as_encoded_bytes().starts_with(mark.as_bytes()))
+    };
+    // Racks of the same name may be recorded in several directories, by other users for example.
+    let recorded_in = |pid: u32| process::environment(pid, STATE_VARIABLE).map(PathBuf::from);
+    let inside = |pid: u32| process::lives_in(pid, "net", &networks);
+    let others = process::find(|pid| {
+        inside(pid) && marked(pid) && recorded_in(pid).is_some_and(|it| it != root.path())
+    });
+    if let Some(root) = others.iter().find_map(|other| recorded_in(other.pid)) {
+        return Err(RackError::Elsewhere { name: name.clone(), root });
+    }
+    let mut report = TakenDown { unrecorded: true, ..TakenDown::default() };
+    let ours = |pid: u32| {
+        inside(pid) || (marked(pid) && recorded_in(pid).is_some_and(|it| it == root.path()))
+    };
+    let mut stopped = Ok(());
+    // What daemons are is known by their command line; the holder of a rootless rack goes last.
+    for stage in 0..=3 {
+        let in_stage = |pid: u32| ours(pid) && stage_of_process(pid) == stage;
+        let taken = if stage == 0 { &mut report.others } else { &mut report.daemons };
+        let looks = if stage == 0 { LOOKS } else { 1 };
+        if let Err(error) = stop_all_found(in_stage, looks, grace, taken) {
+            stopped = Err(error);
+        }
+    }
+    stopped?;
+    let directory = root.directory_of(name);
+    let mounts = namespace::mounts_below(&directory).map_err(failed("list the mounts"))?;
+    for path in mounts {
+        let unmounted = namespace::unmount(&path);
+        unmounted.map_err(failed(format!("unmount {}", path.display())))?;
+        report.mount_count += 1;
+    }
+    for path in &named {
+        report.namespace_count += usize::from(namespace::delete(path)?);
+    }
+    leave_named_namespaces(Path::new(NAMED_NAMESPACES));
+    Ok(report)
+}
+
+/// The mounted namespaces that a rack of that name has or had; without root there are none with names.
+fn named_namespaces(name: &RackName) -> Vec<PathBuf> {
+    if !namespace::is_privileged() {
+        return Vec::new();
+    }
+    let prefix = format!("bb-{name}-");
+    let entries = fs::read_dir(NAMED_NAMESPACES).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            let name = entry.file_name();
+            let node = name.to_str().and_then(|name| name.strip_prefix(&prefix));
+            node.is_some_and(|node| node.parse::<Node>().is_ok())
+        })
+        .map(|entry| entry.path())
+        // A file that somebody wrote is no namespace; an empty one is the name of one that was being made.
+        .filter(|path| fs::metadata(path).is_ok_and(|it| it.len() == 0))
+        .collect()
+}
+
+/// When a process is stopped whose record is lost: 0 for what is no daemon.
+fn stage_of_process(pid: u32) -> usize {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0).skip(1);
+    match (words.next(), words.next()) {
+        (Some(b"memserver"), _) | (Some(b"rack"), Some(b"watch")) => 1,
+        (Some(b"controller"), _) => 2,
+        (Some(b"switch"), _) | (Some(b"rack"), Some(b"hold")) => 3,
+        _ => 0,
     }
 }
 
@@ -152,10 +265,20 @@ fn stop_others(
             || ((named || is_inside(state)) && process::lives_in(pid, "net", &networks))
             || process::lives_in(pid, "user", &users)
     };
+    let wanted = |pid: u32| holder.as_ref().is_none_or(|it| it.pid != pid) && ours(pid);
+    stop_all_found(wanted, looks, grace, stopped)
+}
+
+/// Stops what `wanted` picks, until so many looks find nothing more.
+fn stop_all_found(
+    wanted: impl Fn(u32) -> bool,
+    looks: usize,
+    grace: Duration,
+    stopped: &mut Vec<StoppedProcess>,
+) -> Result<(), RackError> {
     let mut quiet = 0;
     for _ in 0..ROUNDS {
-        let mut found = process::find(ours);
-        found.retain(|record| holder.as_ref() != Some(record));
+        let found = process::find(&wanted);
         quiet = if found.is_empty() { quiet + 1 } else { 0 };
         if quiet == looks {
             return Ok(());

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use bluebridge_switch::dataplane::GROUP_PORTS_MAX;
 use proptest::prelude::*;
 
-use crate::daemon::{CONTROLLER, SWITCH, stages};
+use crate::daemon::{CONTROLLER, HOSTS, SWITCH, stages};
 use crate::layout::Layout;
 use crate::network::host::GATEWAY_MAC;
 use crate::spec::{
@@ -113,7 +113,8 @@ fn daemons_start_from_the_switch_to_the_servers() {
     let stages = stages(&RackState::new(spec), &layout, "/state".as_ref());
     let names: Vec<Vec<&str>> =
         stages.iter().map(|stage| stage.iter().map(|it| it.name.as_str()).collect()).collect();
-    assert_eq!(names, [vec![SWITCH], vec![CONTROLLER], vec!["memserver-s1", "memserver-s2"]]);
+    let last = vec!["memserver-s1", "memserver-s2", HOSTS];
+    assert_eq!(names, [vec![SWITCH], vec![CONTROLLER], last]);
     let ports = stages[0][0].arguments.iter().filter(|it| *it == "--port").count();
     assert_eq!(ports, 4, "three endpoints and the controller");
 }
@@ -150,4 +151,60 @@ fn records_that_others_may_write_are_not_believed() {
     assert!(matches!(root.read(&name), Err(StateError::NotPrivate(_))));
     assert!(matches!(root.lock(&name), Err(StateError::NotPrivate(_))));
     std::fs::remove_dir_all(root.path()).expect("removed");
+}
+
+#[test]
+fn the_only_rack_that_is_up_is_meant_unless_one_is_named() {
+    let root = scratch("choice");
+    assert!(matches!(root.choose(None), Err(StateError::None)));
+    let record = |name: &str, phase| {
+        let state = RackState { phase, ..RackState::new(spec(name, 1, 1)) };
+        let directory = root.create(&state.spec.name).expect("made");
+        directory.write(&state).expect("written");
+        directory
+    };
+    let chosen = |named: Option<&str>| {
+        let named = named.map(|name| name.parse().expect("a name"));
+        root.choose(named.as_ref()).map(|name| name.to_string())
+    };
+    let _dead = record("dead", Phase::Building);
+    assert_eq!(chosen(None).expect("the only one"), "dead");
+    let _one = record("one", Phase::Up);
+    assert_eq!(chosen(None).expect("the only one that is up"), "one");
+    let _two = record("two", Phase::Up);
+    let error = chosen(None).expect_err("either could be meant");
+    assert!(error.to_string().contains("(one, two): say which with --rack"), "{error}");
+    assert_eq!(chosen(Some("three")).expect("named"), "three");
+    std::fs::remove_dir_all(root.path()).expect("removed");
+}
+
+#[test]
+fn a_record_that_was_cut_short_names_the_command_that_helps() {
+    let root = scratch("damaged");
+    let state = RackState::new(spec("one", 1, 1));
+    let directory = root.create(&state.spec.name).expect("made");
+    directory.write(&state).expect("written");
+    let file = directory.path().join("state.json");
+    let text = std::fs::read_to_string(&file).expect("readable");
+    std::fs::write(&file, &text[..text.len() / 2]).expect("written");
+    let error = root.read(&state.spec.name).expect_err("damaged");
+    assert!(error.to_string().contains("`bluebridge rack down --rack one`"), "{error}");
+    directory.remove().expect("removed");
+}
+
+#[test]
+fn a_data_plane_that_cannot_be_had_is_refused_with_what_to_do() {
+    use crate::rack::check_switch;
+    let words = |is_rootless, has_ebpf| {
+        let refused = check_switch(DataPlane::Ebpf, is_rootless, has_ebpf);
+        refused.map_err(|error| error.to_string())
+    };
+    assert_eq!(words(false, true), Ok(()));
+    assert!(words(true, true).is_err_and(|words| words.contains("needs root")));
+    let not_built = words(false, false).expect_err("it was not built");
+    assert!(
+        not_built.contains("install clang") && not_built.contains("--switch soft"),
+        "{not_built}"
+    );
+    check_switch(DataPlane::Soft, true, false).expect("it needs nothing");
 }

@@ -18,6 +18,7 @@ use bluebridge_rack::{Cancel, Rack, Site};
 use clap::{Args, ValueEnum};
 
 use self::measure::{Endpoints, Plan};
+use super::steps::Steps;
 use super::{Global, interrupt};
 use crate::exit::Exit;
 
@@ -135,26 +136,34 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     let switch = bench.switch.unwrap_or(site.data_plane());
     if matches!(bench.operation, Subject::Update) {
         let mut reports = Vec::new();
-        for policy in [Redirects::Contended, Redirects::Always] {
-            let rack = bench.build(&site, policy, &cancel)?;
-            reports.push(update::run(&rack, policy, bench.size as usize, bench.length())?);
-            rack.take_down()?;
+        let policies = [Redirects::Contended, Redirects::Always];
+        let steps = Steps::new(policies.len(), global);
+        for policy in policies {
+            steps.begin(&format!("UPDATE under the policy {} of redirects", policy.as_str()));
+            let rack = Arc::new(bench.build(&site, policy, &cancel)?);
+            let (size, length) = (bench.size as usize, bench.length());
+            let work = move |rack: &Rack| update::run(rack, policy, size, length);
+            reports.push(interrupt::measure(&rack, &cancel, work)?);
+            interrupt::take_down(rack)?;
         }
+        steps.end();
         update::print(&reports, bench.size as usize, switch, global.json)?;
         return Ok(Exit::Ok);
     }
-    let rack = bench.build(&site, Redirects::default(), &cancel)?;
+    let steps = Steps::new(plans.len(), global);
+    let rack = Arc::new(bench.build(&site, Redirects::default(), &cancel)?);
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
     let endpoints = rack.enter(CLIENT, || Endpoints::join(&controller, port))??;
     let endpoints = Arc::new(endpoints);
     let mut reports = Vec::with_capacity(plans.len());
     for plan in plans {
-        if cancel.is_cancelled() {
-            return Err(anyhow!("interrupted"));
-        }
-        reports.push(measure::run(&rack, &endpoints, plan)?);
+        steps.begin(&format!("{} of {} bytes", plan.operation.name().to_uppercase(), plan.bytes));
+        let endpoints = Arc::clone(&endpoints);
+        let work = move |rack: &Rack| measure::run(rack, &endpoints, plan);
+        reports.push(interrupt::measure(&rack, &cancel, work)?);
     }
+    steps.end();
     report::print(&reports, switch, global.json)?;
     Ok(Exit::Ok)
 }

@@ -1,8 +1,12 @@
 //! `bluebridge host`: a machine with a real interface in the fabric.
 
+use anyhow::Context;
 use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
+use bluebridge_rack::network::watch::{InterfaceWatch, Wanted};
+use bluebridge_rack::readiness;
 use clap::{Args, Subcommand};
+use ipnet::Ipv6Net;
 
 use super::Global;
 use crate::exit::Exit;
@@ -11,7 +15,7 @@ use crate::output;
 #[derive(Debug, Subcommand)]
 pub(super) enum HostCommand {
     /// Route pointers through the interface and receive those that arrive there
-    Up(Interface),
+    Up(Up),
     /// Undo that
     Down(Interface),
 }
@@ -23,11 +27,32 @@ pub(super) struct Interface {
     interface: String,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Up {
+    #[command(flatten)]
+    interface: Interface,
+    /// Stay in the foreground and restore what the interface loses when it goes down and up again
+    #[arg(long)]
+    watch: bool,
+    /// An address that the interface shall keep, such as 2001:db8::7/64; with --watch
+    #[arg(long = "address", value_name = "ADDRESS/LENGTH", requires = "watch")]
+    addresses: Vec<Ipv6Net>,
+}
+
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
-        HostCommand::Up(Interface { interface }) => {
-            let report = HostFabric::new(interface).up(&netlink)?;
+        HostCommand::Up(Up { interface: Interface { interface }, watch, addresses }) => {
+            let fabric = HostFabric::new(interface);
+            let watch = watch.then(|| {
+                InterfaceWatch::open(Wanted {
+                    interface: fabric.interface.clone(),
+                    fabric: Some(fabric.clone()),
+                    addresses: addresses.iter().map(|it| (it.addr(), it.prefix_len())).collect(),
+                })
+            });
+            let watch = watch.transpose()?;
+            let report = fabric.up(&netlink)?;
             if global.json {
                 output::json(&report)?;
             } else {
@@ -43,6 +68,11 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                     limit(report.receive_buffer_bytes),
                     limit(report.send_buffer_bytes)
                 ))?;
+            }
+            if let Some(mut watch) = watch {
+                watch.look()?;
+                readiness::notify_ready().context("cannot report that the host is up")?;
+                watch.run()?;
             }
         }
         HostCommand::Down(Interface { interface }) => {

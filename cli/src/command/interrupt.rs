@@ -1,10 +1,56 @@
 //! Ctrl-C and SIGTERM as a wish to stop, so that what was begun is taken down.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
+use std::time::Duration;
 
-use bluebridge_rack::Cancel;
+use anyhow::{Context, anyhow};
+use bluebridge_rack::{Cancel, Rack};
 use tokio::signal::unix::{SignalKind, signal};
+
+/// How long an interruption may go unnoticed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Measures in a rack until that is done or interrupted: then the rack is taken down at once, and the thread
+/// that measures ends with the process. It is not asked to stop: looking at a flag would be measured as well.
+pub(super) fn measure<T: Send + 'static>(
+    rack: &Arc<Rack>,
+    cancel: &Cancel,
+    work: impl FnOnce(&Rack) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let (done, result) = sync_channel(1);
+    let used = Arc::clone(rack);
+    let run = move || {
+        let measured = work(&used);
+        // The last one that has the rack takes it down: that is to be the caller.
+        drop(used);
+        let _ = done.send(measured);
+    };
+    let spawned = thread::Builder::new().name("measure".to_owned()).spawn(run);
+    spawned.context("cannot start a thread to measure")?;
+    loop {
+        match result.recv_timeout(LOOK) {
+            Ok(measured) => return measured,
+            Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("measuring panicked")),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if cancel.is_cancelled() {
+            rack.take_down_under_others()?;
+            return Err(bluebridge_rack::RackError::Cancelled.into());
+        }
+    }
+}
+
+/// Takes down a rack that was measured in.
+pub(super) fn take_down(rack: Arc<Rack>) -> anyhow::Result<()> {
+    match Arc::try_unwrap(rack) {
+        Ok(rack) => rack.take_down().map(drop)?,
+        Err(shared) => shared.take_down_under_others().map(drop)?,
+    }
+    Ok(())
+}
 
 /// Watches from a thread of its own; to be called after any change of the user namespace.
 pub(super) fn watch() -> io::Result<Cancel> {

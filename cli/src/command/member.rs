@@ -14,8 +14,10 @@ use bluebridge_rack::access::{
     self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
 };
 use bluebridge_rack::layout::{ENDPOINT_INTERFACE, Layout};
+use bluebridge_rack::network::Netlink;
+use bluebridge_rack::network::host::HostFabric;
 use bluebridge_rack::spec::{Node, RackName};
-use bluebridge_rack::state::{Phase, RackState, StateRoot};
+use bluebridge_rack::state::{RackState, StateError, StateRoot};
 use bluebridge_transport::OpenError;
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::UDP_PORT;
@@ -39,7 +41,7 @@ const SPIN: Duration = Duration::from_micros(50);
 #[command(next_help_heading = "Endpoint")]
 pub(super) struct Member {
     /// Be a client of this rack, whatever the options below say; without any of these options, of
-    /// the only one that is up
+    /// the one that BLUEBRIDGE_RACK names, or the only one that is up
     #[arg(long, value_name = "NAME")]
     rack: Option<RackName>,
     /// Which client of the rack to be
@@ -132,10 +134,21 @@ impl Member {
         join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
     ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
-        join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
-            Some(_) => format!("cannot join as {}", identity.name),
-            None => format!("cannot join as {} (--as chooses another)", identity.name),
-        })
+        let session =
+            join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
+                Some(_) => format!("cannot join as {}", identity.name),
+                None => format!("cannot join as {} (--as chooses another)", identity.name),
+            })?;
+        // Without a route each operation would fail by itself, or wait for its deadline.
+        let fabric = HostFabric::new(&identity.interface);
+        let checked = Netlink::open().and_then(|netlink| fabric.check(&netlink, identity.space));
+        match checked {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                session.leave();
+                Err(error.into())
+            }
+        }
     }
 
     fn identity(&self) -> anyhow::Result<Identity> {
@@ -162,7 +175,9 @@ impl Member {
     }
 
     fn enter_rack(&self) -> anyhow::Result<Identity> {
-        let state = find_rack(self.rack.as_ref())?;
+        let otherwise =
+            "say which endpoint this is with --name, --interface, --switch-port and --controller";
+        let state = find_rack(self.rack.as_ref(), otherwise)?;
         let node = self.client.unwrap_or(Node::Client(1));
         if !matches!(node, Node::Client(_)) {
             let words = format!("{node} is no client of the rack; use --as c1, c2, ..");
@@ -192,25 +207,14 @@ pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow
     })
 }
 
-/// The named rack, or the only one that is up.
-pub(super) fn find_rack(name: Option<&RackName>) -> anyhow::Result<RackState> {
+/// The rack that is named, by the option or the environment, or the only one; `otherwise` says what else helps.
+pub(super) fn find_rack(name: Option<&RackName>, otherwise: &str) -> anyhow::Result<RackState> {
     let root = StateRoot::locate();
-    if let Some(name) = name {
-        return Ok(root.read(name).map_err(RackError::from)?);
-    }
-    let names = root.names().map_err(RackError::from)?;
-    let states = names.iter().filter_map(|name| root.read(name).ok());
-    let mut up: Vec<RackState> = states.filter(|state| state.phase == Phase::Up).collect();
-    match (up.pop(), up.len()) {
-        (Some(state), 0) => Ok(state),
-        (None, _) => Err(UsageError(
-            "no rack is up: build one with `bluebridge rack up`, or say which endpoint this is \
-             with --name, --interface, --switch-port and --controller"
-                .to_owned(),
-        )
-        .into()),
-        (Some(_), _) => {
-            Err(UsageError("several racks are up: say which with --rack NAME".to_owned()).into())
+    match root.choose(name) {
+        Err(error @ StateError::None) => Err(UsageError(format!("{error}; or {otherwise}")).into()),
+        name => {
+            let name = name.map_err(RackError::from)?;
+            Ok(root.read(&name).map_err(RackError::from)?)
         }
     }
 }

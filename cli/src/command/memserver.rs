@@ -11,6 +11,7 @@ use bluebridge_northbound::{
 };
 use bluebridge_rack::Cancel;
 use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::network::{Netlink, host::HostFabric};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_transport::{
@@ -71,6 +72,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack shall not send requests to a server that has none yet.
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
+    check_fabric(&options.endpoint)?;
     report_progress("joining the rack");
     let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
@@ -84,6 +86,12 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     }
     served?;
     Ok(Exit::Ok)
+}
+
+/// A server that requests do not reach would get its share of new memory, and never answer.
+fn check_fabric(endpoint: &Endpoint) -> anyhow::Result<()> {
+    let fabric = HostFabric::new(&endpoint.interface);
+    Ok(fabric.check(&Netlink::open()?, Space(endpoint.space))?)
 }
 
 fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {

@@ -13,12 +13,14 @@ mod memory;
 mod memserver;
 mod rack;
 mod shutdown;
+mod steps;
 mod switch;
 mod switch_control;
 mod trust;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand};
 
 use self::logging::{LogFormat, Program};
@@ -150,18 +152,36 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Tells what is wrong with the command line, or what it asked to be told: --help, --version.
+/// Says what is wrong with the command line, or what was asked for: --help, --version.
 fn misread(error: &clap::Error) -> ExitCode {
-    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
-    if wants_json && error.use_stderr() {
-        let text = error.render().to_string();
-        let words = text.trim_end();
-        output::failure(words.strip_prefix("error: ").unwrap_or(words), Exit::Usage, true);
-        return Exit::Usage.into();
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // A closed standard output or error must not change the exit code.
+        let _ = error.print();
+        return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
-    // A closed standard error must not change the exit code.
-    let _ = error.print();
-    if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() }
+    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
+    let words = usage_in_a_line(&error.render().to_string());
+    output::failure(&words, Exit::Usage, wants_json);
+    Exit::Usage.into()
+}
+
+/// What clap says in several lines: the error and its tips, then the usage, of which the command is enough.
+fn usage_in_a_line(text: &str) -> String {
+    let (error, usage) = text.split_once("\n\nUsage: ").unwrap_or((text, ""));
+    let error = error.split("\n\nFor more information").next().unwrap_or(error);
+    let error = error.strip_prefix("error: ").unwrap_or(error);
+    // Tips are paragraphs of their own, and lists have a line for each entry.
+    let parts =
+        error.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    let error = parts.collect::<Vec<_>>().join("; ");
+    let words = usage.split_whitespace().skip(1);
+    let command: Vec<_> = words
+        .take_while(|word| !word.starts_with(['[', '<', '-']))
+        .map(str::to_lowercase)
+        .collect();
+    let help =
+        [&["bluebridge".to_owned()][..], &command, &["--help".to_owned()]].concat().join(" ");
+    format!("{error}; see `{help}`")
 }
 
 /// The error and its causes, without those that the error's own words tell already.
@@ -186,6 +206,78 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_reported_in_a_line() {
+        let reported = |words: &[&str]| {
+            let refused = CommandLine::try_parse_from(words).expect_err("it is wrong");
+            usage_in_a_line(&refused.render().to_string())
+        };
+        assert_eq!(
+            reported(&["bluebridge", "create"]),
+            "the following required arguments were not provided: <SIZE>; see `bluebridge create --help`"
+        );
+        assert_eq!(
+            reported(&["bluebridge", "rack", "up", "--memry", "1G"]),
+            "unexpected argument '--memry' found; tip: a similar argument exists: '--memory'; see \
+             `bluebridge rack up --help`"
+        );
+        assert_eq!(
+            reported(&["bluebridge", "rack", "up", "--deadline", "x"]),
+            "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
+             `bluebridge --help`"
+        );
+    }
+
+    /// The words of a line of a shell, without what the shell takes of it; `None` where a line goes on or leaves
+    /// words out.
+    fn words_of(line: &str) -> Option<Vec<String>> {
+        let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+        for letter in line.chars() {
+            match (quote, letter) {
+                (Some(mark), _) if mark == letter => quote = None,
+                (None, '"' | '\'') => quote = Some(letter),
+                (None, '&' | '|' | '>' | '<') => break,
+                (None, ' ') => words.push(std::mem::take(&mut word)),
+                _ => word.push(letter),
+            }
+        }
+        words.push(word);
+        words.retain(|word| !word.is_empty());
+        let is_whole = !words.iter().any(|word| word == ".." || word.starts_with('['));
+        is_whole.then_some(words)
+    }
+
+    /// Examples in the book that name options which are gone would be of no use.
+    #[test]
+    fn every_command_in_the_book_can_be_read() {
+        let mut count = 0;
+        let book = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let mut files: Vec<_> = std::fs::read_dir(book)
+            .expect("the book is there")
+            .map(|entry| entry.expect("listed").path())
+            .filter(|path| path.extension().is_some_and(|it| it == "md"))
+            .collect();
+        files.push(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md").into());
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("readable");
+            for line in text.lines() {
+                // A prompt, `$` or `host#`, and perhaps a pipe before it.
+                let prompted =
+                    line.trim_start().split_once(['$', '#']).map_or("", |(_, rest)| rest);
+                let command = prompted.rsplit_once("| ").map_or(prompted, |(_, last)| last).trim();
+                if !command.starts_with("bluebridge ") {
+                    continue;
+                }
+                let Some(words) = words_of(command) else { continue };
+                if let Err(error) = CommandLine::try_parse_from(words) {
+                    assert!(!error.use_stderr(), "{}: {line}: {error}", file.display());
+                }
+                count += 1;
+            }
+        }
+        assert!(count >= 20, "only {count} commands found");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `bluebridge rack`: namespaces, links and daemons on this machine.
 
+mod logs;
 mod part;
 
 use std::ffi::OsString;
@@ -11,10 +12,10 @@ use anyhow::Context;
 use bluebridge_rack::controller_report::ControllerReport;
 use bluebridge_rack::daemon::READY_DEADLINE;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use bluebridge_rack::state::{StateError, StateRoot};
+use bluebridge_rack::state::{LOG_VARIABLE, StateError, StateRoot};
 use bluebridge_rack::status::{RackStatus, look};
-use bluebridge_rack::teardown::{TakenDown, take_down_of_another};
-use bluebridge_rack::{GRACE, Rack, Site, access};
+use bluebridge_rack::teardown::{TakenDown, take_down_of_another, take_down_unrecorded};
+use bluebridge_rack::{GRACE, Rack, RackError, Site, access, hosts, readiness};
 use clap::{Args, Subcommand};
 
 use super::{Global, interrupt, switch_control};
@@ -25,9 +26,10 @@ use crate::output;
 pub(super) enum RackCommand {
     /// Make a rack and start its switch, controller and memory servers
     Up(Up),
-    /// Show the links and daemons of a rack; fails when one of them is not up
+    /// Show the links, daemons and members of a rack; fails when something is wrong, and says what
     Status(Named),
-    /// Stop a rack and remove all of it, also after a crash; no rack of that name is no failure
+    /// Stop a rack and remove all of it, also after a crash or without its record; no rack of that
+    /// name is no failure
     Down(Named),
     /// Run a command in a node of a rack; its exit code is the command's, 127 if there is no such
     /// program, 126 if it cannot be executed
@@ -36,6 +38,8 @@ pub(super) enum RackCommand {
     Kill(part::Kill),
     /// List the racks of this user
     List,
+    /// Show what the daemons of a rack logged
+    Logs(logs::Logs),
     /// Start a daemon of a rack again, after ending it if it runs
     Restart(part::Restart),
     /// Show the flow tables of a rack's switch with their counters
@@ -43,19 +47,32 @@ pub(super) enum RackCommand {
     /// Keep the namespaces of a rack without root (started by `rack up`)
     #[command(hide = true)]
     Hold,
+    /// Keep the interfaces of a rack's nodes set up (started by `rack up`)
+    #[command(hide = true)]
+    Watch(Named),
 }
+
+/// The name of a rack that gets none.
+const USUAL_NAME: &str = "rack";
 
 #[derive(Debug, Args)]
 pub(super) struct Named {
-    /// The rack's name
-    #[arg(long, default_value = "rack")]
-    name: RackName,
+    /// The rack; without it the one that BLUEBRIDGE_RACK names, or the only one that is up
+    #[arg(long, visible_alias = "name", value_name = "NAME")]
+    rack: Option<RackName>,
+}
+
+impl Named {
+    fn choose(&self, root: &StateRoot) -> Result<RackName, RackError> {
+        Ok(root.choose(self.rack.as_ref())?)
+    }
 }
 
 #[derive(Debug, Args)]
 pub(super) struct Up {
-    #[command(flatten)]
-    named: Named,
+    /// The rack's name; without it the one in BLUEBRIDGE_RACK, or "rack"
+    #[arg(long, visible_alias = "name", value_name = "NAME")]
+    rack: Option<RackName>,
     /// How many memory servers: s1, s2, ..
     #[arg(long, default_value_t = 3)]
     servers: u16,
@@ -96,23 +113,30 @@ pub(super) struct Exec {
 pub(super) fn run(command: RackCommand, global: Global) -> anyhow::Result<Exit> {
     match command {
         RackCommand::Up(up) => self::up(up, global),
-        RackCommand::Status(Named { name }) => status(&name, global),
-        RackCommand::Down(Named { name }) => down(&name, global),
+        RackCommand::Status(named) => status(&named, global),
+        RackCommand::Down(named) => down(&named, global),
         RackCommand::Exec(exec) => self::exec(exec),
         RackCommand::Kill(options) => part::kill(&options, global),
         RackCommand::List => list(global),
+        RackCommand::Logs(options) => logs::run(&options),
         RackCommand::Restart(options) => part::restart(&options, global),
-        RackCommand::Tables(Named { name }) => switch_control::tables_of_rack(&name, global),
+        RackCommand::Tables(named) => {
+            let name = named.choose(&StateRoot::locate())?;
+            switch_control::tables_of_rack(&name, global)
+        }
         RackCommand::Hold => loop {
             std::thread::park();
         },
+        RackCommand::Watch(named) => watch(&named),
     }
 }
 
 fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
+    let name = StateRoot::named(up.rack.as_ref()).map_err(RackError::from)?;
+    let name = name.map_or_else(|| USUAL_NAME.parse(), Ok)?;
     let site = Site::prepare()?;
     let spec = RackSpec {
-        name: up.named.name,
+        name,
         servers: up.servers,
         clients: up.clients,
         mtu: up.mtu,
@@ -123,6 +147,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     let program = std::env::current_exe().context("cannot find the own program")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let mut rack = Rack::build(&site, spec, cancel)?;
+    rack.set_log_filter(log_filter(global))?;
     if !up.network_only {
         rack.start_daemons(&program, Duration::from_secs(up.deadline))?;
     }
@@ -131,8 +156,28 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn status(name: &RackName, global: Global) -> anyhow::Result<Exit> {
-    let state = StateRoot::locate().read(name).map_err(bluebridge_rack::RackError::from)?;
+/// What daemons are asked to log: the filter that this command got, or the level of its -v.
+fn log_filter(global: Global) -> Option<String> {
+    let filter = std::env::var(LOG_VARIABLE).ok().filter(|filter| !filter.is_empty());
+    let level = match global.verbose {
+        0 => None,
+        1 => Some("info"),
+        2 => Some("debug"),
+        _ => Some("trace"),
+    };
+    filter.or_else(|| level.map(str::to_owned))
+}
+
+fn watch(named: &Named) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
+    hosts::watch(&state, || readiness::notify_ready().map(drop))?;
+    Ok(Exit::Ok)
+}
+
+fn status(named: &Named, global: Global) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
     if let Err(error) = access::join(&state) {
         tracing::warn!(%error, "links cannot be looked at");
     }
@@ -141,24 +186,31 @@ fn status(name: &RackName, global: Global) -> anyhow::Result<Exit> {
     Ok(if status.healthy { Exit::Ok } else { Exit::Failure })
 }
 
-fn down(name: &RackName, global: Global) -> anyhow::Result<Exit> {
-    let directory = match StateRoot::locate().lock(name) {
-        Ok(directory) => directory,
-        Err(StateError::Unknown(_)) => {
-            if global.json {
-                output::json(&serde_json::json!({ "name": name, "was_there": false }))?;
-            } else {
-                output::text(&format!("there is no rack {name}"))?;
-            }
-            return Ok(Exit::Ok);
-        }
-        Err(error) => return Err(bluebridge_rack::RackError::from(error).into()),
+fn down(named: &Named, global: Global) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let name = match root.choose(named.rack.as_ref()) {
+        // What is left of a rack may have its name without a record.
+        Err(StateError::None) => USUAL_NAME.parse()?,
+        name => name.map_err(RackError::from)?,
     };
-    let taken = take_down_of_another(&directory, GRACE)?;
+    let taken = match root.lock(&name) {
+        Ok(directory) => take_down_of_another(&directory, GRACE).map(Some),
+        Err(StateError::Unknown(_)) => take_down_unrecorded(&root, &name, GRACE)
+            .map(|taken| (!taken.is_empty()).then_some(taken)),
+        Err(error) => Err(RackError::from(error)),
+    };
+    let Some(taken) = taken? else {
+        if global.json {
+            output::json(&serde_json::json!({ "name": name, "was_there": false }))?;
+        } else {
+            output::text(&format!("there is no rack {name}"))?;
+        }
+        return Ok(Exit::Ok);
+    };
     if global.json {
         output::json(&serde_json::json!({ "name": name, "was_there": true, "stopped": taken }))?;
     } else {
-        output::text(&sentence(name, &taken))?;
+        output::text(&sentence(&name, &taken))?;
     }
     Ok(Exit::Ok)
 }
@@ -169,6 +221,12 @@ fn sentence(name: &RackName, taken: &TakenDown) -> String {
         taken.daemons.len(),
         taken.namespace_count
     );
+    if taken.unrecorded && !taken.is_empty() {
+        text.push_str(&format!(
+            ", {} mounts removed; there was no readable record of it, so these were found by the rack's name",
+            taken.mount_count
+        ));
+    }
     for other in &taken.others {
         text.push_str(&format!("\nalso stopped in it: {} ({})", other.name, other.pid));
     }
@@ -177,11 +235,9 @@ fn sentence(name: &RackName, taken: &TakenDown) -> String {
 
 fn exec(exec: Exec) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
-    let state = root.read(&exec.named.name).map_err(bluebridge_rack::RackError::from)?;
+    let state = root.read(&exec.named.choose(&root)?).map_err(RackError::from)?;
     access::join(&state)?;
-    access::namespace(&state, exec.node)?
-        .move_caller_in()
-        .map_err(bluebridge_rack::RackError::from)?;
+    access::namespace(&state, exec.node)?.move_caller_in().map_err(RackError::from)?;
     let mut words = exec.command.into_iter();
     let program = words.next().context("no command")?;
     let failure = process::Command::new(&program)
@@ -194,7 +250,7 @@ fn exec(exec: Exec) -> anyhow::Result<Exit> {
 fn list(global: Global) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let mut states = Vec::new();
-    for name in root.names().map_err(bluebridge_rack::RackError::from)? {
+    for name in root.names().map_err(RackError::from)? {
         states.push((name.clone(), root.read(&name).ok()));
     }
     if global.json {
@@ -235,6 +291,9 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
     let word = if status.healthy { "healthy" } else { "not healthy" };
     let root = if status.rootless { ", without root" } else { "" };
     output::text(&format!("rack {}: {word}{root}", status.name))?;
+    for problem in &status.problems {
+        output::text(&format!("  {problem}"))?;
+    }
     let up = |up: bool| if up { "up" } else { "down" }.to_owned();
     let links = status.links.iter().map(|link| {
         vec![
@@ -255,7 +314,7 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
         vec![
             daemon.name.clone(),
             daemon.pid.map_or_else(String::new, |pid| pid.to_string()),
-            up(daemon.running && daemon.ready),
+            if daemon.stopped { "stopped".to_owned() } else { up(daemon.running && daemon.ready) },
             daemon.log.display().to_string(),
         ]
     });

@@ -13,8 +13,8 @@ use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::DataPlane as Kind;
 use bluebridge_switch::agent::{Agent, AgentConfig};
-use bluebridge_switch::dataplane::{DataPlane, PortError};
-use bluebridge_switch::ebpf::PortMode;
+use bluebridge_switch::dataplane::{DataPlane, PlaneError, PortError};
+use bluebridge_switch::ebpf::{EbpfSwitch, PortMode};
 use bluebridge_switch::soft;
 use clap::{Args, Subcommand};
 
@@ -145,6 +145,10 @@ async fn start(
 fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn DataPlane>> {
     match pins {
         Some(pins) => {
+            if !EbpfSwitch::is_built() {
+                let words = "install clang and build again, or choose --data-plane soft";
+                return Err(PlaneError::NoEbpf).context(words);
+            }
             let mut plane = pins.open()?;
             attach(&mut plane, &switch.ports, |plane, port| {
                 plane.add_port_with(port.port, &port.interface, port.mode)

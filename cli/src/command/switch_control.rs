@@ -8,7 +8,7 @@ use bluebridge_rack::control::tables::{self, PortNames};
 use bluebridge_rack::control::{impair, switch_ports};
 use bluebridge_rack::daemon::DEVICE_ID;
 use bluebridge_rack::layout::{Layout, P4RUNTIME};
-use bluebridge_rack::spec::{Node, RackName};
+use bluebridge_rack::spec::{DataPlane, Node, RackName};
 use bluebridge_rack::state::RackState;
 use bluebridge_rack::{RackError, access};
 use clap::{Args, Subcommand};
@@ -29,10 +29,14 @@ pub(super) enum Question {
     Tables(Agent),
 }
 
+/// What to do where there is no rack.
+const OTHERWISE: &str = "say with --agent where the switch's agent listens";
+
 /// Which switch.
 #[derive(Debug, Args)]
 pub(super) struct Agent {
-    /// The switch of this rack; without it and --agent, of the only one that is up
+    /// The switch of this rack; without it and --agent, of the one that BLUEBRIDGE_RACK names, or the
+    /// only one that is up
     #[arg(long, value_name = "NAME", conflicts_with = "agent")]
     rack: Option<RackName>,
     /// Where the switch's agent serves P4Runtime
@@ -90,7 +94,7 @@ impl Agent {
                 names: PortNames::new(),
                 layout: None,
             }),
-            None => enter(&find_rack(self.rack.as_ref())?),
+            None => enter(&find_rack(self.rack.as_ref(), OTHERWISE)?),
         }
     }
 }
@@ -126,7 +130,7 @@ pub(super) fn run(question: Question, global: Global) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn tables_of_rack(name: &RackName, global: Global) -> anyhow::Result<Exit> {
-    show_tables(&enter(&find_rack(Some(name))?)?, global)
+    show_tables(&enter(&find_rack(Some(name), OTHERWISE)?)?, global)
 }
 
 fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
@@ -150,8 +154,8 @@ pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
         last = line.table;
         vec![
             table.to_owned(),
-            line.matches.clone(),
-            line.action.clone(),
+            line.matches.to_string(),
+            line.action.to_string(),
             line.packets.to_string(),
             line.bytes.to_string(),
         ]
@@ -272,6 +276,13 @@ fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
         _ => return Err(UsageError("which port? use --port N".to_owned()).into()),
     };
     let delay = Duration::from_micros(options.delay.into());
+    if !delay.is_zero() {
+        let data_plane = switch_ports(switch.address)?.data_plane;
+        if data_plane == DataPlane::Ebpf.as_str() {
+            let words = "the data plane ebpf cannot delay frames; soft can: `bluebridge rack up --switch soft`";
+            return Err(UsageError(words.to_owned()).into());
+        }
+    }
     let impairment = proto::Impairment {
         seed: options.seed,
         loss: options.loss,

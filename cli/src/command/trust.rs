@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use crate::exit::UsageError;
 
 /// The options of TLS; without a root, joining is plain.
 #[derive(Clone, Debug, Args)]
@@ -31,15 +33,32 @@ impl Trust {
         let Some(root) = &self.tls_root else { return Ok(None) };
         let name = self.tls_name.clone().unwrap_or_else(|| controller.ip().to_string());
         let config = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(read(root)?))
+            .ca_certificate(Certificate::from_pem(read(root, CERTIFICATE)?))
             .domain_name(name);
-        Ok(Some(match self.tls_certificate.as_ref().zip(self.tls_key.as_ref()) {
-            Some((certificate, key)) => {
-                config.identity(Identity::from_pem(read(certificate)?, read(key)?))
-            }
+        let config = match self.tls_certificate.as_ref().zip(self.tls_key.as_ref()) {
+            Some((certificate, key)) => config
+                .identity(Identity::from_pem(read(certificate, CERTIFICATE)?, read(key, KEY)?)),
             None => config,
-        }))
+        };
+        // What does not fit together would else look like an address that is none.
+        let tried = Endpoint::from_static("https://localhost").tls_config(config.clone());
+        tried.map_err(|error| {
+            UsageError(format!("the files of TLS cannot be used together: {}", innermost(&error)))
+        })?;
+        Ok(Some(config))
     }
+}
+
+/// What the lines of PEM say that begin and end a certificate, and a private key of any kind (RFC 7468).
+const CERTIFICATE: &str = "CERTIFICATE-----";
+const KEY: &str = "PRIVATE KEY-----";
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
 }
 
 /// The controller, as gRPC wants it.
@@ -48,6 +67,14 @@ pub(super) fn controller_uri(controller: SocketAddr, tls: Option<&ClientTlsConfi
     format!("{scheme}://{controller}")
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+/// Reads a file of PEM that must hold something of a kind: a root without a certificate would trust nobody.
+fn read(path: &Path, label: &str) -> anyhow::Result<Vec<u8>> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8_lossy(&bytes);
+    if text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label))
+    {
+        return Ok(bytes);
+    }
+    let words = format!("{} holds no -----BEGIN {label}, as PEM has it", path.display());
+    Err(UsageError(words).into())
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use bluebridge_testkit::Scratch;
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
@@ -42,7 +43,9 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["create", "2T", "--nonsense"], "--nonsense"),
         (vec!["controller", "--store", "/nonexistent/x"], "there is no directory /nonexistent;"),
         (vec!["rack", "restart", "c1"], "is no daemon"),
-        (vec!["rack", "kill", "s1"], "there is no rack rack"),
+        (vec!["rack", "kill", "s1"], "no rack is up; `bluebridge rack up` builds one"),
+        (vec!["rack", "kill", "s1", "--rack", "one"], "there is no rack one"),
+        (vec!["switch", "tables"], "or say with --agent where the switch's agent listens"),
     ] {
         let (code, said) = told(&call(&arguments));
         assert_eq!(code, Some(2), "{arguments:?}: {said}");
@@ -57,16 +60,85 @@ fn what_cannot_be_is_wrong_usage() {
     assert!(!Path::new("/nonexistent").exists());
 }
 
+/// The words for people are one line as well.
+#[test]
+fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
+    for (arguments, words) in [
+        (
+            &["create"][..],
+            "required arguments were not provided: <SIZE>; see `bluebridge create --help`",
+        ),
+        (
+            &["rack", "up", "--memry", "1G"],
+            "tip: a similar argument exists: '--memory'; see `bluebridge rack up",
+        ),
+        (&["read", "nowhere"], "invalid value 'nowhere' for '<POINTER>'"),
+    ] {
+        let (code, said) = told(&call(arguments));
+        assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.starts_with("bluebridge: ") && said.contains(words), "{said}");
+        let error = error(&call(&[arguments, &["--json"]].concat()));
+        assert_eq!(format!("bluebridge: {}\n", error["message"].as_str().expect("text")), said);
+    }
+}
+
+#[test]
+fn files_of_tls_that_cannot_be_used_are_named() {
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    let scratch = Scratch::new("usage-tls");
+    let file = |name: &str, text: &str| {
+        let path = scratch.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("text").to_owned()
+    };
+    let made = || generate_simple_self_signed(["x".to_owned()]).expect("made");
+    let CertifiedKey { cert, signing_key } = made();
+    let root = file("root.pem", &cert.pem());
+    let key = file("key.pem", &signing_key.serialize_pem());
+    let other_key = file("other.pem", &made().signing_key.serialize_pem());
+    let empty = file("empty.pem", "");
+    let damaged =
+        file("damaged.pem", "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n");
+    let ping = |trust: &[&str]| {
+        let ping = ["ping", "s1", "--interface", "lo", "--deadline", "100ms"];
+        told(&call(&[&ping[..], &ENDPOINT, trust].concat()))
+    };
+    for (trust, words) in [
+        (&["--tls-root", &empty][..], "empty.pem holds no -----BEGIN CERTIFICATE-----"),
+        (&["--tls-root", &key], "key.pem holds no -----BEGIN CERTIFICATE-----"),
+        (
+            &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &root],
+            "root.pem holds no -----BEGIN PRIVATE KEY-----",
+        ),
+        (
+            &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &damaged],
+            "the files of TLS cannot be used together",
+        ),
+        (
+            &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &other_key],
+            "the files of TLS cannot be used together",
+        ),
+    ] {
+        let (code, said) = ping(trust);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    let (code, said) = ping(&["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &key]);
+    assert_eq!(code, Some(4), "the files are right: {said}");
+}
+
 mod root {
-    use std::io::Read;
-    use std::os::unix::fs::symlink;
+    use std::fs::Permissions;
+    use std::io::{BufRead, BufReader, Read};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::process::CommandExt;
     use std::path::PathBuf;
     use std::process::Child;
     use std::thread;
     use std::time::Duration;
 
     use bluebridge_switch::ebpf::EbpfSwitch;
-    use bluebridge_testkit::{Scratch, require_ebpf, require_root};
+    use bluebridge_testkit::{require_ebpf, require_root, until};
 
     use super::*;
 
@@ -215,6 +287,60 @@ mod root {
         assert!(started, "the switch did not start");
         assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", told(&output).1);
         assert!(removed.status.success(), "{}", told(&removed).1);
+    }
+
+    #[test]
+    fn a_store_that_this_user_may_not_write_is_not_permitted() {
+        require_root();
+        let scratch = Scratch::new("usage-store");
+        let binary = scratch.path().join("bluebridge");
+        std::fs::copy(BINARY, &binary).expect("copied");
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("set");
+        };
+        open(scratch.path(), 0o755);
+        open(&binary, 0o755);
+        let others = scratch.path().join("others.redb");
+        std::fs::write(&others, "").expect("written");
+        open(&others, 0o600);
+        for store in [others, scratch.path().join("new.redb")] {
+            let mut command = Command::new(&binary);
+            command.args(["controller", "--listen", "[::1]:0", "--json", "--store"]).arg(&store);
+            let output = command.uid(59_999).gid(59_999).current_dir("/").output().expect("runs");
+            assert_eq!(output.status.code(), Some(5), "{}", told(&output).1);
+        }
+    }
+
+    /// Measuring for minutes, interrupted once it has begun.
+    fn interrupted(name: &str, arguments: &[&str], begun: &str) {
+        require_root();
+        let scratch = Scratch::new(name);
+        let state = scratch.path().join("state");
+        let mut command = Command::new(BINARY);
+        command.args(arguments).env("BLUEBRIDGE_STATE", &state).current_dir(scratch.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut measuring = command.spawn().expect("starts");
+        let mut lines = BufReader::new(measuring.stderr.take().expect("piped")).lines();
+        let step = lines.find(|line| line.as_ref().expect("text").contains(begun));
+        assert!(step.is_some(), "it ended before its step {begun:?}");
+        let pid = rustix::process::Pid::from_child(&measuring);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signalled");
+        until("it ends", || measuring.try_wait().expect("a child").is_some());
+        assert_eq!(measuring.wait().expect("ends").code(), Some(1));
+        let said: Vec<String> = lines.map(|line| line.expect("text")).collect();
+        assert_eq!(said, ["bluebridge: interrupted"]);
+        assert!(!state.exists(), "the rack is taken down");
+    }
+
+    #[test]
+    fn a_measurement_is_interrupted_at_once() {
+        let bench = ["bench", "read", "--rounds", "1000", "--operations", "1000000"];
+        interrupted("usage-bench", &bench, "READ of 4096 bytes (1 of 1)");
+        let update = ["bench", "update", "--rounds", "1000", "--operations", "1000000"];
+        interrupted("usage-update", &update, "(1 of 2)");
+        let experiment =
+            ["experiment", "ownership", "--seconds", "600", "--clients", "2", "--leases", "1"];
+        interrupted("usage-ownership", &experiment, "2 clients for 600 s (2 of 4)");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The tables that a switch really has, with their counters as they are now.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
 
 use bluebridge_p4::declaration::{TABLES, TableDeclaration};
@@ -26,9 +27,9 @@ pub struct TableLine {
     pub table: &'static str,
     /// What it matches.
     #[serde(rename = "match")]
-    pub matches: String,
+    pub matches: Match,
     /// What it does.
-    pub action: String,
+    pub action: Act,
     /// Packets that met it.
     pub packets: u64,
     /// Their bytes, whole frames.
@@ -37,6 +38,216 @@ pub struct TableLine {
 
 /// Names for ports; a port without one is shown by its number.
 pub type PortNames = BTreeMap<u16, String>;
+
+/// A port of the switch.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Port {
+    /// Its number.
+    pub port: u16,
+    /// The node behind it, where that is known.
+    pub node: Option<String>,
+}
+
+impl Port {
+    fn of(SwitchPort(port): SwitchPort, names: &PortNames) -> Self {
+        Self { port, node: names.get(&port).cloned() }
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.node {
+            Some(node) => f.write_str(node),
+            None => write!(f, "port {}", self.port),
+        }
+    }
+}
+
+/// A byte of which some bits count.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct MaskedByte {
+    /// The bits that it must have, 0 where they do not count.
+    pub value: u8,
+    /// The bits that count; 0 matches any byte.
+    pub mask: u8,
+}
+
+impl From<Ternary> for MaskedByte {
+    fn from(Ternary { value, mask }: Ternary) -> Self {
+        Self { value, mask }
+    }
+}
+
+/// What an entry matches; programs know the fields by `kind`, which is the table's name or `default`.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Match {
+    /// Requests that the switch places.
+    Anycast {
+        /// The space, as the prefix of its node 0.
+        destination: String,
+    },
+    /// What no other entry of the table matches.
+    Default,
+    /// Requests and replies on their way.
+    Directory {
+        /// Destinations as a prefix.
+        destination: String,
+    },
+    /// Who may send from a port.
+    IngressGuard {
+        /// Where it comes in.
+        #[serde(flatten)]
+        port: Port,
+        /// Sources as a prefix.
+        source: String,
+    },
+    /// Traffic that is not the fabric's.
+    L2 {
+        /// The destination.
+        mac: String,
+    },
+    /// Notices.
+    Multicast {
+        /// The space, as the prefix of its multicast node.
+        destination: String,
+    },
+    /// What the controller gets a copy of.
+    Notify {
+        /// The command of a reply.
+        reply: MaskedByte,
+        /// The command of a request.
+        request: MaskedByte,
+        /// The status of a reply.
+        status: MaskedByte,
+    },
+    /// Copies that leave by a port.
+    PortMac {
+        /// The port.
+        #[serde(flatten)]
+        port: Port,
+    },
+    /// A leased page.
+    Redirect {
+        /// Its home.
+        home: Ipv6Addr,
+        /// The upper 52 bits of its location.
+        page: u64,
+    },
+}
+
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anycast { destination } => write!(f, "{destination} (CREATE anywhere)"),
+            Self::Default => f.write_str("anything else"),
+            Self::Directory { destination } => f.write_str(destination),
+            Self::IngressGuard { port, source } => write!(f, "{port} from {source}"),
+            Self::L2 { mac } => f.write_str(mac),
+            Self::Multicast { destination } => write!(f, "{destination} (notices)"),
+            Self::Notify { reply, request, status } => {
+                let parts = [("reply", reply), ("request", request), ("status", status)];
+                let mut parts = parts.iter().filter(|(_, byte)| byte.mask != 0).peekable();
+                while let Some((what, MaskedByte { value, mask })) = parts.next() {
+                    let space = if parts.peek().is_some() { " " } else { "" };
+                    write!(f, "{what} {value:#04x}&{mask:#04x}{space}")?;
+                }
+                Ok(())
+            }
+            Self::PortMac { port } => port.fmt(f),
+            Self::Redirect { home, page } => write!(f, "{home} page {page:#x}"),
+        }
+    }
+}
+
+/// A port among which the switch chooses.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Choice {
+    /// The port.
+    #[serde(flatten)]
+    pub port: Port,
+    /// Its share.
+    pub weight: u16,
+}
+
+/// What an entry does; programs know the fields by `kind`.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Act {
+    /// Lets it pass.
+    Allow,
+    /// Drops it.
+    Drop,
+    /// Sends it by a port.
+    Forward {
+        /// The port.
+        #[serde(flatten)]
+        port: Port,
+    },
+    /// Does what a group of the action profile says.
+    Group {
+        /// Its number.
+        group: u32,
+    },
+    /// Does what a member of the action profile says.
+    Member {
+        /// Its number.
+        member: u32,
+    },
+    /// Copies it to ports.
+    Multicast {
+        /// The multicast group.
+        group: u32,
+        /// Its ports.
+        ports: Vec<Port>,
+    },
+    /// Copies it to the controller.
+    Notify,
+    /// Sends it to the owner of the page.
+    Redirect {
+        /// The port.
+        #[serde(flatten)]
+        port: Port,
+        /// How long still, in milliseconds.
+        lease_ms: u16,
+    },
+    /// Sends it by one of several ports.
+    Select {
+        /// The ports.
+        choices: Vec<Choice>,
+    },
+    /// Rewrites where copies go.
+    SetDestinationMac {
+        /// The Ethernet address.
+        mac: String,
+    },
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Allow => f.write_str("allow"),
+            Self::Drop => f.write_str("drop"),
+            Self::Forward { port } => write!(f, "to {port}"),
+            Self::Group { group } => write!(f, "group {group}"),
+            Self::Member { member } => write!(f, "member {member}"),
+            Self::Multicast { ports, .. } => {
+                f.write_str("copy to")?;
+                ports.iter().try_for_each(|port| write!(f, " {port}"))
+            }
+            Self::Notify => f.write_str("copy to the controller"),
+            Self::Redirect { port, lease_ms } => write!(f, "to {port} for {lease_ms} ms more"),
+            Self::Select { choices } => {
+                let choices: Vec<_> = choices
+                    .iter()
+                    .map(|choice| format!("{} (weight {})", choice.port, choice.weight))
+                    .collect();
+                write!(f, "one of {}", choices.join(", "))
+            }
+            Self::SetDestinationMac { mac } => write!(f, "copies leave as {mac}"),
+        }
+    }
+}
 
 /// An entry that no switch counted yet.
 pub fn describe(
@@ -47,8 +258,8 @@ pub fn describe(
 ) -> TableLine {
     TableLine {
         table: bluebridge_switch::dataplane::Table::of(key).name(),
-        matches: key_text(key, names),
-        action: action_text(action, groups, names),
+        matches: match_of(key, names),
+        action: act_of(action, groups, names),
         packets: 0,
         bytes: 0,
     }
@@ -151,14 +362,14 @@ fn line(
         _ => decode_table_action(table, entry.action.as_ref()),
     };
     let action = match spec.map_err(bad)? {
-        ActionSpec::Direct(action) => action_text(&action, groups, names),
-        ActionSpec::Member(member) => format!("member {member}"),
-        ActionSpec::Group(group) => format!("group {group}"),
+        ActionSpec::Direct(action) => act_of(&action, groups, names),
+        ActionSpec::Member(member) => Act::Member { member },
+        ActionSpec::Group(group) => Act::Group { group },
     };
     let matches = if entry.is_default_action {
-        "anything else".to_owned()
+        Match::Default
     } else {
-        key_text(&decode_key(entry).map_err(bad)?, names)
+        match_of(&decode_key(entry).map_err(bad)?, names)
     };
     let count = entry.counter_data.unwrap_or_default();
     let number = |count: i64| u64::try_from(count).unwrap_or(0);
@@ -171,31 +382,27 @@ fn line(
     }))
 }
 
-fn key_text(key: &Key, names: &PortNames) -> String {
+fn match_of(key: &Key, names: &PortNames) -> Match {
+    let prefix = |scope, node| format!("{}/{NODE_BITS}", node_address(scope, node));
     match *key {
         Key::IngressGuard { port, src_scope, src_node } => {
-            format!("{} from {}/48", name(port, names), node_address(src_scope, src_node))
+            Match::IngressGuard { port: Port::of(port, names), source: prefix(src_scope, src_node) }
         }
         Key::Redirect { dst_scope, dst_node, page } => {
-            format!("{} page {page:#x}", node_address(dst_scope, dst_node))
+            Match::Redirect { home: node_address(dst_scope, dst_node), page }
         }
-        Key::Directory { prefix, prefix_len } => directory_text(prefix, prefix_len),
-        Key::Anycast { dst_scope } => {
-            format!("{}/48 (CREATE anywhere)", node_address(dst_scope, 0))
+        Key::Directory { prefix, prefix_len } => {
+            Match::Directory { destination: directory_text(prefix, prefix_len) }
         }
-        Key::Multicast { dst_scope } => {
-            format!("{}/48 (notices)", node_address(dst_scope, 0xffff))
-        }
-        Key::Notify { src_command, dst_command, src_status, .. } => {
-            let parts = [("reply", src_command), ("request", dst_command), ("status", src_status)];
-            let parts = parts.iter().filter(|(_, ternary)| ternary.mask != 0);
-            let text = |(what, Ternary { value, mask }): &(&str, Ternary)| {
-                format!("{what} {value:#04x}&{mask:#04x}")
-            };
-            parts.map(text).collect::<Vec<_>>().join(" ")
-        }
-        Key::L2 { dst_mac } => dst_mac.to_string(),
-        Key::PortMac { port } => name(port, names),
+        Key::Anycast { dst_scope } => Match::Anycast { destination: prefix(dst_scope, 0) },
+        Key::Multicast { dst_scope } => Match::Multicast { destination: prefix(dst_scope, 0xffff) },
+        Key::Notify { src_command, dst_command, src_status, .. } => Match::Notify {
+            reply: src_command.into(),
+            request: dst_command.into(),
+            status: src_status.into(),
+        },
+        Key::L2 { dst_mac } => Match::L2 { mac: dst_mac.to_string() },
+        Key::PortMac { port } => Match::PortMac { port: Port::of(port, names) },
     }
 }
 
@@ -213,33 +420,29 @@ fn node_address(scope: u32, node: u16) -> Ipv6Addr {
     Ipv6Addr::from((u128::from(scope) << 96) | (u128::from(node) << 80))
 }
 
-fn name(port: SwitchPort, names: &PortNames) -> String {
-    names.get(&port.0).cloned().unwrap_or_else(|| format!("port {}", port.0))
-}
-
-fn action_text(action: &Action, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNames) -> String {
-    let to = |forward: &Forward| name(forward.port, names);
+fn act_of(action: &Action, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNames) -> Act {
+    let to = |forward: &Forward| Port::of(forward.port, names);
     match action {
-        Action::Allow => "allow".to_owned(),
-        Action::Drop => "drop".to_owned(),
-        Action::Forward(forward) => format!("to {}", to(forward)),
+        Action::Allow => Act::Allow,
+        Action::Drop => Act::Drop,
+        Action::Forward(forward) => Act::Forward { port: to(forward) },
         Action::RedirectUntil { forward, lease_ms } => {
-            format!("to {} for {lease_ms} ms more", to(forward))
+            Act::Redirect { port: to(forward), lease_ms: *lease_ms }
         }
         Action::Multicast { group } => {
-            let ports = groups.get(&u32::from(*group)).map(Vec::as_slice).unwrap_or_default();
-            let ports: Vec<_> = ports.iter().map(|port| name(SwitchPort(*port), names)).collect();
-            format!("copy to {}", ports.join(" "))
+            let group = u32::from(*group);
+            let ports = groups.get(&group).map(Vec::as_slice).unwrap_or_default();
+            let ports = ports.iter().map(|port| Port::of(SwitchPort(*port), names)).collect();
+            Act::Multicast { group, ports }
         }
-        Action::Notify => "copy to the controller".to_owned(),
-        Action::Select(members) => {
-            let members: Vec<_> = members
+        Action::Notify => Act::Notify,
+        Action::Select(members) => Act::Select {
+            choices: members
                 .iter()
-                .map(|member| format!("{} (weight {})", to(&member.forward), member.weight))
-                .collect();
-            format!("one of {}", members.join(", "))
-        }
-        Action::SetDstMac(mac) => format!("copies leave as {mac}"),
+                .map(|member| Choice { port: to(&member.forward), weight: member.weight })
+                .collect(),
+        },
+        Action::SetDstMac(mac) => Act::SetDestinationMac { mac: mac.to_string() },
     }
 }
 
@@ -264,12 +467,37 @@ mod tests {
             src_scope: 0xfdbb_0001,
             src_node: 4,
         };
-        assert_eq!(key_text(&guard(4), &names), "c1 from fdbb:1:4::/48");
-        assert_eq!(key_text(&guard(5), &names), "port 5 from fdbb:1:4::/48");
+        assert_eq!(match_of(&guard(4), &names).to_string(), "c1 from fdbb:1:4::/48");
+        assert_eq!(match_of(&guard(5), &names).to_string(), "port 5 from fdbb:1:4::/48");
         let groups = BTreeMap::from([(7, vec![4, 5])]);
-        let copy = action_text(&Action::Multicast { group: 7 }, &groups, &names);
-        assert_eq!(copy, "copy to c1 port 5");
+        let copy = act_of(&Action::Multicast { group: 7 }, &groups, &names);
+        assert_eq!(copy.to_string(), "copy to c1 port 5");
     }
+
+    #[test]
+    fn programs_get_the_fields_of_an_entry() {
+        use serde_json::{json, to_value};
+        let names = PortNames::from([(4, "c1".to_owned())]);
+        let key = Key::IngressGuard { port: SwitchPort(4), src_scope: 0xfdbb_0001, src_node: 4 };
+        let expected =
+            json!({ "kind": "ingress_guard", "port": 4, "node": "c1", "source": "fdbb:1:4::/48" });
+        assert_eq!(to_value(match_of(&key, &names)).expect("JSON"), expected);
+        let groups = BTreeMap::from([(7, vec![4, 5])]);
+        let copy = act_of(&Action::Multicast { group: 7 }, &groups, &names);
+        let ports = json!([{ "port": 4, "node": "c1" }, { "port": 5, "node": null }]);
+        let expected = json!({ "kind": "multicast", "group": 7, "ports": ports });
+        assert_eq!(to_value(copy).expect("JSON"), expected);
+        let any = MaskedByte { value: 0, mask: 0 };
+        let notify = Match::Notify {
+            reply: MaskedByte { value: 0x8a, mask: 0xff },
+            request: any,
+            status: MaskedByte { value: 1, mask: 0x0f },
+        };
+        assert_eq!(notify.to_string(), "reply 0x8a&0xff status 0x01&0x0f");
+        assert_eq!(to_value(&notify).expect("JSON")["reply"], json!({ "value": 138, "mask": 255 }));
+        assert_eq!(to_value(Act::Drop).expect("JSON"), json!({ "kind": "drop" }));
+    }
+
     #[test]
     fn a_table_that_was_never_filled_shows_its_own_default() {
         let l2 = TABLES.iter().find(|table| table.alias == "l2").expect("it is declared");
@@ -282,6 +510,6 @@ mod tests {
         };
         let shown = line(l2, &entry, &BTreeMap::new(), &PortNames::new());
         let shown = shown.expect("it is understood").expect("there is an action");
-        assert_eq!((shown.matches.as_str(), shown.action.as_str()), ("anything else", "drop"));
+        assert_eq!((shown.matches, shown.action), (Match::Default, Act::Drop));
     }
 }

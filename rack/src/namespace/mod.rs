@@ -2,10 +2,12 @@
 
 mod user;
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -166,6 +168,38 @@ pub fn unmount(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Where something is mounted below `directory`, as this process sees it; the innermost and latest first.
+pub fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescape);
+    let below = |path: &PathBuf| path.starts_with(directory) && path != directory;
+    let mut points: Vec<_> = points.filter(below).collect();
+    points.reverse();
+    Ok(points)
+}
+
+/// Spaces and a few other bytes are written as `\` and three octal digits (proc_pid_mountinfo(5)).
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        let code = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match (byte, code) {
+            (b'\\', Some(code)) => {
+                bytes.push(code);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            _ => {
+                bytes.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
 /// Unmounts what is mounted at `path` unless it is in use or not ours to unmount.
 pub fn unmount_unused(path: &Path) {
     if let Err(error) = rustix::mount::unmount(path, UnmountFlags::empty()) {
@@ -213,4 +247,15 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NamespaceE
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read_as_they_are_escaped() {
+        assert_eq!(unescape(br"/a\040b\134c\"), PathBuf::from(r"/a b\c\"));
+        assert_eq!(unescape(b"/plain"), PathBuf::from("/plain"));
+    }
 }

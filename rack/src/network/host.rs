@@ -1,8 +1,11 @@
 //! What a host with kernel sockets needs to send to pointers and to receive them (docs/operations.md).
 
+use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
+use bluebridge_wire::address::Fields;
+use bluebridge_wire::{NodeId, Space};
 use serde::Serialize;
 
 use super::{MacAddress, Netlink, NetworkError, sysctl};
@@ -56,6 +59,47 @@ pub struct HostRemoval {
     pub was_up: bool,
 }
 
+/// A part of a host's way into the fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostPart {
+    /// The rule that makes arriving fabric traffic look into [`ARRIVAL_TABLE`].
+    ArrivalRule,
+    /// The route of that table, which delivers to this host.
+    LocalRoute,
+    /// The gateway's permanent neighbour entry.
+    Neighbour,
+    /// The route to every pointer.
+    Route,
+}
+
+impl HostPart {
+    /// All of them, in the order of making.
+    const ALL: [Self; 4] = [Self::Neighbour, Self::Route, Self::LocalRoute, Self::ArrivalRule];
+}
+
+impl fmt::Display for HostPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ArrivalRule => "arrival rule",
+            Self::LocalRoute => "local route",
+            Self::Neighbour => "neighbour entry of the gateway",
+            Self::Route => "route to the fabric",
+        })
+    }
+}
+
+/// How one step of [`HostFabric::up`] is undone.
+#[derive(Debug)]
+enum Undo {
+    /// A part was made.
+    Remove(HostPart),
+    /// The gateway had another Ethernet address.
+    RestoreNeighbour(MacAddress),
+    /// An interface was set up.
+    SetDown(String),
+}
+
 impl HostFabric {
     /// The ordinary case: the interface leads to a BlueBridge switch.
     pub fn new(interface: impl Into<String>) -> Self {
@@ -65,33 +109,163 @@ impl HostFabric {
     /// Sets the host up; does no harm when it is already.
     ///
     /// Socket buffer limits are raised where that is allowed and never lowered.
+    ///
+    /// # Errors
+    /// The first thing that the kernel refused; what was done before is undone.
     pub fn up(&self, netlink: &Netlink) -> Result<HostReport, NetworkError> {
+        let mut steps = Vec::new();
+        match self.bring_up(netlink, &mut steps) {
+            Ok(made) => Ok(HostReport {
+                interface: self.interface.clone(),
+                rule_added: made.contains(&HostPart::ArrivalRule),
+                receive_buffer_bytes: raise(Path::new("/proc/sys/net/core/rmem_max")),
+                send_buffer_bytes: raise(Path::new("/proc/sys/net/core/wmem_max")),
+            }),
+            Err(error) => {
+                self.undo(netlink, steps);
+                Err(error)
+            }
+        }
+    }
+
+    fn bring_up(
+        &self,
+        netlink: &Netlink,
+        steps: &mut Vec<Undo>,
+    ) -> Result<Vec<HostPart>, NetworkError> {
+        for interface in [self.interface.as_str(), "lo"] {
+            if !netlink.link(interface)?.enabled {
+                netlink.set_up(interface)?;
+                steps.push(Undo::SetDown(interface.to_owned()));
+            }
+        }
+        let missing = self.missing(netlink)?;
+        for part in &missing {
+            let replaced = match part {
+                HostPart::Neighbour => self.neighbour(netlink)?,
+                _ => None,
+            };
+            self.make(netlink, *part)?;
+            steps.push(replaced.map_or(Undo::Remove(*part), Undo::RestoreNeighbour));
+        }
+        Ok(missing)
+    }
+
+    /// The last step first. What cannot be undone is logged: the caller has the error that matters.
+    fn undo(&self, netlink: &Netlink, steps: Vec<Undo>) {
+        for step in steps.into_iter().rev() {
+            let undone = match &step {
+                Undo::Remove(part) => self.remove(netlink, *part).map(drop),
+                Undo::RestoreNeighbour(mac) => {
+                    netlink.add_permanent_neighbour(&self.interface, GATEWAY, *mac)
+                }
+                Undo::SetDown(interface) => netlink.set_down(interface),
+            };
+            if let Err(error) = undone {
+                tracing::warn!(?step, %error, "a step that failed to set the host up is not undone");
+            }
+        }
+    }
+
+    /// What [`Self::up`] makes and is not there.
+    ///
+    /// # Errors
+    /// The interface is not there, or the kernel does not answer.
+    pub fn missing(&self, netlink: &Netlink) -> Result<Vec<HostPart>, NetworkError> {
+        let mut missing = Vec::new();
+        for part in HostPart::ALL {
+            let there = match part {
+                HostPart::ArrivalRule => {
+                    netlink.arrival_interfaces(ARRIVAL_TABLE)?.contains(&self.interface)
+                }
+                HostPart::LocalRoute => netlink.has_local_route(FABRIC, ARRIVAL_TABLE)?,
+                HostPart::Neighbour => self.neighbour(netlink)? == Some(self.gateway_mac),
+                HostPart::Route => netlink.has_gateway_route(FABRIC, GATEWAY, &self.interface)?,
+            };
+            if !there {
+                missing.push(part);
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Makes what [`Self::up`] makes and is not there, on an interface that is up; says what that was.
+    ///
+    /// # Errors
+    /// The kernel refused; what was restored before stays.
+    pub fn restore(&self, netlink: &Netlink) -> Result<Vec<HostPart>, NetworkError> {
+        let missing = self.missing(netlink)?;
+        missing.iter().try_for_each(|part| self.make(netlink, *part))?;
+        Ok(missing)
+    }
+
+    /// Finds out from the kernel whether pointers of a space can be sent and received through the interface,
+    /// whoever set that up. Needs no privilege.
+    ///
+    /// # Errors
+    /// [`NetworkError::NotInFabric`] if they cannot; the others if the kernel does not say.
+    pub fn check(&self, netlink: &Netlink, space: Space) -> Result<(), NetworkError> {
+        let fields = Fields { space, node: NodeId(1), command: 0, tag: 0, location: 0 };
+        let pointer = fields.to_ipv6();
+        let lacks = |lacks| NetworkError::NotInFabric { interface: self.interface.clone(), lacks };
+        // A default route would lead away from the fabric.
+        let sends = netlink.sends_by(pointer, &self.interface)?;
+        if sends.is_none_or(|length| length < FABRIC.1) {
+            return Err(lacks("pointers have no route through it"));
+        }
+        if !netlink.delivers(pointer, &self.interface)? {
+            return Err(lacks("what arrives there for pointers is not delivered"));
+        }
+        Ok(())
+    }
+
+    /// The Ethernet address of the gateway's permanent entry.
+    fn neighbour(&self, netlink: &Netlink) -> Result<Option<MacAddress>, NetworkError> {
+        let index = netlink.link(&self.interface)?.index;
+        let mut neighbours = netlink.neighbours()?.into_iter();
+        let gateway =
+            neighbours.find(|it| it.interface == index && it.address == GATEWAY && it.permanent);
+        Ok(gateway.and_then(|it| it.mac))
+    }
+
+    fn make(&self, netlink: &Netlink, part: HostPart) -> Result<(), NetworkError> {
         let interface = self.interface.as_str();
-        netlink.set_up(interface)?;
-        netlink.set_up("lo")?;
-        netlink.add_permanent_neighbour(interface, GATEWAY, self.gateway_mac)?;
-        netlink.add_gateway_route(FABRIC, GATEWAY, interface)?;
-        netlink.add_local_route(FABRIC, ARRIVAL_TABLE)?;
-        let rule_added =
-            netlink.add_arrival_rule(interface, FABRIC, ARRIVAL_TABLE, ARRIVAL_PRIORITY)?;
-        Ok(HostReport {
-            interface: self.interface.clone(),
-            rule_added,
-            receive_buffer_bytes: raise(Path::new("/proc/sys/net/core/rmem_max")),
-            send_buffer_bytes: raise(Path::new("/proc/sys/net/core/wmem_max")),
-        })
+        match part {
+            HostPart::ArrivalRule => netlink
+                .add_arrival_rule(interface, FABRIC, ARRIVAL_TABLE, ARRIVAL_PRIORITY)
+                .map(drop),
+            HostPart::LocalRoute => netlink.add_local_route(FABRIC, ARRIVAL_TABLE),
+            HostPart::Neighbour => {
+                netlink.add_permanent_neighbour(interface, GATEWAY, self.gateway_mac)
+            }
+            HostPart::Route => netlink.add_gateway_route(FABRIC, GATEWAY, interface),
+        }
+    }
+
+    /// Removes a part; says whether it was there.
+    fn remove(&self, netlink: &Netlink, part: HostPart) -> Result<bool, NetworkError> {
+        let interface = self.interface.as_str();
+        match part {
+            HostPart::ArrivalRule => {
+                netlink.delete_arrival_rules(interface, ARRIVAL_TABLE).map(|count| count > 0)
+            }
+            HostPart::LocalRoute => netlink.delete_local_route(FABRIC, ARRIVAL_TABLE),
+            HostPart::Neighbour => netlink.delete_neighbour(interface, GATEWAY),
+            HostPart::Route => netlink.delete_gateway_route(FABRIC, GATEWAY, interface),
+        }
     }
 
     /// Undoes [`Self::up`], except the socket buffer limits, which others may rely on by now.
     pub fn down(&self, netlink: &Netlink) -> Result<HostRemoval, NetworkError> {
-        let interface = self.interface.as_str();
-        let rule = netlink.delete_arrival_rules(interface, ARRIVAL_TABLE)? > 0;
-        let route = netlink.delete_gateway_route(FABRIC, GATEWAY, interface)?;
-        let neighbour = netlink.delete_neighbour(interface, GATEWAY)?;
-        if netlink.arrival_interfaces(ARRIVAL_TABLE)?.is_empty() {
-            netlink.delete_local_route(FABRIC, ARRIVAL_TABLE)?;
+        let mut was_up = false;
+        for part in [HostPart::ArrivalRule, HostPart::Route, HostPart::Neighbour] {
+            was_up |= self.remove(netlink, part)?;
         }
-        Ok(HostRemoval { interface: self.interface.clone(), was_up: rule || route || neighbour })
+        // The local route is for all interfaces of the host that lead to the fabric.
+        if netlink.arrival_interfaces(ARRIVAL_TABLE)?.is_empty() {
+            self.remove(netlink, HostPart::LocalRoute)?;
+        }
+        Ok(HostRemoval { interface: self.interface.clone(), was_up })
     }
 }
 

@@ -4,6 +4,7 @@ pub mod host;
 mod netlink;
 mod route;
 mod sysctl;
+pub mod watch;
 
 use std::io;
 use std::path::PathBuf;
@@ -37,6 +38,17 @@ pub enum NetworkError {
     NoInterface {
         /// The name looked for.
         interface: String,
+    },
+    /// Pointers cannot be sent or received through the interface.
+    #[error(
+        "{interface} does not lead to the fabric: {lacks}; run `bluebridge host up --interface {interface}` as \
+         root (with --watch it stays so)"
+    )]
+    NotInFabric {
+        /// The interface.
+        interface: String,
+        /// What was found missing.
+        lacks: &'static str,
     },
     /// The name cannot be an interface's.
     #[error("{interface:?} is not an interface name: 1 to 15 characters, no space or slash")]

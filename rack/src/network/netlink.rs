@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage, State,
+};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -88,6 +90,8 @@ pub struct LinkStatus {
     pub mtu: u32,
     /// Its address, when it has a 6-byte one.
     pub mac: Option<MacAddress>,
+    /// Whether it is set up, whatever its peer is.
+    pub enabled: bool,
     /// Whether it and its peer are up and packets pass (RFC 2863, ifOperStatus).
     pub running: bool,
 }
@@ -99,6 +103,8 @@ pub struct Neighbour {
     pub interface: u32,
     /// The neighbour.
     pub address: Ipv6Addr,
+    /// Its Ethernet address, if it is known.
+    pub mac: Option<MacAddress>,
     /// Whether the entry is permanent (set by us, never aged).
     pub permanent: bool,
 }
@@ -108,7 +114,7 @@ pub struct Neighbour {
 /// Blocking: not for use inside an async runtime.
 #[derive(Debug)]
 pub struct Netlink {
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
     pub(super) handle: Handle,
 }
 
@@ -192,6 +198,13 @@ impl Netlink {
         self.ask(|| format!("set {interface} up"), self.handle.link().set(up).execute())
     }
 
+    /// Sets the interface down.
+    pub fn set_down(&self, interface: &str) -> Result<(), NetworkError> {
+        let index = self.link(interface)?.index;
+        let down = LinkMessageBuilder::<LinkUnspec>::new().index(index).down().build();
+        self.ask(|| format!("set {interface} down"), self.handle.link().set(down).execute())
+    }
+
     /// Every interface of the namespace.
     pub fn links(&self) -> Result<Vec<LinkStatus>, NetworkError> {
         let links: Vec<LinkMessage> = self.ask(
@@ -237,6 +250,23 @@ impl Netlink {
         let flags = AddressAttribute::Flags(AddressFlags::Nodad);
         request.message_mut().attributes.push(flags);
         self.ask(|| format!("give {interface} the address {address}/{prefix}"), request.execute())
+    }
+
+    /// The IPv6 addresses of the interface.
+    pub fn addresses(&self, interface: &str) -> Result<Vec<Ipv6Addr>, NetworkError> {
+        let index = self.link(interface)?.index;
+        let request = self.handle.address().get().set_link_index_filter(index);
+        let messages: Vec<AddressMessage> = self.ask(
+            || format!("list the addresses of {interface}"),
+            request.execute().try_collect(),
+        )?;
+        let address = |message: &AddressMessage| {
+            message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Address(IpAddr::V6(address)) => Some(*address),
+                _ => None,
+            })
+        };
+        Ok(messages.iter().filter_map(address).collect())
     }
 
     /// Enters a neighbour for good, or changes its entry, so that it is never asked for.
@@ -326,7 +356,8 @@ fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
             _ => {}
         }
     }
-    name.map(|name| LinkStatus { index: message.header.index, name, mtu, mac, running })
+    let enabled = message.header.flags.contains(LinkFlags::Up);
+    name.map(|name| LinkStatus { index: message.header.index, name, mtu, mac, enabled, running })
 }
 
 fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
@@ -334,9 +365,14 @@ fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(*address),
         _ => None,
     })?;
+    let mac = message.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok(),
+        _ => None,
+    });
     Some(Neighbour {
         interface: message.header.ifindex,
         address,
+        mac: mac.map(MacAddress),
         permanent: message.header.state == NeighbourState::Permanent,
     })
 }

@@ -4,7 +4,9 @@ use std::io;
 use std::net::Ipv6Addr;
 
 use futures::TryStreamExt;
-use rtnetlink::packet_route::route::{RouteMessage, RouteScope, RouteType};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
+};
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 
@@ -36,6 +38,90 @@ impl Netlink {
         let route = gateway_route((prefix, length), gateway, self.link(interface)?.index);
         let request = self.handle.route().del(route);
         existed(self.ask(|| format!("remove the route to {prefix}/{length}"), request.execute()))
+    }
+
+    /// Whether there is a route made by [`Self::add_gateway_route`].
+    pub fn has_gateway_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        gateway: Ipv6Addr,
+        interface: &str,
+    ) -> Result<bool, NetworkError> {
+        let index = self.link(interface)?.index;
+        let is_it = |route: &RouteMessage| {
+            route_prefix(route) == (prefix, length)
+                && route_table(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
+                && route_interface(route) == Some(index)
+                && route_gateway(route) == Some(gateway)
+        };
+        Ok(self.routes()?.iter().any(is_it))
+    }
+
+    /// Whether there is a route made by [`Self::add_local_route`].
+    pub fn has_local_route(
+        &self,
+        (prefix, length): (Ipv6Addr, u8),
+        table: u32,
+    ) -> Result<bool, NetworkError> {
+        let is_it = |route: &RouteMessage| {
+            route_prefix(route) == (prefix, length)
+                && route_table(route) == table
+                && route.header.kind == RouteType::Local
+        };
+        Ok(self.routes()?.iter().any(is_it))
+    }
+
+    fn routes(&self) -> Result<Vec<RouteMessage>, NetworkError> {
+        let every = RouteMessageBuilder::<Ipv6Addr>::new().build();
+        let request = self.handle.route().get(every);
+        self.ask(|| "list the routes".to_owned(), request.execute().try_collect())
+    }
+
+    /// The length of the prefix by which the kernel would send to `address` through `interface`; `None` if it
+    /// would not.
+    pub fn sends_by(&self, address: Ipv6Addr, interface: &str) -> Result<Option<u8>, NetworkError> {
+        let index = self.link(interface)?.index;
+        let found = self.look_up(address, RouteAttribute::Oif(index))?;
+        let found = found.filter(|route| {
+            route.header.kind == RouteType::Unicast && route_interface(route) == Some(index)
+        });
+        Ok(found.map(|route| route.header.destination_prefix_length))
+    }
+
+    /// Whether the kernel would deliver to this host what arrives at `interface` for `address`.
+    pub fn delivers(&self, address: Ipv6Addr, interface: &str) -> Result<bool, NetworkError> {
+        let index = self.link(interface)?.index;
+        let found = self.look_up(address, RouteAttribute::Iif(index))?;
+        Ok(found.is_some_and(|route| route.header.kind == RouteType::Local))
+    }
+
+    /// Looks an address up as the kernel does for a packet; answers the entry of the table.
+    fn look_up(
+        &self,
+        address: Ipv6Addr,
+        condition: RouteAttribute,
+    ) -> Result<Option<RouteMessage>, NetworkError> {
+        let mut message = RouteMessageBuilder::<Ipv6Addr>::new().build();
+        message.header.destination_prefix_length = 128;
+        message.header.flags = RouteFlags::FibMatch;
+        let destination = RouteAttribute::Destination(RouteAddress::Inet6(address));
+        message.attributes = vec![destination, condition];
+        let request = self.handle.route().get(message);
+        let found: Result<Vec<RouteMessage>, _> =
+            self.ask(|| format!("look {address} up"), request.execute().try_collect());
+        match found {
+            Ok(routes) => Ok(routes.into_iter().next()),
+            // No route, or one that only says that there is none.
+            Err(NetworkError::Netlink { source, .. })
+                if matches!(
+                    source.raw_os_error(),
+                    Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Delivers `prefix` locally for those packets that look into `table`.
@@ -136,6 +222,37 @@ fn local_route((prefix, length): (Ipv6Addr, u8), table: u32, loopback: u32) -> R
         .scope(RouteScope::Universe)
         .table_id(table)
         .build()
+}
+
+/// The destination; a route without one is for everything.
+fn route_prefix(route: &RouteMessage) -> (Ipv6Addr, u8) {
+    let address = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(*address),
+        _ => None,
+    });
+    (address.unwrap_or(Ipv6Addr::UNSPECIFIED), route.header.destination_prefix_length)
+}
+
+fn route_gateway(route: &RouteMessage) -> Option<Ipv6Addr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(*address),
+        _ => None,
+    })
+}
+
+fn route_interface(route: &RouteMessage) -> Option<u32> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(*index),
+        _ => None,
+    })
+}
+
+fn route_table(route: &RouteMessage) -> u32 {
+    let attribute = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    attribute.unwrap_or_else(|| u32::from(route.header.table))
 }
 
 fn rule_interface(rule: &RuleMessage) -> Option<&str> {

@@ -6,9 +6,13 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use bluebridge_rack::namespace::{self, NetworkNamespace};
-use bluebridge_rack::network::host::{GATEWAY, HostFabric};
-use bluebridge_rack::network::{LinkEnd, MacAddress, Netlink};
-use bluebridge_testkit::{Scratch, require_root};
+use bluebridge_rack::network::host::{FABRIC, GATEWAY, HostFabric, HostPart};
+use bluebridge_rack::network::watch::{InterfaceWatch, Need, Wanted};
+use bluebridge_rack::network::{
+    Ipv6Setting, LinkEnd, MacAddress, Netlink, NetworkError, set_interface_setting,
+};
+use bluebridge_testkit::{Scratch, require_root, until};
+use bluebridge_wire::Space;
 
 const PORT: u16 = 4000;
 
@@ -135,11 +139,134 @@ fn setting_up_twice_changes_nothing() {
     let again = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         let report = HostFabric::new("eth0").up(&netlink)?;
-        Ok::<_, bluebridge_rack::network::NetworkError>((report, netlink.arrival_interfaces(187)?))
+        Ok::<_, NetworkError>((report, netlink.arrival_interfaces(187)?))
     });
     let (report, interfaces) = again.expect("entered").expect("up");
     assert!(!report.rule_added);
     assert_eq!(interfaces, ["eth0"]);
+}
+
+/// What a namespace has that setting a host up changes.
+fn settings(pair: &Pair) -> impl PartialEq + std::fmt::Debug + use<> {
+    let settings = pair.near.enter(|| {
+        let netlink = Netlink::open()?;
+        let enabled = ["eth0", "lo"].map(|name| netlink.link(name).map(|link| link.enabled).ok());
+        let missing = HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR };
+        let gateway = netlink.neighbours()?.into_iter().find(|it| it.address == GATEWAY);
+        let missing = missing.missing(&netlink)?;
+        Ok::<_, NetworkError>((enabled, missing, gateway.and_then(|it| it.mac)))
+    });
+    settings.expect("entered").expect("looked at")
+}
+
+#[test]
+fn a_host_that_cannot_be_set_up_is_left_as_it_was() {
+    let pair = Pair::new("rack-host-undo");
+    let before = settings(&pair);
+    // The neighbour and the route come first, and the local route is the one that is refused.
+    let disabled = Ipv6Setting::DisableIpv6;
+    let refused = pair.near.enter(|| {
+        set_interface_setting("lo", disabled, 1)?;
+        let refused = HostFabric::new("eth0").up(&Netlink::open()?);
+        set_interface_setting("lo", disabled, 0)?;
+        Ok::<_, NetworkError>(refused)
+    });
+    let error = refused.expect("entered").expect("set").expect_err("no route without IPv6");
+    assert!(error.to_string().contains("deliver fdbb::/16 locally"), "{error}");
+    assert_eq!(settings(&pair), before);
+
+    // What was there before stays, also the Ethernet address that another gateway had.
+    let kept = pair.near.enter(|| {
+        let netlink = Netlink::open()?;
+        netlink.set_up("eth0")?;
+        netlink.add_permanent_neighbour("eth0", GATEWAY, FAR)?;
+        set_interface_setting("lo", disabled, 1)?;
+        let refused = HostFabric::new("eth0").up(&netlink).is_err();
+        let gateway = netlink.neighbours()?.into_iter().find(|it| it.address == GATEWAY);
+        Ok::<_, NetworkError>((
+            refused,
+            gateway.and_then(|it| it.mac),
+            netlink.link("eth0")?.enabled,
+        ))
+    });
+    assert_eq!(kept.expect("entered").expect("set"), (true, Some(FAR), true));
+}
+
+#[test]
+fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
+    let pair = Pair::new("rack-host-check");
+    let space = Space(7);
+    let check = || {
+        let host = HostFabric::new("eth0");
+        pair.near.enter(|| host.check(&Netlink::open()?, space)).expect("entered")
+    };
+    let error = check().expect_err("it is down").to_string();
+    assert!(error.contains("have no route"), "{error}");
+    assert!(error.contains("`bluebridge host up --interface eth0`"), "{error}");
+    pair.up();
+    check().expect("it is set up");
+    let change = |change: fn(&Netlink) -> Result<(), NetworkError>| {
+        pair.near.enter(|| change(&Netlink::open()?)).expect("entered").expect("changed");
+    };
+    change(|netlink| netlink.delete_arrival_rules("eth0", 187).map(drop));
+    let error = check().expect_err("it cannot receive").to_string();
+    assert!(error.contains("is not delivered"), "{error}");
+    change(|netlink| HostFabric::new("eth0").restore(netlink).map(drop));
+    check().expect("it is set up again");
+    // A default route leads somewhere else.
+    change(|netlink| {
+        netlink.delete_gateway_route(FABRIC, GATEWAY, "eth0")?;
+        netlink.add_gateway_route((Ipv6Addr::UNSPECIFIED, 0), GATEWAY, "eth0")
+    });
+    let error = check().expect_err("there is only a default route").to_string();
+    assert!(error.contains("have no route"), "{error}");
+}
+
+#[test]
+fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
+    let pair = Pair::new("rack-host-watch");
+    pair.up();
+    let own: Ipv6Addr = "fd00:7::1".parse().expect("an address");
+    let wanted = Wanted {
+        interface: "eth0".to_owned(),
+        fabric: Some(HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR }),
+        addresses: vec![(own, 64)],
+    };
+    let opened = pair.near.enter(|| InterfaceWatch::open(wanted)).expect("entered");
+    let mut watch = opened.expect("opened");
+    assert_eq!(watch.look().expect("looked"), [Need::Address(own)]);
+    let receiver = pair.far.enter(socket).expect("entered");
+    let sender = pair.near.enter(socket).expect("entered");
+    let arrives = |from: &UdpSocket, to: &UdpSocket| {
+        from.send_to(b"there", pointer(1)).expect("sent");
+        to.recv_from(&mut [0; 8]).expect("received");
+    };
+    arrives(&sender, &receiver);
+    let set = |change: fn(&Netlink) -> Result<(), NetworkError>| {
+        pair.near.enter(|| change(&Netlink::open()?)).expect("entered").expect("set");
+    };
+
+    set(|netlink| netlink.set_down("eth0"));
+    assert_eq!(watch.wait(Duration::from_secs(5)).expect("looked"), [], "down is left down");
+    assert!(sender.send_to(b"lost", pointer(1)).is_err(), "the kernel removed the route");
+    set(|netlink| netlink.set_up("eth0"));
+    let mut restored = Vec::new();
+    until("all that was lost is restored", || {
+        restored.extend(watch.wait(Duration::from_secs(5)).expect("looked"));
+        restored.len() >= 3
+    });
+    let lost = [HostPart::Neighbour, HostPart::Route].map(Need::Part);
+    assert_eq!(restored, [&[Need::Address(own)][..], &lost].concat());
+    let running = pair.near.enter(|| Netlink::open()?.wait_until_running("eth0"));
+    running.expect("entered").expect("running");
+    arrives(&sender, &receiver);
+    arrives(&receiver, &sender);
+
+    // A single entry that somebody removes is seen as well.
+    set(|netlink| netlink.delete_neighbour("eth0", GATEWAY).map(drop));
+    until("the neighbour is entered again", || {
+        watch.wait(Duration::from_secs(5)).expect("looked") == [Need::Part(HostPart::Neighbour)]
+    });
 }
 
 #[test]

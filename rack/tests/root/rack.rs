@@ -12,7 +12,9 @@ use bluebridge_rack::network::{Netlink, NetworkError};
 use bluebridge_rack::process::{ProcessRecord, Stopped};
 use bluebridge_rack::spec::{DataPlane, Node, RackSpec, Redirects};
 use bluebridge_rack::state::{StateError, StateRoot};
+use bluebridge_rack::teardown::take_down_unrecorded;
 use bluebridge_rack::{Cancel, DaemonFailure, Rack, RackError, Site};
+use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::offload::has_transmit_offloads;
 use bluebridge_testkit::{Scratch, example, own, require_root};
 
@@ -47,12 +49,16 @@ fn namespaces(name: &str) -> Vec<PathBuf> {
 }
 
 fn assert_nothing_left(scratch: &Scratch, name: &str) {
+    assert_nothing_left_but_files(scratch, name);
+    assert!(!scratch.path().join("state").join(own(name)).exists());
+}
+
+fn assert_nothing_left_but_files(scratch: &Scratch, name: &str) {
     assert_eq!(namespaces(name), Vec::<PathBuf>::new());
     let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
     assert!(!mounts.contains(&format!("bb-{}-", own(name))), "{mounts}");
     let state = scratch.path().join("state");
     assert!(!mounts.contains(&*state.to_string_lossy()), "{mounts}");
-    assert!(!state.join(own(name)).exists());
 }
 
 /// A kernel bridge in place of the switch, enough for everything that is switched by address.
@@ -183,7 +189,7 @@ fn daemons_run_in_their_namespaces_until_the_rack_goes() {
     let mut rack = build(&scratch, "rack-daemons");
     rack.start_daemons(&example("ready_daemon"), Duration::from_secs(10)).expect("started");
     let daemons = rack.state().daemons.clone();
-    assert_eq!(daemons.len(), 4);
+    assert_eq!(daemons.len(), 5);
     for daemon in &daemons {
         let process = daemon.process.as_ref().expect("started");
         assert!(daemon.ready && process.is_running(), "{daemon:?}");
@@ -196,11 +202,92 @@ fn daemons_run_in_their_namespaces_until_the_rack_goes() {
     let mut shell = shell.expect("entered").expect("started");
     let taken = rack.take_down().expect("taken down");
     assert!(taken.daemons.iter().all(|daemon| daemon.end == Stopped::Terminated), "{taken:?}");
-    assert_eq!((taken.daemons.len(), taken.namespace_count), (4, 4));
+    assert_eq!((taken.daemons.len(), taken.namespace_count), (5, 4));
     assert_eq!(taken.others.iter().map(|it| it.pid).collect::<Vec<_>>(), [shell.id()]);
     assert!(daemons.iter().flat_map(|it| &it.process).all(|process| !process.is_running()));
     let _ = shell.wait();
     assert_nothing_left(&scratch, "rack-daemons");
+}
+
+/// How a record is lost.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    /// The file has its first half only.
+    CutShort,
+    /// The file is gone.
+    File,
+    /// All of the rack's directory is gone, but for what is mounted in it.
+    Directory,
+}
+
+#[test]
+fn without_its_record_a_rack_is_taken_down_by_what_is_found() {
+    for loss in [Loss::CutShort, Loss::File, Loss::Directory] {
+        let scratch = Scratch::new("rack-lost");
+        let name = spec("rack-lost").name;
+        // Another one, whose name begins as this one's: it stays.
+        let longer = format!("{name}-s1").parse().expect("a name");
+        let other = RackSpec { name: longer, ..spec("rack-lost") };
+        let other = Rack::build(&site(&scratch), other, Cancel::default()).expect("built");
+        let switch = if EbpfSwitch::is_built() { DataPlane::Ebpf } else { DataPlane::Soft };
+        let lost = RackSpec { switch, ..spec("rack-lost") };
+        let mut rack = Rack::build(&site(&scratch), lost, Cancel::default()).expect("built");
+        rack.start_daemons(&example("ready_daemon"), Duration::from_secs(10)).expect("started");
+        let daemons = rack.state().daemons.clone();
+        let shell = rack.enter(CLIENT, || std::process::Command::new("sleep").arg("60").spawn());
+        let mut shell = shell.expect("entered").expect("started");
+        let root = StateRoot::at(scratch.path().join("state"));
+        let directory = root.path().join(name.as_str());
+        let file = directory.join("state.json");
+        // The rack's process is gone, as after a crash: nothing of it may run at the end of the test.
+        std::mem::forget(rack);
+        match loss {
+            Loss::CutShort => {
+                let text = fs::read_to_string(&file).expect("readable");
+                fs::write(&file, &text[..text.len() / 2]).expect("written");
+            }
+            Loss::File => fs::remove_file(&file).expect("removed"),
+            Loss::Directory => {
+                let bpf = directory.join("bpf");
+                let _ = bluebridge_rack::namespace::unmount(&bpf);
+                fs::remove_dir_all(&directory).expect("removed");
+            }
+        }
+        let taken = take_down_unrecorded(&root, &name, Duration::from_secs(5)).expect("taken down");
+        let stopped: Vec<_> = taken.daemons.iter().map(|daemon| daemon.pid).collect();
+        for daemon in &daemons {
+            let process = daemon.process.as_ref().expect("started");
+            assert!(
+                stopped.contains(&process.pid) && !process.is_running(),
+                "{loss:?}: {daemon:?}"
+            );
+        }
+        assert_eq!(taken.others.iter().map(|it| it.pid).collect::<Vec<_>>(), [shell.id()]);
+        assert_eq!((taken.unrecorded, taken.namespace_count), (true, 4), "{loss:?}");
+        let is_mounted = switch == DataPlane::Ebpf && !matches!(loss, Loss::Directory);
+        assert_eq!(taken.mount_count, usize::from(is_mounted), "{loss:?}");
+        let _ = shell.wait();
+        let again = take_down_unrecorded(&root, &name, Duration::from_secs(5)).expect("nothing");
+        assert!(again.is_empty(), "{again:?}");
+        let there = other.enter(CLIENT, || Netlink::open()?.link("eth0"));
+        assert!(there.expect("entered").expect("there").enabled, "the other rack stands");
+        drop(other);
+        assert_nothing_left_but_files(&scratch, "rack-lost");
+    }
+}
+
+#[test]
+fn a_rack_that_is_recorded_elsewhere_is_left_alone() {
+    let scratch = Scratch::new("rack-elsewhere");
+    let mut rack = build(&scratch, "rack-elsewhere");
+    rack.start_daemons(&example("ready_daemon"), Duration::from_secs(10)).expect("started");
+    let root = StateRoot::at(scratch.path().join("another"));
+    let refused = take_down_unrecorded(&root, &rack.spec().name, Duration::from_secs(5));
+    let error = refused.expect_err("it is not recorded there").to_string();
+    assert!(error.contains(&format!("BLUEBRIDGE_STATE={}", scratch.path().display())), "{error}");
+    assert!(rack.state().daemons.iter().flat_map(|it| &it.process).all(|it| it.is_running()));
+    drop(rack);
+    assert_nothing_left(&scratch, "rack-elsewhere");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod report;
 
 use std::path::PathBuf;
 use std::process;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -21,6 +22,7 @@ use serde::Serialize;
 
 use self::contention::Contended;
 use self::redirect::Redirected;
+use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
 use crate::exit::Exit;
@@ -67,7 +69,9 @@ pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
     let program = std::env::current_exe().context("cannot find the own program")?;
     let most = asked.clients.iter().copied().max().unwrap_or(1).max(2);
     let mut findings = Vec::new();
-    for policy in [Redirects::Contended, Redirects::Always] {
+    let policies = [Redirects::Contended, Redirects::Always];
+    let steps = Steps::new(policies.len() * (1 + asked.clients.len()), global);
+    for policy in policies {
         let spec = RackSpec {
             name: format!("own{}-{}", process::id(), policy.as_str()).parse::<RackName>()?,
             servers: 1,
@@ -79,17 +83,23 @@ pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
         };
         let mut rack = Rack::build(&site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
-        let redirect = redirect::measure(&rack, asked.leases.into())?;
+        let rack = Arc::new(rack);
+        let leases = asked.leases.into();
+        steps.begin(&format!("{}: redirects of {leases} leases", policy.as_str()));
+        let work = move |rack: &Rack| redirect::measure(rack, leases);
+        let redirect = interrupt::measure(&rack, &cancel, work)?;
         let mut contention = Vec::new();
-        for count in &asked.clients {
-            cancel.check()?;
+        for count in asked.clients.iter().copied() {
+            steps.begin(&format!("{}: {count} clients for {} s", policy.as_str(), asked.seconds));
             let time = Duration::from_secs(asked.seconds.into());
             let hold = Duration::from_micros(asked.hold_us.into());
-            contention.push(contention::measure(&rack, *count, hold, time)?);
+            let work = move |rack: &Rack| contention::measure(rack, count, hold, time);
+            contention.push(interrupt::measure(&rack, &cancel, work)?);
         }
         findings.push(Findings { policy, contention, redirect });
-        rack.take_down()?;
+        interrupt::take_down(rack)?;
     }
+    steps.end();
     report::print(&findings, &folder, global.json)?;
     Ok(Exit::Ok)
 }

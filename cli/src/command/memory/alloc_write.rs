@@ -1,13 +1,18 @@
-//! `bluebridge alloc-write`: memory with contents, up to 32 KiB in one round trip.
+//! `bluebridge alloc-write`: memory with contents, up to 32 KiB in one round trip; more in parts, which an
+//! interruption or a failure takes back.
 
 use std::path::PathBuf;
 
+use anyhow::Context;
+use bluebridge::{Placement, Region};
+use bluebridge_rack::Cancel;
+use bluebridge_wire::address::LINE_BYTES;
 use clap::Args;
 
 use super::input::{Source, read_all};
-use super::{Allocation, Place};
-use crate::command::Global;
-use crate::command::member::Member;
+use super::{Allocation, CHUNK_BYTES, Place, at, progress};
+use crate::command::member::{Member, Session};
+use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
 
@@ -28,14 +33,62 @@ pub(in crate::command) struct AllocWrite {
 pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Result<Exit> {
     let data = read_all(Source::of(options.data, options.file))?;
     let mut session = options.member.join()?;
+    // From now on an interruption does not end the process before it said where the memory is, or freed it.
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
     let placement = options.place.placement(&session)?;
-    let region = session.client.alloc_write_at(&data, placement)?;
-    let allocation = Allocation::of(region, &session);
+    let outcome = match data.len() {
+        length if length <= LINE_BYTES => session
+            .client
+            .alloc_write_at(&data, placement)
+            .map_err(Into::into)
+            .and_then(|region| print(region, &session, global)),
+        _ => write_in_parts(&data, placement, &cancel, &mut session, global),
+    };
     session.leave();
-    if global.json {
-        output::json(&allocation)?;
-    } else {
-        output::text(&allocation.pointer)?;
+    outcome.map(|()| Exit::Ok)
+}
+
+fn print(region: Region, session: &Session, global: Global) -> anyhow::Result<()> {
+    let allocation = Allocation::of(region, session);
+    if global.json { output::json(&allocation) } else { output::text(&allocation.pointer) }
+}
+
+/// The pointer is printed before the data is written: if this process is killed, the memory can still be deleted.
+fn write_in_parts(
+    data: &[u8],
+    placement: Placement,
+    cancel: &Cancel,
+    session: &mut Session,
+    global: Global,
+) -> anyhow::Result<()> {
+    let region = session.client.create_at(data.len() as u64, placement)?;
+    let printed = print(region, session, global);
+    let written = printed.and_then(|()| write_all(region, data, cancel, session));
+    let Err(error) = written else { return Ok(()) };
+    // Half of the data is of no use to anyone.
+    Err(match session.client.delete(region) {
+        Ok(_) => error.context(format!("the memory at {} is freed again", region.base())),
+        Err(left) => error.context(format!(
+            "the memory at {} stays allocated, as it could not be freed ({left}); delete it later",
+            region.base()
+        )),
+    })
+}
+
+fn write_all(
+    region: Region,
+    data: &[u8],
+    cancel: &Cancel,
+    session: &mut Session,
+) -> anyhow::Result<()> {
+    let bar = progress::bar(Some(data.len() as u64));
+    let mut done = 0;
+    for chunk in data.chunks(CHUNK_BYTES) {
+        cancel.check()?;
+        session.client.write(at(region.base(), done)?, chunk)?;
+        done += chunk.len() as u64;
+        bar.set_position(done);
     }
-    Ok(Exit::Ok)
+    bar.finish_and_clear();
+    Ok(())
 }

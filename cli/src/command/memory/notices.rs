@@ -35,10 +35,17 @@ pub(in crate::command) fn run(options: Notices, global: Global) -> anyhow::Resul
     let notices = session.client.notices().context("the client has no service thread")?;
     let until = options.within.map(|within| Instant::now() + within.0);
     let mut left = options.count;
+    let mut seen_count: u64 = 0;
     while left != Some(0) && !cancel.is_cancelled() {
         if until.is_some_and(|until| Instant::now() >= until) {
             session.leave();
-            return Ok(if left.is_some() { Exit::Unreachable } else { Exit::Ok });
+            let words = match left {
+                Some(left) => format!("{left} of the notices did not come in time"),
+                None if seen_count == 0 => "no notice came in time".to_owned(),
+                None => return Ok(Exit::Ok),
+            };
+            output::failure(&words, Exit::Unreachable, global.json);
+            return Ok(Exit::Unreachable);
         }
         let Some(notice) = notices.next_within(LOOK) else { continue };
         let what = match notice.kind {
@@ -51,6 +58,7 @@ pub(in crate::command) fn run(options: Notices, global: Global) -> anyhow::Resul
         } else {
             output::text(&format!("{what} {} ({} pages)", notice.pointer, notice.pages))?;
         }
+        seen_count += 1;
         left = left.map(|left| left - 1);
     }
     session.leave();

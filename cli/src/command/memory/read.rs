@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use anyhow::Context;
 use bluebridge::Pointer;
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_wire::address::PAGE_BYTES;
@@ -17,10 +18,14 @@ use crate::output;
 /// Bytes in a line of --hex.
 const LINE_BYTES: usize = 16;
 
+/// The most that is read before any of it is printed.
+const WHOLE_BYTES_MAX: u64 = 64 << 20;
+
 /// The most that --json holds in one document.
 const JSON_BYTES_MAX: u64 = 16 << 20;
 
-/// Print the bytes at a pointer: raw, or with --hex or --json as text.
+/// Print the bytes at a pointer: raw, or with --hex or --json as text. Up to 64 MiB are printed all or
+/// not at all; of more, what was printed before a failure is told.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Read {
     /// The pointer: an IPv6 address, as `create` prints it
@@ -100,20 +105,27 @@ fn stream(
 ) -> anyhow::Result<Exit> {
     let bar = progress::bar(Some(length));
     let mut out = io::stdout().lock();
-    let mut buffer = vec![0; usize::try_from(length)?.clamp(1, CHUNK_BYTES)];
     let mut done = 0;
+    if length > WHOLE_BYTES_MAX {
+        // What ends too early is found before anything is printed.
+        reading.read(at(start, length - 1)?, &mut [0]).context("nothing is printed")?;
+    }
+    let mut buffer = vec![0; usize::try_from(length.min(WHOLE_BYTES_MAX))?];
     loop {
-        let count = usize::try_from(length - done)?.min(buffer.len());
-        let (chunk, _) = buffer.split_at_mut(count);
-        reading.read(at(start, done)?, chunk)?;
-        let written = if hex { dump(&mut out, done, chunk) } else { out.write_all(chunk) };
+        let part = (length - done).min(WHOLE_BYTES_MAX);
+        let (part, _) = buffer.split_at_mut(usize::try_from(part)?);
+        let read = read_part(reading, at(start, done)?, part, |read| bar.set_position(done + read));
+        read.with_context(|| match done {
+            0 => "nothing is printed".to_owned(),
+            _ => format!("only the first {done} bytes are printed"),
+        })?;
+        let written = if hex { dump(&mut out, done, part) } else { out.write_all(part) };
         match written {
             // The reader has seen enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
             written => written?,
         }
-        done += count as u64;
-        bar.set_position(done);
+        done += part.len() as u64;
         if done >= length {
             break;
         }
@@ -123,6 +135,25 @@ fn stream(
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(Exit::Ok),
     }
+}
+
+fn read_part(
+    reading: &mut Reading<'_>,
+    start: Pointer,
+    part: &mut [u8],
+    progress: impl Fn(u64),
+) -> anyhow::Result<()> {
+    if part.is_empty() {
+        // The library says what is wrong with that.
+        return Ok(reading.read(start, part)?);
+    }
+    let mut read = 0;
+    for chunk in part.chunks_mut(CHUNK_BYTES) {
+        reading.read(at(start, read)?, chunk)?;
+        read += chunk.len() as u64;
+        progress(read);
+    }
+    Ok(())
 }
 
 /// Lines of offset, bytes and characters.

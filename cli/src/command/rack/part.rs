@@ -11,7 +11,7 @@ use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
 use serde_json::json;
 
-use super::Named;
+use super::{Named, log_filter};
 use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
@@ -29,7 +29,7 @@ pub(in crate::command) struct Restart {
 pub(in crate::command) struct Kill {
     #[command(flatten)]
     named: Named,
-    /// The daemon: switch, controller, or a memory server: s1, s2, ..
+    /// The daemon: switch, controller, hosts, or a memory server: s1, s2, ..
     part: Part,
 }
 
@@ -37,14 +37,19 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let Kill { named, part } = &options.kill;
     let program = std::env::current_exe().context("cannot find the own program")?;
     // Before any thread starts: without root the process moves to the rack's user namespace.
-    let mut rack = Rack::open(&StateRoot::locate(), &named.name, Cancel::default())?;
+    let root = StateRoot::locate();
+    let chosen = named.choose(&root)?;
+    let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
+    if let Some(filter) = log_filter(global) {
+        rack.set_log_filter(Some(filter))?;
+    }
     let name = part.daemon();
     let was = rack.stop_daemon(&name, GRACE)?;
     rack.restart_daemon(&program, &name, Duration::from_secs(options.deadline))?;
     let pid = rack.pid(&name);
     if global.json {
-        output::json(&json!({ "rack": named.name, "daemon": name, "was": was, "pid": pid }))?;
+        output::json(&json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid }))?;
     } else {
         let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
         let was = match was {
@@ -59,15 +64,17 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
 
 pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     let Kill { named, part } = options;
-    let mut rack = Rack::open(&StateRoot::locate(), &named.name, Cancel::default())?;
+    let root = StateRoot::locate();
+    let chosen = named.choose(&root)?;
+    let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
     let was = rack.kill_daemon(&name)?;
     if global.json {
-        output::json(&json!({ "rack": named.name, "daemon": name, "was": was }))?;
+        output::json(&json!({ "rack": chosen, "daemon": name, "was": was }))?;
     } else {
         output::text(&match was {
             Stopped::AlreadyGone => format!("{name} was not running"),
-            _ => format!("{name} is killed; `{}` starts it again", restart_of(&named.name, *part)),
+            _ => format!("{name} is killed; `{}` starts it again", restart_of(&chosen, *part)),
         })?;
     }
     Ok(Exit::Ok)
@@ -75,7 +82,7 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
 
 /// The command that starts a part again, for a rack of any name.
 fn restart_of(rack: &RackName, part: Part) -> String {
-    format!("bluebridge rack restart {part} --name {rack}")
+    format!("bluebridge rack restart {part} --rack {rack}")
 }
 
 #[cfg(test)]
@@ -97,7 +104,7 @@ mod tests {
         let words = restart_of(&rack, part);
         let arguments = words.strip_prefix("bluebridge rack ").expect("a command of ours");
         let line = Line::try_parse_from(arguments.split(' ')).expect("well formed");
-        assert_eq!(line.restart.kill.named.name.to_string(), "other");
+        assert_eq!(line.restart.kill.named.rack, Some(rack));
         assert_eq!(line.restart.kill.part.daemon(), part.daemon());
     }
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// An ordinary user's id that no account has, another one for each test and process: what a user runs is
 /// known by it.
 fn user(test: u32) -> u32 {
-    60_000 + (std::process::id() * 3 + test) % 4_000
+    60_000 + (std::process::id() * 4 + test) % 4_000
 }
 
 struct Caller<'a> {
@@ -132,6 +132,89 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
     let again = caller.json(&with(&["rack", "down", "--json"]));
     assert_eq!(again["was_there"], false);
     assert_eq!(caller.call(&with(&["rack", "status"])).status.code(), Some(2));
+}
+
+#[test]
+fn a_command_is_for_the_rack_that_is_named_or_the_only_one() {
+    let scratch = Scratch::new("rack-choice");
+    let caller = Caller::root(&scratch);
+    let [one, two] = ["one", "two"].map(|name| own(&format!("choice-{name}")));
+    let up = ["rack", "up", "--network-only", "--servers", "1", "--clients", "0", "--rack"];
+    let status = |variable: Option<&str>| {
+        let mut command = caller.command(&["rack", "status", "--json"]);
+        if let Some(name) = variable {
+            command.env("BLUEBRIDGE_RACK", name);
+        }
+        command.output().expect("runs")
+    };
+    let name = |output: &Output| {
+        let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        status["name"].as_str().expect("text").to_owned()
+    };
+    let nothing = status(None);
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(caller.call(&[&up[..], &[&one]].concat()).status.success());
+    assert_eq!(name(&status(None)), one);
+    assert!(caller.call(&[&up[..], &[&two]].concat()).status.success());
+    let several = status(None);
+    assert_eq!(several.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&several.stderr).into_owned();
+    assert!(said.contains("say which with --rack or BLUEBRIDGE_RACK"), "{said}");
+    assert_eq!(name(&status(Some(&one))), one);
+    assert_eq!(status(Some("No name")).status.code(), Some(2));
+    // The option goes before the variable.
+    let mut down = caller.command(&["rack", "down", "--json", "--rack", &two]);
+    let down = down.env("BLUEBRIDGE_RACK", &one).output().expect("runs");
+    assert_eq!(name(&down), two);
+    assert_eq!(caller.json(&["rack", "down", "--json"])["name"], one);
+    assert_eq!(caller.records(), 0);
+}
+
+#[test]
+fn a_rack_without_its_record_is_taken_down_by_its_name() {
+    let scratch = Scratch::new("rack-unrecorded");
+    let caller = Caller::root(&scratch);
+    let rack = own("rack-unrecorded");
+    let up = ["rack", "up", "--memory", "16M", "--servers", "1", "--clients", "1", "--rack", &rack];
+    let record = caller.state.join(&rack).join("state.json");
+    for lose in [|record: &Path| fs::remove_file(record), |record: &Path| fs::write(record, "{")] {
+        let status = caller.json(&[&up[..], &["--json"]].concat());
+        let daemons = status["daemons"].as_array().expect("rows").clone();
+        lose(&record).expect("lost");
+        let failed = caller.call(&["rack", "status", "--rack", &rack]);
+        assert!(!failed.status.success());
+        let down = caller.call(&["rack", "down"]);
+        let said = String::from_utf8(down.stdout).expect("text");
+        assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        assert!(
+            said.contains(&format!("{} daemons stopped, 3 namespaces", daemons.len())),
+            "{said}"
+        );
+        assert!(said.contains("there was no readable record of it"), "{said}");
+        assert_eq!(traces(&rack), "");
+        assert_eq!(caller.records(), 0);
+        let pid = |it: &Value| u32::try_from(it["pid"].as_u64().expect("a pid")).expect("a pid");
+        let records = daemons.iter().filter_map(|it| process::ProcessRecord::of(pid(it)).ok());
+        assert_eq!(records.filter(process::ProcessRecord::is_running).count(), 0);
+    }
+    let again = caller.call(&["rack", "down", "--rack", &rack]);
+    assert_eq!(String::from_utf8_lossy(&again.stdout), format!("there is no rack {rack}\n"));
+}
+
+#[test]
+fn a_users_rack_without_its_record_is_taken_down_too() {
+    let scratch = Scratch::new("rack-user-lost");
+    let caller = Caller::user(&scratch, user(3));
+    let up = ["rack", "up", "--memory", "16M", "--servers", "1", "--clients", "1"];
+    let started = caller.call(&up);
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    assert!(caller.running() > 1);
+    fs::remove_file(caller.state.join("rack/state.json")).expect("lost");
+    let down = caller.call(&["rack", "down"]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    let said = String::from_utf8_lossy(&down.stdout).into_owned();
+    assert!(said.contains("there was no readable record of it"), "{said}");
+    assert_eq!((caller.running(), caller.records()), (0, 0));
 }
 
 /// Waits for another moment of a rack in the making each time: first for two at the beginning of its command,

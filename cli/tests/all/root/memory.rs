@@ -1,6 +1,6 @@
 //! The commands that use a rack's memory and look into its switch, against a running rack.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A rack made by the binary, taken down when dropped.
-struct Rack {
+pub(super) struct Rack {
     scratch: Scratch,
     name: String,
 }
 
 impl Rack {
-    fn up(name: &'static str, extra: &[&str]) -> Self {
+    pub(super) fn up(name: &'static str, extra: &[&str]) -> Self {
         require_root();
         let rack = Self { scratch: Scratch::new(name), name: own(name) };
         let mut up = vec!["rack", "up", "--name", &rack.name];
@@ -51,7 +51,7 @@ impl Rack {
         String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
     }
 
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub(super) fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.text(&[arguments, &["--json"]].concat())).expect("JSON")
     }
 
@@ -94,9 +94,9 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
             .collect()
     };
     let before = daemons();
-    let names = ["switch", "controller", "memserver-s1", "memserver-s2"];
+    let names = ["switch", "controller", "memserver-s1", "memserver-s2", "hosts"];
     assert_eq!(before.iter().map(|it| it.0.as_str()).collect::<Vec<_>>(), names);
-    for (at, part) in [(1, "controller"), (0, "switch"), (2, "s1")] {
+    for (at, part) in [(1, "controller"), (0, "switch"), (2, "s1"), (4, "hosts")] {
         let killed = rack.json(&named(&["kill", part]));
         assert_eq!((&killed["daemon"], &killed["was"]), (&names[at].into(), &"killed".into()));
         assert_eq!(rack.json(&named(&["kill", part]))["was"], "already_gone");
@@ -118,6 +118,161 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("no daemon memserver-s3"), "{said}");
     assert_eq!(rack.failure(&named(&["kill", "s3"])).0, Some(2));
+}
+
+/// The status of a rack in which something is wrong: the sentences that say what.
+fn problems(rack: &Rack) -> Vec<String> {
+    let output = rack.call(&["rack", "status", "--json"]);
+    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let problems = status["problems"].as_array().expect("a list");
+    let is_healthy = problems.is_empty();
+    assert_eq!(status["healthy"], is_healthy, "{status}");
+    assert_eq!(output.status.code(), Some(i32::from(!is_healthy)), "{status}");
+    problems.iter().map(|it| it.as_str().expect("text").to_owned()).collect()
+}
+
+fn signal(pid: &Value, signal: Signal) {
+    let pid = pid.as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    kill_process(pid.expect("a pid"), signal).expect("signalled");
+}
+
+/// The problem is seen from the signal on, also by those that hear of it by missing heartbeats.
+#[test]
+fn the_status_says_what_is_wrong() {
+    let rack = Rack::up("cmd-wrong", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let status = rack.json(&["rack", "status"]);
+    let daemons = status["daemons"].as_array().expect("rows");
+    let pid = |name: &str| {
+        let daemon = daemons.iter().find(|it| it["name"] == name).expect("there");
+        daemon["pid"].clone()
+    };
+    let healthy = || problems(&rack).is_empty();
+    for name in ["memserver-s1", "switch", "controller", "hosts"] {
+        signal(&pid(name), Signal::STOP);
+        let words = format!("{name} is stopped by a signal; `kill -CONT {}`", pid(name));
+        until("the stopped daemon is named", || {
+            problems(&rack).iter().any(|it| it.starts_with(&words))
+        });
+        let text = rack.call(&["rack", "status"]);
+        let text = String::from_utf8(text.stdout).expect("text");
+        assert!(text.contains("not healthy") && text.contains(&words), "{text}");
+        signal(&pid(name), Signal::CONT);
+        until("the rack is well again", healthy);
+    }
+
+    // One that lives in another network for a while: its process is well, and its heartbeats do not arrive.
+    let ip = |words: &[&str]| {
+        let exec = [&["rack", "exec", "s1", "--", "ip"], words].concat();
+        rack.text(&exec);
+    };
+    ip(&["-6", "route", "add", "blackhole", &format!("{}/128", controller_address(&status))]);
+    until("the silent server is named", || {
+        problems(&rack).iter().any(|it| it.starts_with("s1 sends no heartbeats"))
+    });
+    ip(&["-6", "route", "del", "blackhole", &format!("{}/128", controller_address(&status))]);
+    until("the rack is well again", healthy);
+
+    rack.text(&["rack", "kill", "s1"]);
+    let found = problems(&rack);
+    let words = format!("`bluebridge rack restart s1 --rack {}` starts it", rack.name);
+    assert!(found.iter().any(|it| it.contains(&words)), "{found:?}");
+}
+
+fn controller_address(status: &Value) -> String {
+    let links = status["links"].as_array().expect("rows");
+    let link = links.iter().find(|it| it["node"] == "switch").expect("there");
+    link["control_address"].as_str().expect("text").to_owned()
+}
+
+#[test]
+fn an_interface_that_goes_down_and_up_is_set_up_again() {
+    let rack = Rack::up("cmd-flap", &["--memory", "16M"]);
+    let pointer = rack.text(&["create", "4K", "--on", "s1"]);
+    let flap = |node: &str| {
+        let exec = ["rack", "exec", node, "--", "sh", "-c"];
+        rack.text(&[&exec[..], &["ip link set eth0 down && ip link set eth0 up"]].concat());
+    };
+    for node in ["s1", "c1"] {
+        flap(node);
+        until("the interface is set up again", || problems(&rack).is_empty());
+        rack.text(&["write", &pointer, node, "--deadline", "20s"]);
+        assert_eq!(rack.text(&["read", &pointer, "--length", "2"]), node);
+    }
+    // Without the watch the status says what is lost, and a command says what to do, at once.
+    rack.text(&["rack", "kill", "hosts"]);
+    flap("c1");
+    let found = problems(&rack);
+    let lost = "eth0 of c1 lost its route to the fabric";
+    assert!(found.iter().any(|it| it.starts_with(lost)), "{found:?}");
+    rack.text(&["rack", "restart", "hosts"]);
+    assert_eq!(problems(&rack), Vec::<String>::new(), "a watch begins with a look");
+    rack.text(&[
+        "rack",
+        "exec",
+        "c1",
+        "--",
+        "ip",
+        "-6",
+        "route",
+        "del",
+        "fdbb::/16",
+        "dev",
+        "eth0",
+    ]);
+    until("the route is there again", || problems(&rack).is_empty());
+}
+
+#[test]
+fn an_endpoint_that_pointers_do_not_reach_says_so_at_once() {
+    let rack = Rack::up("cmd-cut", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    rack.text(&["rack", "kill", "hosts"]);
+    rack.text(&["rack", "kill", "s1"]);
+    for node in ["s1", "c1"] {
+        let bluebridge = env!("CARGO_BIN_EXE_bluebridge");
+        rack.text(&["rack", "exec", node, "--", bluebridge, "host", "down", "--interface", "eth0"]);
+    }
+    let words = "run `bluebridge host up --interface eth0` as root";
+    let (code, said) = rack.failure(&["ping", "s1"]);
+    assert!(code == Some(1) && said.contains(words), "{code:?}: {said}");
+    let (code, said) = rack.failure(&["rack", "restart", "s1"]);
+    assert!(code == Some(1) && said.contains(words), "{code:?}: {said}");
+    let status = rack.call(&["rack", "status", "--json"]);
+    let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    let nodes = status["controller"]["nodes"].as_array().expect("rows");
+    let server = nodes.iter().find(|it| it["name"] == "s1").expect("it was a member");
+    assert_eq!(server["incarnation"], 1, "it did not join again");
+    rack.text(&["rack", "restart", "hosts"]);
+    rack.text(&["rack", "restart", "s1"]);
+    rack.text(&["ping", "s1"]);
+}
+
+#[test]
+fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
+    let rack = Rack::up("cmd-logs", &["--memory", "16M", "-vv"]);
+    let shown = |more: &[&str]| rack.text(&[&["rack", "logs"], more].concat());
+    let has_debug = |part: &str| shown(&[part]).contains("DEBUG");
+    assert!(has_debug("controller"), "{}", shown(&["controller"]));
+    assert!(shown(&[]).lines().all(|line| line.contains(": ")), "{}", shown(&[]));
+    assert!(shown(&[]).lines().any(|line| line.starts_with("controller: ")), "{}", shown(&[]));
+    let log = || {
+        let status = rack.json(&["rack", "status"]);
+        let daemons = status["daemons"].as_array().expect("rows").clone();
+        let daemon = daemons.into_iter().find(|it| it["name"] == "controller").expect("there");
+        PathBuf::from(daemon["log"].as_str().expect("text"))
+    };
+    // The level stays, and the lines that a restart adds are followed.
+    std::fs::write(log(), "").expect("emptied");
+    let mut follow = rack.command(&["rack", "logs", "-f", "controller"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().expect("starts");
+    rack.text(&["rack", "restart", "controller"]);
+    let mut lines = BufReader::new(follow.stdout.take().expect("piped")).lines();
+    let line = lines.find(|line| line.as_ref().expect("text").contains("DEBUG"));
+    follow.kill().expect("killed");
+    follow.wait().expect("waited");
+    assert!(line.is_some(), "the log ended");
+    assert!(has_debug("controller"));
+    let (code, said) = rack.failure(&["rack", "logs", "s7"]);
+    assert!(code == Some(2) && said.contains("no daemon memserver-s7"), "{code:?}: {said}");
 }
 
 #[test]
@@ -177,6 +332,66 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     let id = times["node_id"].to_string();
     let answer = format!("s2 (node {id}) answered in ");
     assert!(rack.text(&["ping", &id]).starts_with(&answer));
+}
+
+#[test]
+fn a_read_prints_all_or_nothing() {
+    let rack = Rack::up("cmd-whole", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let pointer = rack.text(&["create", "2M"]);
+    for length in ["2M", "0"] {
+        let output = rack.call(&["read", &pointer, "--length", length]);
+        let expected = if length == "0" { (Some(2), 0) } else { (Some(0), 2 << 20) };
+        assert_eq!((output.status.code(), output.stdout.len()), expected, "{length}");
+    }
+    // The second is more than is held before any of it is printed.
+    for length in ["3M", "70M"] {
+        for more in [&[][..], &["--hex"], &["--json"]] {
+            let read = ["read", &pointer, "--length", length];
+            let output = rack.call(&[&read[..], more].concat());
+            let said = String::from_utf8_lossy(&output.stderr);
+            if (length, more) == ("70M", &["--json"]) {
+                assert_eq!(output.status.code(), Some(2), "{said}");
+            } else {
+                assert_eq!(output.status.code(), Some(3), "{length} {more:?}: {said}");
+            }
+            assert!(output.stdout.is_empty(), "{length} {more:?}");
+            assert!(more == ["--json"] || said.contains("nothing is printed"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_alloc_write_leaves_nothing_allocated() {
+    let rack = Rack::up("cmd-break", &["--memory", "64M", "--servers", "1", "--clients", "2"]);
+    let file = rack.scratch.path().join("data");
+    std::fs::write(&file, vec![7; 48 << 20]).expect("written");
+    // Slow, so that it is interrupted on its way.
+    rack.text(&["switch", "impair", "--node", "s1", "--loss", "0.1"]);
+    let mut command = rack.command(&["alloc-write", "--deadline", "60s", "--file"]);
+    command.arg(&file).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut writing = command.spawn().expect("starts");
+    let mut line = String::new();
+    let stdout = writing.stdout.as_mut().expect("piped");
+    BufReader::new(stdout).read_line(&mut line).expect("the pointer comes first");
+    kill_process(Pid::from_child(&writing), Signal::INT).expect("signalled");
+    let output = writing.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let words = format!("the memory at {} is freed again: interrupted", line.trim_end());
+    assert!(said.contains(&words), "{said}");
+    rack.text(&["switch", "impair", "--node", "s1"]);
+    assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0);
+}
+
+#[test]
+fn no_notice_in_time_has_its_exit_code() {
+    let rack = Rack::up("cmd-quiet", &["--memory", "16M", "--servers", "1", "--clients", "2"]);
+    let (code, said) = rack.failure(&["notices", "--within", "200ms"]);
+    assert!(code == Some(4) && said.contains("no notice came in time"), "{code:?}: {said}");
+    let (code, said) = rack.failure(&["notices", "--within", "200ms", "--count", "2", "--json"]);
+    assert_eq!(code, Some(4), "{said}");
+    let error: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(error["error"]["kind"], "unreachable");
 }
 
 #[test]
@@ -261,8 +476,9 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
         let tables = rack.json(&["rack", "tables", "--name", &rack.name]);
         let rows = tables.as_array().expect("rows").iter();
         let mut rows = rows.filter(|row| row["table"] == "directory");
-        let row = rows.find(|row| row["action"] == format!("to {node}")).expect("an entry");
-        (row["match"].as_str().expect("text").to_owned(), row["packets"].as_u64().expect("a count"))
+        let row = rows.find(|row| row["action"]["node"] == *node).expect("an entry");
+        let prefix = row["match"]["destination"].as_str().expect("text").to_owned();
+        (prefix, row["packets"].as_u64().expect("a count"))
     };
     let before = directory("s2");
     assert_eq!(second["prefix"], before.0);
@@ -297,6 +513,8 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     assert_eq!(exit, Some(2), "{said}");
     let (exit, said) = rack.failure(&["switch", "impair", "--port", "99", "--loss", "0.5"]);
     assert_eq!(exit, Some(3), "{said}");
+    let (exit, said) = rack.failure(&["switch", "impair", "--port", "1", "--delay", "50"]);
+    assert!(exit == Some(2) && said.contains("`bluebridge rack up --switch soft`"), "{said}");
     let (exit, said) = rack.failure(&["switch", "tables", "--agent", "[::1]:1"]);
     assert_eq!(exit, Some(4), "{said}");
 }

@@ -1,4 +1,5 @@
 //! Racks of namespaces on this machine, made and used by the binary.
 
 mod command;
+mod json;
 mod memory;

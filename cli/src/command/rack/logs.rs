@@ -1,0 +1,55 @@
+//! `bluebridge rack logs`: what the daemons of a rack logged.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use bluebridge_rack::RackError;
+use bluebridge_rack::daemon::Part;
+use bluebridge_rack::logs;
+use bluebridge_rack::state::StateRoot;
+use clap::Args;
+
+use super::Named;
+use crate::exit::Exit;
+
+/// How often growing logs are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Args)]
+pub(in crate::command) struct Logs {
+    #[command(flatten)]
+    named: Named,
+    /// Go on with what is logged from now on, until interrupted
+    #[arg(short, long)]
+    follow: bool,
+    /// The daemon: switch, controller, hosts, or a memory server: s1, s2, ..; all of them without it,
+    /// with their names before their lines
+    part: Option<Part>,
+}
+
+pub(super) fn run(options: &Logs) -> anyhow::Result<Exit> {
+    let root = StateRoot::locate();
+    let state = root.read(&options.named.choose(&root)?).map_err(RackError::from)?;
+    let daemon = options.part.map(Part::daemon);
+    let mut logs = logs::Logs::of(&state, daemon.as_deref())?;
+    match copy(&mut logs, options.follow) {
+        // Whoever read this has enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
+        copied => copied.map(|()| Exit::Ok).context("cannot copy the logs"),
+    }
+}
+
+fn copy(logs: &mut logs::Logs, follow: bool) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    loop {
+        let any = logs.copy_new(&mut output)?;
+        if !follow {
+            return logs.copy_rest(&mut output);
+        }
+        if !any {
+            thread::sleep(LOOK);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! How far a command is that takes minutes, on standard error: a bar at a terminal, else a line for each step.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Global;
+use crate::output;
+
+/// The steps of a command.
+#[derive(Debug)]
+pub(super) struct Steps {
+    bar: Option<ProgressBar>,
+    count: usize,
+    begun: Cell<usize>,
+    silent: bool,
+}
+
+impl Steps {
+    /// A program that asked for JSON gets nothing but errors on standard error.
+    pub(super) fn new(count: usize, global: Global) -> Self {
+        let silent = global.json;
+        // Nothing ticks between the steps: that would take time from what is measured.
+        let bar = (!silent && io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new(count as u64);
+            match ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}") {
+                Ok(style) => bar.with_style(style),
+                Err(_) => bar,
+            }
+        });
+        Self { bar, count, begun: Cell::new(0), silent }
+    }
+
+    /// Names the step that begins; the one before is done.
+    pub(super) fn begin(&self, step: &str) {
+        let before = self.begun.replace(self.begun.get() + 1);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(before as u64);
+                bar.set_message(step.to_owned());
+                bar.tick();
+            }
+            None if self.silent => {}
+            None => output::complain(&format!("{step} ({} of {})", before + 1, self.count)),
+        }
+    }
+
+    /// All steps are done.
+    pub(super) fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The book's examples of JSON, compared with what the commands print now: names and types of all fields.
+
+use serde_json::Value;
+
+use super::memory::Rack;
+
+const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
+
+/// The commands of the chapter without `--json`, and what it says that they print.
+fn examples() -> Vec<(Vec<String>, Value)> {
+    let book = std::fs::read_to_string(BOOK).expect("the chapter is there");
+    let sections = book.split("\n### `bluebridge ").skip(1);
+    let examples = sections.map(|section| {
+        let (command, rest) = section.split_once(" --json`\n").expect("a command with --json");
+        let (_, rest) = rest.split_once("```json\n").expect("an example");
+        let (text, _) = rest.split_once("\n```").expect("the end of the example");
+        let document =
+            serde_json::from_str(text).unwrap_or_else(|error| panic!("{command}: {error}"));
+        (command.split(' ').map(str::to_owned).collect(), document)
+    });
+    examples.collect()
+}
+
+/// Whether a document has the names and types of the example. What may be null fits anything: an example shows
+/// one of the two. An element of a list is to be like one of the example's.
+fn differs(real: &Value, example: &Value, at: &str) -> Option<String> {
+    match (real, example) {
+        (Value::Null, _) | (_, Value::Null) => None,
+        (Value::Bool(_), Value::Bool(_)) | (Value::String(_), Value::String(_)) => None,
+        (Value::Number(real), Value::Number(example)) if real.is_f64() == example.is_f64() => None,
+        (Value::Array(real), Value::Array(examples)) => real.iter().find_map(|real| {
+            let mut differences = examples.iter().map(|example| differs(real, example, at));
+            let fits = differences.any(|difference| difference.is_none());
+            (!fits).then(|| format!("{at}: {real} is like none of the examples"))
+        }),
+        (Value::Object(real), Value::Object(example)) => {
+            if !real.keys().eq(example.keys()) || real.get("kind") != example.get("kind") {
+                return Some(format!("{at}: {real:?} has other fields than {example:?}"));
+            }
+            real.iter()
+                .find_map(|(name, real)| differs(real, example.get(name)?, &format!("{at}.{name}")))
+        }
+        _ => Some(format!("{at}: {real} is no such thing as {example}")),
+    }
+}
+
+#[test]
+fn commands_print_what_the_book_shows() {
+    let rack = Rack::up("cmd-json", &["--memory", "16M"]);
+    let mut pointer = String::new();
+    let examples = examples();
+    assert!(examples.len() >= 15, "only {} examples", examples.len());
+    for (command, example) in examples {
+        let arguments: Vec<&str> = command
+            .iter()
+            .map(|word| if word == "POINTER" { pointer.as_str() } else { word })
+            .collect();
+        let real = rack.json(&arguments);
+        let difference = differs(&real, &example, &command.join(" "));
+        assert_eq!(difference, None, "docs/json.md");
+        if command[0] == "create" {
+            pointer = real[0]["pointer"].as_str().expect("text").to_owned();
+        }
+    }
+}
+
+#[test]
+fn a_field_of_another_name_or_type_is_seen() {
+    use serde_json::json;
+    let example = json!([{ "kind": "a", "count": 1 }, { "kind": "b", "ports": [{ "port": 1 }] }]);
+    let differs = |real: Value| differs(&real, &example, "x").is_some();
+    assert!(!differs(json!([{ "kind": "b", "ports": [] }, { "kind": "a", "count": 7 }])));
+    assert!(!differs(json!([{ "kind": "a", "count": null }])));
+    for other in [
+        json!([{ "kind": "a", "number": 1 }]),
+        json!([{ "kind": "a", "count": "1" }]),
+        json!([{ "kind": "a", "count": 1.5 }]),
+        json!([{ "kind": "a", "count": 1, "more": 1 }]),
+        json!([{ "kind": "c", "count": 1 }]),
+        json!([{ "kind": "b", "ports": [{ "port": "1" }] }]),
+        json!({}),
+    ] {
+        assert!(differs(other.clone()), "{other}");
+    }
+}

@@ -1,0 +1,18 @@
+//! A daemon whose first thread has ended while another one still listens, as every killed daemon is for a
+//! moment: `/proc` shows it as a zombie. It listens at the address that is its argument.
+
+use std::net::TcpListener;
+use std::{env, thread};
+
+fn main() {
+    let address = env::args().nth(1).expect("an address");
+    let listener = TcpListener::bind(address).expect("the address is free");
+    thread::spawn(move || {
+        let _listener = listener;
+        loop {
+            thread::park();
+        }
+    });
+    // SAFETY: it ends the calling thread only, which owns nothing that the other one uses.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+}

@@ -1,0 +1,41 @@
+//! The daemon `hosts` of a rack: it does for every node what `bluebridge host up --watch` does for a host.
+
+use std::io;
+use std::thread;
+
+use crate::error::failed;
+use crate::layout::Layout;
+use crate::links::wanted;
+use crate::network::NetworkError;
+use crate::network::watch::InterfaceWatch;
+use crate::state::RackState;
+use crate::{RackError, access};
+
+/// Watches the interfaces of all nodes until the process is ended; calls `ready` once it sees all that happens.
+///
+/// # Errors
+/// A namespace cannot be entered, the network may not be changed, or `ready` fails.
+pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Result<(), RackError> {
+    let layout = Layout::of(&state.spec);
+    let mut watches = Vec::new();
+    for port in layout.ports() {
+        // A socket stays in the namespace that it was opened in.
+        let opened = access::namespace(state, port.peer)?
+            .enter(|| InterfaceWatch::open(wanted(port)))?
+            .map_err(|source| RackError::Network { node: port.peer, source })?;
+        watches.push((port.peer, opened));
+    }
+    ready().map_err(failed("report that the interfaces are watched"))?;
+    let (ended, end) = std::sync::mpsc::channel();
+    for (node, watch) in watches {
+        let ended = ended.clone();
+        let run = move || {
+            let result: Result<(), NetworkError> = watch.run();
+            let _ = ended.send(result.map_err(|source| RackError::Network { node, source }));
+        };
+        let spawned = thread::Builder::new().name(format!("watch {node}")).spawn(run);
+        spawned.map_err(failed(format!("start the watch of {node}")))?;
+    }
+    drop(ended);
+    end.recv().unwrap_or(Ok(()))
+}

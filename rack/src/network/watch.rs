@@ -1,0 +1,193 @@
+//! Keeps what an interface of the fabric needs.
+//!
+//! Whenever an interface goes down the kernel removes its routes, its addresses and even its permanent neighbours,
+//! and does not bring them back. That is for one process of a host to watch, and not for each endpoint: a client may
+//! lack the privilege. It is `bluebridge host up --watch` on a host, and the daemon `hosts` in a rack.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
+use rtnetlink::packet_core::NetlinkMessage;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::{Handle, MulticastGroup, sys};
+
+use super::host::{HostFabric, HostPart};
+use super::{Netlink, NetworkError};
+
+/// How often everything is looked at without any report of the kernel, which drops reports that nobody takes.
+pub const RECHECK: Duration = Duration::from_secs(5);
+
+const GROUPS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Neigh,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv6Route,
+    MulticastGroup::Ipv6Rule,
+];
+
+/// What the kernel reports.
+#[derive(Debug)]
+struct Reports {
+    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, sys::SocketAddr)>,
+    /// The connection ends without it.
+    _handle: Handle,
+}
+
+/// What an interface shall have while it is up.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The interface.
+    pub interface: String,
+    /// Its way into the fabric, if it has one.
+    pub fabric: Option<HostFabric>,
+    /// Its addresses, with the lengths of their prefixes.
+    pub addresses: Vec<(Ipv6Addr, u8)>,
+}
+
+/// Something that an interface shall have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// An address of its own.
+    Address(Ipv6Addr),
+    /// A part of its way into the fabric.
+    Part(HostPart),
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => write!(f, "address {address}"),
+            Self::Part(part) => part.fmt(f),
+        }
+    }
+}
+
+impl Wanted {
+    /// What it lacks; everything that the kernel can only keep for an interface that is up, if it is down.
+    ///
+    /// # Errors
+    /// There is no such interface, or the kernel does not answer.
+    pub fn missing(&self, netlink: &Netlink) -> Result<Vec<Need>, NetworkError> {
+        let parts = self.fabric.as_ref().map_or(Ok(Vec::new()), |it| it.missing(netlink))?;
+        let there = netlink.addresses(&self.interface)?;
+        let addresses = self.addresses.iter().map(|(address, _)| *address);
+        let lost = addresses.filter(|address| !there.contains(address)).map(Need::Address);
+        Ok(lost.chain(parts.into_iter().map(Need::Part)).collect())
+    }
+
+    /// Makes what it lacks, unless the interface is down; says what that was.
+    ///
+    /// # Errors
+    /// There is no such interface, or the kernel refuses.
+    pub fn restore(&self, netlink: &Netlink) -> Result<Vec<Need>, NetworkError> {
+        if !netlink.link(&self.interface)?.enabled {
+            return Ok(Vec::new());
+        }
+        let missing = self.missing(netlink)?;
+        for (address, length) in &self.addresses {
+            if missing.contains(&Need::Address(*address)) {
+                netlink.add_address(&self.interface, *address, *length)?;
+            }
+        }
+        if let Some(fabric) = &self.fabric {
+            fabric.restore(netlink)?;
+        }
+        Ok(missing)
+    }
+}
+
+/// Watches one interface in the namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct InterfaceWatch {
+    wanted: Wanted,
+    netlink: Netlink,
+    reports: Reports,
+    looked_at: Instant,
+}
+
+impl InterfaceWatch {
+    /// Begins to listen to the kernel; what happens from now on is seen.
+    ///
+    /// # Errors
+    /// The sockets cannot be opened.
+    pub fn open(wanted: Wanted) -> Result<Self, NetworkError> {
+        let netlink = Netlink::open()?;
+        let reports = listen(&netlink)?;
+        Ok(Self { wanted, netlink, reports, looked_at: Instant::now() })
+    }
+
+    /// Waits for a change in the namespace, at most for `limit`, then restores what the interface lacks; says what
+    /// that was. An interface that is down is left down.
+    ///
+    /// # Errors
+    /// There is no such interface, the kernel refuses, or the sockets fail.
+    pub fn wait(&mut self, limit: Duration) -> Result<Vec<Need>, NetworkError> {
+        let messages = &mut self.reports.messages;
+        let next = self
+            .netlink
+            .runtime
+            .block_on(async { tokio::time::timeout(limit, messages.next()).await });
+        match next {
+            // Those that came with it are answered by the same look.
+            Ok(Some(_)) => while messages.try_recv().is_ok() {},
+            // The connection ends when the kernel had to drop reports.
+            Ok(None) => self.reports = listen(&self.netlink)?,
+            Err(_) if self.looked_at.elapsed() < RECHECK => return Ok(Vec::new()),
+            Err(_) => {}
+        }
+        self.look()
+    }
+
+    /// Restores what the interface lacks now; says what that was.
+    ///
+    /// # Errors
+    /// There is no such interface, or the kernel refuses.
+    pub fn look(&mut self) -> Result<Vec<Need>, NetworkError> {
+        self.looked_at = Instant::now();
+        self.wanted.restore(&self.netlink)
+    }
+
+    /// Watches for ever, and logs each change of state once.
+    ///
+    /// # Errors
+    /// The caller may not change the network, or the sockets fail. What may pass does not end it: an interface that
+    /// is not there, or a request that the kernel refuses for another reason.
+    pub fn run(mut self) -> Result<(), NetworkError> {
+        let interface = self.wanted.interface.clone();
+        let mut trouble = None;
+        let mut looked = self.look();
+        loop {
+            match looked {
+                Ok(restored) => {
+                    if trouble.take().is_some() {
+                        tracing::info!(interface, "the interface can be set up again");
+                    }
+                    for need in restored {
+                        tracing::warn!(interface, restored = %need, "what the interface lost is restored");
+                    }
+                }
+                Err(error) if error.is_permission() => return Err(error),
+                Err(error @ NetworkError::Open(_)) => return Err(error),
+                Err(error) => {
+                    let words = error.to_string();
+                    if trouble.as_ref() != Some(&words) {
+                        tracing::warn!(interface, error = words, "the interface cannot be set up");
+                        trouble = Some(words);
+                    }
+                }
+            }
+            looked = self.wait(RECHECK);
+        }
+    }
+}
+
+fn listen(netlink: &Netlink) -> Result<Reports, NetworkError> {
+    let _guard = netlink.runtime.enter();
+    let (connection, handle, messages) =
+        rtnetlink::new_multicast_connection(&GROUPS).map_err(NetworkError::Open)?;
+    netlink.runtime.spawn(connection);
+    Ok(Reports { messages, _handle: handle })
+}
