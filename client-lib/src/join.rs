@@ -232,6 +232,7 @@ impl Client<UdpTransport> {
             })?,
         };
         let mut client = Self::open(config, transport);
+        client.driver.expulsion = Some(endpoint.membership.expulsion());
         client.membership = Some(Joined { endpoint, version: snapshot.version });
         Ok(client)
     }

@@ -204,13 +204,17 @@ impl Member {
                 }
                 Err(error) if error.is_of_the_controller() => {
                     tracing::debug!(%error, "a heartbeat failed");
-                    shared.change(|snapshot| become_lost(snapshot, Connection::Lost));
+                    shared.change(|snapshot| {
+                        let changed = snapshot.connection != Connection::Lost;
+                        snapshot.connection = Connection::Lost;
+                        changed
+                    });
                     retry = (retry * 2).min(RETRY.1);
                     retry.min(interval)
                 }
                 Err(error) => {
                     tracing::warn!(%error, "expelled");
-                    shared.change(|snapshot| become_lost(snapshot, Connection::Expelled));
+                    shared.expel(error.reason());
                     expelled = true;
                     interval
                 }
@@ -304,10 +308,4 @@ impl Member {
 async fn early(shared: &Shared, earliest: Instant) {
     shared.beat_now.notified().await;
     tokio::time::sleep_until(earliest).await;
-}
-
-fn become_lost(snapshot: &mut Snapshot, connection: Connection) -> bool {
-    let changed = snapshot.connection != connection;
-    snapshot.connection = connection;
-    changed
 }

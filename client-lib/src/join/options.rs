@@ -21,10 +21,10 @@ pub enum ServiceStart {
     /// Before the client joins. That fails if another process has the fabric's port on the interface:
     /// then that one is the endpoint, and joining would expel it. (A client whose own socket has the
     /// fabric's port keeps others out by that, and its service starts on need.)
+    #[default]
     AtOnce,
     /// With the first update or subscription. Until then another process can take the endpoint over by
     /// joining under the same name.
-    #[default]
     OnNeed,
 }
 
