@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use bluebridge_protocol::requester::{Answer, Counters, Operation, Requester, Server};
-use bluebridge_transport::Transport;
+use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::{NodeId, Pointer, Region, Usage, address::PAGE_BYTES};
 
 use crate::{
@@ -21,9 +21,11 @@ const CLOSE_DEADLINE: Duration = Duration::from_millis(100);
 
 /// One thread's hold on the rack's memory; see the crate's documentation.
 ///
+/// `Client` without a carrier named is what joins a rack: over the kernel's UDP sockets.
+///
 /// A client that is dropped tells every server that it has a session with, once, and waits for
 /// none; [`Client::close`] makes sure.
-pub struct Client<T: Transport> {
+pub struct Client<T: Transport = UdpTransport> {
     pub(crate) driver: Driver<T>,
     pub(crate) deadline: Duration,
     pub(crate) placement: Placement,

@@ -48,7 +48,7 @@ pub struct EndpointConfig {
     pub credit_pages: Option<u16>,
     /// Lines of 32 KiB that this client can hold leases on at once, if its leases are renewed.
     pub lease_count: u16,
-    /// The endpoint's service thread; [`crate::Client::join`] starts one of its own when it is needed.
+    /// The endpoint's service thread; [`crate::Client::join`] starts one of its own.
     pub service: Option<Service>,
     /// Where random choices come from; differ it per client.
     pub seed: u64,

@@ -1,7 +1,7 @@
 //! Driving the requester over the carrier, on the calling thread.
 
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
@@ -61,6 +61,8 @@ pub(crate) struct Driver<T> {
     pub(crate) unsent_count: u64,
     /// What the carrier said when it last refused a datagram.
     refusal: Option<Cause>,
+    /// Why the endpoint is no member of the rack any more, once it is none.
+    pub(crate) expulsion: Option<Arc<OnceLock<Arc<str>>>>,
 }
 
 /// Where a call stands in its work: it moves forward only.
@@ -85,7 +87,15 @@ impl Cursor {
 
 impl<T: Transport> Driver<T> {
     pub(crate) fn new(transport: T, requester: Requester, spin: Duration) -> Self {
-        Self { transport, requester, spin, malformed_count: 0, unsent_count: 0, refusal: None }
+        Self {
+            transport,
+            requester,
+            spin,
+            malformed_count: 0,
+            unsent_count: 0,
+            refusal: None,
+            expulsion: None,
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -111,7 +121,15 @@ impl<T: Transport> Driver<T> {
                 return Ok(());
             }
             now = self.wait(work)?;
+            if self.expelled().is_some() {
+                // The switch leads nothing to this endpoint any more.
+                self.requester.expire_all();
+            }
         }
+    }
+
+    fn expelled(&self) -> Option<&Arc<str>> {
+        self.expulsion.as_deref().and_then(OnceLock::get)
     }
 
     /// Starts operations until the work or the room for them is used up.
@@ -123,7 +141,15 @@ impl<T: Transport> Driver<T> {
                 cursor.next_transfer();
                 continue;
             }
-            let begun = lines.and_then(|_| work.operation(transfer, line)).map(|(operation, _)| {
+            let operation = match (lines, self.expelled()) {
+                (Err(error), _) => Err(error),
+                (Ok(_), Some(reason)) => {
+                    let reason = Arc::clone(reason);
+                    Err(Error::Expelled { reason, outcome_unknown: false })
+                }
+                (Ok(_), None) => work.operation(transfer, line),
+            };
+            let begun = operation.map(|(operation, _)| {
                 let token = transfer::token(transfer, line);
                 self.requester.start_until(now, operation, token, until)
             });
@@ -151,7 +177,10 @@ impl<T: Transport> Driver<T> {
             let (transfer, line) = transfer::untoken(completion.token);
             let result = completion.result.map_err(|failure| {
                 let pointer = work.operation(transfer, line).ok().and_then(|(_, pointer)| pointer);
-                Error::of_failure(failure, pointer, self.refusal.as_ref())
+                match self.expelled() {
+                    Some(reason) => Error::of_expelled(failure, pointer, reason),
+                    None => Error::of_failure(failure, pointer, self.refusal.as_ref()),
+                }
             });
             work.settle(transfer, line, result);
         }
@@ -266,12 +295,12 @@ pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_protocol::requester::Server;
-    use bluebridge_transport::memory::Hub;
+    use bluebridge_protocol::requester::{Event, Failure, Server};
+    use bluebridge_transport::memory::{Hub, MemoryTransport};
     use bluebridge_wire::{NodeId, Space};
 
     use super::*;
-    use crate::EndpointConfig;
+    use crate::{EndpointConfig, many::Single};
 
     /// Work of operations that cannot be begun, which never admits that anything failed.
     struct Stubborn {
@@ -314,12 +343,60 @@ mod tests {
         }
     }
 
-    #[test]
-    fn work_that_cannot_be_begun_ends_whatever_it_says() {
+    /// A driver on a carrier that leads nowhere.
+    fn lonely() -> Driver<MemoryTransport> {
         let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
         let carrier = Hub::new(16).attach(4000, &[]).expect("there is room");
         let requester = Requester::new(config.requester(carrier.capabilities()));
-        let mut driver = Driver::new(carrier, requester, config.spin);
+        Driver::new(carrier, requester, config.spin)
+    }
+
+    #[test]
+    fn a_call_of_an_endpoint_that_is_expelled_ends_at_once() {
+        let mut driver = lonely();
+        let expulsion = Arc::<OnceLock<Arc<str>>>::default();
+        driver.expulsion = Some(Arc::clone(&expulsion));
+        let node = NodeId(1);
+        let ping = Operation::Ping { server: Server { node, shard: 0 }, length: 0 };
+        let single = || Single { operation: ping, pointer: None, data: &[], result: None };
+        // The test's own deadline is shorter.
+        let forever = Duration::from_secs(24 * 3600);
+        let begun = Instant::from_nanos(driver.transport.now().as_nanos());
+        std::thread::scope(|scope| {
+            scope.spawn(|| expulsion.set("another came".into()).expect("it is set once"));
+            let mut work = single();
+            driver.run(&mut work, forever).expect("the carrier works");
+            let error = work.result.expect("it ended").expect_err("nobody answers");
+            assert!(error.to_string().contains("another came"), "{error}");
+            assert!(!error.is_outcome_unknown(), "a PING changes nothing");
+        });
+        assert!(driver.now() - begun < forever, "it ended before its deadline");
+        let sent = driver.requester.counters().of(Event::Transmit);
+        let mut work = single();
+        driver.run(&mut work, forever).expect("the carrier works");
+        let result = work.result.expect("it ended");
+        assert!(matches!(result, Err(Error::Expelled { outcome_unknown: false, .. })));
+        assert_eq!(driver.requester.counters().of(Event::Transmit), sent, "nothing is sent");
+    }
+
+    #[test]
+    fn what_was_known_of_a_failure_is_known_of_an_expelled_endpoint_too() {
+        let node = NodeId(1);
+        let reason = Arc::from("another came");
+        let unknown = Failure::OutcomeUnknown { node, answering: true };
+        for (failure, expected) in [(unknown, true), (Failure::Unreachable { node }, false)] {
+            let error = Error::of_expelled(failure, None, &reason);
+            assert!(matches!(error, Error::Expelled { .. }), "{error}");
+            assert_eq!(error.is_outcome_unknown(), expected, "{error}");
+        }
+        let refused = Failure::Refused { status: bluebridge_wire::Status::StaleTag, node };
+        let error = Error::of_expelled(refused, None, &reason);
+        assert!(matches!(error, Error::Refused { .. }), "an answer stays an answer: {error}");
+    }
+
+    #[test]
+    fn work_that_cannot_be_begun_ends_whatever_it_says() {
+        let mut driver = lonely();
         let nowhere = Server { node: NodeId::ANY, shard: 0 };
         let impossible = Operation::Create { server: Some(nowhere), pages: 1 };
         for (lines, operation) in [

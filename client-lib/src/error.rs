@@ -50,6 +50,18 @@ pub enum Error {
         #[source]
         cause: Arc<dyn error::Error + Send + Sync>,
     },
+    /// The controller does not count this endpoint as a member any more, so nobody answers it: another
+    /// process joined under its name, or it was not heard for too long.
+    #[error(
+        "this endpoint is no longer a member of the rack ({reason}){}; join again",
+        perhaps_done(*.outcome_unknown)
+    )]
+    Expelled {
+        /// What the controller said.
+        reason: Arc<str>,
+        /// Whether what was asked for may have been done, once; else it was not.
+        outcome_unknown: bool,
+    },
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
     #[error(
         "the update of the page at {pointer} came too late, and nothing of it was written ({how}{}); \
@@ -179,6 +191,7 @@ impl Error {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Busy { .. }
+            | Self::Expelled { .. }
             | Self::LeaseLost { .. }
             | Self::Length
             | Self::PastEnd { .. }
@@ -230,6 +243,7 @@ impl Error {
             Self::Pointer(_) => 17,
             Self::TooManyOperations => 18,
             Self::PastEnd { .. } => 19,
+            Self::Expelled { .. } => 20,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
@@ -239,6 +253,7 @@ impl Error {
     pub fn is_outcome_unknown(&self) -> bool {
         match self {
             Self::OutcomeUnknown { .. } => true,
+            Self::Expelled { outcome_unknown, .. } => *outcome_unknown,
             Self::PartlyCommitted { cause, .. } => cause.is_outcome_unknown(),
             _ => false,
         }
@@ -288,6 +303,24 @@ impl Error {
         }
     }
 
+    /// The error of an operation of an endpoint that was expelled.
+    pub(crate) fn of_expelled(
+        failure: Failure,
+        pointer: Option<Pointer>,
+        reason: &Arc<str>,
+    ) -> Self {
+        let expelled =
+            |outcome_unknown| Self::Expelled { reason: Arc::clone(reason), outcome_unknown };
+        match failure {
+            Failure::OutcomeUnknown { .. } => expelled(true),
+            Failure::Busy { .. }
+            | Failure::NotSent { .. }
+            | Failure::TimedOut { .. }
+            | Failure::Unreachable { .. } => expelled(false),
+            failure => Self::of_failure(failure, pointer, None),
+        }
+    }
+
     /// Where nothing that the pointer may use is allocated, if that is the error.
     pub(crate) fn missing_memory(&self) -> Option<Pointer> {
         match self {
@@ -333,6 +366,10 @@ fn whom(node: NodeId) -> String {
         NodeId::ANY => "the memory node that the switch chose".to_owned(),
         node => format!("node {node}"),
     }
+}
+
+const fn perhaps_done(outcome_unknown: bool) -> &'static str {
+    if outcome_unknown { ", and the operation was done once or not at all" } else { "" }
 }
 
 fn now_of(owner: Option<NodeId>) -> String {

@@ -1,5 +1,7 @@
 //! Joining a rack: the controller tells who the client is, and which memory nodes there are.
 
+mod options;
+
 use std::{
     hash::{BuildHasher, RandomState},
     io,
@@ -7,73 +9,18 @@ use std::{
 };
 
 use bluebridge_northbound::{
-    Attachment, Carrier, Connection, Membership, MembershipError, Options, Registration, Role,
-    Snapshot,
+    Carrier, Connection, Membership, MembershipError, Registration, Role, Snapshot,
 };
 use bluebridge_transport::{
     OpenError, Transport,
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
-use bluebridge_wire::{
-    NodeId, Space, UDP_PORT, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN,
-};
+use bluebridge_wire::{UDP_PORT, address::FABRIC_PREFIX, address::FABRIC_PREFIX_LEN};
+
+pub use options::{JoinOptions, OptionsError, ServiceStart};
 
 use crate::{Client, EndpointConfig, MemoryNode, Service, ServiceState};
-
-/// When an endpoint's service thread starts.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum ServiceStart {
-    /// Before the client joins, which fails if another process has the fabric's port on the
-    /// interface: then that one is the endpoint.
-    AtOnce,
-    /// With the first update or subscription.
-    #[default]
-    OnNeed,
-}
-
-/// How a client joins.
-#[derive(Clone, Debug)]
-pub struct JoinOptions {
-    /// The endpoint's name; the same name is the same node again.
-    pub name: String,
-    /// The tenant.
-    pub space: Space,
-    /// The local interface that leads to the switch.
-    pub interface: String,
-    /// Where that interface is connected to the switch.
-    pub attachment: Attachment,
-    /// Deadlines and secrecy of the membership.
-    pub membership: Options,
-    /// The UDP socket; its device is the interface unless it names one.
-    pub carrier: UdpConfig,
-    /// When the endpoint's service thread starts.
-    pub service: ServiceStart,
-    /// Whether servers are to tell of memory that is given, freed or zeroed ([`Client::notices`]);
-    /// they do once they heard of it, a heartbeat later.
-    pub notices: bool,
-    /// Everything else about the client; who it is and what there is comes from the controller.
-    pub behaviour: EndpointConfig,
-}
-
-impl JoinOptions {
-    /// The usual behaviour for an endpoint whose interface is connected to the switch's interface
-    /// `switch_interface`.
-    #[must_use]
-    pub fn new(name: &str, space: Space, interface: &str, switch_interface: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            space,
-            interface: interface.to_owned(),
-            attachment: Attachment::Interface(switch_interface.to_owned()),
-            membership: Options::default(),
-            carrier: UdpConfig::default(),
-            service: ServiceStart::OnNeed,
-            notices: false,
-            behaviour: EndpointConfig::new(space, NodeId::ANY, 0),
-        }
-    }
-}
 
 /// A client could not join.
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +29,18 @@ pub enum JoinError {
     /// The controller refused, or is not there.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// The socket could not be opened.
-    #[error(transparent)]
+    /// The client was opened without a controller, so its endpoint cannot have another one.
+    #[error(
+        "the client was opened without a controller; open another one over a carrier of its own"
+    )]
+    NotJoined,
+    /// The socket could not be opened. If the fabric's port is taken, another process is the endpoint
+    /// on that interface.
+    #[error("{}", of_opening(.0))]
     Open(#[from] OpenError),
+    /// The options do not say who is to join what.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
     /// The interface does not exist in this network namespace.
     #[error("cannot use interface {interface}: {error}; is its name right?")]
     Interface {
@@ -94,6 +50,15 @@ pub enum JoinError {
         #[source]
         error: io::Error,
     },
+}
+
+fn of_opening(error: &OpenError) -> String {
+    match error {
+        OpenError::Bind { port: UDP_PORT, .. } => format!(
+            "{error} and be the endpoint on this interface: end it, or use another interface"
+        ),
+        error => error.to_string(),
+    }
 }
 
 /// A membership, and what of its news the client has taken in.
@@ -168,17 +133,22 @@ fn service_carrier(carrier: &UdpConfig, port: u16) -> Result<UdpTransport, OpenE
 }
 
 impl Client<UdpTransport> {
-    /// Joins the rack whose controller is at `controller` (`http://host:port`), and opens a UDP
-    /// socket on the interface. The host's routes to the fabric must be set up.
+    /// Joins the rack whose controller is at `controller` (`[address]:port`, with or without
+    /// `http://`), and opens a UDP socket on the interface. The host's routes to the fabric must be set
+    /// up.
     ///
-    /// The membership lasts as long as the client.
+    /// The process is the endpoint then, and another one that wants to be it is refused, unless
+    /// [`JoinOptions::service`] says otherwise. The membership lasts as long as the client.
     ///
     /// # Errors
     /// [`JoinError`]; nothing keeps running.
     pub fn join(controller: &str, options: JoinOptions) -> Result<Self, JoinError> {
+        options.check()?;
+        let uri = options.uri(controller);
         let JoinOptions {
             name,
             space,
+            controller: _,
             interface,
             attachment,
             membership,
@@ -211,12 +181,15 @@ impl Client<UdpTransport> {
             0 => None,
             _ => Some(UdpTransport::open(&carrier)?),
         };
-        // Whoever has the port is the endpoint, so it is taken before another could be told of.
+        // Whoever has the port is the endpoint, so it is taken before another could be told of. A client that has it
+        // itself keeps others out as well.
         let service_socket = match service {
-            ServiceStart::AtOnce => Some(service_carrier(&carrier, UDP_PORT)?),
-            ServiceStart::OnNeed => None,
+            ServiceStart::AtOnce if carrier.port != UDP_PORT => {
+                Some(service_carrier(&carrier, UDP_PORT)?)
+            }
+            ServiceStart::AtOnce | ServiceStart::OnNeed => None,
         };
-        let membership = Membership::join_with(controller, registration, membership)?;
+        let membership = Membership::join_with(&uri, registration, membership)?;
         let service = OnceLock::new();
         let endpoint = Arc::new(Endpoint { service, membership, carrier, behaviour });
         if let Some(socket) = service_socket {
@@ -229,7 +202,14 @@ impl Client<UdpTransport> {
     /// in which the endpoint joined. The membership lasts as long as one of them.
     ///
     /// # Errors
-    /// [`OpenError`] if no socket can be opened; `None` if the client was opened without a controller.
+    /// [`JoinError::NotJoined`]; [`JoinError::Open`].
+    pub fn try_clone(&self) -> Result<Self, JoinError> {
+        let joined = self.membership.as_ref().ok_or(JoinError::NotJoined)?;
+        Ok(Self::of_endpoint(Arc::clone(&joined.endpoint), None)?)
+    }
+
+    /// [`Client::try_clone`] under its former name.
+    #[doc(hidden)]
     pub fn open_another(&self) -> Option<Result<Self, OpenError>> {
         let endpoint = Arc::clone(&self.membership.as_ref()?.endpoint);
         Some(Self::of_endpoint(endpoint, None))
@@ -252,6 +232,7 @@ impl Client<UdpTransport> {
             })?,
         };
         let mut client = Self::open(config, transport);
+        client.driver.expulsion = Some(endpoint.membership.expulsion());
         client.membership = Some(Joined { endpoint, version: snapshot.version });
         Ok(client)
     }
@@ -318,10 +299,21 @@ mod tests {
 
     #[test]
     fn a_controller_that_is_not_there_is_told() {
-        let mut options = JoinOptions::new("lonely", Space(1), "lo", "nowhere");
-        options.membership.join_deadline = core::time::Duration::from_millis(200);
-        let error =
-            Client::join("http://[::1]:1", options).map(|_| ()).expect_err("nobody listens");
-        assert!(matches!(error, JoinError::Membership(_) | JoinError::Open(_)), "{error}");
+        for controller in ["http://[::1]:1", "[::1]:1"] {
+            let mut options = JoinOptions::named("lonely").interface("lo").switch_port(1);
+            options.service = ServiceStart::OnNeed;
+            options.membership.join_deadline = core::time::Duration::from_millis(200);
+            let error = Client::join(controller, options).map(|_| ()).expect_err("nobody listens");
+            assert!(
+                matches!(&error, JoinError::Membership(MembershipError::Unreachable { .. })),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_readme_names_the_controllers_port() {
+        let port = format!("]:{}\"", bluebridge_northbound::CONTROLLER_PORT);
+        assert!(include_str!("../README.md").contains(&port));
     }
 }

@@ -63,7 +63,13 @@ pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncClient, Decision, QUEUE_LENGTH};
 pub use barrier::{BARRIER_BYTES, Barrier};
+#[cfg(feature = "join")]
+pub use bluebridge_northbound::Attachment;
 pub use bluebridge_protocol::requester::{Counters, Event};
+pub use bluebridge_transport::{
+    OpenError, Transport,
+    udp::{UdpConfig, UdpTransport},
+};
 pub use bluebridge_wire::{
     ArenaGeneration, LeaseEnd, NodeId, Pointer, PointerError, Region, Space, Status, Usage,
 };
@@ -71,7 +77,7 @@ pub use client::Client;
 pub use config::{EndpointConfig, MemoryNode};
 pub use error::{Error, Fault};
 #[cfg(feature = "join")]
-pub use join::{JoinError, JoinOptions, ServiceStart};
+pub use join::{JoinError, JoinOptions, OptionsError, ServiceStart};
 pub use lock::{LOCK_BYTES, Lock, LockError, LockGuard};
 pub use many::{ReadRequest, WriteRequest};
 pub use placement::Placement;
@@ -80,6 +86,14 @@ pub use service::{
     ServiceState,
 };
 pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
+
+/// What a client that joined knows of its rack, and how its membership is kept.
+#[cfg(feature = "join")]
+pub mod membership {
+    #[cfg(feature = "tls")]
+    pub use bluebridge_northbound::{Certificate, ClientTlsConfig, Identity};
+    pub use bluebridge_northbound::{Connection, MembershipError, MemoryNode, Options, Snapshot};
+}
 
 /// Compiles the examples of the README.
 #[cfg(all(doctest, feature = "join"))]

@@ -41,7 +41,7 @@ pub enum ServiceState {
         /// Why.
         reason: Arc<str>,
     },
-    /// It starts with the first update.
+    /// It starts with the first update or subscription, as the client joined.
     NotStarted,
     /// Another process has the fabric's UDP port on the interface, so leases are renewed, but
     /// redirected requests are not answered (their senders ask the home) and notices do not arrive.
@@ -182,7 +182,7 @@ impl Shared {
 
 /// An endpoint's service thread; clones are the same one, which ends with the last of them.
 ///
-/// [`crate::Client::join`] starts one when it is needed. Who opens clients of an endpoint otherwise
+/// [`crate::Client::join`] starts one. Who opens clients of an endpoint otherwise
 /// starts one by hand and gives it to all of them, in [`EndpointConfig::service`].
 #[derive(Clone)]
 pub struct Service {

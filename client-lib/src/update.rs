@@ -13,7 +13,7 @@ use bluebridge_protocol::{
     Instant,
     requester::{Answer, Buffers, Lease, Operation},
 };
-use bluebridge_transport::Transport;
+use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
 
 pub use many::{UpdateMany, UpdateRequest};
@@ -69,7 +69,7 @@ impl Held {
 /// Everyone else's requests on the pages, also those of this endpoint outside of the guard, wait
 /// or are answered [`Error::Busy`].
 #[must_use = "dropping an update gives it up"]
-pub struct Update<'a, T: Transport> {
+pub struct Update<'a, T: Transport = UdpTransport> {
     client: &'a mut Client<T>,
     buffer: &'a mut [u8],
     pointer: Pointer,

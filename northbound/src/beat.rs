@@ -231,7 +231,8 @@ impl Member {
                 Err(error) if error.is_of_the_controller() => {
                     let mut is_new = false;
                     shared.change(|snapshot| {
-                        is_new = become_lost(snapshot, Connection::Lost);
+                        is_new = snapshot.connection != Connection::Lost;
+                        snapshot.connection = Connection::Lost;
                         is_new
                     });
                     if is_new {
@@ -244,7 +245,7 @@ impl Member {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "expelled by the controller");
-                    shared.change(|snapshot| become_lost(snapshot, Connection::Expelled));
+                    shared.expel(error.reason());
                     expelled = true;
                     interval
                 }
@@ -343,10 +344,4 @@ impl Member {
 async fn early(shared: &Shared, earliest: Instant) {
     shared.beat_now.notified().await;
     tokio::time::sleep_until(earliest).await;
-}
-
-fn become_lost(snapshot: &mut Snapshot, connection: Connection) -> bool {
-    let changed = snapshot.connection != connection;
-    snapshot.connection = connection;
-    changed
 }

@@ -69,6 +69,14 @@ pub enum MembershipError {
 }
 
 impl MembershipError {
+    /// Why the endpoint is no member any more, in the controller's words if it said so.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Expelled(reason) => reason.clone(),
+            error => error.to_string(),
+        }
+    }
+
     /// Sorts a refused call by who can do something about it.
     pub(crate) fn of(uri: &str, status: &Status) -> Self {
         let text = status.message().to_owned();

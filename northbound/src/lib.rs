@@ -4,8 +4,10 @@
 //! * [`Registration`] in, [`Assignment`] out: what joining means, in the project's types.
 //! * [`Membership`]: joins, beats in the background, leaves. It outlives restarts of the
 //!   controller: a beat that fails is tried again, nothing is assigned anew.
+//! * [`environment`]: the variables that describe an endpoint.
 //! * [`place`]: directed placement by the power of two choices.
 
+pub mod environment;
 pub mod proto;
 
 mod beat;
@@ -18,6 +20,9 @@ pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{
     Assignment, Attachment, Carrier, MemoryNode, Previous, Registration, Role, Token, place,
 };
+
+#[cfg(feature = "tls")]
+pub use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// The TCP port on which a controller listens unless told otherwise.
 pub const CONTROLLER_PORT: u16 = 7700;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,7 @@ impl Default for Options {
 pub(crate) struct Shared {
     snapshot: Mutex<Snapshot>,
     changed: Condvar,
+    expulsion: Arc<OnceLock<Arc<str>>>,
     pub(crate) free_pages: AtomicU64,
     pub(crate) beat_count: AtomicU64,
     pub(crate) beat_now: Notify,
@@ -89,6 +90,7 @@ impl Shared {
         Self {
             snapshot: Mutex::new(snapshot),
             changed: Condvar::new(),
+            expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
             beat_count: AtomicU64::new(0),
             beat_now: Notify::new(),
@@ -98,6 +100,16 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
         // A snapshot is replaced field by field without panicking in between.
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The controller does not count this endpoint as a member any more.
+    pub(crate) fn expel(&self, reason: String) {
+        let _ = self.expulsion.set(Arc::from(reason));
+        self.change(|snapshot| {
+            let changed = snapshot.connection != Connection::Expelled;
+            snapshot.connection = Connection::Expelled;
+            changed
+        });
     }
 
     /// Changes the snapshot; `change` says whether it did.
@@ -202,6 +214,13 @@ impl Membership {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.shared.lock().clone()
+    }
+
+    /// Why the endpoint was expelled, once it was; it stays so until the endpoint joins again. To look
+    /// costs no lock, so the data path can.
+    #[must_use]
+    pub fn expulsion(&self) -> Arc<OnceLock<Arc<str>>> {
+        Arc::clone(&self.shared.expulsion)
     }
 
     /// Waits until the snapshot is newer than `version`, at most for `timeout`; returns what there

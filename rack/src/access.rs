@@ -3,24 +3,16 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+pub use bluebridge_northbound::environment::{
+    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+};
+
 use crate::RackError;
 use crate::error::failed;
 use crate::layout::{ENDPOINT_INTERFACE, Layout};
 use crate::namespace::{self, NamespaceId, NetworkNamespace};
 use crate::spec::Node;
 use crate::state::{RACK_VARIABLE, RackState, STATE_VARIABLE, StateRoot};
-
-/// The controller's address for commands run inside a rack.
-pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
-
-/// The fabric's interface for commands run inside a rack.
-pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
-
-/// The endpoint's name for commands run inside a rack.
-pub const NAME_VARIABLE: &str = "BLUEBRIDGE_NAME";
-
-/// The switch's port of the endpoint, for commands run inside a rack.
-pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
 
 /// Moves the calling process into the rack's user and mount namespaces, if it has any of its own.
 ///
@@ -43,7 +35,8 @@ pub fn namespace(state: &RackState, node: Node) -> Result<NetworkNamespace, Rack
     Ok(NetworkNamespace::open(path)?)
 }
 
-/// What a process in a node of the rack finds in its environment.
+/// What a process in a node of the rack finds in its environment: where the rack is, and which
+/// endpoint the node is ([`bluebridge_northbound::environment`]).
 pub fn rack_environment(
     root: &StateRoot,
     state: &RackState,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::access::rack_environment;
 use crate::error::failed;
-use crate::layout::{ENDPOINT_INTERFACE, Layout, P4RUNTIME};
+use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
 use crate::spec::Node;
@@ -105,6 +105,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         let log = directory.join("logs").join(format!("{name}.log"));
         DaemonRecord { name, node, arguments, log, process: None, ready: false }
     };
+    let own_port = layout.port_of(Node::Switch).map_or(0, |port| port.number);
     let store = directory.join("controller.redb").display().to_string();
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
@@ -125,6 +126,10 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                 &store,
                 "--redirects",
                 state.spec.redirects.as_str(),
+                "--interface",
+                CONTROLLER_INTERFACE,
+                "--switch-port",
+                &own_port.to_string(),
             ]),
         )],
         servers

@@ -2,8 +2,9 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use bluebridge_rack::access::{
-    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+use bluebridge_northbound::environment::{
+    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
+    parse_controller, parse_switch_port,
 };
 use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 use clap::Args;
@@ -20,14 +21,14 @@ pub(super) struct Endpoint {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     pub(super) interface: String,
-    /// The switch's port that this interface is connected to
-    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N")]
+    /// The switch's port that this interface is connected to, such as 3 or p3
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
     pub(super) switch_port: u16,
-    /// Where the controller listens
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    /// Where the controller listens, with or without http://
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     pub(super) controller: SocketAddr,
     /// The space (tenant) to be in
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     pub(super) space: u16,
     #[command(flatten)]
     pub(super) trust: Trust,
@@ -36,4 +37,34 @@ pub(super) struct Endpoint {
 /// The prefix of every pointer.
 pub(super) fn fabric() -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0), FABRIC_PREFIX_LEN)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        endpoint: Endpoint,
+    }
+
+    fn endpoint(port: &str, controller: &str) -> Result<Endpoint, clap::Error> {
+        let who = ["memserver", "--name", "s1", "--interface", "bb0"];
+        let place = ["--switch-port", port, "--controller", controller];
+        Line::try_parse_from(who.into_iter().chain(place)).map(|line| line.endpoint)
+    }
+
+    #[test]
+    fn a_port_may_have_its_letter_and_a_controller_its_scheme() {
+        for (port, controller) in [("3", "[fd00:bb::1]:7700"), ("p3", "http://[fd00:bb::1]:7700")] {
+            let endpoint = endpoint(port, controller).expect("both are understood");
+            assert_eq!(endpoint.switch_port, 3);
+            assert_eq!(endpoint.controller.to_string(), "[fd00:bb::1]:7700");
+        }
+        let error = endpoint("eth3", "[fd00:bb::1]:7700").expect_err("an interface is no port");
+        assert!(error.to_string().contains("write a number such as 3, or p3"), "{error}");
+    }
 }

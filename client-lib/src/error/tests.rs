@@ -39,6 +39,7 @@ fn all() -> Vec<Error> {
         Error::Pointer(PointerError::OutOfRegion),
         Error::TooManyOperations,
         Error::PastEnd { pointer: pointer() },
+        Error::Expelled { reason: "another came".into(), outcome_unknown: true },
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,

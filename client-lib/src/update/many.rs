@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_transport::Transport;
+use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
 
 use super::{Held, UpdateOptions, part, part_count};
@@ -27,7 +27,7 @@ impl<'a> UpdateRequest<'a> {
 
 /// [`crate::Update`] of several ranges: all are held, or none.
 #[must_use = "dropping an update gives it up"]
-pub struct UpdateMany<'a, 'b, T: Transport> {
+pub struct UpdateMany<'a, 'b, T: Transport = UdpTransport> {
     client: &'a mut Client<T>,
     ranges: &'a mut [UpdateRequest<'b>],
     held: Vec<Held>,

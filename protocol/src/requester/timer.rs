@@ -36,6 +36,16 @@ impl Requester {
         self.admit_hungry(now);
     }
 
+    /// Ends all operations now, each as if its deadline had passed: for a requester that knows that
+    /// nobody will answer any more.
+    pub fn expire_all(&mut self) {
+        for index in 0..self.ops.slots() {
+            if self.ops.at(index).is_some() {
+                self.expire(index);
+            }
+        }
+    }
+
     fn time_out_opens(&mut self, now: Instant) {
         for peer in 0..u16::try_from(self.peers.count()).unwrap_or(u16::MAX) {
             let entry = &self.peers[peer];

@@ -4,6 +4,7 @@ mod hostile_rack;
 mod rack_floods;
 mod rack_impaired;
 mod rack_leases;
+mod rack_members;
 mod rack_pointers;
 mod rack_redirects;
 mod rack_restarts;

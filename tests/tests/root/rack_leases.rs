@@ -10,10 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{
-    Client, Error, Event, JoinOptions, LeaseEnd, Placement, Pointer, ServiceStart, Status,
-    UpdateOptions,
+    Client, Error, Event, JoinOptions, LeaseEnd, Placement, Pointer, Status, UpdateOptions,
 };
-use bluebridge_northbound::Attachment;
 use bluebridge_northbound::proto::LeaseStatus;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_protocol::requester::{Answer, Failure, Operation};
@@ -49,10 +47,11 @@ fn wish(switch: DataPlane, redirects: Redirects) -> Wish {
 /// Joins as a client of the rack, with a service thread.
 fn join(rack: &TestRack, number: u16) -> UdpClient {
     let node = Node::Client(number);
-    let controller = format!("http://{}", rack.rack().layout().controller());
-    let mut options = JoinOptions::new(&node.to_string(), SPACE, ENDPOINT_INTERFACE, "");
-    options.attachment = Attachment::Port(rack.port(node));
-    options.service = ServiceStart::AtOnce;
+    let controller = rack.rack().layout().controller().to_string();
+    let mut options = JoinOptions::named(node.to_string())
+        .space(SPACE)
+        .interface(ENDPOINT_INTERFACE)
+        .switch_port(rack.port(node));
     options.behaviour.deadline = Duration::from_secs(20);
     let joined = rack.enter(node, || Client::join(&controller, options));
     joined.unwrap_or_else(|error| panic!("{error}"))

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use bluebridge::{
     Client, Error, Event, JoinOptions, NoticeKind, OwnerPolicy, Pointer, ServiceCounters,
-    ServiceStart, ServiceState, UpdateOptions,
+    ServiceState, UpdateOptions,
 };
-use bluebridge_northbound::Attachment;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{DataPlane, Node, Redirects};
@@ -29,10 +28,11 @@ fn join(rack: &TestRack, number: u16) -> UdpClient {
 
 fn join_with(rack: &TestRack, number: u16, change: impl FnOnce(&mut JoinOptions)) -> UdpClient {
     let node = Node::Client(number);
-    let controller = format!("http://{}", rack.rack().layout().controller());
-    let mut options = JoinOptions::new(&node.to_string(), SPACE, ENDPOINT_INTERFACE, "");
-    options.attachment = Attachment::Port(rack.port(node));
-    options.service = ServiceStart::AtOnce;
+    let controller = rack.rack().layout().controller().to_string();
+    let mut options = JoinOptions::named(node.to_string())
+        .space(SPACE)
+        .interface(ENDPOINT_INTERFACE)
+        .switch_port(rack.port(node));
     options.behaviour.deadline = Duration::from_secs(60);
     change(&mut options);
     let joined = rack.enter(node, || Client::join(&controller, options));
@@ -40,8 +40,8 @@ fn join_with(rack: &TestRack, number: u16, change: impl FnOnce(&mut JoinOptions)
 }
 
 fn another(rack: &TestRack, number: u16, client: &mut UdpClient) -> UdpClient {
-    let another = rack.enter(Node::Client(number), move || client.open_another());
-    another.expect("it joined").unwrap_or_else(|error| panic!("{error}"))
+    let another = rack.enter(Node::Client(number), move || client.try_clone());
+    another.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn word(client: &mut UdpClient, pointer: Pointer) -> u64 {

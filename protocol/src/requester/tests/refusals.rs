@@ -164,6 +164,16 @@ pub(super) fn a_deadline_tells_what_is_known() -> Counters {
     bench.reply(&Reply::piece(&read, 0, 1, &vec![1; usize::from(PIECE)]));
     assert_eq!(bench.pass_to_end().result, Err(Failure::TimedOut { node: HOME }));
     assert_eq!(bench.pass_to_end().result, Err(unknown(true)));
+    // The same is known when the deadline is brought forward.
+    bench.write(0, 10, 2);
+    bench.sent();
+    bench.write(0, 10, 3);
+    bench.read(0, 10, 4);
+    bench.requester.expire_all();
+    let ends = (2..=4).map(|_| bench.completed()).map(|end| (end.token, end.result));
+    let ends: std::collections::BTreeMap<_, _> = ends.collect();
+    assert_eq!(ends[&2], Err(unknown(false)));
+    assert_eq!((ends[&3], ends[&4]), (Err(unreachable), Err(unreachable)), "they were not sent");
     assert!(bench.count(Event::Retransmit) > 20, "it tried");
     assert!(bench.count(Event::Retransmit) < 200, "but not in a hurry");
     // Low water passes what was given up.

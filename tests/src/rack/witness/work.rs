@@ -5,8 +5,7 @@ use std::io::Write as _;
 use std::thread;
 use std::time::Duration;
 
-use bluebridge::{Client, Error, JoinOptions, OwnerPolicy, ServiceStart, Status, UpdateOptions};
-use bluebridge_northbound::Attachment;
+use bluebridge::{Client, Error, JoinOptions, OwnerPolicy, Status, UpdateOptions};
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
@@ -55,9 +54,10 @@ struct Worker {
 impl Worker {
     fn join(orders: &Orders) -> Self {
         let name = Node::Client(orders.node).to_string();
-        let mut options = JoinOptions::new(&name, SPACE, ENDPOINT_INTERFACE, "");
-        options.attachment = Attachment::Port(orders.port);
-        options.service = ServiceStart::AtOnce;
+        let mut options = JoinOptions::named(name)
+            .space(SPACE)
+            .interface(ENDPOINT_INTERFACE)
+            .switch_port(orders.port);
         options.behaviour.deadline = DEADLINE;
         // Five of these share two cores with the rack's daemons.
         options.behaviour.spin = Duration::ZERO;

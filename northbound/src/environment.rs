@@ -1,0 +1,99 @@
+//! The environment variables that describe an endpoint.
+//!
+//! There is one set of them, for the command line, the client library and whatever else joins;
+//! `bluebridge rack exec` sets them all.
+
+use std::net::SocketAddr;
+
+/// Where the controller listens: `[address]:port`, with or without `http://` or `https://`.
+pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
+
+/// The interface that leads to the switch.
+pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
+
+/// The endpoint's name.
+pub const NAME_VARIABLE: &str = "BLUEBRIDGE_NAME";
+
+/// The space, a number; 1 without it.
+pub const SPACE_VARIABLE: &str = "BLUEBRIDGE_SPACE";
+
+/// The switch's port that the interface is connected to: its number, with or without a `p` before
+/// it.
+pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
+
+/// The root (a PEM file) that the controller's certificate must lead to; without it, joining is
+/// plain.
+pub const TLS_ROOT_VARIABLE: &str = "BLUEBRIDGE_TLS_ROOT";
+
+/// The name in the controller's certificate; without it, its address.
+pub const TLS_NAME_VARIABLE: &str = "BLUEBRIDGE_TLS_NAME";
+
+/// The endpoint's own certificate chain (a PEM file), if the controller asks for one.
+pub const TLS_CERTIFICATE_VARIABLE: &str = "BLUEBRIDGE_TLS_CERTIFICATE";
+
+/// The private key of the endpoint's own certificate (a PEM file).
+pub const TLS_KEY_VARIABLE: &str = "BLUEBRIDGE_TLS_KEY";
+
+/// A text is not what a variable or an option asks for; correct it.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// It is no address of a controller.
+    #[error("{0:?} is no address of a controller; write [ADDRESS]:PORT")]
+    Controller(String),
+    /// It is no port of a switch.
+    #[error("{0:?} is no port of a switch; write a number such as 3, or p3")]
+    SwitchPort(String),
+}
+
+/// The controller's address in a text, with or without a scheme.
+///
+/// # Errors
+/// [`EnvironmentError::Controller`].
+pub fn parse_controller(text: &str) -> Result<SocketAddr, EnvironmentError> {
+    let address = without_scheme(text);
+    address.parse().map_err(|_| EnvironmentError::Controller(text.to_owned()))
+}
+
+/// A controller's address or host name, without a scheme.
+#[must_use]
+pub fn without_scheme(text: &str) -> &str {
+    let text = text.trim();
+    let scheme = ["http://", "https://"].into_iter().find_map(|scheme| text.strip_prefix(scheme));
+    let address = scheme.unwrap_or(text);
+    address.strip_suffix('/').unwrap_or(address)
+}
+
+/// The number of a switch's port in a text: `3` or `p3`.
+///
+/// # Errors
+/// [`EnvironmentError::SwitchPort`].
+pub fn parse_switch_port(text: &str) -> Result<u16, EnvironmentError> {
+    let digits = text.strip_prefix('p').unwrap_or(text);
+    let number = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    number.ok_or_else(|| EnvironmentError::SwitchPort(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_port_has_a_number_and_perhaps_a_letter() {
+        assert_eq!((parse_switch_port("3"), parse_switch_port("p3")), (Ok(3), Ok(3)));
+        for bad in ["", "p", "pp3", "3p", "+3", "p+3", "-1", "65536", "eth3"] {
+            assert_eq!(parse_switch_port(bad), Err(EnvironmentError::SwitchPort(bad.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_controller_has_an_address_and_perhaps_a_scheme() {
+        let address = "[fd00:bb::1]:7700".parse().expect("an address");
+        for text in ["[fd00:bb::1]:7700", "http://[fd00:bb::1]:7700", "https://[fd00:bb::1]:7700/"]
+        {
+            assert_eq!(parse_controller(text), Ok(address), "{text}");
+        }
+        for bad in ["", "http://", "fd00:bb::1", "ftp://[fd00:bb::1]:7700", "[fd00:bb::1]"] {
+            assert_eq!(parse_controller(bad), Err(EnvironmentError::Controller(bad.to_owned())));
+        }
+    }
+}
