@@ -11,6 +11,9 @@ fn main() {
     let result = Command::new(&clang)
         .args([
             "-O2",
+            // BTF describes the maps; no path of this machine is in it.
+            "-g",
+            "-ffile-compilation-dir=.",
             "-target",
             "bpf",
             "-mcpu=v3",

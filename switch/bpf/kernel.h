@@ -34,10 +34,8 @@ enum map_type {
 
 enum { MAP_NO_PREALLOC = 1 };
 
-/* How aya reads the section "maps". */
-struct map {
-	u32 type, key_size, value_size, max_entries, flags, id, pinning;
-};
+/* How a map is described by BTF: a number is the length of an array that a member points to. */
+#define NUMBER(name, value) int (*name)[value]
 
 /* The start of struct __sk_buff; what lies behind `gso_segs` is not used. */
 struct __sk_buff {

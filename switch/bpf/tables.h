@@ -103,9 +103,15 @@ struct config {
 };
 struct packet_in { u16 port; u16 bytes; u8 frame[PACKET_IN_BYTES + 2]; };
 
-#define TABLE(name, kind, key, value, entries, map_flags) \
-	struct map name SEC("maps") = { .type = kind, .key_size = key, .value_size = value, \
-		.max_entries = entries, .flags = map_flags, .pinning = 1 }
+#define TABLE(name, kind, key, value, entries, flags)	\
+	struct {						\
+		NUMBER(type, kind);				\
+		NUMBER(key_size, key);				\
+		NUMBER(value_size, value);			\
+		NUMBER(max_entries, entries);			\
+		NUMBER(map_flags, flags);			\
+		NUMBER(pinning, 1);				\
+	} name SEC(".maps")
 
 TABLE(ingress_guard, MAP_HASH, sizeof(struct guard_key), sizeof(struct sealed_route), INGRESS_GUARD_ENTRIES, 0);
 TABLE(redirect, MAP_HASH, sizeof(struct redirect_key), sizeof(struct redirect), REDIRECT_ENTRIES, 0);
