@@ -8,6 +8,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rustix::io::Errno;
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 
 use super::netlink::{check_interface_name, existed};
@@ -114,8 +115,8 @@ impl Netlink {
             // No route, or one that only says that there is none.
             Err(NetworkError::Netlink { source, .. })
                 if matches!(
-                    source.raw_os_error(),
-                    Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)
+                    Errno::from_io_error(&source),
+                    Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL)
                 ) =>
             {
                 Ok(None)
