@@ -60,7 +60,7 @@ fn a_joined_endpoint_has_its_entries_and_leaves_none() {
     assert_eq!(status.entries.len() as u64, status.desired_entry_count);
     home.leave().unwrap();
     user.leave().unwrap();
-    let only_rules = || agent.entries().values().all(|action| *action == Action::Notify);
+    let only_rules = || agent.entries().values().all(|action| *action == Action::CopyToController);
     until("the tables are empty but for what is copied", only_rules);
 }
 
@@ -398,7 +398,9 @@ fn copies_are_asked_for_only_by_rule() {
     let mut config = Running::config(&agent);
     config.core.notify = vec![rule];
     let controller = Running::start_with(config);
-    until("the rule is there", || agent.entries().values().any(|action| *action == Action::Notify));
+    until("the rule is there", || {
+        agent.entries().values().any(|action| *action == Action::CopyToController)
+    });
     until("the switch is in sync", || {
         controller.status().switch.unwrap().state() == SwitchState::InSync
     });

@@ -414,8 +414,8 @@ pub const fn action_of(action: &Action) -> &'static ActionDeclaration {
         Action::Drop => &DROP,
         Action::Forward(_) | Action::Select(_) => &FORWARD,
         Action::RedirectUntil { .. } => &REDIRECT_UNTIL,
-        Action::Multicast { .. } => &SET_MULTICAST_GROUP,
-        Action::Notify => &COPY_TO_CONTROLLER,
+        Action::SetMulticastGroup { .. } => &SET_MULTICAST_GROUP,
+        Action::CopyToController => &COPY_TO_CONTROLLER,
         Action::SetDstMac(_) => &SET_DST_MAC,
     }
 }
@@ -535,8 +535,8 @@ mod tests {
             (Action::Drop, &[Table::IngressGuard, Table::Directory]),
             (Action::Forward(forward), &[Table::Redirect, Table::Directory, Table::L2]),
             (Action::RedirectUntil { forward, lease_ms: 1 }, &[Table::Redirect]),
-            (Action::Multicast { group: 1 }, &[Table::L2, Table::Multicast]),
-            (Action::Notify, &[Table::Notify]),
+            (Action::SetMulticastGroup { group: 1 }, &[Table::L2, Table::Multicast]),
+            (Action::CopyToController, &[Table::Notify]),
             (Action::Select(vec![member]), &[Table::Anycast]),
             (Action::SetDstMac(MacAddr::default()), &[Table::PortMac]),
         ];

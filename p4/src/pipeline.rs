@@ -142,12 +142,12 @@ pub enum Action {
         lease_ms: u16,
     },
     /// Send a copy to every port of a group but the ingress (`multicast`, `l2`).
-    Multicast {
+    SetMulticastGroup {
         /// A multicast group id, at least 1.
         group: u16,
     },
     /// Copy it to the controller (`notify`).
-    Notify,
+    CopyToController,
     /// Choose a member by a hash of the source's node and location (`anycast`).
     Select(Vec<WeightedForward>),
     /// Rewrite the destination MAC address (`port_mac`).

@@ -36,7 +36,7 @@ impl Core {
         }
         let rules = self.config.redirects.notify_rules();
         for rule in self.config.notify.iter().chain(&rules) {
-            tables.entries.insert(rule.key(), Body::new(Action::Notify));
+            tables.entries.insert(rule.key(), Body::new(Action::CopyToController));
             tables.notify_session = true;
         }
         tables
@@ -142,7 +142,7 @@ fn add_node(tables: &mut Tables, node: &Node, group: Option<u16>) {
     tables.entries.insert(Key::PortMac { port }, Body::new(Action::SetDstMac(dst_mac)));
     if let Some(group) = group.filter(|_| record.notices) {
         let multicast = Key::Multicast { dst_scope: src_scope };
-        tables.entries.insert(multicast, Body::new(Action::Multicast { group }));
+        tables.entries.insert(multicast, Body::new(Action::SetMulticastGroup { group }));
         tables.groups.entry(group).or_default().insert(port);
     }
 }

@@ -386,7 +386,7 @@ fn notices_go_to_those_who_want_them_and_to_no_group_if_nobody_does() {
     join(&mut core, now, &Join { space: Space(2), ..client("d1", 5) });
     assert!(core.notices_wanted(SPACE));
     let desired = core.desired();
-    let Some(Action::Multicast { group }) = desired.entries[&key].action else { panic!() };
+    let Some(Action::SetMulticastGroup { group }) = desired.entries[&key].action else { panic!() };
     assert_eq!(desired.groups[&group], BTreeSet::from([SwitchPort(3), SwitchPort(4)]));
     core.leave(now, member(&c2)).unwrap();
     // Joining again without the wish takes it back.
@@ -524,7 +524,7 @@ fn notify_rules_bring_their_clone_session() {
     let config = CoreConfig { notify: vec![rule], ..off.clone() };
     let tables = Core::new(config, Stored::default(), 1, now).desired();
     assert!(tables.notify_session);
-    assert_eq!(tables.entries[&rule.key()], Body::new(Action::Notify));
+    assert_eq!(tables.entries[&rule.key()], Body::new(Action::CopyToController));
     assert!(!Core::new(off, Stored::default(), 1, now).desired().notify_session);
 }
 
@@ -747,11 +747,11 @@ fn check(core: &Core) {
                         && record.port() == member.forward.port));
                 }
             }
-            (Key::Multicast { .. } | Key::L2 { .. }, Action::Multicast { group }) => {
+            (Key::Multicast { .. } | Key::L2 { .. }, Action::SetMulticastGroup { group }) => {
                 assert!(tables.groups.contains_key(group));
             }
             (Key::PortMac { port }, Action::SetDstMac(_)) => exists(*port),
-            (Key::Notify { .. }, Action::Notify) => assert!(tables.notify_session),
+            (Key::Notify { .. }, Action::CopyToController) => assert!(tables.notify_session),
             other => panic!("unexpected {other:?}"),
         }
     }

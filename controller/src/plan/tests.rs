@@ -33,9 +33,10 @@ fn rack(nodes: &BTreeMap<u16, u16>, group: u16, session: bool) -> Tables {
             .map(|port| WeightedForward { forward: forward(*port), weight: 1 })
             .collect();
         tables.entries.insert(Key::Anycast { dst_scope: 1 }, Body::new(Action::Select(members)));
-        tables
-            .entries
-            .insert(Key::Multicast { dst_scope: 1 }, Body::new(Action::Multicast { group }));
+        tables.entries.insert(
+            Key::Multicast { dst_scope: 1 },
+            Body::new(Action::SetMulticastGroup { group }),
+        );
         tables.flood_group = Some(group);
     }
     tables
@@ -68,7 +69,9 @@ fn check(tables: &Tables) {
                 );
             }
             Key::Multicast { .. } => {
-                let Some(Action::Multicast { group }) = body.action else { panic!("{body:?}") };
+                let Some(Action::SetMulticastGroup { group }) = body.action else {
+                    panic!("{body:?}")
+                };
                 let ports =
                     tables.groups.get(&group).expect("a notice to a group that is not there");
                 for port in ports {

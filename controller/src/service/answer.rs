@@ -302,8 +302,8 @@ fn body_text(body: &Body) -> String {
         Some(Action::RedirectUntil { forward, lease_ms }) => {
             format!("to {} for {lease_ms} ms more", to(forward))
         }
-        Some(Action::Multicast { group }) => format!("to group {group}"),
-        Some(Action::Notify) => "copy to the controller".to_owned(),
+        Some(Action::SetMulticastGroup { group }) => format!("to group {group}"),
+        Some(Action::CopyToController) => "copy to the controller".to_owned(),
         Some(Action::SetDstMac(mac)) => format!("copies leave as {mac}"),
         Some(Action::Select(members)) => {
             let members: Vec<String> = members

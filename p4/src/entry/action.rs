@@ -65,12 +65,12 @@ pub fn encode_action(
     action: &Action,
 ) -> Result<v1::Action, ConversionError> {
     let values: Vec<u64> = match action {
-        Action::Allow | Action::Drop | Action::Notify => vec![],
+        Action::Allow | Action::Drop | Action::CopyToController => vec![],
         Action::Forward(forward) => vec![forward.port.0.into(), mac_number(forward.dst_mac)],
         Action::RedirectUntil { forward, lease_ms } => {
             vec![forward.port.0.into(), mac_number(forward.dst_mac), u64::from(*lease_ms)]
         }
-        Action::Multicast { group } => vec![u64::from(*group)],
+        Action::SetMulticastGroup { group } => vec![u64::from(*group)],
         Action::SetDstMac(mac) => vec![mac_number(*mac)],
         Action::Select(_) => {
             let rule = "the table does not choose among members";
@@ -237,8 +237,8 @@ fn typed(action: &ActionDeclaration, [first, second, third]: [u128; PARAMS_MAX])
             forward: Forward { port: SwitchPort(first as u16), dst_mac: mac(second) },
             lease_ms: third as u16,
         },
-        id if id == SET_MULTICAST_GROUP.id => Action::Multicast { group: first as u16 },
-        id if id == COPY_TO_CONTROLLER.id => Action::Notify,
+        id if id == SET_MULTICAST_GROUP.id => Action::SetMulticastGroup { group: first as u16 },
+        id if id == COPY_TO_CONTROLLER.id => Action::CopyToController,
         id if id == SET_DST_MAC.id => Action::SetDstMac(mac(first)),
         _ => return None,
     })

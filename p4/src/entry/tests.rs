@@ -57,16 +57,17 @@ fn rule() -> BoxedStrategy<(Key, Action)> {
     let anycast = (scope(), select()).prop_map(|(s, a)| (Key::Anycast { dst_scope: s }, a));
     let notify = (ternary(), ternary(), ternary(), 1..i32::MAX).prop_map(|(a, b, c, priority)| {
         let key = Key::Notify { src_command: a, dst_command: b, src_status: c, priority };
-        (key, Action::Notify)
+        (key, Action::CopyToController)
     });
     let l2 = (mac(), forward(), 1..u16::MAX, any::<bool>()).prop_map(|(dst_mac, f, group, one)| {
-        let action = if one { Action::Forward(f) } else { Action::Multicast { group } };
+        let action = if one { Action::Forward(f) } else { Action::SetMulticastGroup { group } };
         (Key::L2 { dst_mac }, action)
     });
     let port_mac =
         (port(), mac()).prop_map(|(port, mac)| (Key::PortMac { port }, Action::SetDstMac(mac)));
-    let multicast = (scope(), 1..u16::MAX)
-        .prop_map(|(s, group)| (Key::Multicast { dst_scope: s }, Action::Multicast { group }));
+    let multicast = (scope(), 1..u16::MAX).prop_map(|(s, group)| {
+        (Key::Multicast { dst_scope: s }, Action::SetMulticastGroup { group })
+    });
     prop_oneof![guard, redirect, directory, anycast, notify, l2, port_mac, multicast].boxed()
 }
 

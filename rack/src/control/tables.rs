@@ -429,13 +429,13 @@ fn act_of(action: &Action, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNames) 
         Action::RedirectUntil { forward, lease_ms } => {
             Act::Redirect { port: to(forward), lease_ms: *lease_ms }
         }
-        Action::Multicast { group } => {
+        Action::SetMulticastGroup { group } => {
             let group = u32::from(*group);
             let ports = groups.get(&group).map(Vec::as_slice).unwrap_or_default();
             let ports = ports.iter().map(|port| Port::of(SwitchPort(*port), names)).collect();
             Act::Multicast { group, ports }
         }
-        Action::Notify => Act::Notify,
+        Action::CopyToController => Act::Notify,
         Action::Select(members) => Act::Select {
             choices: members
                 .iter()
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(match_of(&guard(4), &names).to_string(), "c1 from fdbb:1:4::/48");
         assert_eq!(match_of(&guard(5), &names).to_string(), "port 5 from fdbb:1:4::/48");
         let groups = BTreeMap::from([(7, vec![4, 5])]);
-        let copy = act_of(&Action::Multicast { group: 7 }, &groups, &names);
+        let copy = act_of(&Action::SetMulticastGroup { group: 7 }, &groups, &names);
         assert_eq!(copy.to_string(), "copy to c1 port 5");
     }
 
@@ -483,7 +483,7 @@ mod tests {
             json!({ "kind": "ingress_guard", "port": 4, "node": "c1", "source": "fdbb:1:4::/48" });
         assert_eq!(to_value(match_of(&key, &names)).expect("JSON"), expected);
         let groups = BTreeMap::from([(7, vec![4, 5])]);
-        let copy = act_of(&Action::Multicast { group: 7 }, &groups, &names);
+        let copy = act_of(&Action::SetMulticastGroup { group: 7 }, &groups, &names);
         let ports = json!([{ "port": 4, "node": "c1" }, { "port": 5, "node": null }]);
         let expected = json!({ "kind": "multicast", "group": 7, "ports": ports });
         assert_eq!(to_value(copy).expect("JSON"), expected);

@@ -8,8 +8,8 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rustix::io::Errno;
 use rtnetlink::{IpVersion, RouteMessageBuilder};
+use rustix::io::Errno;
 
 use super::netlink::{check_interface_name, existed};
 use super::{Netlink, NetworkError};

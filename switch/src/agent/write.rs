@@ -140,7 +140,7 @@ impl Core {
             Some(_) => return Err(invalid("a default entry takes an action")),
         };
         self.plane.set_flood_group(match action {
-            Action::Multicast { group } => Some(group),
+            Action::SetMulticastGroup { group } => Some(group),
             _ => None,
         })?;
         Ok(())
@@ -201,7 +201,7 @@ impl Core {
         };
         Ok(match flood {
             Some(group) => {
-                bluebridge_p4::entry::encode_action(table, &Action::Multicast { group })?
+                bluebridge_p4::entry::encode_action(table, &Action::SetMulticastGroup { group })?
             }
             None => v1::Action { action_id: table.default_action.id, params: Vec::new() },
         })

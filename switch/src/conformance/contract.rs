@@ -92,7 +92,7 @@ fn refusals(plane: &mut dyn DataPlane) {
     let unknown = refused(entry(redirect(1), forward(77)));
     assert!(matches!(unknown, TableError::UnknownPort(SwitchPort(77))));
     let multicast = Key::Multicast { dst_scope: SCOPE };
-    let unknown = refused(entry(multicast, Action::Multicast { group: 9 }));
+    let unknown = refused(entry(multicast, Action::SetMulticastGroup { group: 9 }));
     assert!(matches!(unknown, TableError::UnknownGroup(9)));
     let mut idle = entry(GUARD, Action::Allow);
     idle.idle_timeout = Some(Duration::from_secs(1));
@@ -117,8 +117,8 @@ fn refusals(plane: &mut dyn DataPlane) {
         entry(redirect(1 << 52), forward(1)),
         entry(Key::Directory { prefix: 0, prefix_len: 113 }, forward(1)),
         entry(Key::Directory { prefix: 1, prefix_len: 111 }, forward(1)),
-        entry(notify(untidy, 1), Action::Notify),
-        entry(notify(plain, 0), Action::Notify),
+        entry(notify(untidy, 1), Action::CopyToController),
+        entry(notify(plain, 0), Action::CopyToController),
         entry(anycast, Action::Select(Vec::new())),
         entry(anycast, Action::Select(vec![weightless])),
     ] {
@@ -129,7 +129,7 @@ fn refusals(plane: &mut dyn DataPlane) {
     for table in Table::ALL {
         assert_eq!(plane.entries(table).unwrap(), []);
     }
-    let full = |priority| entry(notify(plain, priority), Action::Notify);
+    let full = |priority| entry(notify(plain, priority), Action::CopyToController);
     for priority in 1..=64 {
         plane.insert(&full(priority)).unwrap();
     }
@@ -255,7 +255,7 @@ fn promises_of_packet_ins(target: &mut dyn Target) {
     let any = Ternary::default();
     let key =
         Key::Notify { src_command: any, dst_command: any, src_status: any, priority: i32::MAX };
-    plane.insert(&entry(key, Action::Notify)).unwrap();
+    plane.insert(&entry(key, Action::CopyToController)).unwrap();
     plane.set_clone_session(Some(CloneSession { packet_bytes: 54 })).unwrap();
     assert_eq!(plane.clone_session().unwrap(), Some(CloneSession { packet_bytes: 54 }));
     target.send(SwitchPort(1), &read_of(1), 0);
@@ -389,7 +389,7 @@ fn packet_outs_and_losses(target: &mut dyn Target) {
     plane.insert(&entry(GUARD, Action::Allow)).unwrap();
     let any = Ternary::default();
     let key = Key::Notify { src_command: any, dst_command: any, src_status: any, priority: 1 };
-    plane.insert(&entry(key, Action::Notify)).unwrap();
+    plane.insert(&entry(key, Action::CopyToController)).unwrap();
     plane.set_clone_session(Some(CloneSession::default())).unwrap();
     let before = plane.events_lost().unwrap();
     let received = |plane: &mut dyn DataPlane| plane.ports().unwrap()[0].rx.packets;

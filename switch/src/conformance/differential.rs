@@ -103,10 +103,10 @@ impl Dice {
         let action = match table {
             Table::IngressGuard => self.one_of(&[true, true, true, false]).then_some(Action::Allow),
             Table::Directory if self.below(8) == 0 => None,
-            Table::Notify => Some(Action::Notify),
+            Table::Notify => Some(Action::CopyToController),
             Table::PortMac => Some(Action::SetDstMac(self.forward().dst_mac)),
-            Table::Multicast => Some(Action::Multicast { group: 1 }),
-            Table::L2 if self.below(2) == 0 => Some(Action::Multicast { group: 2 }),
+            Table::Multicast => Some(Action::SetMulticastGroup { group: 1 }),
+            Table::L2 if self.below(2) == 0 => Some(Action::SetMulticastGroup { group: 2 }),
             Table::Anycast => {
                 let weight = |dice: &mut Self| WeightedForward {
                     forward: dice.forward(),

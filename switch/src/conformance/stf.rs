@@ -96,7 +96,7 @@ fn statement(line: &str) -> Result<Option<Statement>, String> {
             let rest = line.trim_start_matches("setdefault").trim();
             let call = rest.strip_prefix("l2 ").ok_or("only l2 has a default action")?;
             match action(call)? {
-                Action::Multicast { group } => Statement::Flood { group },
+                Action::SetMulticastGroup { group } => Statement::Flood { group },
                 other => return Err(format!("l2 cannot default to {other:?}")),
             }
         }
@@ -266,8 +266,8 @@ fn action(call: &str) -> Result<Action, String> {
             forward: forward(&fields)?,
             lease_ms: fields.value("lease_ms")?,
         },
-        "set_multicast_group" => Action::Multicast { group: fields.value("group")? },
-        "copy_to_controller" => Action::Notify,
+        "set_multicast_group" => Action::SetMulticastGroup { group: fields.value("group")? },
+        "copy_to_controller" => Action::CopyToController,
         "set_dst_mac" => Action::SetDstMac(mac(fields.text("dst_mac")?)?),
         "select" => {
             // One member after the other, three parameters each.

@@ -40,7 +40,7 @@ impl EbpfSwitch {
             return Err(TableError::UnknownPort(port));
         }
         match entry.action {
-            Action::Multicast { group } if !self.groups.contains_key(&group) => {
+            Action::SetMulticastGroup { group } if !self.groups.contains_key(&group) => {
                 Err(TableError::UnknownGroup(group))
             }
             _ => Ok(()),

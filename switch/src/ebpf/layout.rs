@@ -211,8 +211,8 @@ fn encode_action(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u
         Action::Forward(forward) | Action::RedirectUntil { forward, .. } => {
             route(forward.port.0, forward.dst_mac)
         }
-        Action::Multicast { group } => route(*group, nobody),
-        Action::Notify => index.to_ne_bytes().to_vec(),
+        Action::SetMulticastGroup { group } => route(*group, nobody),
+        Action::CopyToController => index.to_ne_bytes().to_vec(),
         Action::Select(members) => encode_choice(key, members, index),
         Action::SetDstMac(mac) => route(0, *mac),
     };
@@ -241,7 +241,7 @@ pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
     let mut r = Reader(body(table, value));
     let index = r.u32();
     match table {
-        Table::Notify => return (index, Action::Notify),
+        Table::Notify => return (index, Action::CopyToController),
         Table::Anycast => return (index, decode_choice(r)),
         _ => {}
     }
@@ -253,7 +253,7 @@ pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
             Action::RedirectUntil { forward, lease_ms: 0 }
         }
         kind if kind == FORWARD.number() => Action::Forward(forward),
-        kind if kind == SET_MULTICAST_GROUP.number() => Action::Multicast { group: to },
+        kind if kind == SET_MULTICAST_GROUP.number() => Action::SetMulticastGroup { group: to },
         kind if kind == SET_DST_MAC.number() => Action::SetDstMac(mac),
         _ => Action::Drop,
     };
@@ -397,8 +397,8 @@ mod tests {
             (Key::Directory { prefix: 0, prefix_len: 0 }, Action::Drop),
             (REDIRECT, Action::Forward(forward)),
             (REDIRECT, Action::RedirectUntil { forward, lease_ms: 0 }),
-            (Key::Multicast { dst_scope: 9 }, Action::Multicast { group: 0xffff }),
-            (notify, Action::Notify),
+            (Key::Multicast { dst_scope: 9 }, Action::SetMulticastGroup { group: 0xffff }),
+            (notify, Action::CopyToController),
             (Key::Anycast { dst_scope: 9 }, Action::Select(members)),
             (Key::PortMac { port: SwitchPort(1) }, Action::SetDstMac(forward.dst_mac)),
         ];

@@ -186,9 +186,9 @@ mod root {
                 ),
                 (
                     Key::Multicast { dst_scope: SCOPE },
-                    Action::Multicast { group: 1 },
+                    Action::SetMulticastGroup { group: 1 },
                     Key::Multicast { dst_scope: OTHER },
-                    Action::Multicast { group: 2 },
+                    Action::SetMulticastGroup { group: 2 },
                     to_all.clone(),
                     Some(DropReason::Multicast),
                 ),
@@ -269,7 +269,7 @@ mod root {
             let any = Ternary::default();
             let key =
                 Key::Notify { src_command: any, dst_command: any, src_status: any, priority: 1 };
-            pinned.die_while_inserting(&entry(key, Action::Notify));
+            pinned.die_while_inserting(&entry(key, Action::CopyToController));
             pinned.port_of(&read());
             let mut events = Vec::new();
             pinned.switch.poll(8, &mut events).expect("the ring can be read");

@@ -241,7 +241,7 @@ impl Pipeline {
         };
         slot.hit(now, bytes);
         match slot.entry.action {
-            Action::Multicast { group } => Verdict::Copy { group, rewrite: true },
+            Action::SetMulticastGroup { group } => Verdict::Copy { group, rewrite: true },
             _ => Verdict::Drop(DropReason::Multicast),
         }
     }
@@ -279,7 +279,7 @@ impl Pipeline {
         slot.hit(now, bytes);
         match slot.entry.action {
             Action::Forward(forward) => Verdict::Forward(forward),
-            Action::Multicast { group } => Verdict::Copy { group, rewrite: false },
+            Action::SetMulticastGroup { group } => Verdict::Copy { group, rewrite: false },
             _ => Verdict::Drop(DropReason::Entry),
         }
     }

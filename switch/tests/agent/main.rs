@@ -368,7 +368,7 @@ async fn copy_requests(client: &mut Client) {
             src_status: Ternary::default(),
             priority: 1,
         },
-        action: Action::Notify,
+        action: Action::CopyToController,
         ..guard.clone()
     };
     let session = client.batch(Type::Insert, vec![clone_session()]);

@@ -97,7 +97,7 @@ fn has_racks() -> anyhow::Result<bool> {
 }
 
 fn enter_rack(name: Option<&RackName>) -> anyhow::Result<SocketAddr> {
-    let state = find_rack(name)?;
+    let state = find_rack(name, "name the controller by --controller")?;
     access::join(&state)?;
     access::namespace(&state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
     Ok(Layout::of(&state.spec).controller().into())

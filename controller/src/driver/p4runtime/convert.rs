@@ -45,7 +45,7 @@ fn entity(object: &Object, with_value: bool) -> Result<Kind, ConversionError> {
             _ => encode_key(key)?,
         }),
         Object::FloodGroup(group) => {
-            let action = encode_action(L2, &Action::Multicast { group: *group })?;
+            let action = encode_action(L2, &Action::SetMulticastGroup { group: *group })?;
             let action = v1::TableAction { r#type: Some(v1::table_action::Type::Action(action)) };
             Kind::TableEntry(v1::TableEntry {
                 action: with_value.then_some(action),
@@ -131,7 +131,7 @@ fn flood_group(message: &v1::TableEntry) -> Option<u16> {
         return None;
     };
     match decode_default_action(L2, action) {
-        Ok(Action::Multicast { group }) => Some(group),
+        Ok(Action::SetMulticastGroup { group }) => Some(group),
         _ => None,
     }
 }

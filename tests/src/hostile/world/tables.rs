@@ -86,7 +86,8 @@ fn entries() -> Vec<Entry> {
         // The third space has no memory nodes to choose from, and no group.
         if space != 3 {
             entries.push(entry(Key::Anycast { dst_scope }, Action::Select(members.to_vec())));
-            entries.push(entry(Key::Multicast { dst_scope }, Action::Multicast { group: 1 }));
+            entries
+                .push(entry(Key::Multicast { dst_scope }, Action::SetMulticastGroup { group: 1 }));
         }
     }
     entries
