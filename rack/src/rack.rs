@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bluebridge_switch::ebpf::EbpfSwitch;
 
@@ -28,7 +29,8 @@ pub struct Rack {
     pub(crate) layout: Layout,
     pub(crate) namespaces: BTreeMap<Node, NetworkNamespace>,
     pub(crate) cancel: Cancel,
-    owned: bool,
+    /// Whether a drop takes it down.
+    owned: AtomicBool,
 }
 
 impl Rack {
@@ -43,7 +45,7 @@ impl Rack {
             state: RackState::new(spec),
             namespaces: BTreeMap::new(),
             cancel,
-            owned: true,
+            owned: AtomicBool::new(true),
         };
         if let Some(id) = site.user_namespace() {
             let holder = ProcessRecord::of_caller().map_err(failed("read the own process"))?;
@@ -74,7 +76,15 @@ impl Rack {
         }
         let layout = Layout::of(&state.spec);
         let state_root = root.clone();
-        Ok(Self { directory, state_root, state, layout, namespaces, cancel, owned: false })
+        Ok(Self {
+            directory,
+            state_root,
+            state,
+            layout,
+            namespaces,
+            cancel,
+            owned: AtomicBool::new(false),
+        })
     }
 
     /// Takes another wish to stop.
@@ -116,13 +126,13 @@ impl Rack {
         }
         self.state.phase = Phase::Up;
         self.save()?;
-        self.owned = false;
+        *self.owned.get_mut() = false;
         Ok(self.state.clone())
     }
 
     /// Takes the rack down and says what that took; a drop does so silently.
     pub fn take_down(mut self) -> Result<teardown::TakenDown, RackError> {
-        self.owned = false;
+        *self.owned.get_mut() = false;
         self.namespaces.clear();
         teardown::take_down(&self.directory, GRACE)
     }
@@ -132,6 +142,8 @@ impl Rack {
     /// # Errors
     /// As [`Self::take_down`].
     pub fn take_down_under_others(&self) -> Result<teardown::TakenDown, RackError> {
+        // Whoever of the others is the last one must not take it down once more.
+        self.owned.store(false, Ordering::Relaxed);
         teardown::take_down(&self.directory, GRACE)
     }
 
@@ -221,7 +233,7 @@ pub(crate) fn check_switch(
 
 impl Drop for Rack {
     fn drop(&mut self) {
-        if !self.owned {
+        if !*self.owned.get_mut() {
             return;
         }
         self.namespaces.clear();

@@ -328,7 +328,9 @@ mod root {
         until("it ends", || measuring.try_wait().expect("a child").is_some());
         assert_eq!(measuring.wait().expect("ends").code(), Some(1));
         let said: Vec<String> = lines.map(|line| line.expect("text")).collect();
-        assert_eq!(said, ["bluebridge: interrupted"]);
+        // The thread that measures may log meanwhile that others are gone.
+        assert_eq!(said.last().map(String::as_str), Some("bluebridge: interrupted"), "{said:?}");
+        assert!(!said.iter().any(|line| line.contains("not taken down")), "{said:?}");
         assert!(!state.exists(), "the rack is taken down");
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bluebridge_northbound::proto::{NodeState, StatusResponse};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
-use bluebridge_rack::control::tables::{self, PortNames, TableLine};
+use bluebridge_rack::control::tables::{self, Act, Match, PortNames, TableLine};
 use bluebridge_rack::control::{ControlError, controller_status, impair, switch_ports};
 use bluebridge_rack::daemon::DEVICE_ID;
 use bluebridge_rack::layout::P4RUNTIME;
@@ -85,10 +85,11 @@ impl TestRack {
     /// If the switch does not answer.
     pub fn is_redirected(&self, page: Pointer, client: u16) -> bool {
         let number = page.location.bits() >> PAGE_SHIFT;
-        let page = format!(" page {number:#x}");
-        let way = format!("to port {} for ", self.port(Node::Client(client)));
-        let is_it = |it: &TableLine| it.matches.ends_with(&page) && it.action.starts_with(&way);
-        self.redirects().iter().any(is_it)
+        let owner = self.port(Node::Client(client));
+        self.redirects().iter().any(|it| {
+            matches!(it.matches, Match::Redirect { page, .. } if page == number)
+                && matches!(&it.action, Act::Redirect { port, .. } if port.port == owner)
+        })
     }
 
     /// What the controller knows.

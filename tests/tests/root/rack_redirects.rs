@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bluebridge::{Error, Pointer, UpdateOptions};
+use bluebridge_rack::control::tables::Act;
 use bluebridge_rack::spec::{DataPlane, Redirects};
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::{TestRack, Wish};
@@ -67,7 +68,7 @@ fn leases_redirect(name: &str, switch: DataPlane) {
     contend(&rack, &mut rival, page);
     rack.kill("controller");
     until("its end, in the switch itself", || {
-        rack.redirects().iter().all(|it| it.action.ends_with(" for 0 ms more"))
+        rack.redirects().iter().all(|it| matches!(it.action, Act::Redirect { lease_ms: 0, .. }))
     });
     assert!(asked.elapsed() > lease - Duration::from_secs(1), "not before its time");
     let hits = rack.redirects();

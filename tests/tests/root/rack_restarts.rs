@@ -243,7 +243,8 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
     // The controller confirms that a server left before the switch has heard of it.
     let way = format!("port {} (", rack.port(Node::Server(1)));
     until("the switch leads no CREATE there any more", || {
-        let is_other = |it: &TableLine| it.table == "anycast" && !it.action.contains(&way);
+        let is_other =
+            |it: &TableLine| it.table == "anycast" && !it.action.to_string().contains(&way);
         rack.tables().is_ok_and(|lines| lines.iter().any(is_other))
     });
     for _ in 0..50 {
