@@ -2,6 +2,9 @@
 //! their node has. Every step but the search for one that may give way takes the same time whatever
 //! the number of sessions, because an OPEN must not cost more than what it could be replaced by.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use super::{sessions::Asker, shares::Holder};

@@ -1,0 +1,102 @@
+//! The index against a plain list that is searched.
+
+use bluebridge_wire::{NodeId, Space};
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMIT: u16 = 24;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Insert(u16, u32),
+    Remove(usize),
+    Hear(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..5_u16, 0..3_u32).prop_map(|(node, incarnation)| Step::Insert(node, incarnation)),
+        2 => any::<usize>().prop_map(Step::Remove),
+        2 => any::<usize>().prop_map(Step::Hear),
+    ]
+}
+
+/// Slot, asker and nonce of every session, those heard longest ago first.
+type Model = Vec<(u16, Asker, u64)>;
+
+fn check(index: &SessionIndex, model: &Model) -> Result<(), TestCaseError> {
+    for &(slot, asker, nonce) in model {
+        prop_assert_eq!(index.opened_by(&asker, nonce), Some(slot));
+        prop_assert_eq!(index.opened_by(&asker, nonce + 1000), None);
+    }
+    let of_node = |node: u16| {
+        let is_of = move |(_, asker, _): &&(u16, Asker, u64)| asker.node == NodeId(node);
+        model.iter().filter(is_of).map(|&(slot, ..)| slot).collect::<Vec<_>>()
+    };
+    for node in 0..5 {
+        let holder = (Space(1), NodeId(node));
+        prop_assert_eq!(index.count_of(holder), of_node(node).len());
+        prop_assert_eq!(index.of_node(holder).collect::<Vec<_>>(), of_node(node));
+    }
+    for count in 0..8 {
+        let named: Vec<_> = index.of_nodes_with_more(count).collect();
+        let mut sorted = named.clone();
+        sorted.sort_unstable();
+        let more = (0..5).filter(|&node| of_node(node).len() > count);
+        let mut expected: Vec<_> = more.flat_map(of_node).collect();
+        expected.sort_unstable();
+        prop_assert_eq!(sorted, expected);
+        // Those of nodes with most come first.
+        let size = |slot: &u16| {
+            let of = model.iter().find(|(other, ..)| other == slot).map(|(_, asker, _)| asker.node);
+            of.map_or(0, |NodeId(node)| of_node(node).len())
+        };
+        prop_assert!(named.is_sorted_by_key(|slot| core::cmp::Reverse(size(slot))));
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_list(steps in prop::collection::vec(step(), 120)) {
+        let mut index = SessionIndex::new(LIMIT);
+        let mut model = Model::new();
+        let mut vacant: Vec<_> = (0..LIMIT).collect();
+        let capacities = (index.by_open.capacity(), index.by_holder.capacity());
+        for (nonce, step) in (0..).zip(steps) {
+            match step {
+                Step::Insert(node, incarnation) => {
+                    let Some(slot) = vacant.pop() else { continue };
+                    let asker = Asker { space: Space(1), node: NodeId(node), incarnation };
+                    index.insert(slot, asker, nonce);
+                    model.push((slot, asker, nonce));
+                }
+                Step::Remove(at) if !model.is_empty() => {
+                    let (slot, asker, nonce) = model.remove(at % model.len());
+                    index.remove(slot, asker, nonce);
+                    vacant.push(slot);
+                }
+                Step::Hear(at) if !model.is_empty() => {
+                    let heard = model.remove(at % model.len());
+                    index.hear(heard.0);
+                    model.push(heard);
+                }
+                Step::Remove(_) | Step::Hear(_) => {}
+            }
+            check(&index, &model)?;
+        }
+        prop_assert_eq!((index.by_open.capacity(), index.by_holder.capacity()), capacities);
+    }
+}
+
+#[test]
+fn a_search_looks_at_few_sessions_however_many_there_are() {
+    let mut index = SessionIndex::new(1000);
+    for slot in 0..1000 {
+        let asker = Asker { space: Space(1), node: NodeId(slot % 10), incarnation: 1 };
+        index.insert(slot, asker, u64::from(slot));
+    }
+    assert_eq!(index.of_nodes_with_more(5).count(), LOOK_LIMIT);
+    assert_eq!(index.of_nodes_with_more(100).count(), 0);
+}
