@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
 use bluebridge_controller::ControllerError;
+use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
 use bluebridge_memserver::{ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
@@ -173,6 +174,10 @@ fn of_controller(error: &ControllerError) -> Exit {
             StoreError::Open { path, .. } if is_forbidden(Path::new(path)) => Exit::NotPermitted,
             _ => Exit::Failure,
         },
+        ControllerError::WasFenced { .. }
+        | ControllerError::Switch(DriverError::InUse { .. } | DriverError::Fenced { .. }) => {
+            Exit::Refused
+        }
         _ => Exit::Failure,
     }
 }
@@ -208,13 +213,18 @@ fn of_exec(error: &ExecError) -> Exit {
 
 fn of_operation(error: &Error) -> Exit {
     match error {
-        Error::Busy { .. } | Error::Refused { .. } => Exit::Refused,
+        Error::Busy { .. }
+        | Error::Expelled { .. }
+        | Error::PastEnd { .. }
+        | Error::Refused { .. } => Exit::Refused,
         Error::NoMemoryNode
         | Error::OutcomeUnknown { .. }
         | Error::TimedOut { .. }
         | Error::TooManyHops { .. }
         | Error::Unreachable { .. } => Exit::Unreachable,
-        Error::Length | Error::WrongNode { .. } | Error::WrongSpace => Exit::Usage,
+        Error::Length | Error::Pointer(_) | Error::WrongNode { .. } | Error::WrongSpace => {
+            Exit::Usage
+        }
         _ => Exit::Failure,
     }
 }
@@ -222,7 +232,7 @@ fn of_operation(error: &Error) -> Exit {
 fn of_join(error: &JoinError) -> Exit {
     match error {
         JoinError::Membership(error) => of_membership(error),
-        JoinError::Interface { .. } => Exit::Usage,
+        JoinError::Interface { .. } | JoinError::Options(_) => Exit::Usage,
         JoinError::Open(error) => of_open(error),
         _ => Exit::Failure,
     }

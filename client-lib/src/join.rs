@@ -208,13 +208,6 @@ impl Client<UdpTransport> {
         Ok(Self::of_endpoint(Arc::clone(&joined.endpoint), None)?)
     }
 
-    /// [`Client::try_clone`] under its former name.
-    #[doc(hidden)]
-    pub fn open_another(&self) -> Option<Result<Self, OpenError>> {
-        let endpoint = Arc::clone(&self.membership.as_ref()?.endpoint);
-        Some(Self::of_endpoint(endpoint, None))
-    }
-
     /// A client over `transport`, or else over a socket that is bound to the client's one address.
     fn of_endpoint(
         endpoint: Arc<Endpoint>,

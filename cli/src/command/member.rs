@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
-use bluebridge_northbound::{Attachment, MemoryNode};
+use bluebridge_northbound::MemoryNode;
 use bluebridge_rack::RackError;
 use bluebridge_rack::access::{
     self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
@@ -244,8 +244,10 @@ fn join_when_free(
     take_port: impl FnOnce(&mut JoinOptions),
 ) -> Result<Session, JoinError> {
     let until = Instant::now() + deadline;
-    let mut options = JoinOptions::new(&identity.name, identity.space, &identity.interface, "");
-    options.attachment = Attachment::Port(identity.switch_port);
+    let mut options = JoinOptions::named(&identity.name)
+        .space(identity.space)
+        .interface(&identity.interface)
+        .switch_port(identity.switch_port);
     options.membership.join_deadline = deadline;
     take_port(&mut options);
     options.behaviour =

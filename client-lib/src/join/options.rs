@@ -126,14 +126,6 @@ impl JoinOptions {
         }
     }
 
-    /// [`JoinOptions::named`] with all that is to be said in one call, as texts that are easily mixed
-    /// up.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn new(name: &str, space: Space, interface: &str, switch_interface: &str) -> Self {
-        Self::named(name).space(space).interface(interface).switch_interface(switch_interface)
-    }
-
     /// What the environment says: `BLUEBRIDGE_NAME`, `BLUEBRIDGE_INTERFACE`, `BLUEBRIDGE_SWITCH_PORT`
     /// (`3` or `p3`), `BLUEBRIDGE_CONTROLLER` (with or without `http://`), and, if it is not 1,
     /// `BLUEBRIDGE_SPACE`.

@@ -13,12 +13,10 @@ use bluebridge_bench::pin;
 use bluebridge_bench::placement::Probe;
 use bluebridge_bench::turns::Turns;
 use bluebridge_bench::update::UpdateCommit;
-use bluebridge_northbound::Attachment;
 use bluebridge_rack::Rack;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{DataPlane, Redirects};
 use bluebridge_transport::udp::UdpTransport;
-use bluebridge_wire::Space;
 use serde::Serialize;
 
 use super::machine::Machine;
@@ -101,11 +99,11 @@ fn measure(
 ) -> anyhow::Result<Report> {
     let told = |error: String| anyhow!(error);
     let updating = join(rack)?;
-    let reading = updating.open_another().context("the client did not join")??;
+    let reading = updating.try_clone()?;
     let nodes = updating.rack().context("the client did not join")?.memory_nodes;
     let server = nodes.first().context("the rack has no memory server")?.node;
     let mut update = UpdateCommit::new(updating, server, bytes).map_err(told)?;
-    // The service thread starts with the first update, and is not to share the client's core.
+    // The service thread, which started with the join, is not to share the client's core.
     update.operate().map_err(told)?;
     pin(CLIENT_CORE).context("cannot pin the client")?;
     let mut read = Ours::new(reading, Operation::Read, server, bytes).map_err(told)?;
@@ -132,8 +130,8 @@ fn measure(
 fn join(rack: &Rack) -> anyhow::Result<Client<UdpTransport>> {
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
-    let mut options = JoinOptions::new(&CLIENT.to_string(), Space(1), ENDPOINT_INTERFACE, "");
-    options.attachment = Attachment::Port(port);
+    let mut options =
+        JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
     options.behaviour.spin = SPIN;
     Ok(Client::join(&controller, options)?)
 }

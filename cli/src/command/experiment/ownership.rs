@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use bluebridge::{Client, JoinOptions, Space};
-use bluebridge_northbound::Attachment;
+use bluebridge::{Client, JoinOptions};
 use bluebridge_rack::daemon::READY_DEADLINE;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
@@ -108,8 +107,8 @@ pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
 fn join(rack: &Rack, node: Node) -> anyhow::Result<Client<UdpTransport>> {
     let port = rack.layout().port_of(node).context("the rack has no such client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
-    let mut options = JoinOptions::new(&node.to_string(), Space(1), ENDPOINT_INTERFACE, "");
-    options.attachment = Attachment::Port(port);
+    let mut options =
+        JoinOptions::named(node.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
     options.behaviour.deadline = DEADLINE;
     // More clients than cores: whoever spins takes the time of those who have something to do.
     options.behaviour.spin = Duration::ZERO;
