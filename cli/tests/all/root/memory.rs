@@ -541,7 +541,8 @@ fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
 fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::process::Child {
     let mut command = rack.command(&["rack", "exec", "--name", &rack.name, "switch", "--"]);
     command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);
-    command.arg("--store").arg(rack.scratch.path().join("secure.redb"));
+    // Its store is new, and the rack's servers are in the switch.
+    command.arg("--force").arg("--store").arg(rack.scratch.path().join("secure.redb"));
     command.arg("--tls-certificate").arg(certificate).arg("--tls-key").arg(key);
     command.stderr(Stdio::null()).spawn().expect("starts")
 }
