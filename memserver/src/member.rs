@@ -4,7 +4,8 @@
 //! Joining is [`Membership::join_with`]; [`ServerConfig::assigned`] turns the answer into what a server
 //! needs, and [`Member::start`] starts it.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as Rack};
 use bluebridge_protocol::responder::Authority;
@@ -15,11 +16,14 @@ use crate::{
     Reserved, Server, ServerConfig, StartError,
     serve::{Order, ServeError},
     server::OrderError,
-    statistics::Snapshot,
+    statistics::{self, Snapshot},
 };
 
 /// How long [`Member::serve_until`] waits for news before it looks at the shards and at `stop`.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What was refused and dropped is logged at most this often.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +109,12 @@ impl Member {
     /// [`MemberError`]; requests are still answered until [`Self::stop`].
     pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
         let mut rack = self.membership.snapshot();
+        let mut refusals = RefusalLog::new(Instant::now());
         while !stop() {
             self.apply(&rack)?;
+            if refusals.is_due(Instant::now()) {
+                refusals.log(statistics::refusals(&self.server.statistics()));
+            }
             self.membership.report_free_pages(self.free_pages());
             rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
         }
@@ -163,6 +171,45 @@ impl Member {
     }
 }
 
+/// Logs what was refused and dropped since it did so last.
+struct RefusalLog {
+    next_at: Instant,
+    logged: BTreeMap<&'static str, u64>,
+}
+
+impl RefusalLog {
+    fn new(now: Instant) -> Self {
+        Self { next_at: now + REFUSAL_LOG_INTERVAL, logged: BTreeMap::new() }
+    }
+
+    fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.next_at;
+        if is_due {
+            self.next_at = now + REFUSAL_LOG_INTERVAL;
+        }
+        is_due
+    }
+
+    fn log(&mut self, refusals: BTreeMap<&'static str, u64>) {
+        if let Some(summary) = self.summary(&refusals) {
+            let seconds = REFUSAL_LOG_INTERVAL.as_secs();
+            tracing::info!("refused or dropped in the last {seconds} s: {summary}");
+        }
+        self.logged = refusals;
+    }
+
+    /// `None` if nothing was refused or dropped since the last time.
+    fn summary(&self, refusals: &BTreeMap<&'static str, u64>) -> Option<String> {
+        let before = |name| self.logged.get(name).copied().unwrap_or(0);
+        let new = refusals.iter().map(|(name, count)| (name, count.saturating_sub(before(*name))));
+        let words: Vec<_> = new
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| format!("{name}: {count}"))
+            .collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+}
+
 /// Whether every shard took the order. One that is busy gets it again at the next look.
 fn is_ordered(outcome: Result<(), OrderError>) -> Result<bool, MemberError> {
     match outcome {
@@ -181,6 +228,22 @@ mod tests {
         assert!(matches!(is_ordered(Ok(())), Ok(true)));
         assert!(matches!(is_ordered(Err(OrderError::Busy(3))), Ok(false)));
         assert!(matches!(is_ordered(Err(OrderError::Gone(3))), Err(MemberError::ShardEnded)));
+    }
+
+    #[test]
+    fn refusals_are_logged_once_each_and_at_most_once_a_minute() {
+        let begin = Instant::now();
+        let mut log = RefusalLog::new(begin);
+        assert!(!log.is_due(begin + Duration::from_secs(59)));
+        assert!(log.is_due(begin + Duration::from_secs(60)));
+        assert!(!log.is_due(begin + Duration::from_secs(61)));
+        let first = BTreeMap::from([("drop_crc", 3)]);
+        assert_eq!(log.summary(&first).as_deref(), Some("drop_crc: 3"));
+        log.log(first.clone());
+        assert_eq!(log.summary(&first), None);
+        let later = BTreeMap::from([("drop_crc", 5), ("the space's quota is used up", 1)]);
+        let summary = log.summary(&later);
+        assert_eq!(summary.as_deref(), Some("drop_crc: 2, the space's quota is used up: 1"));
     }
 
     #[test]

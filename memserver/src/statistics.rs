@@ -1,10 +1,11 @@
 //! What a shard shows of itself: written by its thread alone, read by any.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
 
 use bluebridge_protocol::responder::{Event, Responder};
 use bluebridge_transport::Counters;
-use bluebridge_wire::Status;
+use bluebridge_wire::{Fault, Status};
 
 use crate::ArenaUsage;
 
@@ -82,6 +83,36 @@ impl Snapshot {
     pub fn answers(&self, status: Status) -> u64 {
         self.answers.iter().find(|(other, _)| *other == status).map_or(0, |(_, count)| *count)
     }
+}
+
+/// What shards refused and dropped, by name, since they started. Only what happened is in it.
+///
+/// An answer counts as refused if its status blames the requester or the server; those that belong to
+/// the protocol's normal course, such as BUSY, do not.
+#[must_use]
+pub fn refusals(shards: &[Snapshot]) -> BTreeMap<&'static str, u64> {
+    let answers = shards.iter().flat_map(|shard| &shard.answers);
+    let refused = answers
+        .filter(|(status, _)| status.fault() != Fault::Protocol)
+        .map(|(status, count)| (status.text(), *count));
+    let events = shards.iter().flat_map(|shard| &shard.events);
+    let dropped = events
+        .filter(|(event, _)| event.name().starts_with("drop_") && *event != Event::DropNotice)
+        .map(|(event, count)| (event.name(), *count));
+    let others = shards.iter().flat_map(|shard| {
+        [
+            ("drop_overload", shard.overload_drop_count),
+            ("drop_no_room", shard.transport.overflow_drop_count),
+            ("drop_foreign", shard.transport.foreign_drop_count),
+            ("drop_malformed", shard.transport.malformed_drop_count),
+            ("reply_not_sent", shard.unsent_count),
+        ]
+    });
+    let mut named = BTreeMap::new();
+    for (name, count) in refused.chain(dropped).chain(others).filter(|(_, count)| *count > 0) {
+        *named.entry(name).or_insert(0) += count;
+    }
+    named
 }
 
 impl ShardStatistics {

@@ -236,7 +236,7 @@ impl Member {
                         is_new
                     });
                     if is_new {
-                        tracing::warn!(%error, "lost the controller; data traffic goes on without it");
+                        tracing::info!(%error, "lost the controller; data traffic goes on without it");
                     } else {
                         tracing::debug!(%error, "the controller is still lost");
                     }

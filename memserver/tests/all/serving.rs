@@ -1,12 +1,13 @@
 //! A whole memory server behind real carriers.
 
 use core::time::Duration;
-use std::thread;
+use std::{slice, thread};
 
 use bluebridge_memserver::{
     Claim, Server, ServerConfig, StartError, run,
     serve::{Idle, Order},
     server::OrderError,
+    statistics::refusals,
 };
 use bluebridge_protocol::responder::{Authority, Event, Timers};
 use bluebridge_transport::{
@@ -45,6 +46,8 @@ fn serves_over_the_memory_carrier() {
         assert_eq!((totals.arena.used_pages, totals.arena.capacity_pages), (0, 2048));
         assert_eq!((totals.session_count, totals.unsent_count), (1, 0));
         assert_eq!(totals.answers(Status::NotAllocated), 200);
+        let refused = refusals(slice::from_ref(&totals));
+        assert_eq!(refused, [("the page is not allocated", 200)].into());
         assert_eq!(totals.event(Event::Received), totals.transport.received_count);
         assert!(totals.event(Event::PageWrittenStraight) > 0);
     }

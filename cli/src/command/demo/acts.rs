@@ -188,12 +188,21 @@ impl<T: Transport> Cast<T> {
         self.second.read(newer.base(), &mut bytes)?;
         ensure!(&bytes == b"new", "a stale pointer changed memory");
         self.first.delete(newer)?;
+        let (read, advice) = parts(&refusal);
         screen.say(&format!(
-            "   c1 freed {pointer}. What c2 is told when it uses it still:\n\n      read:   {refusal}\n      \
-             write:  {write}\n      delete: {again}\n\n   Memory that was allocated since is untouched."
+            "   c1 freed {pointer}. c2 still uses it:\n\n      read:   {}\n      write:  {}\n      \
+             delete: {}\n      {advice}\n\n   Memory that was allocated since is untouched.",
+            read,
+            parts(&write).0,
+            parts(&again).0
         ))?;
         Ok(refusal)
     }
+}
+
+/// What a refusal says, and the advice behind it, which is the same for all calls on one pointer.
+fn parts(refusal: &str) -> (&str, &str) {
+    refusal.split_once("; ").unwrap_or((refusal, ""))
 }
 
 /// The words of a refusal.

@@ -211,7 +211,7 @@ fn admit(core: &mut Core, port: u16, name: &str, role: Role) -> anyhow::Result<N
         name: name.to_owned(),
         role,
         space: SPACE,
-        mac: MacAddr([0x02, 0xbb, 0, 0, high, low]),
+        mac: MacAddr([0x02, 0xdd, 0, 0, high, low]),
         attachment: Attachment::Port(SwitchPort(port)),
         capacity_pages: if is_memory { MEMORY_BYTES / PAGE_BYTES as u64 } else { 0 },
         shard_count: u16::from(is_memory),
