@@ -12,10 +12,11 @@ use bluebridge_p4::pipeline::{
 };
 
 use super::{
-    COUNTER_BYTES, EbpfSwitch, Known,
-    layout::{self, GROUP_BYTES, Reader, nanoseconds},
-    port::{Attached, FLAG_IMPAIRED, IMPAIRMENT_BYTES},
-    store::{failed, fixed, set_first, sum},
+    EbpfSwitch, Known,
+    layout::{self, nanoseconds},
+    port::{Attached, FLAG_IMPAIRED},
+    store::{failed, set_first, sum},
+    structs::{self, NotifyMatch, PortCounter, from_bytes},
 };
 use crate::{
     dataplane::{
@@ -87,24 +88,20 @@ impl EbpfSwitch {
         let mut entries: Vec<_> = self.known[Table::Notify as usize].iter().collect();
         entries.sort_by_key(|(key, _)| notify_order(key));
         for (slot, (_, known)) in (0u32..).zip(&entries) {
-            let index = known.index.to_ne_bytes();
-            self.notify_index.set(slot, index, 0).map_err(|e| failed(&e))?;
+            self.notify_index.set(slot, known.index, 0).map_err(|e| failed(&e))?;
         }
         for byte in 0..=u8::MAX {
-            let mut bits = [0u64; 3];
+            let mut bits = NotifyMatch::default();
             for (slot, (key, _)) in entries.iter().enumerate() {
                 let Key::Notify { src_command, dst_command, src_status, .. } = key else {
                     continue;
                 };
-                for (bits, ternary) in bits.iter_mut().zip([src_command, dst_command, src_status]) {
-                    *bits |= u64::from(satisfies(*ternary, byte)) << slot;
-                }
+                let bit = |ternary| u64::from(satisfies(ternary, byte)) << slot;
+                bits.src_command |= bit(*src_command);
+                bits.dst_command |= bit(*dst_command);
+                bits.src_status |= bit(*src_status);
             }
-            let mut value = [0; 24];
-            for (to, from) in value.chunks_exact_mut(8).zip(bits) {
-                to.copy_from_slice(&from.to_ne_bytes());
-            }
-            self.notify_match.set(u32::from(byte), value, 0).map_err(|e| failed(&e))?;
+            self.notify_match.set(u32::from(byte), bits, 0).map_err(|e| failed(&e))?;
         }
         Ok(())
     }
@@ -116,25 +113,16 @@ impl EbpfSwitch {
         counter: Counter,
         hit: Duration,
     ) -> Result<(), PlaneError> {
-        let mut value = [0; COUNTER_BYTES];
-        let numbers = [counter.packets, counter.bytes, nanoseconds(hit)];
-        for (to, from) in value.chunks_exact_mut(8).zip(numbers) {
-            to.copy_from_slice(&from.to_ne_bytes());
-        }
+        let Counter { packets, bytes } = counter;
+        let value = structs::Counter { packets, bytes, last_hit_ns: nanoseconds(hit) };
         set_first(&mut self.counters, index, value)
     }
 
     /// The counter of an entry and the time of its last hit.
     fn counter(&self, index: u32) -> Result<(Counter, Duration), PlaneError> {
-        let values = self.counters.get(&index, 0).map_err(|e| failed(&e))?;
-        let (mut counter, mut hit) = (Counter::default(), 0);
-        for value in values.iter() {
-            let mut r = Reader(value);
-            counter.packets = counter.packets.wrapping_add(r.u64());
-            counter.bytes = counter.bytes.wrapping_add(r.u64());
-            hit = hit.max(r.u64());
-        }
-        Ok((counter, Duration::from_nanos(hit)))
+        let structs::Counter { packets, bytes, last_hit_ns } =
+            sum(&self.counters, index, structs::Counter::plus)?;
+        Ok((Counter { packets, bytes }, Duration::from_nanos(last_hit_ns)))
     }
 
     fn installed(&self, known: &Known) -> Result<InstalledEntry, PlaneError> {
@@ -150,18 +138,17 @@ impl EbpfSwitch {
     pub(super) fn read_groups(&mut self) -> Result<(), PlaneError> {
         for item in self.group_map.iter() {
             let (number, value) = item.map_err(|e| failed(&e))?;
-            self.groups.insert(u16::from_ne_bytes(number), layout::decode_group(&value));
+            self.groups.insert(number, layout::decode_group(&value));
         }
         Ok(())
     }
 
     fn status(&self, port: SwitchPort, is: &Attached) -> Result<PortStatus, PlaneError> {
         let at = u32::from(port.0);
-        let [rx_packets, rx_bytes, tx_packets, tx_bytes] = sum(&self.port_counters, at)?;
-        let value = self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
-        let mut r = Reader(&value);
-        r.take::<32>();
-        let (lost, duplicated, corrupted) = (r.u64(), r.u64(), r.u64());
+        let PortCounter { rx_packets, rx_bytes, tx_packets, tx_bytes } =
+            sum(&self.port_counters, at, PortCounter::plus)?;
+        let structs::Impairment { lost, duplicated, corrupted, .. } =
+            self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
         Ok(PortStatus {
             port,
             name: is.interface.name.clone(),
@@ -254,8 +241,8 @@ impl DataPlane for EbpfSwitch {
             return Err(TableError::UnknownPort(port));
         }
         let ports: BTreeSet<_> = ports.iter().copied().collect();
-        let value: [u8; GROUP_BYTES] = fixed(&layout::encode_group(group, &ports));
-        self.group_map.insert(group.to_ne_bytes(), value, 0).map_err(|e| failed(&e))?;
+        let value = layout::encode_group(group, &ports);
+        self.group_map.insert(group, value, 0).map_err(|e| failed(&e))?;
         self.groups.insert(group, ports.into_iter().collect());
         Ok(())
     }
@@ -264,7 +251,7 @@ impl DataPlane for EbpfSwitch {
         if !self.groups.contains_key(&group) {
             return Err(TableError::UnknownGroup(group));
         }
-        self.group_map.remove(&group.to_ne_bytes()).map_err(|e| failed(&e))?;
+        self.group_map.remove(&group).map_err(|e| failed(&e))?;
         self.groups.remove(&group);
         Ok(())
     }
@@ -285,7 +272,7 @@ impl DataPlane for EbpfSwitch {
     }
 
     fn pipeline_cookie(&mut self) -> Result<Option<u64>, PlaneError> {
-        Ok(self.config.cookie)
+        Ok(self.config.cookie())
     }
 
     fn clear(&mut self, pipeline_cookie: Option<u64>) -> Result<(), PlaneError> {
@@ -301,9 +288,9 @@ impl DataPlane for EbpfSwitch {
         }
         self.config.clone_bytes = 0;
         self.config.flood_group = 0;
-        self.config.cookie = pipeline_cookie;
+        self.config.set_cookie(pipeline_cookie);
         for reason in 0..=LOST_PACKET_IN {
-            set_first(&mut self.drops, reason, [0; 8])?;
+            set_first(&mut self.drops, reason, 0)?;
         }
         self.write_config()
     }
@@ -311,7 +298,7 @@ impl DataPlane for EbpfSwitch {
     fn drops(&mut self) -> Result<Drops, PlaneError> {
         let mut drops = Drops::default();
         for (at, count) in (0u32..).zip(&mut drops.0) {
-            [*count] = sum(&self.drops, at)?;
+            *count = sum(&self.drops, at, u64::wrapping_add)?;
         }
         Ok(drops)
     }
@@ -348,9 +335,9 @@ impl DataPlane for EbpfSwitch {
     fn poll(&mut self, limit: usize, out: &mut Vec<PacketIn>) -> Result<(), PlaneError> {
         for _ in 0..limit {
             let Some(record) = self.packet_ins.next() else { break };
-            let mut r = Reader(&record);
-            let (port, bytes) = (r.u16(), usize::from(r.u16()));
-            let frame = r.0.get(..bytes.min(PACKET_IN_BYTES)).unwrap_or_default().to_vec();
+            let structs::PacketIn { port, bytes, frame } = from_bytes(&record);
+            let bytes = usize::from(bytes).min(PACKET_IN_BYTES);
+            let frame = frame.get(..bytes).unwrap_or_default().to_vec();
             out.push(PacketIn { ingress_port: SwitchPort(port), frame });
         }
         Ok(())
@@ -363,7 +350,7 @@ impl DataPlane for EbpfSwitch {
     }
 
     fn events_lost(&mut self) -> Result<u64, PlaneError> {
-        sum::<1, 8>(&self.drops, LOST_PACKET_IN).map(|[lost]| lost)
+        sum(&self.drops, LOST_PACKET_IN, u64::wrapping_add)
     }
 
     fn set_impairment(
@@ -383,13 +370,10 @@ impl DataPlane for EbpfSwitch {
         let shares = [impairment.loss, impairment.duplicate, impairment.corrupt].map(threshold);
         let is_on = shares.iter().any(|&share| share != 0);
         is.flags = if is_on { is.flags | FLAG_IMPAIRED } else { is.flags & !FLAG_IMPAIRED };
-        let mut value: [u8; IMPAIRMENT_BYTES] =
-            self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
+        let counted = self.impairments.get(&at, 0).map_err(|e| failed(&e))?;
         let state = Draw::new(impairment.seed, port).state();
-        let numbers = core::iter::once(state).chain(shares);
-        for (to, from) in value.chunks_exact_mut(8).zip(numbers) {
-            to.copy_from_slice(&from.to_ne_bytes());
-        }
+        let [loss, duplicate, corrupt] = shares;
+        let value = structs::Impairment { state, loss, duplicate, corrupt, ..counted };
         self.impairments.set(at, value, 0).map_err(|e| failed(&e))?;
         Ok(self.write_port(port)?)
     }

@@ -1,7 +1,6 @@
-//! How keys and values lie in the maps; `switch/bpf/tables.h` has the same in C.
+//! Keys, actions and notes as the structs of the maps, and back.
 //!
-//! Keys are bytes as they are in a packet (big endian), values are in the host's order. What a hash map
-//! holds for the programs is sealed: `tables.h` says why.
+//! What a hash map holds for the programs is sealed: `switch/bpf/tables.h` says why.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,344 +8,265 @@ use bluebridge_p4::declaration::{ALLOW, FORWARD, SET_DST_MAC, SET_MULTICAST_GROU
 use bluebridge_p4::pipeline::{
     Action, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
+use zerocopy::{FromZeros as _, Immutable, IntoBytes};
 
+use super::structs::{
+    Choice, DirectoryKey, Group, GuardKey, MacKey, Member, Note, NoteKey, NotifyKey, Redirect,
+    RedirectKey, Route, ScopeKey, SealedMember, SealedRoute, from_bytes,
+};
 use crate::{
-    dataplane::{ANYCAST_SLOTS, GROUP_PORTS_MAX, METADATA_BYTES_MAX, Table},
+    dataplane::{GROUP_PORTS_MAX, METADATA_BYTES_MAX, Table},
     draw::{GOLDEN, anycast_slots},
 };
 
 /// The version of the maps' layout; a switch pinned by another one must be removed first.
 pub(super) const LAYOUT: u32 = 4;
 
-/// Bytes of a `struct route`.
-pub(super) const ROUTE_BYTES: usize = 16;
-/// Bytes of a `struct sealed_route`.
-pub(super) const SEALED_ROUTE_BYTES: usize = WORD_BYTES + ROUTE_BYTES + WORD_BYTES;
-/// Bytes of a `struct redirect`.
-pub(super) const REDIRECT_BYTES: usize = REDIRECT_KEY_BYTES + ROUTE_BYTES + 2 * WORD_BYTES;
-/// Bytes of a `struct choice`.
-pub(super) const CHOICE_BYTES: usize = 8 + ANYCAST_SLOTS * (1 + 8 + 8 + 2);
-/// Bytes of a `struct group`.
-pub(super) const GROUP_BYTES: usize = 4 + 2 * GROUP_PORTS_MAX + 4 + WORD_BYTES;
-/// Bytes of the key of `notes`: the table and the longest key.
-pub(super) const NOTE_KEY_BYTES: usize = 20;
-/// Bytes of a `struct note`.
-pub(super) const NOTE_BYTES: usize = 8 + 4 + METADATA_BYTES_MAX + 4;
-
-const WORD_BYTES: usize = 8;
-const REDIRECT_KEY_BYTES: usize = 16;
-/// Where the end of an entry is behind its `struct route`.
-const DEAD_AT: usize = ROUTE_BYTES;
-
-/// Reads numbers off the front of a value; beyond its end they are 0.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
-
-impl Reader<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (head, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
-        self.0 = rest;
-        *head
-    }
-
-    pub(super) fn u16(&mut self) -> u16 {
-        u16::from_ne_bytes(self.take())
-    }
-
-    pub(super) fn u32(&mut self) -> u32 {
-        u32::from_ne_bytes(self.take())
-    }
-
-    pub(super) fn u64(&mut self) -> u64 {
-        u64::from_ne_bytes(self.take())
+/// The bytes of a key in its table's map.
+pub(super) fn encode_key(key: &Key) -> Vec<u8> {
+    match *key {
+        Key::IngressGuard { port, src_scope, src_node } => {
+            bytes_of(&GuardKey { scope: src_scope.into(), node: src_node.into(), port: port.0 })
+        }
+        Key::Redirect { .. } => bytes_of(&redirect_key(key)),
+        Key::Directory { prefix, prefix_len } => {
+            let [_, _, bits @ ..] = prefix.to_be_bytes();
+            bytes_of(&DirectoryKey { prefix_len: prefix_len.into(), bits })
+        }
+        Key::Anycast { dst_scope } | Key::Multicast { dst_scope } => {
+            bytes_of(&dst_scope.to_be_bytes())
+        }
+        Key::Notify { src_command, dst_command, src_status, priority } => {
+            let ternaries = [src_command, dst_command, src_status].map(|it| [it.value, it.mask]);
+            bytes_of(&NotifyKey { ternaries, unused: 0, priority })
+        }
+        Key::L2 { dst_mac } => bytes_of(&MacKey { mac: dst_mac.0, unused: 0 }),
+        Key::PortMac { port } => bytes_of(&u32::from(port.0)),
     }
 }
 
-/// The bytes of a key in its table's map; a directory key starts with its prefix length.
-pub(super) fn encode_key(key: &Key) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(NOTE_KEY_BYTES);
-    match *key {
-        Key::IngressGuard { port, src_scope, src_node } => {
-            bytes.extend(src_scope.to_be_bytes());
-            bytes.extend(src_node.to_be_bytes());
-            bytes.extend(port.0.to_ne_bytes());
-        }
-        Key::Redirect { dst_scope, dst_node, page } => {
-            bytes.extend(dst_scope.to_be_bytes());
-            bytes.extend(dst_node.to_be_bytes());
-            bytes.extend([0; 2]);
-            bytes.extend((page << 12).to_be_bytes());
-        }
-        Key::Directory { prefix, prefix_len } => {
-            bytes.extend(u32::from(prefix_len).to_ne_bytes());
-            bytes.extend(&prefix.to_be_bytes()[2..]);
-        }
-        Key::Anycast { dst_scope } | Key::Multicast { dst_scope } => {
-            bytes.extend(dst_scope.to_be_bytes());
-        }
-        Key::Notify { src_command, dst_command, src_status, priority } => {
-            for ternary in [src_command, dst_command, src_status] {
-                bytes.extend([ternary.value, ternary.mask]);
-            }
-            bytes.extend([0; 2]);
-            bytes.extend(priority.to_ne_bytes());
-        }
-        Key::L2 { dst_mac } => {
-            bytes.extend(dst_mac.0);
-            bytes.extend([0; 2]);
-        }
-        Key::PortMac { port } => bytes.extend(u32::from(port.0).to_ne_bytes()),
+fn bytes_of(value: &(impl IntoBytes + Immutable)) -> Vec<u8> {
+    value.as_bytes().to_vec()
+}
+
+/// The key of an entry of `redirect`; zeros for other tables.
+fn redirect_key(key: &Key) -> RedirectKey {
+    let Key::Redirect { dst_scope, dst_node, page } = *key else {
+        return RedirectKey::new_zeroed();
+    };
+    RedirectKey {
+        scope: dst_scope.into(),
+        node: dst_node.into(),
+        unused: 0,
+        page: (page << 12).into(),
     }
-    bytes
 }
 
 /// The key that these bytes are in a table's map.
 pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
-    let mut r = Reader(bytes);
     match table {
-        Table::IngressGuard => Key::IngressGuard {
-            src_scope: u32::from_be_bytes(r.take()),
-            src_node: u16::from_be_bytes(r.take()),
-            port: SwitchPort(r.u16()),
-        },
+        Table::IngressGuard => {
+            let GuardKey { scope, node, port } = from_bytes(bytes);
+            let (src_scope, src_node) = (scope.get(), node.get());
+            Key::IngressGuard { port: SwitchPort(port), src_scope, src_node }
+        }
         Table::Redirect => {
-            let dst_scope = u32::from_be_bytes(r.take());
-            let dst_node = u16::from_be_bytes(r.take());
-            r.take::<2>();
-            Key::Redirect { dst_scope, dst_node, page: u64::from_be_bytes(r.take()) >> 12 }
+            let RedirectKey { scope, node, page, .. } = from_bytes(bytes);
+            let (dst_scope, dst_node) = (scope.get(), node.get());
+            Key::Redirect { dst_scope, dst_node, page: page.get() >> 12 }
         }
         Table::Directory => {
-            let prefix_len = r.take::<4>();
+            let DirectoryKey { prefix_len, bits } = from_bytes(bytes);
             let mut prefix = [0; 16];
-            prefix[2..].copy_from_slice(&r.take::<14>());
+            prefix[2..].copy_from_slice(&bits);
             Key::Directory {
                 prefix: u128::from_be_bytes(prefix),
-                prefix_len: u8::try_from(u32::from_ne_bytes(prefix_len)).unwrap_or(u8::MAX),
+                prefix_len: u8::try_from(prefix_len).unwrap_or(u8::MAX),
             }
         }
-        Table::Anycast => Key::Anycast { dst_scope: u32::from_be_bytes(r.take()) },
-        Table::Multicast => Key::Multicast { dst_scope: u32::from_be_bytes(r.take()) },
+        Table::Anycast => Key::Anycast { dst_scope: u32::from_be_bytes(from_bytes(bytes)) },
+        Table::Multicast => Key::Multicast { dst_scope: u32::from_be_bytes(from_bytes(bytes)) },
         Table::Notify => {
-            let mut ternary = || {
-                let [value, mask] = r.take();
-                Ternary { value, mask }
-            };
-            let (src_command, dst_command, src_status) = (ternary(), ternary(), ternary());
-            r.take::<2>();
-            let priority = i32::from_ne_bytes(r.take());
+            let NotifyKey { ternaries, priority, .. } = from_bytes(bytes);
+            let [src_command, dst_command, src_status] =
+                ternaries.map(|[value, mask]| Ternary { value, mask });
             Key::Notify { src_command, dst_command, src_status, priority }
         }
-        Table::L2 => Key::L2 { dst_mac: MacAddr(r.take()) },
+        Table::L2 => {
+            let MacKey { mac, .. } = from_bytes(bytes);
+            Key::L2 { dst_mac: MacAddr(mac) }
+        }
         Table::PortMac => {
-            Key::PortMac { port: SwitchPort(u16::try_from(r.u32()).unwrap_or(u16::MAX)) }
+            let port: u32 = from_bytes(bytes);
+            Key::PortMac { port: SwitchPort(u16::try_from(port).unwrap_or(u16::MAX)) }
         }
     }
 }
 
-/// The seal of words of 8 bytes: their sum, each times another power of an odd number. What is mixed
-/// of the words of two values does not have the seal of either, but once in 2^64 times.
-fn seal(bytes: &[u8]) -> u64 {
+/// The seal of a struct of whole words whose own seal is 0: the sum of its words, each times another
+/// power of an odd number. What is mixed of the words of two values does not have the seal of
+/// either, but once in 2^64 times.
+fn seal<T: IntoBytes + Immutable>(value: &T) -> u64 {
+    const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>())) };
+    let (words, _) = value.as_bytes().as_chunks();
     let mut power = GOLDEN;
     let mut seal = 0_u64;
-    for word in bytes.chunks(WORD_BYTES) {
-        seal = seal.wrapping_add(Reader(word).u64().wrapping_mul(power));
+    for word in words {
+        seal = seal.wrapping_add(u64::from_ne_bytes(*word).wrapping_mul(power));
         power = power.wrapping_mul(GOLDEN);
     }
     seal
 }
 
-fn with_seal(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.extend(seal(&bytes).to_ne_bytes());
-    bytes
-}
-
-/// The bytes of a key at the front of a sealed value: whole words.
-fn sealed_key(key: &Key) -> Vec<u8> {
-    let mut bytes = encode_key(key);
-    bytes.resize(bytes.len().next_multiple_of(WORD_BYTES), 0);
-    bytes
-}
-
 /// The value of an entry in its table's map, with the number of the entry and the time at which it is
 /// written.
 pub(super) fn encode_value(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
-    let body = encode_action(key, action, index, now);
     match Table::of(key) {
-        Table::IngressGuard | Table::L2 | Table::Multicast | Table::Redirect => {
-            let mut bytes = sealed_key(key);
-            bytes.extend(body);
-            with_seal(bytes)
+        Table::IngressGuard | Table::L2 | Table::Multicast => {
+            let route = encode_route(action, index);
+            let mut value = SealedRoute { key: from_bytes(&encode_key(key)), route, seal: 0 };
+            value.seal = seal(&value);
+            bytes_of(&value)
         }
-        // The members of a choice are sealed one by one; the others do not need it.
-        Table::Anycast | Table::Directory | Table::Notify | Table::PortMac => body,
+        Table::Redirect => {
+            let (key, route) = (redirect_key(key), encode_route(action, index));
+            let mut value = Redirect { key, route, dead_at_ns: encode_end(action, now), seal: 0 };
+            value.seal = seal(&value);
+            bytes_of(&value)
+        }
+        // Its members are sealed one by one.
+        Table::Anycast => bytes_of(&encode_choice(key, action, index)),
+        // These need no seal.
+        Table::Directory | Table::PortMac => bytes_of(&encode_route(action, index)),
+        Table::Notify => bytes_of(&index),
     }
 }
 
-/// A value without the key at its front.
-fn body(table: Table, value: &[u8]) -> &[u8] {
-    let key_bytes = match table {
-        Table::IngressGuard | Table::L2 | Table::Multicast => WORD_BYTES,
-        Table::Redirect => REDIRECT_KEY_BYTES,
-        Table::Anycast | Table::Directory | Table::Notify | Table::PortMac => 0,
-    };
-    value.get(key_bytes..).unwrap_or_default()
-}
-
-fn encode_action(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
-    let route = |to: u16, mac: MacAddr| {
-        let mut bytes = index.to_ne_bytes().to_vec();
-        // The programs forward until the end that is behind the route.
-        let declared = match action {
-            Action::RedirectUntil { .. } => &FORWARD,
-            _ => action_of(action),
-        };
-        bytes.extend(declared.number().to_ne_bytes());
-        bytes.extend(to.to_ne_bytes());
-        bytes.extend(mac.0);
-        bytes.extend([0; 2]);
-        bytes
-    };
-    let nobody = MacAddr::default();
-    let mut bytes = match action {
-        Action::Allow | Action::Drop => route(0, nobody),
+fn encode_route(action: &Action, index: u32) -> Route {
+    let (to, mac) = match action {
         Action::Forward(forward) | Action::RedirectUntil { forward, .. } => {
-            route(forward.port.0, forward.dst_mac)
+            (forward.port.0, forward.dst_mac)
         }
-        Action::SetMulticastGroup { group } => route(*group, nobody),
-        Action::CopyToController => index.to_ne_bytes().to_vec(),
-        Action::Select(members) => encode_choice(key, members, index),
-        Action::SetDstMac(mac) => route(0, *mac),
+        Action::SetMulticastGroup { group } => (*group, MacAddr::default()),
+        Action::SetDstMac(mac) => (0, *mac),
+        Action::Allow | Action::Drop | Action::CopyToController | Action::Select(_) => {
+            (0, MacAddr::default())
+        }
     };
-    if let Action::RedirectUntil { lease_ms, .. } = action {
-        debug_assert_eq!(bytes.len(), DEAD_AT);
-        // 0 stands for no end.
-        let dead_at = nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1);
-        bytes.extend(dead_at.to_ne_bytes());
-    }
-    if matches!(key, Key::Redirect { .. }) {
-        // Without an end.
-        bytes.resize(DEAD_AT + WORD_BYTES, 0);
-    }
-    bytes
+    // The programs forward until the end that is behind the route.
+    let declared = match action {
+        Action::RedirectUntil { .. } => &FORWARD,
+        _ => action_of(action),
+    };
+    Route { index, action: declared.number(), to, mac: mac.0, unused: 0 }
+}
+
+/// When an entry ends that is written now; 0 stands for no end.
+fn encode_end(action: &Action, now: Duration) -> u64 {
+    let Action::RedirectUntil { lease_ms, .. } = action else { return 0 };
+    nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1)
 }
 
 /// When an entry of `redirect` ends by the programs' clock; `None` for one that does not, and for
 /// those of other tables.
 pub(super) fn decode_end(table: Table, value: &[u8]) -> Option<Duration> {
-    let mut r = Reader(body(table, value).get(DEAD_AT..).filter(|_| table == Table::Redirect)?);
-    Some(r.u64()).filter(|&dead_at| dead_at != 0).map(Duration::from_nanos)
+    if table != Table::Redirect {
+        return None;
+    }
+    let Redirect { dead_at_ns, .. } = from_bytes(value);
+    (dead_at_ns != 0).then_some(Duration::from_nanos(dead_at_ns))
 }
 
 /// The number of the entry that a value belongs to, and its action, of whose time nothing is said.
 pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
-    let mut r = Reader(body(table, value));
-    let index = r.u32();
-    match table {
-        Table::Notify => return (index, Action::CopyToController),
-        Table::Anycast => return (index, decode_choice(r)),
-        _ => {}
-    }
-    let (kind, to, mac) = (r.u16(), r.u16(), MacAddr(r.take()));
-    let forward = Forward { port: SwitchPort(to), dst_mac: mac };
-    let action = match kind {
-        kind if kind == ALLOW.number() => Action::Allow,
-        kind if kind == FORWARD.number() && decode_end(table, value).is_some() => {
+    let Route { index, action, to, mac, .. } = match table {
+        Table::IngressGuard | Table::L2 | Table::Multicast => {
+            from_bytes::<SealedRoute>(value).route
+        }
+        Table::Redirect => from_bytes::<Redirect>(value).route,
+        Table::Directory | Table::PortMac => from_bytes(value),
+        Table::Anycast => return decode_choice(&from_bytes(value)),
+        Table::Notify => return (from_bytes(value), Action::CopyToController),
+    };
+    let forward = Forward { port: SwitchPort(to), dst_mac: MacAddr(mac) };
+    let action = match action {
+        number if number == ALLOW.number() => Action::Allow,
+        number if number == FORWARD.number() && decode_end(table, value).is_some() => {
             Action::RedirectUntil { forward, lease_ms: 0 }
         }
-        kind if kind == FORWARD.number() => Action::Forward(forward),
-        kind if kind == SET_MULTICAST_GROUP.number() => Action::SetMulticastGroup { group: to },
-        kind if kind == SET_DST_MAC.number() => Action::SetDstMac(mac),
+        number if number == FORWARD.number() => Action::Forward(forward),
+        number if number == SET_MULTICAST_GROUP.number() => Action::SetMulticastGroup { group: to },
+        number if number == SET_DST_MAC.number() => Action::SetDstMac(forward.dst_mac),
         _ => Action::Drop,
     };
     (index, action)
 }
 
-fn encode_choice(key: &Key, members: &[WeightedForward], index: u32) -> Vec<u8> {
-    let count = u32::try_from(members.len()).unwrap_or(0);
-    let mut bytes = index.to_ne_bytes().to_vec();
-    bytes.extend(count.to_ne_bytes());
-    bytes.extend(anycast_slots(members));
-    let mut seals = Vec::with_capacity(ANYCAST_SLOTS * WORD_BYTES);
-    for member in members {
-        let mut sealed = sealed_key(key);
-        sealed.extend(u64::from(index).to_ne_bytes());
-        sealed.extend(member.forward.port.0.to_ne_bytes());
-        sealed.extend(member.forward.dst_mac.0);
-        seals.extend(seal(&sealed).to_ne_bytes());
-        bytes.extend(sealed.iter().skip(sealed.len() - WORD_BYTES));
+fn encode_choice(key: &Key, action: &Action, index: u32) -> Choice {
+    let mut choice = Choice { index, ..Choice::new_zeroed() };
+    let Action::Select(members) = action else { return choice };
+    choice.count = u32::try_from(members.len()).unwrap_or(0);
+    choice.slots = anycast_slots(members);
+    let key: ScopeKey = from_bytes(&encode_key(key));
+    let places = choice.members.iter_mut().zip(&mut choice.seals).zip(&mut choice.weights);
+    for (((place, place_of_seal), weight), from) in places.zip(members) {
+        let member = Member { port: from.forward.port.0, mac: from.forward.dst_mac.0 };
+        *place = member;
+        *place_of_seal = seal(&SealedMember { key, index: index.into(), member });
+        *weight = from.weight;
     }
-    bytes.resize(8 + ANYCAST_SLOTS * 9, 0);
-    bytes.extend(seals);
-    bytes.resize(8 + ANYCAST_SLOTS * 17, 0);
-    for member in members {
-        bytes.extend(member.weight.to_ne_bytes());
-    }
-    bytes.resize(CHOICE_BYTES, 0);
-    bytes
+    choice
 }
 
-fn decode_choice(mut r: Reader<'_>) -> Action {
-    let count = r.u32() as usize;
-    r.take::<ANYCAST_SLOTS>();
-    let mut weights = Reader(r.0.get(ANYCAST_SLOTS * 16..).unwrap_or_default());
-    let member = |_| WeightedForward {
-        forward: Forward { port: SwitchPort(r.u16()), dst_mac: MacAddr(r.take()) },
-        weight: weights.u16(),
-    };
-    Action::Select((0..count.min(ANYCAST_SLOTS)).map(member).collect())
+fn decode_choice(choice: &Choice) -> (u32, Action) {
+    let members = choice.members.iter().zip(choice.weights).map(|(member, weight)| {
+        let (port, dst_mac) = (SwitchPort(member.port), MacAddr(member.mac));
+        WeightedForward { forward: Forward { port, dst_mac }, weight }
+    });
+    (choice.index, Action::Select(members.take(choice.count as usize).collect()))
 }
 
 /// The value of a multicast group.
-pub(super) fn encode_group(number: u16, ports: &BTreeSet<SwitchPort>) -> Vec<u8> {
+pub(super) fn encode_group(number: u16, ports: &BTreeSet<SwitchPort>) -> Group {
     let count = u16::try_from(ports.len()).unwrap_or(0);
-    let mut bytes = number.to_ne_bytes().to_vec();
-    bytes.extend(count.to_ne_bytes());
-    bytes.extend(ports.iter().flat_map(|port| port.0.to_ne_bytes()));
-    bytes.resize(GROUP_BYTES - WORD_BYTES, 0);
-    with_seal(bytes)
+    let mut group = Group { number, count, ..Group::new_zeroed() };
+    for (place, port) in group.ports.iter_mut().zip(ports) {
+        *place = port.0;
+    }
+    group.seal = seal(&group);
+    group
 }
 
 /// The ports of a multicast group.
-pub(super) fn decode_group(value: &[u8]) -> Vec<SwitchPort> {
-    let mut r = Reader(value);
-    r.take::<2>();
-    let count = usize::from(r.u16()).min(GROUP_PORTS_MAX);
-    (0..count).map(|_| SwitchPort(r.u16())).collect()
+pub(super) fn decode_group(group: &Group) -> Vec<SwitchPort> {
+    let count = usize::from(group.count).min(GROUP_PORTS_MAX);
+    group.ports.into_iter().take(count).map(SwitchPort).collect()
 }
 
 /// The key of an entry's note.
-pub(super) fn note_key(key: &Key) -> [u8; NOTE_KEY_BYTES] {
-    let mut note = [0; NOTE_KEY_BYTES];
-    let bytes = encode_key(key);
-    note[0] = Table::of(key) as u8;
-    for (to, from) in note[1..].iter_mut().zip(bytes) {
-        *to = from;
-    }
-    note
+pub(super) fn note_key(key: &Key) -> NoteKey {
+    NoteKey { table: Table::of(key) as u8, key: from_bytes(&encode_key(key)) }
 }
 
 /// What only the agent needs of an entry; `None` if there is nothing to note.
-pub(super) fn encode_note(entry: &Entry) -> Option<[u8; NOTE_BYTES]> {
+pub(super) fn encode_note(entry: &Entry) -> Option<Note> {
     if entry.idle_timeout.is_none() && entry.metadata.is_empty() {
         return None;
     }
-    // 0 stands for no timeout, so a timeout of no time at all is kept as the shortest one.
-    let idle = entry.idle_timeout.map_or(0, |timeout| nanoseconds(timeout).max(1));
-    let mut note = [0; NOTE_BYTES];
-    note[..8].copy_from_slice(&idle.to_ne_bytes());
-    let length = u32::try_from(entry.metadata.len()).unwrap_or(0);
-    note[8..12].copy_from_slice(&length.to_ne_bytes());
-    for (to, from) in note[12..].iter_mut().zip(&entry.metadata) {
-        *to = *from;
-    }
-    Some(note)
+    Some(Note {
+        // 0 stands for no timeout, so a timeout of no time at all is kept as the shortest one.
+        idle_timeout_ns: entry.idle_timeout.map_or(0, |timeout| nanoseconds(timeout).max(1)),
+        bytes: u32::try_from(entry.metadata.len()).unwrap_or(0),
+        metadata: from_bytes(&entry.metadata),
+        unused: 0,
+    })
 }
 
 /// The idle timeout and the metadata of a note.
-pub(super) fn decode_note(note: &[u8]) -> (Option<Duration>, Vec<u8>) {
-    let mut r = Reader(note);
-    let idle = r.u64();
-    let length = (r.u32() as usize).min(METADATA_BYTES_MAX);
-    let metadata = r.0.get(..length).unwrap_or_default().to_vec();
+pub(super) fn decode_note(note: &Note) -> (Option<Duration>, Vec<u8>) {
+    let idle = note.idle_timeout_ns;
+    let length = (note.bytes as usize).min(METADATA_BYTES_MAX);
+    let metadata = note.metadata.get(..length).unwrap_or_default().to_vec();
     ((idle != 0).then_some(Duration::from_nanos(idle)), metadata)
 }
 
@@ -413,7 +333,7 @@ mod tests {
         let forward = Forward { port: SwitchPort(3), dst_mac: MacAddr([1, 2, 3, 4, 5, 6]) };
         let end = |action, now| {
             let bytes = encode_value(&REDIRECT, &action, 41, now);
-            assert_eq!(bytes.len(), REDIRECT_BYTES);
+            assert_eq!(bytes.len(), size_of::<Redirect>());
             decode_end(Table::Redirect, &bytes)
         };
         let now = Duration::from_millis(3000);
@@ -430,7 +350,6 @@ mod tests {
     fn a_group_reads_back() {
         let ports: BTreeSet<_> = (1..=64).map(SwitchPort).collect();
         let value = encode_group(9, &ports);
-        assert_eq!(value.len(), GROUP_BYTES);
         assert_eq!(decode_group(&value), ports.into_iter().collect::<Vec<_>>());
     }
 
@@ -438,7 +357,7 @@ mod tests {
     fn notes_read_back() {
         let key = Key::Redirect { dst_scope: 1, dst_node: 2, page: 3 };
         let mut entry = Entry { key, action: Action::Allow, idle_timeout: None, metadata: vec![] };
-        assert_eq!(encode_note(&entry), None);
+        assert!(encode_note(&entry).is_none());
         entry.idle_timeout = Some(Duration::from_millis(1500));
         entry.metadata = vec![7; METADATA_BYTES_MAX];
         let note = encode_note(&entry).unwrap();

@@ -10,6 +10,7 @@ mod control;
 mod layout;
 mod port;
 mod store;
+mod structs;
 #[cfg(test)]
 mod tests;
 
@@ -28,19 +29,17 @@ use aya::{
 use bluebridge_p4::pipeline::{Entry, Key, SwitchPort};
 
 use crate::dataplane::{PlaneError, Table};
-use layout::{LAYOUT, NOTE_BYTES, NOTE_KEY_BYTES, Reader};
+use layout::LAYOUT;
 use port::Attached;
 pub use port::PortMode;
 use store::{Store, failed};
+use structs::Config;
 
 #[cfg(ebpf_object)]
 static OBJECT: Option<&[u8]> =
     Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/switch.o")));
 #[cfg(not(ebpf_object))]
 static OBJECT: Option<&[u8]> = None;
-
-/// Bytes of a `struct counter`.
-const COUNTER_BYTES: usize = 24;
 
 /// An entry and where its counter is.
 #[derive(Debug)]
@@ -51,41 +50,6 @@ struct Known {
     dead_at: Option<Duration>,
 }
 
-/// `struct config`: what the programs read first.
-#[derive(Clone, Copy, Debug, Default)]
-struct Config {
-    redirects: u32,
-    notifies: u32,
-    clone_bytes: u32,
-    flood_group: u32,
-    cookie: Option<u64>,
-}
-
-const CONFIG_BYTES: usize = 32;
-
-impl Config {
-    fn decode(bytes: &[u8; CONFIG_BYTES]) -> (u32, Self) {
-        let mut r = Reader(bytes);
-        let layout = r.u32();
-        let (redirects, notifies, clone_bytes, flood_group) = (r.u32(), r.u32(), r.u32(), r.u32());
-        let has_cookie = r.u32() != 0;
-        let cookie = Some(r.u64()).filter(|_| has_cookie);
-        (layout, Self { redirects, notifies, clone_bytes, flood_group, cookie })
-    }
-
-    fn encode(self) -> [u8; CONFIG_BYTES] {
-        let has_cookie = u32::from(self.cookie.is_some());
-        let numbers =
-            [LAYOUT, self.redirects, self.notifies, self.clone_bytes, self.flood_group, has_cookie];
-        let mut bytes = [0; CONFIG_BYTES];
-        let all = numbers.iter().flat_map(|number| number.to_ne_bytes());
-        for (to, from) in bytes.iter_mut().zip(all.chain(self.cookie.unwrap_or(0).to_ne_bytes())) {
-            *to = from;
-        }
-        bytes
-    }
-}
-
 /// A switch in the kernel.
 ///
 /// Dropping it leaves the switch running; [`Self::remove`] ends it.
@@ -93,17 +57,17 @@ pub struct EbpfSwitch {
     directory: PathBuf,
     programs: Ebpf,
     stores: [Box<dyn Store>; Table::ALL.len()],
-    notes: HashMap<MapData, [u8; NOTE_KEY_BYTES], [u8; NOTE_BYTES]>,
-    group_map: HashMap<MapData, [u8; 2], [u8; layout::GROUP_BYTES]>,
-    counters: PerCpuArray<MapData, [u8; COUNTER_BYTES]>,
-    drops: PerCpuArray<MapData, [u8; 8]>,
-    port_counters: PerCpuArray<MapData, [u8; 32]>,
-    port_map: Array<MapData, [u8; port::PORT_BYTES]>,
-    port_of: Array<MapData, [u8; 8]>,
-    impairments: Array<MapData, [u8; port::IMPAIRMENT_BYTES]>,
-    config_map: Array<MapData, [u8; CONFIG_BYTES]>,
-    notify_match: Array<MapData, [u8; 24]>,
-    notify_index: Array<MapData, [u8; 4]>,
+    notes: HashMap<MapData, structs::NoteKey, structs::Note>,
+    group_map: HashMap<MapData, u16, structs::Group>,
+    counters: PerCpuArray<MapData, structs::Counter>,
+    drops: PerCpuArray<MapData, u64>,
+    port_counters: PerCpuArray<MapData, structs::PortCounter>,
+    port_map: Array<MapData, structs::Port>,
+    port_of: Array<MapData, structs::PortOf>,
+    impairments: Array<MapData, structs::Impairment>,
+    config_map: Array<MapData, Config>,
+    notify_match: Array<MapData, structs::NotifyMatch>,
+    notify_index: Array<MapData, u32>,
     packet_ins: RingBuf<MapData>,
     /// What the maps hold: the agent is the only one who writes them.
     known: [BTreeMap<Key, Known>; Table::ALL.len()],
@@ -289,15 +253,15 @@ impl EbpfSwitch {
 
     /// Learns what the maps hold.
     fn read_back(&mut self) -> Result<(), PlaneError> {
-        let bytes = self.config_map.get(&0, 0).map_err(|e| failed(&e))?;
-        let (layout, config) = Config::decode(&bytes);
+        self.config = self.config_map.get(&0, 0).map_err(|e| failed(&e))?;
+        let layout = self.config.layout;
         if layout != LAYOUT && layout != 0 {
             return Err(PlaneError::Ebpf(format!(
                 "another version (layout {layout}) made {}; remove that switch first",
                 self.directory.display()
             )));
         }
-        self.config = config;
+        self.config.layout = LAYOUT;
         self.write_config()?;
         let mut base = 1;
         for table in Table::ALL {
@@ -330,7 +294,7 @@ impl EbpfSwitch {
     }
 
     fn write_config(&mut self) -> Result<(), PlaneError> {
-        self.config_map.set(0, self.config.encode(), 0).map_err(|e| failed(&e))
+        self.config_map.set(0, self.config, 0).map_err(|e| failed(&e))
     }
 }
 

@@ -10,16 +10,18 @@ use aya::programs::{
 };
 use bluebridge_p4::pipeline::SwitchPort;
 
-use super::{EbpfSwitch, bpffs::link_pin, classifier, layout::Reader, store::failed, xdp};
+use super::{
+    EbpfSwitch,
+    bpffs::link_pin,
+    classifier,
+    store::{failed, set_first},
+    structs::{Impairment, Port, PortCounter, PortOf},
+    xdp,
+};
 use crate::{
     dataplane::{PORT_MAX, PlaneError, PortError, check_port},
     interface::Interface,
 };
-
-/// Bytes of a `struct port`.
-pub(super) const PORT_BYTES: usize = 16;
-/// Bytes of a `struct impairment`.
-pub(super) const IMPAIRMENT_BYTES: usize = 56;
 
 const ETHERNET_BYTES: u32 = 14;
 const FLAG_PEER: u32 = 1;
@@ -120,25 +122,21 @@ impl EbpfSwitch {
         }
         let Some(gone) = self.ports.remove(&port) else { return Ok(()) };
         let slot = gone.interface.index & 0xffff;
-        self.port_of.set(slot, [0; 8], 0).map_err(|e| failed(&e))?;
+        self.port_of.set(slot, PortOf::default(), 0).map_err(|e| failed(&e))?;
         let at = u32::from(port.0);
-        self.port_map.set(at, [0; PORT_BYTES], 0).map_err(|e| failed(&e))?;
-        self.impairments.set(at, [0; IMPAIRMENT_BYTES], 0).map_err(|e| failed(&e))
+        self.port_map.set(at, Port::default(), 0).map_err(|e| failed(&e))?;
+        self.impairments.set(at, Impairment::default(), 0).map_err(|e| failed(&e))
     }
 
     /// Writes what the programs know of a port.
     pub(super) fn write_port(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
         let Some(is) = self.ports.get(&port) else { return Ok(()) };
-        let index = is.interface.index;
-        let mut value = [0; PORT_BYTES];
-        value[..4].copy_from_slice(&index.to_ne_bytes());
-        value[4..8].copy_from_slice(&is.flags.to_ne_bytes());
-        value[8..12].copy_from_slice(&(is.interface.mtu + ETHERNET_BYTES).to_ne_bytes());
-        self.port_map.set(u32::from(port.0), value, 0).map_err(|e| failed(&e))?;
-        let mut of = [0; 8];
-        of[..4].copy_from_slice(&index.to_ne_bytes());
-        of[4..].copy_from_slice(&u32::from(port.0).to_ne_bytes());
-        self.port_of.set(index & 0xffff, of, 0).map_err(|e| failed(&e))
+        let (ifindex, number) = (is.interface.index, u32::from(port.0));
+        let frame_bytes_max = is.interface.mtu + ETHERNET_BYTES;
+        let value = Port { ifindex, flags: is.flags, frame_bytes_max, unused: 0 };
+        self.port_map.set(number, value, 0).map_err(|e| failed(&e))?;
+        let of = PortOf { ifindex, port: number };
+        self.port_of.set(ifindex & 0xffff, of, 0).map_err(|e| failed(&e))
     }
 
     /// Learns the ports of a switch that was pinned, gives them this build's programs and what their
@@ -146,8 +144,7 @@ impl EbpfSwitch {
     pub(super) fn read_ports(&mut self) -> Result<(), PlaneError> {
         for number in 1..=PORT_MAX {
             let value = self.port_map.get(&u32::from(number), 0).map_err(|e| failed(&e))?;
-            let mut r = Reader(&value);
-            let (index, flags) = (r.u32(), r.u32());
+            let Port { ifindex: index, flags, .. } = value;
             if index == 0 {
                 continue;
             }
@@ -177,7 +174,7 @@ impl EbpfSwitch {
     }
 
     fn forget_traffic(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
-        super::store::set_first(&mut self.port_counters, u32::from(port.0), [0; 32])
+        set_first(&mut self.port_counters, u32::from(port.0), PortCounter::default())
     }
 
     fn attach(&mut self, port: SwitchPort, mode: PortMode) -> Result<(), PlaneError> {

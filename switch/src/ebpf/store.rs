@@ -1,10 +1,15 @@
-//! The maps as plain bytes, one face for hash maps, tries and arrays.
+//! The tables' maps behind one trait, for hash maps, tries and arrays.
 
-use aya::maps::{
-    Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuValues, lpm_trie,
+use aya::{
+    Pod,
+    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuValues, lpm_trie},
 };
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes};
 
-use super::layout::{CHOICE_BYTES, REDIRECT_BYTES, ROUTE_BYTES, Reader, SEALED_ROUTE_BYTES};
+use super::structs::{
+    Choice, DirectoryBits, DirectoryKey, GuardKey, MacKey, NotifyKey, Redirect, RedirectKey, Route,
+    SealedRoute, from_bytes,
+};
 use crate::dataplane::{PlaneError, Table};
 
 /// A key and its value.
@@ -30,75 +35,67 @@ pub(super) fn failed(error: &(impl std::error::Error + ?Sized)) -> PlaneError {
     PlaneError::Ebpf(text)
 }
 
-/// The first bytes of a slice; what is missing is 0.
-pub(super) fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut padded = [0; N];
-    for (to, from) in padded.iter_mut().zip(bytes) {
-        *to = *from;
-    }
-    padded
-}
-
-impl<const K: usize, const V: usize> Store for HashMap<MapData, [u8; K], [u8; V]> {
+impl<K, V> Store for HashMap<MapData, K, V>
+where
+    K: Pod + FromBytes + Immutable + IntoBytes + Send,
+    V: Pod + FromBytes + Immutable + IntoBytes + Send,
+{
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PlaneError> {
-        self.insert(fixed::<K>(key), fixed::<V>(value), 0).map_err(|e| failed(&e))
+        self.insert(from_bytes::<K>(key), from_bytes::<V>(value), 0).map_err(|e| failed(&e))
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<(), PlaneError> {
-        Self::remove(self, &fixed(key)).map_err(|e| failed(&e))
+        Self::remove(self, &from_bytes(key)).map_err(|e| failed(&e))
     }
 
     fn all(&self) -> Result<Vec<Pair>, PlaneError> {
-        let pair = |(k, v): ([u8; K], [u8; V])| (k.to_vec(), v.to_vec());
+        let pair = |(key, value): (K, V)| (key.as_bytes().to_vec(), value.as_bytes().to_vec());
         self.iter().map(|item| item.map(pair).map_err(|e| failed(&e))).collect()
     }
 }
 
-const PREFIX_BYTES: usize = 14;
-
-fn prefix(key: &[u8]) -> lpm_trie::Key<[u8; PREFIX_BYTES]> {
-    let mut r = Reader(key);
-    lpm_trie::Key::new(r.u32(), r.take())
+fn prefix(key: &[u8]) -> lpm_trie::Key<DirectoryBits> {
+    let DirectoryKey { prefix_len, bits } = from_bytes(key);
+    lpm_trie::Key::new(prefix_len, bits)
 }
 
-impl Store for LpmTrie<MapData, [u8; PREFIX_BYTES], [u8; ROUTE_BYTES]> {
+impl Store for LpmTrie<MapData, DirectoryBits, Route> {
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PlaneError> {
-        self.insert(&prefix(key), fixed::<ROUTE_BYTES>(value), 0).map_err(|e| failed(&e))
+        self.insert(&prefix(key), from_bytes::<Route>(value), 0).map_err(|e| failed(&e))
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<(), PlaneError> {
-        LpmTrie::remove(self, &prefix(key)).map_err(|e| failed(&e))
+        Self::remove(self, &prefix(key)).map_err(|e| failed(&e))
     }
 
     fn all(&self) -> Result<Vec<Pair>, PlaneError> {
-        let pair = |key: Result<lpm_trie::Key<_>, MapError>| {
+        let pair = |key: Result<lpm_trie::Key<DirectoryBits>, MapError>| {
             let key = key.map_err(|e| failed(&e))?;
             // The longest match of a prefix that is there is that prefix itself.
             let value = self.get(&key, 0).map_err(|e| failed(&e))?;
-            let mut bytes = key.prefix_len().to_ne_bytes().to_vec();
-            bytes.extend(key.data());
-            Ok((bytes, value.to_vec()))
+            let key = DirectoryKey { prefix_len: key.prefix_len(), bits: key.data() };
+            Ok((key.as_bytes().to_vec(), value.as_bytes().to_vec()))
         };
         self.keys().map(pair).collect()
     }
 }
 
-impl<const V: usize> Store for Array<MapData, [u8; V]> {
+impl Store for Array<MapData, Route> {
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PlaneError> {
-        self.set(Reader(key).u32(), fixed::<V>(value), 0).map_err(|e| failed(&e))
+        self.set(from_bytes(key), from_bytes::<Route>(value), 0).map_err(|e| failed(&e))
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<(), PlaneError> {
-        self.set(Reader(key).u32(), [0; V], 0).map_err(|e| failed(&e))
+        self.set(from_bytes(key), Route::new_zeroed(), 0).map_err(|e| failed(&e))
     }
 
-    /// The elements whose first number, the entry's own, is not 0.
+    /// The elements whose entry has a number.
     fn all(&self) -> Result<Vec<Pair>, PlaneError> {
         let mut elements = Vec::new();
-        for (at, value) in (0u32..).zip(self.iter()) {
-            let value = value.map_err(|e| failed(&e))?;
-            if Reader(&value).u32() != 0 {
-                elements.push((at.to_ne_bytes().to_vec(), value.to_vec()));
+        for (at, route) in (0u32..).zip(self.iter()) {
+            let route = route.map_err(|e| failed(&e))?;
+            if route.index != 0 {
+                elements.push((at.as_bytes().to_vec(), route.as_bytes().to_vec()));
             }
         }
         Ok(elements)
@@ -107,58 +104,46 @@ impl<const V: usize> Store for Array<MapData, [u8; V]> {
 
 /// The map of a table, with the key and value sizes that it has.
 pub(super) fn table_store(table: Table, map: Map) -> Result<Box<dyn Store>, PlaneError> {
-    fn hash<const K: usize, const V: usize>(map: Map) -> Result<Box<dyn Store>, PlaneError> {
-        let map: HashMap<MapData, [u8; K], [u8; V]> = map.try_into().map_err(|e| bad(&e))?;
-        Ok(Box::new(map))
+    fn typed<M: Store + TryFrom<Map, Error = MapError> + 'static>(
+        map: Map,
+    ) -> Result<Box<dyn Store>, PlaneError> {
+        Ok(Box::new(M::try_from(map).map_err(|e| failed(&e))?))
     }
-    fn bad(error: &MapError) -> PlaneError {
-        failed(error)
-    }
+    /// A scope, big endian.
+    type Scope = [u8; 4];
     match table {
-        Table::IngressGuard | Table::L2 => hash::<8, SEALED_ROUTE_BYTES>(map),
-        Table::Redirect => hash::<16, REDIRECT_BYTES>(map),
-        Table::Anycast => hash::<4, CHOICE_BYTES>(map),
-        Table::Notify => hash::<12, 4>(map),
-        Table::Multicast => hash::<4, SEALED_ROUTE_BYTES>(map),
-        Table::Directory => {
-            let trie: LpmTrie<MapData, [u8; PREFIX_BYTES], [u8; ROUTE_BYTES]> =
-                map.try_into().map_err(|e| bad(&e))?;
-            Ok(Box::new(trie))
-        }
-        Table::PortMac => {
-            let array: Array<MapData, [u8; ROUTE_BYTES]> = map.try_into().map_err(|e| bad(&e))?;
-            Ok(Box::new(array))
-        }
+        Table::IngressGuard => typed::<HashMap<MapData, GuardKey, SealedRoute>>(map),
+        Table::Redirect => typed::<HashMap<MapData, RedirectKey, Redirect>>(map),
+        Table::Directory => typed::<LpmTrie<MapData, DirectoryBits, Route>>(map),
+        Table::Anycast => typed::<HashMap<MapData, Scope, Choice>>(map),
+        Table::Notify => typed::<HashMap<MapData, NotifyKey, u32>>(map),
+        Table::L2 => typed::<HashMap<MapData, MacKey, SealedRoute>>(map),
+        Table::PortMac => typed::<Array<MapData, Route>>(map),
+        Table::Multicast => typed::<HashMap<MapData, Scope, SealedRoute>>(map),
     }
 }
 
-/// Per-CPU numbers, added up over the CPUs.
-pub(super) fn sum<const N: usize, const V: usize>(
-    map: &PerCpuArray<MapData, [u8; V]>,
+/// A per-CPU value, added up over the CPUs.
+pub(super) fn sum<V: Pod + Default>(
+    map: &PerCpuArray<MapData, V>,
     at: u32,
-) -> Result<[u64; N], PlaneError> {
+    plus: impl Fn(V, V) -> V,
+) -> Result<V, PlaneError> {
     let values = map.get(&at, 0).map_err(|e| failed(&e))?;
-    let mut sums = [0u64; N];
-    for value in values.iter() {
-        let mut r = Reader(value);
-        for sum in &mut sums {
-            *sum = sum.wrapping_add(r.u64());
-        }
-    }
-    Ok(sums)
+    Ok(values.iter().copied().fold(V::default(), plus))
 }
 
-/// Sets a per-CPU value: the first CPU's to `value`, the others' to 0.
-pub(super) fn set_first<const V: usize>(
-    map: &mut PerCpuArray<MapData, [u8; V]>,
+/// Sets a per-CPU value: the first CPU's to `value`, the others' to nothing.
+pub(super) fn set_first<V: Pod + Default>(
+    map: &mut PerCpuArray<MapData, V>,
     at: u32,
-    value: [u8; V],
+    value: V,
 ) -> Result<(), PlaneError> {
     let cpus = aya::util::nr_cpus().map_err(|(what, source)| PlaneError::Io {
         doing: format!("count the CPUs in {what}"),
         source,
     })?;
-    let mut values = vec![[0; V]; cpus];
+    let mut values = vec![V::default(); cpus];
     if let Some(first) = values.first_mut() {
         *first = value;
     }

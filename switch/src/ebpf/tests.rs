@@ -8,8 +8,13 @@ use bluebridge_p4::pipeline::{
     WeightedForward,
 };
 use bluebridge_testkit::{ip, namespace::in_thread, require_ebpf};
+use zerocopy::IntoBytes as _;
 
-use super::{EbpfSwitch, layout::encode_key, store::fixed};
+use super::{
+    EbpfSwitch,
+    layout::encode_key,
+    structs::{Group, from_bytes},
+};
 use crate::dataplane::{CloneSession, DataPlane as _, Table};
 
 const SCOPE: u32 = 0xfdbb_0001;
@@ -232,12 +237,12 @@ mod root {
             // The same for groups, which are no table.
             let dropped = pinned.drops(DropReason::Multicast);
             let [mine, its] = [1_u16, 2].map(|group| {
-                pinned.switch.group_map.get(&group.to_ne_bytes(), 0).expect("it is there").to_vec()
+                let group = pinned.switch.group_map.get(&group, 0).expect("it is there");
+                group.as_bytes().to_vec()
             });
             let foreign = foreign_values(&mine, &its);
             for value in &foreign {
-                let value = fixed(value);
-                pinned.switch.group_map.insert(1_u16.to_ne_bytes(), value, 0).expect("it fits");
+                pinned.switch.group_map.insert(1, from_bytes::<Group>(value), 0).expect("it fits");
                 pinned.port_of(&to_all);
             }
             assert_eq!(pinned.drops(DropReason::Multicast), dropped + foreign.len() as u64);
