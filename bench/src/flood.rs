@@ -1,14 +1,16 @@
 //! The other floor: bare `sendmmsg` and `recvmmsg` with many requests outstanding.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io,
+    mem::{size_of, zeroed},
     net::{SocketAddrV6, UdpSocket},
     os::fd::AsRawFd,
+    ptr,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn6, recvmmsg, sendmmsg};
+use libc::{c_int, iovec, mmsghdr, sockaddr_in6};
 
 use crate::{echo::Sizes, placement::now};
 
@@ -21,50 +23,101 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Buffers for batches in both directions.
 struct Batches {
     receive: Vec<Vec<u8>>,
-    headers: MultiHeaders<SockaddrIn6>,
-    send: MultiHeaders<SockaddrIn6>,
+    from: Vec<sockaddr_in6>,
     answer: Vec<u8>,
+    /// Written anew for each call, which alone reads them.
+    headers: Vec<mmsghdr>,
+    slices: Vec<iovec>,
 }
 
 impl Batches {
     fn new(receive_bytes: usize, send_bytes: usize) -> Self {
+        // SAFETY: an `mmsghdr` of zeros is a valid one, without buffers.
+        let empty: mmsghdr = unsafe { zeroed() };
         Self {
             receive: vec![vec![0; receive_bytes]; BATCH],
-            headers: MultiHeaders::preallocate(BATCH, None),
-            send: MultiHeaders::preallocate(BATCH, None),
+            from: vec![address(SocketAddrV6::new([0; 16].into(), 0, 0, 0)); BATCH],
             answer: vec![0; send_bytes],
+            headers: vec![empty; BATCH],
+            slices: vec![iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH],
         }
     }
 
     /// What is there, at most a batch; where each came from.
-    fn receive(&mut self, socket: &UdpSocket, from: &mut Vec<SockaddrIn6>) -> io::Result<()> {
-        let mut slices: Vec<_> =
-            self.receive.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
-        let received = recvmmsg(
-            socket.as_raw_fd(),
-            &mut self.headers,
-            slices.iter_mut(),
-            MsgFlags::MSG_DONTWAIT,
-            None,
-        );
-        match received {
-            Ok(messages) => from.extend(messages.filter_map(|message| message.address)),
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
+    fn receive(&mut self, socket: &UdpSocket, from: &mut Vec<sockaddr_in6>) -> io::Result<()> {
+        let parts = self.slices.iter_mut().zip(&mut self.receive).zip(&mut self.from);
+        for (header, ((slice, buffer), name)) in self.headers.iter_mut().zip(parts) {
+            *slice = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+            point(header, slice, name);
         }
+        // SAFETY: the loop has pointed every header at live buffers of this object, with their true
+        // lengths.
+        let received = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                count(self.headers.len()),
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        let received = taken(received)?;
+        from.extend(self.from.iter().take(received));
         Ok(())
     }
 
-    /// One datagram to each address; how many went out.
-    fn send(&mut self, socket: &UdpSocket, to: &[SockaddrIn6]) -> io::Result<usize> {
-        let slices: Vec<_> = to.iter().map(|_| [IoSlice::new(&self.answer)]).collect();
-        let to: Vec<_> = to.iter().map(|address| Some(*address)).collect();
-        match sendmmsg(socket.as_raw_fd(), &mut self.send, &slices, &to, [], MsgFlags::MSG_DONTWAIT)
-        {
-            Ok(results) => Ok(results.count()),
-            Err(nix::Error::EAGAIN | nix::Error::ENOBUFS | nix::Error::EINTR) => Ok(0),
-            Err(error) => Err(error.into()),
+    /// One datagram to each address, at most a batch; how many went out.
+    fn send(&mut self, socket: &UdpSocket, to: &mut [sockaddr_in6]) -> io::Result<usize> {
+        let (base, length) = (self.answer.as_mut_ptr(), self.answer.len());
+        let parts = self.slices.iter_mut().zip(to.iter_mut());
+        for (header, (slice, name)) in self.headers.iter_mut().zip(parts) {
+            *slice = iovec { iov_base: base.cast(), iov_len: length };
+            point(header, slice, name);
         }
+        // SAFETY: the loop has pointed as many headers as are told at live buffers of this object and
+        // of `to`, with their true lengths.
+        let sent = unsafe {
+            libc::sendmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                count(to.len().min(self.headers.len())),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        taken(sent)
+    }
+}
+
+/// Points a header at one buffer and the address of the other end.
+fn point(header: &mut mmsghdr, slice: &mut iovec, name: &mut sockaddr_in6) {
+    header.msg_hdr.msg_iov = slice;
+    header.msg_hdr.msg_iovlen = 1;
+    header.msg_hdr.msg_name = ptr::from_mut(name).cast();
+    header.msg_hdr.msg_namelen = count(size_of::<sockaddr_in6>());
+}
+
+fn count(items: usize) -> u32 {
+    u32::try_from(items).unwrap_or(u32::MAX)
+}
+
+/// How many messages a call took; none if it could take none now.
+fn taken(result: c_int) -> io::Result<usize> {
+    usize::try_from(result).or_else(|_| {
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS) => Ok(0),
+            _ => Err(error),
+        }
+    })
+}
+
+fn address(of: SocketAddrV6) -> sockaddr_in6 {
+    sockaddr_in6 {
+        sin6_family: libc::sa_family_t::try_from(libc::AF_INET6).unwrap_or(0),
+        sin6_port: of.port().to_be(),
+        sin6_flowinfo: of.flowinfo(),
+        sin6_addr: libc::in6_addr { s6_addr: of.ip().octets() },
+        sin6_scope_id: of.scope_id(),
     }
 }
 
@@ -79,8 +132,8 @@ pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<
         if waiting.len() < BATCH {
             batches.receive(socket, &mut waiting)?;
         }
-        let first = &waiting[..waiting.len().min(BATCH)];
-        let sent = if first.is_empty() { 0 } else { batches.send(socket, first)? };
+        let first = waiting.len().min(BATCH);
+        let sent = if first == 0 { 0 } else { batches.send(socket, &mut waiting[..first])? };
         waiting.drain(..sent);
     }
     Ok(())
@@ -99,7 +152,7 @@ pub fn run(
     operation_count: usize,
 ) -> io::Result<Duration> {
     let mut batches = Batches::new(sizes.answer_bytes, sizes.request_bytes);
-    let to = vec![SockaddrIn6::from(to); BATCH];
+    let mut to = vec![address(to); BATCH];
     let mut answers = Vec::with_capacity(BATCH);
     let (mut answered, mut in_flight) = (0, 0_usize);
     let start = now();
@@ -107,7 +160,7 @@ pub fn run(
     while answered < operation_count {
         let room = outstanding.saturating_sub(in_flight).min(BATCH);
         if room > 0 {
-            in_flight += batches.send(socket, &to[..room])?;
+            in_flight += batches.send(socket, &mut to[..room])?;
         }
         answers.clear();
         batches.receive(socket, &mut answers)?;
@@ -126,4 +179,34 @@ pub fn run(
         in_flight = in_flight.saturating_sub(answers.len());
     }
     Ok(now() - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::*;
+    use crate::echo::bind;
+
+    #[test]
+    fn every_request_of_a_flood_is_answered_to_where_it_came_from() {
+        let sizes = Sizes { request_bytes: 100, answer_bytes: 300 };
+        let [server, client] = [(); 2].map(|()| bind(Ipv6Addr::LOCALHOST, 0).expect("a port"));
+        let port = server.local_addr().expect("it is bound").port();
+        let to = SocketAddrV6::new(Ipv6Addr::LOCALHOST, port, 0, 0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| serve(&server, sizes, &stop));
+            // More than a batch of both ends.
+            let done = run(&client, to, sizes, 3 * BATCH, 10_000);
+            stop.store(true, Ordering::Release);
+            serving.join().expect("it does not panic").expect("it serves");
+            done.expect("every request is answered");
+        });
+        // What was under way when the last one came.
+        let mut answer = [0; 400];
+        while let Ok((bytes, from)) = client.recv_from(&mut answer) {
+            assert_eq!((bytes, from), (sizes.answer_bytes, to.into()));
+        }
+    }
 }
