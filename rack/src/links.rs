@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use bluebridge_switch::offload::disable_transmit_offloads;
+use ipnet::Ipv6Net;
 
 use crate::layout::{CONTROL_PREFIX, Layout, SwitchPort};
 use crate::namespace::NetworkNamespace;
@@ -103,6 +104,6 @@ pub(crate) fn wanted(port: &SwitchPort) -> Wanted {
     Wanted {
         interface: port.peer_interface.to_owned(),
         fabric: is_endpoint.then(|| HostFabric::new(port.peer_interface)),
-        addresses: vec![(port.control_address, CONTROL_PREFIX)],
+        addresses: vec![Ipv6Net::new_assert(port.control_address, CONTROL_PREFIX)],
     }
 }

@@ -1,14 +1,12 @@
 //! The options by which a process becomes an endpoint.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use bluebridge_northbound::environment::{
     CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
     parse_controller, parse_switch_port,
 };
-use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 use clap::Args;
-use ipnet::Ipv6Net;
 
 use super::trust::Trust;
 
@@ -32,11 +30,6 @@ pub(super) struct Endpoint {
     pub(super) space: u16,
     #[command(flatten)]
     pub(super) trust: Trust,
-}
-
-/// The prefix of every pointer.
-pub(super) fn fabric() -> Ipv6Net {
-    Ipv6Net::new_assert(Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0), FABRIC_PREFIX_LEN)
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                 InterfaceWatch::open(Wanted {
                     interface: fabric.interface.clone(),
                     fabric: Some(fabric.clone()),
-                    addresses: addresses.iter().map(|it| (it.addr(), it.prefix_len())).collect(),
+                    addresses,
                 })
             });
             let watch = watch.transpose()?;

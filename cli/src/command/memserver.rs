@@ -11,7 +11,10 @@ use bluebridge_northbound::{
 };
 use bluebridge_rack::Cancel;
 use bluebridge_rack::daemon::READY_DEADLINE;
-use bluebridge_rack::network::{Netlink, host::HostFabric};
+use bluebridge_rack::network::{
+    Netlink,
+    host::{FABRIC, HostFabric},
+};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_transport::{
@@ -22,7 +25,7 @@ use bluebridge_wire::{Space, UDP_PORT, address::PAGE_BYTES, address::SHARD_ADDRE
 use clap::Args;
 use rand::{TryRngCore, rngs::OsRng};
 
-use super::endpoint::{Endpoint, fabric};
+use super::endpoint::Endpoint;
 use super::interrupt;
 use super::trust::controller_uri;
 use crate::exit::Exit;
@@ -98,7 +101,7 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
     let config = UdpConfig {
         port: UDP_PORT,
         device: Some(options.endpoint.interface.clone()),
-        filter: Some(fabric()),
+        filter: Some(FABRIC),
         ..UdpConfig::default()
     };
     Ok(if options.shards == 1 {

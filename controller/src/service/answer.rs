@@ -1,11 +1,13 @@
 //! What the core and the switch look like to those who ask.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use bluebridge_northbound::proto;
 use bluebridge_p4::declaration::table_of;
 use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
+use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
 use crate::core::{BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, Role, Tables};
@@ -253,11 +255,12 @@ fn ports_text(ports: &BTreeSet<SwitchPort>) -> String {
 
 /// A scope and a node as an IPv6 prefix of 48 bits.
 fn node_text(scope: u32, node: u16) -> String {
-    format!("{:x}:{:x}:{node:x}::/48", scope >> 16, scope & 0xffff)
+    let first = Ipv6Addr::from(u128::from(scope) << 96 | u128::from(node) << 80);
+    format!("{first}/{NODE_PREFIX_LEN}")
 }
 
 fn scope_text(scope: u32) -> String {
-    format!("{:x}:{:x}::/32", scope >> 16, scope & 0xffff)
+    format!("{}/32", Ipv6Addr::from(u128::from(scope) << 96))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a part of the prefix is wanted")]
@@ -269,7 +272,7 @@ fn key_text(key: &Key) -> String {
         Key::Redirect { dst_scope, dst_node, page } => {
             format!("{} page {page:#x}", node_text(dst_scope, dst_node))
         }
-        Key::Directory { prefix, prefix_len: 48 } => {
+        Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN } => {
             node_text((prefix >> 80) as u32, (prefix >> 64) as u16)
         }
         Key::Directory { prefix, prefix_len } => {
@@ -316,3 +319,22 @@ fn body_text(body: &Body) -> String {
 }
 
 const _: () = assert!(BEATS_MISSED == 3, "the API's description of NODE_STATE_SILENT says three");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_written_as_addresses_are() {
+        let guard =
+            |src_node| Key::IngressGuard { port: SwitchPort(3), src_scope: 0xfdbb_0001, src_node };
+        assert_eq!(key_text(&guard(0x20)), "port 3 from fdbb:1:20::/48");
+        assert_eq!(key_text(&guard(0)), "port 3 from fdbb:1::/48");
+        let any = Key::Anycast { dst_scope: 0xfdbb_0000 };
+        assert_eq!(key_text(&any), "any memory node of fdbb::/32");
+        let prefix = 0xfdbb_0001_0002_u128 << 64;
+        let directory = |prefix_len| key_text(&Key::Directory { prefix, prefix_len });
+        assert_eq!(directory(48), "fdbb:1:2::/48");
+        assert_eq!(directory(64), "fdbb:1:2::/48 location 0x0000000000000000, prefix 64 of 112");
+    }
+}

@@ -4,14 +4,16 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-use bluebridge_wire::address::Fields;
+use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN, Fields};
 use bluebridge_wire::{NodeId, Space};
+use ipnet::Ipv6Net;
 use serde::Serialize;
 
 use super::{MacAddress, Netlink, NetworkError, sysctl};
 
 /// The fabric's prefix: every pointer of every space.
-pub const FABRIC: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfdbb, 0, 0, 0, 0, 0, 0, 0), 16);
+pub const FABRIC: Ipv6Net =
+    Ipv6Net::new_assert(Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0), FABRIC_PREFIX_LEN);
 
 /// The one neighbour of a host on the fabric, whatever pointers it uses.
 pub const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
@@ -210,7 +212,7 @@ impl HostFabric {
         let lacks = |lacks| NetworkError::NotInFabric { interface: self.interface.clone(), lacks };
         // A default route would lead away from the fabric.
         let sends = netlink.sends_by(pointer, &self.interface)?;
-        if sends.is_none_or(|length| length < FABRIC.1) {
+        if sends.is_none_or(|length| length < FABRIC.prefix_len()) {
             return Err(lacks("pointers have no route through it"));
         }
         if !netlink.delivers(pointer, &self.interface)? {

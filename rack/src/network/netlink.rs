@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
+use ipnet::Ipv6Net;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{
@@ -235,21 +236,17 @@ impl Netlink {
         self.set_up(interface)
     }
 
-    /// Assigns an address to the interface, usable at once.
+    /// Assigns an address, with the prefix of its link, to the interface, usable at once.
     ///
     /// With duplicate detection it would be no source address for a while, even where that is switched
     /// off, and `::1` would be taken for one, whose packets the other side drops.
-    pub fn add_address(
-        &self,
-        interface: &str,
-        address: Ipv6Addr,
-        prefix: u8,
-    ) -> Result<(), NetworkError> {
+    pub fn add_address(&self, interface: &str, address: Ipv6Net) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
-        let mut request = self.handle.address().add(index, IpAddr::V6(address), prefix).replace();
+        let (own, length) = (IpAddr::V6(address.addr()), address.prefix_len());
+        let mut request = self.handle.address().add(index, own, length).replace();
         let flags = AddressAttribute::Flags(AddressFlags::Nodad);
         request.message_mut().attributes.push(flags);
-        self.ask(|| format!("give {interface} the address {address}/{prefix}"), request.execute())
+        self.ask(|| format!("give {interface} the address {address}"), request.execute())
     }
 
     /// The IPv6 addresses of the interface.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::Ipv6Addr;
 
 use futures::TryStreamExt;
+use ipnet::Ipv6Net;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
@@ -18,13 +19,13 @@ impl Netlink {
     /// Routes `prefix` through a gateway that need not be reachable by any other route.
     pub fn add_gateway_route(
         &self,
-        (prefix, length): (Ipv6Addr, u8),
+        prefix: Ipv6Net,
         gateway: Ipv6Addr,
         interface: &str,
     ) -> Result<(), NetworkError> {
-        let route = gateway_route((prefix, length), gateway, self.link(interface)?.index);
+        let route = gateway_route(prefix, gateway, self.link(interface)?.index);
         self.ask(
-            || format!("route {prefix}/{length} via {gateway} on {interface}"),
+            || format!("route {prefix} via {gateway} on {interface}"),
             self.handle.route().add(route).replace().execute(),
         )
     }
@@ -32,25 +33,25 @@ impl Netlink {
     /// Removes a route made by [`Self::add_gateway_route`]; says whether there was one.
     pub fn delete_gateway_route(
         &self,
-        (prefix, length): (Ipv6Addr, u8),
+        prefix: Ipv6Net,
         gateway: Ipv6Addr,
         interface: &str,
     ) -> Result<bool, NetworkError> {
-        let route = gateway_route((prefix, length), gateway, self.link(interface)?.index);
+        let route = gateway_route(prefix, gateway, self.link(interface)?.index);
         let request = self.handle.route().del(route);
-        existed(self.ask(|| format!("remove the route to {prefix}/{length}"), request.execute()))
+        existed(self.ask(|| format!("remove the route to {prefix}"), request.execute()))
     }
 
     /// Whether there is a route made by [`Self::add_gateway_route`].
     pub fn has_gateway_route(
         &self,
-        (prefix, length): (Ipv6Addr, u8),
+        prefix: Ipv6Net,
         gateway: Ipv6Addr,
         interface: &str,
     ) -> Result<bool, NetworkError> {
         let index = self.link(interface)?.index;
         let is_it = |route: &RouteMessage| {
-            route_prefix(route) == (prefix, length)
+            route_prefix(route) == Some(prefix)
                 && route_table(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
                 && route_interface(route) == Some(index)
                 && route_gateway(route) == Some(gateway)
@@ -59,13 +60,9 @@ impl Netlink {
     }
 
     /// Whether there is a route made by [`Self::add_local_route`].
-    pub fn has_local_route(
-        &self,
-        (prefix, length): (Ipv6Addr, u8),
-        table: u32,
-    ) -> Result<bool, NetworkError> {
+    pub fn has_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
         let is_it = |route: &RouteMessage| {
-            route_prefix(route) == (prefix, length)
+            route_prefix(route) == Some(prefix)
                 && route_table(route) == table
                 && route.header.kind == RouteType::Local
         };
@@ -126,25 +123,17 @@ impl Netlink {
     }
 
     /// Delivers `prefix` locally for those packets that look into `table`.
-    pub fn add_local_route(
-        &self,
-        (prefix, length): (Ipv6Addr, u8),
-        table: u32,
-    ) -> Result<(), NetworkError> {
-        let route = local_route((prefix, length), table, self.link("lo")?.index);
+    pub fn add_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<(), NetworkError> {
+        let route = local_route(prefix, table, self.link("lo")?.index);
         self.ask(
-            || format!("deliver {prefix}/{length} locally in table {table}"),
+            || format!("deliver {prefix} locally in table {table}"),
             self.handle.route().add(route).replace().execute(),
         )
     }
 
     /// Removes a route made by [`Self::add_local_route`]; says whether there was one.
-    pub fn delete_local_route(
-        &self,
-        (prefix, length): (Ipv6Addr, u8),
-        table: u32,
-    ) -> Result<bool, NetworkError> {
-        let route = local_route((prefix, length), table, self.link("lo")?.index);
+    pub fn delete_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
+        let route = local_route(prefix, table, self.link("lo")?.index);
         let request = self.handle.route().del(route);
         existed(self.ask(|| format!("remove the local route of table {table}"), request.execute()))
     }
@@ -153,7 +142,7 @@ impl Netlink {
     pub fn add_arrival_rule(
         &self,
         interface: &str,
-        (prefix, length): (Ipv6Addr, u8),
+        prefix: Ipv6Net,
         table: u32,
         priority: u32,
     ) -> Result<bool, NetworkError> {
@@ -164,7 +153,7 @@ impl Netlink {
             .add()
             .v6()
             .input_interface(interface)
-            .destination_prefix(prefix, length)
+            .destination_prefix(prefix.addr(), prefix.prefix_len())
             .table_id(table)
             .priority(priority)
             .action(RuleAction::ToTable);
@@ -207,17 +196,17 @@ impl Netlink {
     }
 }
 
-fn gateway_route((prefix, length): (Ipv6Addr, u8), gateway: Ipv6Addr, index: u32) -> RouteMessage {
+fn gateway_route(prefix: Ipv6Net, gateway: Ipv6Addr, index: u32) -> RouteMessage {
     RouteMessageBuilder::<Ipv6Addr>::new()
-        .destination_prefix(prefix, length)
+        .destination_prefix(prefix.addr(), prefix.prefix_len())
         .gateway(gateway)
         .output_interface(index)
         .build()
 }
 
-fn local_route((prefix, length): (Ipv6Addr, u8), table: u32, loopback: u32) -> RouteMessage {
+fn local_route(prefix: Ipv6Net, table: u32, loopback: u32) -> RouteMessage {
     RouteMessageBuilder::<Ipv6Addr>::new()
-        .destination_prefix(prefix, length)
+        .destination_prefix(prefix.addr(), prefix.prefix_len())
         .output_interface(loopback)
         .kind(RouteType::Local)
         .scope(RouteScope::Universe)
@@ -226,12 +215,13 @@ fn local_route((prefix, length): (Ipv6Addr, u8), table: u32, loopback: u32) -> R
 }
 
 /// The destination; a route without one is for everything.
-fn route_prefix(route: &RouteMessage) -> (Ipv6Addr, u8) {
+fn route_prefix(route: &RouteMessage) -> Option<Ipv6Net> {
     let address = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(*address),
         _ => None,
     });
-    (address.unwrap_or(Ipv6Addr::UNSPECIFIED), route.header.destination_prefix_length)
+    let length = route.header.destination_prefix_length;
+    Ipv6Net::new(address.unwrap_or(Ipv6Addr::UNSPECIFIED), length).ok()
 }
 
 fn route_gateway(route: &RouteMessage) -> Option<Ipv6Addr> {

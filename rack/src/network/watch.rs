@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
+use ipnet::Ipv6Net;
 use rtnetlink::packet_core::NetlinkMessage;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::{Handle, MulticastGroup, sys};
@@ -43,8 +44,8 @@ pub struct Wanted {
     pub interface: String,
     /// Its way into the fabric, if it has one.
     pub fabric: Option<HostFabric>,
-    /// Its addresses, with the lengths of their prefixes.
-    pub addresses: Vec<(Ipv6Addr, u8)>,
+    /// Its addresses, with the prefixes of their links.
+    pub addresses: Vec<Ipv6Net>,
 }
 
 /// Something that an interface shall have.
@@ -73,7 +74,7 @@ impl Wanted {
     pub fn missing(&self, netlink: &Netlink) -> Result<Vec<Need>, NetworkError> {
         let parts = self.fabric.as_ref().map_or(Ok(Vec::new()), |it| it.missing(netlink))?;
         let there = netlink.addresses(&self.interface)?;
-        let addresses = self.addresses.iter().map(|(address, _)| *address);
+        let addresses = self.addresses.iter().map(Ipv6Net::addr);
         let lost = addresses.filter(|address| !there.contains(address)).map(Need::Address);
         Ok(lost.chain(parts.into_iter().map(Need::Part)).collect())
     }
@@ -87,9 +88,9 @@ impl Wanted {
             return Ok(Vec::new());
         }
         let missing = self.missing(netlink)?;
-        for (address, length) in &self.addresses {
-            if missing.contains(&Need::Address(*address)) {
-                netlink.add_address(&self.interface, *address, *length)?;
+        for address in &self.addresses {
+            if missing.contains(&Need::Address(address.addr())) {
+                netlink.add_address(&self.interface, *address)?;
             }
         }
         if let Some(fabric) = &self.fabric {

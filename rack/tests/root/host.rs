@@ -13,6 +13,7 @@ use bluebridge_rack::network::{
 };
 use bluebridge_testkit::{Scratch, require_root, until};
 use bluebridge_wire::Space;
+use ipnet::Ipv6Net;
 
 const PORT: u16 = 4000;
 
@@ -56,7 +57,7 @@ impl Pair {
         }
         for (namespace, address) in [(&self.near, 1), (&self.far, 2)] {
             let address = Ipv6Addr::new(0xfdbb, 7, address, 0, 0x8000, 0, 0, 1);
-            let given = namespace.enter(|| Netlink::open()?.add_address("lo", address, 128));
+            let given = namespace.enter(|| Netlink::open()?.add_address("lo", address.into()));
             given.expect("entered").expect("given");
         }
     }
@@ -216,7 +217,7 @@ fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
     // A default route leads somewhere else.
     change(|netlink| {
         netlink.delete_gateway_route(FABRIC, GATEWAY, "eth0")?;
-        netlink.add_gateway_route((Ipv6Addr::UNSPECIFIED, 0), GATEWAY, "eth0")
+        netlink.add_gateway_route(Ipv6Net::default(), GATEWAY, "eth0")
     });
     let error = check().expect_err("there is only a default route").to_string();
     assert!(error.contains("have no route"), "{error}");
@@ -226,15 +227,15 @@ fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
 fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
     let pair = Pair::new("rack-host-watch");
     pair.up();
-    let own: Ipv6Addr = "fd00:7::1".parse().expect("an address");
+    let own: Ipv6Net = "fd00:7::1/64".parse().expect("an address");
     let wanted = Wanted {
         interface: "eth0".to_owned(),
         fabric: Some(HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR }),
-        addresses: vec![(own, 64)],
+        addresses: vec![own],
     };
     let opened = pair.near.enter(|| InterfaceWatch::open(wanted)).expect("entered");
     let mut watch = opened.expect("opened");
-    assert_eq!(watch.look().expect("looked"), [Need::Address(own)]);
+    assert_eq!(watch.look().expect("looked"), [Need::Address(own.addr())]);
     let receiver = pair.far.enter(socket).expect("entered");
     let sender = pair.near.enter(socket).expect("entered");
     let arrives = |from: &UdpSocket, to: &UdpSocket| {
@@ -256,7 +257,7 @@ fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
         restored.len() >= 3
     });
     let lost = [HostPart::Neighbour, HostPart::Route].map(Need::Part);
-    assert_eq!(restored, [&[Need::Address(own)][..], &lost].concat());
+    assert_eq!(restored, [&[Need::Address(own.addr())][..], &lost].concat());
     let running = pair.near.enter(|| Netlink::open()?.wait_until_running("eth0"));
     running.expect("entered").expect("running");
     arrives(&sender, &receiver);

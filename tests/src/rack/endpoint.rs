@@ -5,10 +5,10 @@ use std::time::Duration;
 use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Space, Usage};
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::network::host::FABRIC;
 use bluebridge_rack::spec::Node;
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
-use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 
 use super::TestRack;
 
@@ -104,11 +104,10 @@ impl Endpoint {
     /// # Panics
     /// If the socket cannot be opened.
     pub fn open(&self, rack: &TestRack, config: EndpointConfig) -> UdpClient {
-        let prefix = std::net::Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0);
         let carrier = UdpConfig {
             address: Some(config.address()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
-            filter: Some(ipnet::Ipv6Net::new_assert(prefix, FABRIC_PREFIX_LEN)),
+            filter: Some(FABRIC),
             ..UdpConfig::default()
         };
         let transport = rack.enter(self.node, || UdpTransport::open(&carrier));

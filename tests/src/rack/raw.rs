@@ -1,17 +1,15 @@
 //! Single operations with real packets, as no guard of the client library would send them.
 
-use std::net::Ipv6Addr;
-
 use bluebridge::NodeId;
 use bluebridge_protocol::Instant;
 use bluebridge_protocol::requester::{
     Answer, Buffers, Config, Failure, Lease, Operation, Requester, Transmit,
 };
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::network::host::FABRIC;
 use bluebridge_rack::spec::Node;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_transport::{Outgoing, Timestamp, Transport as _, Wait};
-use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN};
 use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 
 use super::TestRack;
@@ -51,11 +49,10 @@ impl RawClient {
             Config::new(SPACE, assignment.node, assignment.incarnation, u64::from(seed) + 1);
         // Far from the selectors of the endpoint's other clients, which are random.
         config.selector = 0xfeed_0000 | seed;
-        let prefix = Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0);
         let carrier = UdpConfig {
             address: Some(config.address().to_ipv6()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
-            filter: Some(ipnet::Ipv6Net::new_assert(prefix, FABRIC_PREFIX_LEN)),
+            filter: Some(FABRIC),
             ..UdpConfig::default()
         };
         let transport = rack.enter(Node::Client(number), || UdpTransport::open(&carrier));

@@ -18,6 +18,7 @@ use bluebridge_bench::{flood, pin};
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_rack::Rack;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::network::host::FABRIC;
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
@@ -115,7 +116,7 @@ impl Endpoints {
         let carrier = UdpConfig {
             address: Some(config.address()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
-            filter: Some(super::super::endpoint::fabric()),
+            filter: Some(FABRIC),
             ..UdpConfig::default()
         };
         Ok(Client::open(config, UdpTransport::open(&carrier)?))
