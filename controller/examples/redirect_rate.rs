@@ -24,7 +24,9 @@ use bluebridge_controller::{Config, Controller};
 use bluebridge_northbound::proto::controller_client::ControllerClient;
 use bluebridge_northbound::proto::{LeaseStatus, StatusRequest};
 use bluebridge_northbound::{Assignment, Attachment, Carrier, Membership, Registration, Role};
-use bluebridge_p4::pipeline::{Counter, Entry, Impairment, Key, MacAddr, SwitchPort};
+use bluebridge_p4::pipeline::{
+    Counter, Entry, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
+};
 use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::dataplane::{
     CloneSession, DataPlane, Drops, ImpairmentError, InstalledEntry, PacketIn, PlaneError,
@@ -32,9 +34,11 @@ use bluebridge_switch::dataplane::{
 };
 use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::soft::{Link, Pipeline};
+use bluebridge_testkit::UdpFrame;
 use bluebridge_wire::address::{Location, Pointer};
 use bluebridge_wire::{
     Command, EndpointAddress, Header, ReplySource, Space, Status, Tag, UDP_PORT,
+    header::HEADER_BYTES,
 };
 use tokio::sync::oneshot;
 
@@ -111,15 +115,19 @@ fn busy(home: &Assignment, owner: &Assignment, page: u64) -> Option<PacketIn> {
         lease_remaining_ms: LEASE_MS,
         ..Header::default()
     };
-    let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
-    frame.extend([0x60, 0, 0, 0, 0, 92, 17, 64]);
-    frame.extend(source.to_ipv6().octets());
-    frame.extend(EndpointAddress::new(SPACE, owner.node, 1).to_ipv6().octets());
-    frame.extend(UDP_PORT.to_be_bytes());
-    frame.extend([0x80, 0, 0, 92, 0, 0]);
-    let mut bytes = [0; 84];
-    header.emit(&mut bytes, 0);
-    frame.extend(&bytes[..32]);
+    let mut payload = [0; HEADER_BYTES];
+    header.emit(&mut payload, 0);
+    let mut frame = UdpFrame {
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 0xfe],
+        source: source.to_ipv6(),
+        destination: EndpointAddress::new(SPACE, owner.node, 1).to_ipv6(),
+        source_port: UDP_PORT,
+        destination_port: 0x8000,
+        payload: &payload,
+    }
+    .bytes();
+    frame.truncate(PACKET_IN_BYTES);
     Some(PacketIn { ingress_port: SwitchPort(1), frame })
 }
 

@@ -1,15 +1,17 @@
-//! What tests of several rooms share: network namespaces, scratch directories, the built program.
+//! What tests of several rooms share: network namespaces, scratch directories, frames, the built program.
 //!
 //! Everything here panics when it cannot do its work, since its callers are tests: a test that cannot run fails and
 //! says why. No function looks at which tiers are to run; a test's path names its tiers, and filters outside leave
 //! tiers out (docs/testing.md).
 
 mod files;
+mod frame;
 pub mod namespace;
 mod needs;
 mod wait;
 
 pub use files::{Scratch, example, program};
+pub use frame::UdpFrame;
 pub use needs::{require_ebpf, require_root};
 pub use wait::until;
 

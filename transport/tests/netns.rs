@@ -8,6 +8,7 @@ use bluebridge_transport::udp::{
     HEADER_BYTES, JoinTrains, LARGEST_PAYLOAD_BYTES, UdpConfig, UdpTransport,
 };
 use bluebridge_transport::{Incoming, Outgoing, TransmitError, Transport, Wait};
+use etherparse::{IpNumber, Ipv6Header, UdpHeader};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -252,23 +253,6 @@ fn a_carrier_stays_on_its_device() {
     });
 }
 
-/// The Internet checksum (RFC 1071) of a UDP datagram, header included, with its pseudo-header (RFC 8200, section 8.1).
-fn udp_checksum(source: Ipv6Addr, destination: Ipv6Addr, datagram: &[u8]) -> u16 {
-    let length = u16::try_from(datagram.len()).expect("it is short");
-    let mut bytes = [source.octets(), destination.octets()].concat();
-    bytes.extend(length.to_be_bytes());
-    bytes.extend([0, UDP]);
-    bytes.extend(datagram);
-    let mut sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |b| u32::from(*b)))
-        .sum();
-    while sum >> 16 != 0 {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    !u16::try_from(sum).expect("it was folded")
-}
-
 const UDP: u8 = 17;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -291,26 +275,28 @@ impl RawSender {
         Self { socket, source: pointer(1, 7), destination, port }
     }
 
-    fn udp(&self, payload: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(8 + payload.len()).expect("it is short");
-        let mut datagram = Vec::new();
-        for field in [4000, self.port, length, 0] {
-            datagram.extend(u16::to_be_bytes(field));
+    /// An IPv6 header of no payload.
+    fn header(&self) -> Ipv6Header {
+        Ipv6Header {
+            hop_limit: 64,
+            source: self.source.octets(),
+            destination: self.destination.octets(),
+            ..Ipv6Header::default()
         }
-        datagram.extend(payload);
-        let checksum = udp_checksum(self.source, self.destination, &datagram);
-        datagram[6..8].copy_from_slice(&checksum.to_be_bytes());
-        datagram
+    }
+
+    fn udp(&self, payload: &[u8]) -> Vec<u8> {
+        let header = UdpHeader::with_ipv6_checksum(4000, self.port, &self.header(), payload);
+        [&header.expect("it is short").to_bytes(), payload].concat()
     }
 
     /// Sends what follows an IPv6 header, and what kind of header that begins with.
     fn send(&self, next_header: u8, parts: &[&[u8]]) {
         let payload = parts.concat();
-        let mut packet = vec![0x60, 0, 0, 0];
-        packet.extend(u16::try_from(payload.len()).expect("it is short").to_be_bytes());
-        packet.extend([next_header, 64]);
-        packet.extend([self.source.octets(), self.destination.octets()].concat());
-        packet.extend(payload);
+        let payload_length = u16::try_from(payload.len()).expect("it is short");
+        let header =
+            Ipv6Header { payload_length, next_header: IpNumber(next_header), ..self.header() };
+        let packet = [&header.to_bytes()[..], &payload].concat();
         let to = SocketAddrV6::new(self.destination, 0, 0, 0).into();
         assert_eq!(self.socket.send_to(&packet, &to).expect("sent"), packet.len());
     }

@@ -1,9 +1,11 @@
 //! Endpoints and copies for tests.
 
-use bluebridge_p4::pipeline::{Forward, MacAddr, SwitchPort};
+use bluebridge_p4::pipeline::{Forward, MacAddr, PACKET_IN_BYTES, SwitchPort};
+use bluebridge_testkit::UdpFrame;
 use bluebridge_wire::address::{ArenaGeneration, Location, Pointer};
 use bluebridge_wire::{
     Command, EndpointAddress, Header, NodeId, ReplySource, Space, Status, Tag, UDP_PORT,
+    header::HEADER_BYTES,
 };
 
 use super::PacketIn;
@@ -69,15 +71,19 @@ impl Reply {
             lease_remaining_ms: self.remaining_ms,
             ..Header::default()
         };
-        let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
-        frame.extend([0x60, 0, 0, 0, 0, 92, 17, 64]);
-        frame.extend(source.to_ipv6().octets());
-        frame.extend(EndpointAddress::new(SPACE, OTHER, 1).to_ipv6().octets());
-        frame.extend(UDP_PORT.to_be_bytes());
-        frame.extend([0x80, 0, 0, 92, 0, 0]);
-        let mut bytes = [0; 84];
-        header.emit(&mut bytes, 0);
-        frame.extend(&bytes[..32]);
+        let mut payload = [0; HEADER_BYTES];
+        header.emit(&mut payload, 0);
+        let mut frame = UdpFrame {
+            source_mac: [2, 0, 0, 0, 0, 1],
+            destination_mac: [2, 0, 0, 0, 0, 0xfe],
+            source: source.to_ipv6(),
+            destination: EndpointAddress::new(SPACE, OTHER, 1).to_ipv6(),
+            source_port: UDP_PORT,
+            destination_port: 0x8000,
+            payload: &payload,
+        }
+        .bytes();
+        frame.truncate(PACKET_IN_BYTES);
         PacketIn { ingress_port: SwitchPort(self.port), frame }
     }
 }

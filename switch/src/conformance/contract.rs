@@ -1,12 +1,16 @@
 //! What [`DataPlane`] promises, held against every data plane.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::Ipv6Addr,
+    time::{Duration, Instant},
+};
 
 use bluebridge_p4::pipeline::{
     Action, Counter, Entry, Forward, Impairment, Key, MacAddr, PACKET_IN_BYTES, SwitchPort,
     Ternary, WeightedForward,
 };
-use bluebridge_testkit::ip;
+use bluebridge_testkit::{UdpFrame, ip};
+use bluebridge_wire::UDP_PORT;
 
 use super::{
     Target,
@@ -37,13 +41,16 @@ const GUARD: Key = Key::IngressGuard { port: SwitchPort(1), src_scope: SCOPE, sr
 
 /// A datagram from node 1 to a page of node 2, 94 bytes.
 fn read_of(page: u64) -> Vec<u8> {
-    let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
-    frame.extend([0x60, 0, 0, 0, 0, 40, 17, 64]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 1, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 1]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 2, 6, 7]);
-    frame.extend((page << 12).to_be_bytes());
-    frame.resize(94, 0xa5);
-    frame
+    UdpFrame {
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 0xfe],
+        source: Ipv6Addr::new(0xfdbb, 1, 1, 0, 0x8000, 0, 0, 1),
+        destination: Ipv6Addr::from_bits(0xfdbb_0001_0002_0607 << 64 | u128::from(page << 12)),
+        source_port: 0x8000,
+        destination_port: UDP_PORT,
+        payload: &[0xa5; 32],
+    }
+    .bytes()
 }
 
 fn every_promise(target: &mut dyn Target) {

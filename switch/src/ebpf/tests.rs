@@ -1,13 +1,14 @@
 //! What only shows in the maps themselves: states that an agent leaves behind when it is killed, and
 //! elements that the kernel reuses while a program reads them.
 
-use std::process;
+use std::{net::Ipv6Addr, process};
 
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Key, MacAddr, PACKET_IN_BYTES, SwitchPort, Ternary,
     WeightedForward,
 };
-use bluebridge_testkit::{ip, namespace::in_thread, require_ebpf};
+use bluebridge_testkit::{UdpFrame, ip, namespace::in_thread, require_ebpf};
+use bluebridge_wire::UDP_PORT;
 use zerocopy::IntoBytes as _;
 
 use super::{
@@ -43,13 +44,16 @@ fn entry(key: Key, action: Action) -> Entry {
 
 /// A READ from node 1 of the page [`PAGE`] of the node [`NODE`].
 fn read() -> Vec<u8> {
-    let mut frame = [2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 0x86, 0xdd].to_vec();
-    frame.extend([0x60, 0, 0, 0, 0, 40, 17, 64]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 1, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 1]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 2, 6, 7]);
-    frame.extend((PAGE << 12).to_be_bytes());
-    frame.resize(94, 0xa5);
-    frame
+    UdpFrame {
+        source_mac: mac(1).0,
+        destination_mac: [2, 0, 0, 0, 0, 0xfe],
+        source: Ipv6Addr::new(0xfdbb, 1, 1, 0, 0x8000, 0, 0, 1),
+        destination: Ipv6Addr::from_bits(0xfdbb_0001_0002_0607 << 64 | u128::from(PAGE << 12)),
+        source_port: 0x8000,
+        destination_port: UDP_PORT,
+        payload: &[0xa5; 32],
+    }
+    .bytes()
 }
 
 /// A pinned switch with [`PORTS`] that is removed with this.

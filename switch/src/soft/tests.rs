@@ -3,6 +3,9 @@ use std::time::{Duration, Instant};
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Impairment, Key, MacAddr, SwitchPort,
 };
+use bluebridge_testkit::UdpFrame;
+use bluebridge_wire::UDP_PORT;
+use etherparse::{Ipv6Header, UdpHeader, checksum::Sum16BitWords};
 
 use super::{Egress, Link, Offload, Pipeline, impair::HELD_MAX};
 use crate::dataplane::DataPlane;
@@ -147,12 +150,21 @@ fn a_full_or_vanished_port_and_a_frame_that_is_too_long_are_egress_drops() {
 fn a_train_passes_whole_unless_the_port_is_impaired() {
     let now = Instant::now();
     let mut pipeline = pipeline(now, 1280);
-    let mut train = frame(0x60);
-    train.resize(54, 0);
-    train.extend([0xfd, 0xbb, 0xfd, 0xbb]);
-    train.extend((8u16 + 250).to_be_bytes());
-    train.extend([0x12, 0x34]);
-    train.extend(0..250u8);
+    let payload: Vec<u8> = (0..250).collect();
+    let mut train = UdpFrame {
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: MAC.0,
+        source: "2001:db8::1".parse().unwrap(),
+        destination: "2001:db8::2".parse().unwrap(),
+        source_port: UDP_PORT,
+        destination_port: UDP_PORT,
+        payload: &payload,
+    }
+    .bytes();
+    // What a kernel leaves in a train: the sum of the pseudo header, to be completed by the interface.
+    let sum = Sum16BitWords::new().add_slice(&train[22..54]).add_2bytes([0, 17]);
+    let sum = !sum.add_2bytes([train[58], train[59]]).ones_complement().to_be();
+    train[60..62].copy_from_slice(&sum.to_be_bytes());
     let mut out = Vec::new();
     pipeline.process(now, ONE, &mut train.clone(), train_offload(), &mut out);
     assert_eq!(out, [(TWO, train.clone())]);
@@ -166,11 +178,14 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
     let data: Vec<u8> = out.iter().flat_map(|(_, piece)| piece[62..].to_vec()).collect();
     assert_eq!(data, train[62..]);
     for (_, piece) in &out {
-        let length = u16::try_from(piece.len() - 54).unwrap();
-        let at = |at: usize| u16::from_be_bytes([piece[at], piece[at + 1]]);
-        assert_eq!((at(18), at(58)), (length, length));
-        // The pseudo header's sum, less the length of the train, plus that of the piece.
-        assert_eq!(at(60), 0x1234 - 258 + length);
+        let (ip, datagram) = Ipv6Header::from_slice(&piece[14..]).unwrap();
+        let (mut udp, data) = UdpHeader::from_slice(datagram).unwrap();
+        let length = u16::try_from(datagram.len()).unwrap();
+        assert_eq!((ip.payload_length, udp.length), (length, length));
+        // What the interface fills in for a checksum that starts with UDP.
+        let filled_in = Sum16BitWords::new().add_slice(datagram).ones_complement().to_be();
+        udp.checksum = 0;
+        assert_eq!(Ok(filled_in), udp.calc_checksum_ipv6(&ip, data));
     }
     // With loss, each datagram has a fate of its own.
     let loss = Impairment { seed: 1, loss: 0.5, ..Impairment::default() };

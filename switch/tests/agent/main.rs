@@ -3,6 +3,7 @@
 mod clients;
 mod rig;
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use bluebridge_p4::entry::{decode, encode};
@@ -14,6 +15,7 @@ use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::dataplane::DataPlane;
+use bluebridge_testkit::UdpFrame;
 use prost::Message as _;
 use rig::{Cabled, Running};
 use switch::switch_client::SwitchClient;
@@ -344,13 +346,17 @@ async fn what_the_soft_pipeline_holds_outlives_the_agent() {
 
 /// A request of node 7 to node 2, as the packet-out of port 1.
 fn request() -> v1::PacketOut {
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 7, 0x86, 0xdd];
-    frame.extend([0x60, 0, 0, 0, 0, 8, 17, 64]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 7, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
-    frame.extend([0xfd, 0xbb, 0, 1, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
-    frame.extend([0x0f, 0xa0, 0x0f, 0xa0, 0, 8, 0, 0]);
+    let frame = UdpFrame {
+        source_mac: [2, 0, 0, 0, 0, 7],
+        destination_mac: [2, 0, 0, 0, 0, 1],
+        source: Ipv6Addr::new(0xfdbb, 1, 7, 0, 0x8000, 0, 0, 0),
+        destination: Ipv6Addr::new(0xfdbb, 1, 2, 0x0700, 0, 0, 0, 0x1000),
+        source_port: 0x0fa0,
+        destination_port: 0x0fa0,
+        payload: &[],
+    };
     let metadata = v1::PacketMetadata { metadata_id: 1, value: vec![1] };
-    v1::PacketOut { payload: frame, metadata: vec![metadata] }
+    v1::PacketOut { payload: frame.bytes(), metadata: vec![metadata] }
 }
 
 /// Lets node 7 send by port 2 and copies its requests to the controller.

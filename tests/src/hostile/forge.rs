@@ -3,7 +3,9 @@
 use std::net::Ipv6Addr;
 
 use bluebridge_p4::pipeline::MacAddr;
+use bluebridge_testkit::UdpFrame;
 use bluebridge_wire::{Header, UDP_PORT, header::HEADER_BYTES, seal};
+use etherparse::UdpHeader;
 
 /// Bytes of an Ethernet header.
 pub const ETHERNET_BYTES: usize = 14;
@@ -12,6 +14,9 @@ pub const FRAME_HEAD_BYTES: usize = ETHERNET_BYTES + 40 + 8;
 
 /// The destination MAC address of fabric frames; the switch rewrites it.
 const GATEWAY: MacAddr = MacAddr([2, 0xbb, 0, 0, 0, 0]);
+
+/// The source MAC address, which nobody looks at.
+const HOST: MacAddr = MacAddr([2, 0xbb, 0, 0, 0, 9]);
 
 /// A datagram in parts; sealed, its CRC is right whatever else is wrong.
 #[derive(Clone, Debug)]
@@ -69,51 +74,26 @@ impl Forged {
 /// If the payload does not fit a UDP datagram.
 #[must_use]
 pub fn frame(source: Ipv6Addr, destination: Ipv6Addr, source_port: u16, payload: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(8 + payload.len()).expect("a UDP datagram");
-    let mut frame = GATEWAY.0.to_vec();
-    frame.extend([2, 0xbb, 0, 0, 0, 9, 0x86, 0xdd, 0x60, 0, 0, 0]);
-    frame.extend(length.to_be_bytes());
-    frame.extend([17, 64]);
-    frame.extend(source.octets());
-    frame.extend(destination.octets());
-    frame.extend(source_port.to_be_bytes());
-    frame.extend(UDP_PORT.to_be_bytes());
-    frame.extend(length.to_be_bytes());
-    frame.extend([0, 0]);
-    frame.extend(payload);
-    fix_udp_checksum(&mut frame);
-    frame
+    UdpFrame {
+        source_mac: HOST.0,
+        destination_mac: GATEWAY.0,
+        source,
+        destination,
+        source_port,
+        destination_port: UDP_PORT,
+        payload,
+    }
+    .bytes()
 }
 
-/// Computes the UDP checksum anew in a frame without extension headers.
+/// Computes the UDP checksum anew in a frame without extension headers; one too short for UDP stays as it is.
 pub fn fix_udp_checksum(frame: &mut [u8]) {
-    let Some(udp) = frame.get(ETHERNET_BYTES + 40..) else { return };
-    if udp.len() < 8 {
-        return;
-    }
-    let zeroed = [&udp[..6], &[0, 0], &udp[8..]].concat();
-    let sum = udp_checksum(&frame[22..54], &zeroed);
-    frame[ETHERNET_BYTES + 46..ETHERNET_BYTES + 48].copy_from_slice(&sum.to_be_bytes());
-}
-
-/// The checksum of a UDP datagram whose checksum field is zero (RFC 8200, section 8.1).
-///
-/// # Panics
-/// If the datagram is longer than UDP allows.
-#[must_use]
-pub fn udp_checksum(addresses: &[u8], udp: &[u8]) -> u16 {
-    let length = u32::try_from(udp.len()).expect("a UDP datagram");
-    let words = |bytes: &[u8]| -> u64 {
-        let (pairs, rest) = bytes.as_chunks::<2>();
-        let sum: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
-        sum + rest.first().map_or(0, |byte| u64::from(*byte) << 8)
-    };
-    let mut sum = words(addresses) + words(udp) + u64::from(length) + 17;
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    match !u16::try_from(sum).unwrap_or(0) {
-        0 => 0xffff,
-        sum => sum,
-    }
+    let Some((_, ip)) = frame.split_at_mut_checked(ETHERNET_BYTES) else { return };
+    let Some((ip, udp)) = ip.split_first_chunk_mut::<40>() else { return };
+    let Ok((header, payload)) = UdpHeader::from_slice(udp) else { return };
+    let (mut source, mut destination) = ([0; 16], [0; 16]);
+    source.copy_from_slice(&ip[8..24]);
+    destination.copy_from_slice(&ip[24..]);
+    let sum = header.calc_checksum_ipv6_raw(source, destination, payload);
+    udp[6..8].copy_from_slice(&sum.expect("it fits a UDP datagram").to_be_bytes());
 }

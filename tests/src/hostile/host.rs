@@ -3,8 +3,7 @@
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{UDP_PORT, address::Fields};
-
-use super::forge::{ETHERNET_BYTES, udp_checksum};
+use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv6Header, UdpHeader};
 
 /// A datagram that reaches the endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -37,32 +36,23 @@ pub enum HostDrop {
 /// # Errors
 /// [`HostDrop`].
 pub fn receive(frame: &[u8]) -> Result<Received<'_>, HostDrop> {
-    let ip = frame.get(ETHERNET_BYTES..).ok_or(HostDrop::Form)?;
-    let head: &[u8; 40] = ip.first_chunk().ok_or(HostDrop::Form)?;
-    if frame[12..14] != [0x86, 0xdd] || head[0] >> 4 != 6 {
+    let (ethernet, packet) = Ethernet2Header::from_slice(frame).map_err(|_| HostDrop::Form)?;
+    if ethernet.ether_type != EtherType::IPV6 {
         return Err(HostDrop::Form);
     }
-    let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
-    let rest = ip[40..].get(..length).ok_or(HostDrop::Form)?;
-    if head[6] != 17 {
+    let (ip, rest) = Ipv6Header::from_slice(packet).map_err(|_| HostDrop::Form)?;
+    let rest = rest.get(..ip.payload_length.into()).ok_or(HostDrop::Form)?;
+    if ip.next_header != IpNumber::UDP {
         return Err(HostDrop::Protocol);
     }
-    let &[s0, s1, d0, d1, l0, l1, c0, c1, ..] = rest else { return Err(HostDrop::Form) };
-    let length = usize::from(u16::from_be_bytes([l0, l1]));
-    let udp = rest.get(..length).filter(|udp| udp.len() >= 8).ok_or(HostDrop::Form)?;
-    let zeroed = [&udp[..6], &[0, 0], &udp[8..]].concat();
-    if [c0, c1] == [0, 0] || udp_checksum(&head[8..40], &zeroed) != u16::from_be_bytes([c0, c1]) {
+    let (udp, _) = UdpHeader::from_slice(rest).map_err(|_| HostDrop::Form)?;
+    let payload = rest.get(UdpHeader::LEN..udp.length.into()).ok_or(HostDrop::Form)?;
+    if udp.checksum == 0 || udp.calc_checksum_ipv6(&ip, payload) != Ok(udp.checksum) {
         return Err(HostDrop::Checksum);
     }
-    let destination = address(head, 24);
-    if u16::from_be_bytes([d0, d1]) != UDP_PORT || Fields::unpack(destination).is_none() {
+    let (source, destination) = (ip.source_addr(), ip.destination_addr());
+    if udp.destination_port != UDP_PORT || Fields::unpack(destination).is_none() {
         return Err(HostDrop::Foreign);
     }
-    let source_port = u16::from_be_bytes([s0, s1]);
-    Ok(Received { source: address(head, 8), source_port, destination, payload: &udp[8..] })
-}
-
-fn address(head: &[u8; 40], at: usize) -> Ipv6Addr {
-    let bytes: Option<&[u8; 16]> = head[at..].first_chunk();
-    bytes.map_or(Ipv6Addr::UNSPECIFIED, |bytes| Ipv6Addr::from(*bytes))
+    Ok(Received { source, source_port: udp.source_port, destination, payload })
 }

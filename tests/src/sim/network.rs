@@ -12,12 +12,12 @@ use bluebridge_switch::{
     soft::{Offload, Pipeline},
 };
 use bluebridge_wire::{NodeId, UDP_PORT, address::NODE_PREFIX_LEN};
+use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv6Header, UdpHeader};
 use rand::{Rng, rngs::SmallRng};
 
 use super::{SPACE, plan::LinkPlan};
 
-const ETHERNET: usize = 14;
-const HEADERS: usize = ETHERNET + 40 + 8;
+const HOP_LIMIT: u8 = 64;
 
 /// Which way a frame goes on a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -234,7 +234,7 @@ impl Network {
         if rng.random_bool(plan.corrupt) {
             counters.corrupted += 1;
             for _ in 0..rng.random_range(1..=3) {
-                let bit = rng.random_range(ETHERNET * 8..frame.len() * 8);
+                let bit = rng.random_range(Ethernet2Header::LEN * 8..frame.len() * 8);
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
         }
@@ -289,19 +289,27 @@ pub(super) fn frame(
     ports: (u16, u16),
     parts: [&[u8]; 2],
 ) -> Vec<u8> {
-    let payload = parts[0].len() + parts[1].len();
-    let udp_bytes = u16::try_from(payload + 8).expect("a datagram fits").to_be_bytes();
-    let mut frame = Vec::with_capacity(HEADERS + payload);
-    frame.extend([0; 12]);
-    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-    frame.extend(udp_bytes);
-    frame.extend([17, 64]);
-    frame.extend(source.octets());
-    frame.extend(destination.octets());
-    frame.extend(ports.0.to_be_bytes());
-    frame.extend(ports.1.to_be_bytes());
-    frame.extend(udp_bytes);
-    frame.extend([0, 0]);
+    let bytes = UdpHeader::LEN + parts[0].len() + parts[1].len();
+    let udp_bytes = u16::try_from(bytes).expect("a datagram fits");
+    let ethernet = Ethernet2Header { ether_type: EtherType::IPV6, ..Ethernet2Header::default() };
+    let ip = Ipv6Header {
+        payload_length: udp_bytes,
+        next_header: IpNumber::UDP,
+        hop_limit: HOP_LIMIT,
+        source: source.octets(),
+        destination: destination.octets(),
+        ..Ipv6Header::default()
+    };
+    let udp = UdpHeader {
+        source_port: ports.0,
+        destination_port: ports.1,
+        length: udp_bytes,
+        checksum: 0,
+    };
+    let mut frame = Vec::with_capacity(Ethernet2Header::LEN + Ipv6Header::LEN + bytes);
+    frame.extend(ethernet.to_bytes());
+    frame.extend(ip.to_bytes());
+    frame.extend(udp.to_bytes());
     frame.extend(parts[0]);
     frame.extend(parts[1]);
     frame
@@ -309,19 +317,15 @@ pub(super) fn frame(
 
 /// What a host's stack would hand to its socket; `None` if the frame is none for it.
 pub(super) fn hear(frame: &[u8], port: u16) -> Option<Heard<'_>> {
-    let (headers, payload) = frame.split_first_chunk::<HEADERS>()?;
-    let word = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
-    let address = |at: usize| {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&headers[at..at + 16]);
-        Ipv6Addr::from(octets)
-    };
-    let payload = payload.get(..usize::from(word(58)).checked_sub(8)?)?;
-    let is_udp = headers[12..14] == [0x86, 0xdd] && headers[14] >> 4 == 6 && headers[20] == 17;
-    (is_udp && word(56) == port).then(|| Heard {
-        source: address(22),
-        destination: address(38),
-        source_port: word(54),
+    let (ethernet, packet) = Ethernet2Header::from_slice(frame).ok()?;
+    let (ip, datagram) = Ipv6Header::from_slice(packet).ok()?;
+    let (udp, payload) = UdpHeader::from_slice(datagram).ok()?;
+    let payload = payload.get(..usize::from(udp.length).checked_sub(UdpHeader::LEN)?)?;
+    let is_udp = ethernet.ether_type == EtherType::IPV6 && ip.next_header == IpNumber::UDP;
+    (is_udp && udp.destination_port == port).then(|| Heard {
+        source: ip.source_addr(),
+        destination: ip.destination_addr(),
+        source_port: udp.source_port,
         payload,
     })
 }
