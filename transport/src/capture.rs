@@ -11,24 +11,23 @@ use std::io::{self, Write};
 use std::net::Ipv6Addr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use etherparse::PacketBuilder;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
+
 use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
     Wait,
 };
 
-/// Link type of packets that begin with an IP header (LINKTYPE_RAW).
-const LINK_TYPE_RAW: u32 = 101;
-/// Magic number of a pcap file with nanoseconds.
-const MAGIC: u32 = 0xa1b2_3c4d;
+/// The longest packet of the file: no IPv6 packet is longer.
 const SNAP_BYTES: u32 = 262_144;
-const UDP_HEADER_BYTES: usize = 8;
-const NEXT_HEADER_UDP: u8 = 17;
 const HOP_LIMIT: u8 = 64;
 
 /// A carrier whose datagrams are recorded, sent and received.
 pub struct Capture<T, W: Write> {
     inner: T,
-    writer: PcapWriter<W>,
+    record: Record<W>,
     /// Time of the carrier clock's start, since 1970.
     origin: Duration,
 }
@@ -52,12 +51,12 @@ impl<T: Transport, W: Write> Capture<T, W> {
     ///
     /// What `writer` answers to the file's header.
     pub fn with_origin(inner: T, writer: W, origin: Duration) -> io::Result<Self> {
-        Ok(Self { inner, writer: PcapWriter::new(writer)?, origin })
+        Ok(Self { inner, record: Record::new(writer)?, origin })
     }
 
     /// Datagrams recorded so far.
     pub fn recorded_count(&self) -> u64 {
-        self.writer.recorded_count
+        self.record.recorded_count
     }
 
     /// Ends the record and gives back the carrier and the writer.
@@ -66,7 +65,7 @@ impl<T: Transport, W: Write> Capture<T, W> {
     ///
     /// The first error that `writer` answered; recording stopped there while the carrier went on.
     pub fn finish(self) -> io::Result<(T, W)> {
-        Ok((self.inner, self.writer.finish()?))
+        Ok((self.inner, self.record.finish()?))
     }
 
     fn time(&self) -> Duration {
@@ -103,7 +102,7 @@ impl<T: Transport, W: Write> Transport for Capture<T, W> {
                 destination_port: datagram.destination_port,
                 parts: [datagram.header, datagram.data],
             };
-            self.writer.record(time, &packet);
+            self.record.add(time, &packet);
         }
         Ok(count)
     }
@@ -121,7 +120,7 @@ impl<T: Transport, W: Write> Transport for Capture<T, W> {
                 destination_port: port,
                 parts: [datagram.payload, &[]],
             };
-            self.writer.record(time, &packet);
+            self.record.add(time, &packet);
         }
         Ok(count)
     }
@@ -140,66 +139,27 @@ struct Packet<'a> {
     parts: [&'a [u8]; 2],
 }
 
-impl Packet<'_> {
-    /// The IPv6 and UDP headers (RFC 8200 section 3, RFC 768).
-    fn headers(&self) -> [u8; crate::udp::HEADER_BYTES] {
-        let payload_bytes = self.parts[0].len() + self.parts[1].len();
-        let udp_bytes = u16::try_from(UDP_HEADER_BYTES + payload_bytes).unwrap_or(u16::MAX);
-        let mut headers = [0; crate::udp::HEADER_BYTES];
-        headers[0] = 6 << 4;
-        headers[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
-        headers[6] = NEXT_HEADER_UDP;
-        headers[7] = HOP_LIMIT;
-        headers[8..24].copy_from_slice(&self.source.octets());
-        headers[24..40].copy_from_slice(&self.destination.octets());
-        headers[40..42].copy_from_slice(&self.source_port.to_be_bytes());
-        headers[42..44].copy_from_slice(&self.destination_port.to_be_bytes());
-        headers[44..46].copy_from_slice(&udp_bytes.to_be_bytes());
-        let checksum = self.checksum(&headers, udp_bytes);
-        headers[46..48].copy_from_slice(&checksum.to_be_bytes());
-        headers
-    }
-
-    /// The UDP checksum over pseudo-header, header and payload (RFC 8200 section 8.1).
-    fn checksum(&self, headers: &[u8], udp_bytes: u16) -> u16 {
-        let pseudo = [0, NEXT_HEADER_UDP];
-        let length = udp_bytes.to_be_bytes();
-        let bytes = headers[8..].iter().chain(&pseudo).chain(&length);
-        let bytes = bytes.chain(self.parts[0]).chain(self.parts[1]);
-        let mut sum: u64 = 0;
-        for (index, byte) in bytes.enumerate() {
-            sum += u64::from(*byte) << if index % 2 == 0 { 8 } else { 0 };
-        }
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        // Zero would mean that there is no checksum.
-        match !u16::try_from(sum).unwrap_or(0) {
-            0 => 0xffff,
-            checksum => checksum,
-        }
-    }
-}
-
-/// Writes packets in the pcap format; after an error it writes nothing more.
-struct PcapWriter<W: Write> {
-    writer: W,
+/// A file of packets; after an error nothing more is written.
+struct Record<W: Write> {
+    file: PcapWriter<W>,
     error: Option<io::Error>,
     recorded_count: u64,
 }
 
-impl<W: Write> PcapWriter<W> {
-    fn new(mut writer: W) -> io::Result<Self> {
-        let version: [u8; 4] = [2, 0, 4, 0];
-        writer.write_all(&MAGIC.to_le_bytes())?;
-        writer.write_all(&version)?;
-        writer.write_all(&[0; 8])?;
-        writer.write_all(&SNAP_BYTES.to_le_bytes())?;
-        writer.write_all(&LINK_TYPE_RAW.to_le_bytes())?;
-        Ok(Self { writer, error: None, recorded_count: 0 })
+impl<W: Write> Record<W> {
+    fn new(writer: W) -> io::Result<Self> {
+        let header = PcapHeader {
+            snaplen: SNAP_BYTES,
+            datalink: DataLink::RAW,
+            ts_resolution: TsResolution::NanoSecond,
+            endianness: Endianness::Little,
+            ..PcapHeader::default()
+        };
+        let file = PcapWriter::with_header(writer, header).map_err(io_error)?;
+        Ok(Self { file, error: None, recorded_count: 0 })
     }
 
-    fn record(&mut self, time: Duration, packet: &Packet<'_>) {
+    fn add(&mut self, time: Duration, packet: &Packet<'_>) {
         if self.error.is_some() {
             return;
         }
@@ -210,23 +170,30 @@ impl<W: Write> PcapWriter<W> {
     }
 
     fn write(&mut self, time: Duration, packet: &Packet<'_>) -> io::Result<()> {
-        let headers = packet.headers();
-        let bytes = headers.len() + packet.parts[0].len() + packet.parts[1].len();
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        for field in [seconds, time.subsec_nanos(), bytes, bytes] {
-            self.writer.write_all(&field.to_le_bytes())?;
-        }
-        self.writer.write_all(&headers)?;
-        self.writer.write_all(packet.parts[0])?;
-        self.writer.write_all(packet.parts[1])
+        let payload = packet.parts.concat();
+        let (source, destination) = (packet.source.octets(), packet.destination.octets());
+        let headers = PacketBuilder::ipv6(source, destination, HOP_LIMIT)
+            .udp(packet.source_port, packet.destination_port);
+        let mut bytes = Vec::with_capacity(headers.size(payload.len()));
+        headers.write(&mut bytes, &payload).map_err(io::Error::other)?;
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        self.file.write_packet(&PcapPacket::new(time, length, &bytes)).map_err(io_error)?;
+        Ok(())
     }
 
-    fn finish(mut self) -> io::Result<W> {
+    fn finish(self) -> io::Result<W> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        self.writer.flush()?;
-        Ok(self.writer)
+        let mut writer = self.file.into_writer();
+        writer.flush()?;
+        Ok(writer)
+    }
+}
+
+fn io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
     }
 }
