@@ -1,6 +1,6 @@
-//! What the UDP carrier costs: round trips through it and through bare recvmsg and sendmsg, interleaved on loopback.
+//! Overhead of the UDP carrier: round trips through it and through bare recvmsg and sendmsg, interleaved on loopback.
 //!
-//! Both ends spin, the server answers requests with its own buffer of the same size. Run it in release, on an idle
+//! Both ends spin; the server sends its own buffer of the same size as response. Run it in release, on an idle
 //! machine: `cargo run --release -p bluebridge-transport --example echo_overhead`.
 
 use core::ffi::c_int;
@@ -20,10 +20,10 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const ROUND_COUNT: usize = 30;
 const EXCHANGE_COUNT: usize = 2_000;
 const SIZES: [usize; 2] = [64, 4180];
-/// Both ends give up a round after this.
+/// Timeout of a round at both ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the server serves now: the index of a way and a size, or [`STOP`].
+/// What the server serves now: the index of a carrier and a size, or [`STOP`].
 const STOP: u8 = u8::MAX;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -32,7 +32,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 trait End: Send {
     fn port(&self) -> u16;
     fn send(&mut self, port: u16, bytes: &[u8]) -> Result<(), Failure>;
-    /// Polls once: the port that a datagram came from.
+    /// Polls once; returns the port from which a datagram came.
     fn poll(&mut self) -> Result<Option<u16>, Failure>;
 }
 
@@ -67,7 +67,7 @@ impl End for Carrier {
     }
 }
 
-/// The cheapest calls that do the same, without addresses of its own and without trains.
+/// The cheapest calls that do the same, without its own addresses and without trains.
 struct Bare {
     socket: UdpSocket,
     buffer: Vec<u8>,
@@ -166,7 +166,7 @@ fn await_one(end: &mut dyn End) -> Result<u16, Failure> {
     }
 }
 
-/// Answers what comes in the way and size that `turn` names, until it says stop.
+/// Responds with the carrier and size that `turn` names, until it is [`STOP`].
 fn serve(mut ends: [Box<dyn End>; 2], turn: &AtomicU8) -> Result<(), Failure> {
     pin(1);
     let bytes = [0x5a; 4180];

@@ -1,6 +1,6 @@
 //! A wrapper that records a carrier's datagrams in a pcap file.
 //!
-//! The IPv6 and UDP headers are made up from what the carrier knows, checksum included, so that every reader of pcap
+//! The IPv6 and UDP headers are built from the carrier's data, checksum included, so that every reader of pcap
 //! files understands the packets; the link type is raw IP.
 
 #[cfg(test)]
@@ -28,7 +28,7 @@ const HOP_LIMIT: u8 = 64;
 pub struct Capture<T, W: Write> {
     inner: T,
     record: Record<W>,
-    /// Time of the carrier clock's start, since 1970.
+    /// Start of the carrier's clock, as time since 1970.
     origin: Duration,
 }
 
@@ -37,7 +37,7 @@ impl<T: Transport, W: Write> Capture<T, W> {
     ///
     /// # Errors
     ///
-    /// What `writer` answers to the file's header.
+    /// Errors of `writer` when it writes the file's header.
     pub fn new(inner: T, writer: W) -> io::Result<Self> {
         let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let origin = today.saturating_sub(inner.now().saturating_since(Timestamp::ZERO));
@@ -45,11 +45,11 @@ impl<T: Transport, W: Write> Capture<T, W> {
     }
 
     /// Records the datagrams of `inner`, whose clock started `origin` after 1970; for virtual time, so that equal runs
-    /// give equal files.
+    /// produce equal files.
     ///
     /// # Errors
     ///
-    /// What `writer` answers to the file's header.
+    /// Errors of `writer` when it writes the file's header.
     pub fn with_origin(inner: T, writer: W, origin: Duration) -> io::Result<Self> {
         Ok(Self { inner, record: Record::new(writer)?, origin })
     }
@@ -59,11 +59,11 @@ impl<T: Transport, W: Write> Capture<T, W> {
         self.record.recorded_count
     }
 
-    /// Ends the record and gives back the carrier and the writer.
+    /// Ends the recording and returns the carrier and the writer.
     ///
     /// # Errors
     ///
-    /// The first error that `writer` answered; recording stopped there while the carrier went on.
+    /// The first error of `writer`; recording stopped there while the carrier continued.
     pub fn finish(self) -> io::Result<(T, W)> {
         Ok((self.inner, self.record.finish()?))
     }

@@ -1,4 +1,4 @@
-//! The time a carrier lives in: real, or moved by hand.
+//! The time of a carrier: real, or moved by hand.
 
 use core::ops::Add;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The start of the clock; as a deadline it has always passed.
+    /// The start of the clock; as a deadline it is always over.
     pub const ZERO: Self = Self(0);
     /// The last moment that can be expressed, 584 years after the start.
     pub const MAX: Self = Self(u64::MAX);
@@ -52,17 +52,17 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-/// A clock that stands still until it is moved, for carriers that run in virtual time; clones share it.
+/// A clock that moves only by hand, for carriers in virtual time; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// The time it shows.
+    /// The present time.
     pub fn now(&self) -> Timestamp {
         Timestamp(self.0.load(Ordering::Acquire))
     }
 
-    /// Moves it on to `moment`; a moment in the past changes nothing.
+    /// Advances it to `moment`; a moment in the past changes nothing.
     pub fn advance_to(&self, moment: Timestamp) {
         self.0.fetch_max(moment.0, Ordering::AcqRel);
     }

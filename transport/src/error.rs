@@ -1,4 +1,4 @@
-//! What can go wrong with a carrier, and whose business it is.
+//! Errors of a carrier, and who can resolve them.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -12,7 +12,7 @@ pub enum OpenError {
     Bind {
         /// The port asked for.
         port: u16,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
@@ -21,27 +21,27 @@ pub enum OpenError {
     Interface {
         /// Its name, as configured.
         name: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// The system lacks or forbids a socket option the carrier cannot do without.
+    /// The system lacks or forbids a socket option that the carrier needs.
     #[error("the system refused socket option {option}: {error}")]
     SocketOption {
         /// The option's name in the system's headers.
         option: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// No IPv6 UDP socket could be made: the system has no IPv6, or no descriptors are left.
+    /// No IPv6 UDP socket could be created: the system has no IPv6, or no descriptors are left.
     #[error("cannot open an IPv6 UDP socket: {0}")]
     Socket(#[source] io::Error),
 }
 
-/// The first datagram of a batch could not be sent; nothing of the batch was.
+/// The first datagram of a batch could not be sent; no datagram of the batch was sent.
 ///
-/// A carrier that is merely busy is no error: it sends a shorter prefix.
+/// A busy carrier is not an error: it sends a shorter prefix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransmitError {
@@ -52,27 +52,29 @@ pub enum TransmitError {
         source_address: Ipv6Addr,
         /// Destination address of the datagram.
         destination: Ipv6Addr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// The carrier itself failed and will not recover: open another.
+    /// The carrier itself failed and cannot recover: open another.
     #[error("the carrier failed: {0}")]
     Socket(#[source] io::Error),
-    /// The caller made a datagram that does not fit the link; nothing is ever fragmented.
+    /// The caller's datagram does not fit the link; nothing is ever fragmented.
     #[error("a datagram of {payload_bytes} bytes does not fit{}; use smaller pieces or a larger MTU", limit(*.limit_bytes))]
     TooLarge {
         /// UDP payload bytes of the datagram.
         payload_bytes: usize,
-        /// The most UDP payload bytes that fit the way to the destination, where the carrier could find out.
+        /// Most UDP payload bytes that fit the path to the destination, if the carrier could determine it.
         limit_bytes: Option<usize>,
     },
     /// No route leads to the destination: the host's routes to the fabric are missing or its link is down.
-    #[error("no route to {destination}: {error}; is the fabric's route set up and the link up?")]
+    #[error(
+        "no route to {destination}: {error}; check that the link is up and that the route to the fabric is set up"
+    )]
     Unreachable {
         /// Destination address of the datagram.
         destination: Ipv6Addr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
@@ -84,11 +86,11 @@ fn limit(limit_bytes: Option<usize>) -> String {
     })
 }
 
-/// Receiving failed for good; errors that the network reports are counted instead.
+/// Receiving failed permanently; errors that the network reports are only counted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError {
-    /// The carrier itself failed and will not recover: open another.
+    /// The carrier itself failed and cannot recover: open another.
     #[error("the carrier failed: {0}")]
     Socket(#[source] io::Error),
 }

@@ -1,7 +1,7 @@
-//! A wrapper that mistreats what a carrier sends: loss, duplication, reordering, delay and corruption.
+//! A wrapper that impairs what a carrier sends: loss, duplication, reordering, delay and corruption.
 //!
-//! Everything random is drawn from a seed, the same number of draws for each datagram, so the fate of the n-th datagram
-//! depends on the seed and on n alone. Wrap both ends to impair both directions.
+//! All random values are drawn from a seed, the same number for each datagram, so the verdict on the n-th datagram
+//! depends only on the seed and on n. Wrap both ends to impair both directions.
 
 #[cfg(test)]
 mod tests;
@@ -21,10 +21,10 @@ use crate::{
 pub use verdict::Probability;
 use verdict::Verdict;
 
-/// Most datagrams held back at a time; what exceeds it is dropped and counted.
+/// Most datagrams held back at a time; more are dropped and counted.
 pub const HELD_LIMIT: usize = 4096;
 
-/// What is done to the datagrams; the default is nothing.
+/// The impairments of datagrams; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Impairment {
     /// A datagram disappears.
@@ -35,20 +35,20 @@ pub struct Impairment {
     pub corrupt: Probability,
     /// A datagram is held back until later ones have passed it.
     pub reorder: Probability,
-    /// How many later ones pass it, at most; 0 counts as 1.
+    /// How many later datagrams pass it at most; 0 counts as 1.
     pub reorder_distance: u32,
-    /// How long it is held back at most, when too few come after it.
+    /// How long it is held back at most, if too few datagrams follow.
     pub reorder_hold: Duration,
-    /// How long each datagram is on its way.
+    /// Delay of each datagram.
     pub delay: Duration,
-    /// How much longer at most, evenly distributed; more than the gap between datagrams reorders them.
+    /// Additional delay at most, evenly distributed; more than the gap between datagrams reorders them.
     pub jitter: Duration,
 }
 
-/// What was done to the datagrams.
+/// Counts of impaired datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImpairmentCounters {
-    /// Datagrams sent as they were.
+    /// Datagrams sent unchanged.
     pub intact_count: u64,
     /// Datagrams lost.
     pub lost_count: u64,
@@ -56,22 +56,22 @@ pub struct ImpairmentCounters {
     pub duplicated_count: u64,
     /// Datagrams with a flipped bit.
     pub corrupted_count: u64,
-    /// Datagrams held back for later ones to pass.
+    /// Datagrams held back so that later ones pass them.
     pub reordered_count: u64,
     /// Datagrams delayed.
     pub delayed_count: u64,
     /// Datagrams dropped because [`HELD_LIMIT`] others were held back.
     pub overflow_drop_count: u64,
-    /// Datagrams that had been held back and that the carrier then refused.
+    /// Datagrams that were held back and then refused by the carrier.
     pub refused_drop_count: u64,
 }
 
-/// A carrier whose sent datagrams suffer an [`Impairment`].
+/// A carrier that applies an [`Impairment`] to the datagrams it sends.
 pub struct Impaired<T> {
     inner: T,
     impairment: Impairment,
     random: SmallRng,
-    /// Fates drawn for datagrams that the carrier was too busy to take yet.
+    /// Verdicts for datagrams that the busy carrier has not accepted yet.
     drawn: VecDeque<Verdict>,
     held: Vec<Held>,
     /// Datagrams that have passed, counted to release those held back for them.
@@ -82,7 +82,7 @@ pub struct Impaired<T> {
 
 struct Held {
     due: Timestamp,
-    /// Value of `passed_count` at which it goes, even if it is not due.
+    /// Value of `passed_count` at which it is sent, even if it is not due.
     passed_by: Option<u64>,
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -97,7 +97,7 @@ impl Held {
 }
 
 impl<T: Transport> Impaired<T> {
-    /// Wraps `inner`; equal seeds give equal fates.
+    /// Wraps `inner`; equal seeds give equal verdicts.
     pub fn new(inner: T, impairment: Impairment, seed: u64) -> Self {
         Self {
             inner,
@@ -111,18 +111,18 @@ impl<T: Transport> Impaired<T> {
         }
     }
 
-    /// Changes what is done to the datagrams from now on.
+    /// Changes the impairment from now on.
     pub fn set_impairment(&mut self, impairment: Impairment) {
         self.impairment = impairment;
         self.drawn.clear();
     }
 
-    /// What was done so far.
+    /// The counts so far.
     pub fn impairment_counters(&self) -> ImpairmentCounters {
         self.counters
     }
 
-    /// The moment at which a datagram held back is due, if one is: a simulation moves its clock there.
+    /// When the next datagram that is held back is due; a simulation moves its clock there.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.held.iter().map(|held| held.due).min()
     }
@@ -139,7 +139,7 @@ impl<T: Transport> Impaired<T> {
         self.drawn[index]
     }
 
-    /// How many datagrams at the front of `batch` pass as they are before one held back must go.
+    /// How many datagrams at the front of `batch` pass unchanged before a datagram that is held back must be sent.
     fn intact_run(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let release = self.held.iter().filter_map(|held| held.passed_by).min();
         let room = release.map_or(u64::MAX, |at| at.saturating_sub(self.passed_count).max(1));
@@ -147,8 +147,8 @@ impl<T: Transport> Impaired<T> {
         (0..limit).take_while(|index| self.verdict(*index) == Verdict::default()).count()
     }
 
-    /// Applies a fate that is not intact passage.
-    fn mistreat(&mut self, datagram: &Outgoing<'_>, verdict: Verdict) {
+    /// Applies a verdict other than unchanged passage.
+    fn impair(&mut self, datagram: &Outgoing<'_>, verdict: Verdict) {
         if verdict.lost {
             self.counters.lost_count += 1;
             return;
@@ -193,7 +193,7 @@ impl<T: Transport> Impaired<T> {
         self.held.push(Held { due, passed_by, source, destination, destination_port, payload });
     }
 
-    /// Sends what was held back long enough, earliest first, as far as the carrier takes it.
+    /// Sends the datagrams that were held back long enough, earliest first, as far as the carrier accepts them.
     fn release(&mut self) {
         loop {
             let now = self.inner.now();
@@ -213,7 +213,7 @@ impl<T: Transport> Impaired<T> {
             match self.inner.transmit(&[datagram]) {
                 Ok(0) => return,
                 Ok(_) => self.passed_count += 1,
-                // Its sender was told that it went out; to it, this is a loss on the way.
+                // For its sender it was sent; for the sender, this is a loss in transit.
                 Err(_) => self.counters.refused_drop_count += 1,
             }
             self.spare.push(self.held.remove(index).payload);
@@ -253,7 +253,7 @@ impl<T: Transport> Transport for Impaired<T> {
             if run == 0 {
                 let verdict = self.verdict(0);
                 self.drawn.pop_front();
-                self.mistreat(&rest[0], verdict);
+                self.impair(&rest[0], verdict);
                 sent_count += 1;
             } else {
                 match self.inner.transmit(&rest[..run]) {
@@ -286,7 +286,7 @@ impl<T: Transport> Transport for Impaired<T> {
             let until = self.next_due().map_or(wait.deadline, |due| due.min(wait.deadline));
             let spin = wait.spin.saturating_sub(now.saturating_since(start));
             let count = self.inner.receive(Wait { spin, deadline: until })?;
-            // The inner carrier was interrupted, stands in virtual time, or has waited to the end.
+            // The inner carrier was interrupted, uses virtual time, or has waited until the end.
             if count > 0 || until == wait.deadline || self.inner.now() < until {
                 return Ok(count);
             }

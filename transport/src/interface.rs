@@ -6,7 +6,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::udp::sys;
 
-/// What an endpoint tells of its interface when it joins.
+/// The properties of its interface that an endpoint reports when it joins.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Interface {
     /// Its Ethernet address.

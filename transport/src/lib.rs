@@ -1,11 +1,11 @@
 //! Datagram carriers behind one small polled trait.
 //!
-//! A carrier moves UDP datagrams whose addresses are fabric pointers; it knows nothing of what they mean. The
-//! seam is [`Transport`]: batches go in and out, buffers belong to the carrier, nothing is allocated per datagram, and
-//! the calling thread drives it. [`udp`] carries over a kernel socket and [`memory`] between threads of one process;
-//! [`impaired`] and `capture` (a cargo feature) wrap any carrier to mistreat or to record its traffic.
+//! A carrier moves UDP datagrams whose addresses are fabric pointers; it does not interpret them. The interface is
+//! [`Transport`]: it sends and receives batches, the carrier owns the buffers, there is no allocation per datagram, and
+//! the calling thread drives it. [`udp`] uses a kernel socket, and [`memory`] connects threads of one process;
+//! [`impaired`] and `capture` (a cargo feature) wrap any carrier to impair or record its traffic.
 //!
-//! System calls live in `udp/sys.rs` and nowhere else; it is the only file with `unsafe`.
+//! All system calls are in `udp/sys.rs`, the only file with `unsafe`.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The carrier between threads of one process: a [`Hub`] of bounded queues.
 //!
-//! The hub forwards by the longest prefix that holds the destination, as a fabric of one switch would. It loses a
-//! datagram only when a queue is full or nobody has the destination, and counts both at the sender.
+//! The hub forwards by the longest prefix that contains the destination, like a fabric with one switch. It drops a
+//! datagram only if a queue is full or no endpoint has the destination, and counts both at the sender.
 
 mod queue;
 #[cfg(test)]
@@ -28,14 +28,14 @@ pub const ENDPOINT_LIMIT: usize = 65_536;
 /// Datagrams taken from a queue at a time.
 const BATCH_COUNT: usize = 64;
 
-/// A prefix could not be attached to a hub.
+/// Why a prefix could not be attached to a hub.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
     /// The hub is full: use another.
     #[error("the hub already has its {ENDPOINT_LIMIT} endpoints")]
     Full,
-    /// Another endpoint has the prefix: the caller gave one prefix to two.
+    /// Another endpoint has the prefix: the caller assigned one prefix to two endpoints.
     #[error("prefix {0} is already attached")]
     Taken(Ipv6Net),
     /// The caller named an endpoint that the hub does not have.
@@ -47,7 +47,7 @@ pub enum AttachError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(usize);
 
-/// Endpoints of one process, joined by bounded queues; clones are the same hub.
+/// Endpoints of one process, connected by bounded queues; clones are the same hub.
 #[derive(Clone, Debug)]
 pub struct Hub {
     shared: Arc<Shared>,
@@ -80,12 +80,12 @@ impl Hub {
         Self::with(Clock::Monotonic, queue_limit, LARGEST_PAYLOAD_BYTES)
     }
 
-    /// A hub in the time of `clock`: its endpoints never sleep, they return 0 when nothing is there.
+    /// A hub in the time of `clock`: its endpoints never sleep; they return 0 if nothing is there.
     pub fn in_virtual_time(clock: ManualClock, queue_limit: usize) -> Self {
         Self::with(Clock::Manual(clock), queue_limit, LARGEST_PAYLOAD_BYTES)
     }
 
-    /// The same empty hub with links that take payloads of at most `bytes`.
+    /// The same empty hub with links that accept payloads of at most `bytes`.
     #[must_use]
     pub fn with_largest_payload(self, bytes: usize) -> Self {
         let shared = &self.shared;
@@ -97,11 +97,11 @@ impl Hub {
         Self { shared: Arc::new(Shared { clock, queue_limit, largest_payload_bytes, table }) }
     }
 
-    /// Adds an endpoint that receives on `port` what is for `prefixes`.
+    /// Adds an endpoint that receives on `port` the datagrams for `prefixes`.
     ///
     /// # Errors
     ///
-    /// [`AttachError`] when another endpoint has one of the prefixes, or the hub is full; nothing is added then.
+    /// [`AttachError`] if another endpoint has one of the prefixes, or the hub is full; nothing is added then.
     pub fn attach(&self, port: u16, prefixes: &[Ipv6Net]) -> Result<MemoryTransport, AttachError> {
         let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(prefix) = prefixes.iter().find(|prefix| table.position(prefix).is_some()) {
@@ -135,11 +135,11 @@ impl Hub {
         })
     }
 
-    /// Sends what is for `prefix` to each of `endpoints` but the sender, from now on; to none removes the prefix.
+    /// From now on, sends datagrams for `prefix` to each of `endpoints` except the sender; an empty list removes the prefix.
     ///
     /// # Errors
     ///
-    /// [`AttachError::Unknown`] when the hub has no such endpoint; nothing changes then.
+    /// [`AttachError::Unknown`] if the hub has no such endpoint; nothing changes then.
     pub fn route(&self, prefix: Ipv6Net, endpoints: &[EndpointId]) -> Result<(), AttachError> {
         let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(id) = endpoints.iter().find(|id| id.0 >= table.endpoints.len()) {
@@ -182,7 +182,7 @@ pub struct MemoryTransport {
 }
 
 impl MemoryTransport {
-    /// Its name in the hub, for [`Hub::route`].
+    /// Its id in the hub, for [`Hub::route`].
     pub fn id(&self) -> EndpointId {
         self.id
     }
@@ -220,7 +220,7 @@ impl Transport for MemoryTransport {
             let ids = table.lookup(&datagram.destination);
             for id in ids {
                 let endpoint = &table.endpoints[id.0];
-                // A multicast copy does not come back to its sender; a unicast may.
+                // A multicast copy does not return to its sender; a unicast may.
                 let is_for_it = ids.len() == 1 || *id != self.id;
                 if endpoint.port == datagram.destination_port && is_for_it {
                     taker_count += 1;

@@ -1,4 +1,4 @@
-//! The seam: what every carrier can do.
+//! The interface of every carrier.
 
 use core::time::Duration;
 use std::net::Ipv6Addr;
@@ -12,13 +12,13 @@ pub struct Incoming<'a> {
     pub source: Ipv6Addr,
     /// UDP source port.
     pub source_port: u16,
-    /// Destination address: the pointer the sender used.
+    /// Destination address: the pointer that the sender used.
     pub destination: Ipv6Addr,
     /// UDP payload.
     pub payload: &'a [u8],
 }
 
-/// One datagram to send; `header` and `data` follow each other in its payload and need not do so in memory.
+/// One datagram to send; `header` and `data` are consecutive in its payload but need not be in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing<'a> {
     /// Source address; it need not be assigned to an interface.
@@ -43,14 +43,14 @@ impl Outgoing<'_> {
 /// How long [`Transport::receive`] may wait for a first datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Time to poll without sleeping; ends at the deadline too.
+    /// Time to poll without sleeping; it also ends at the deadline.
     pub spin: Duration,
-    /// Moment on the carrier's clock until which to sleep after that.
+    /// Moment on the carrier's clock until which it sleeps afterwards.
     pub deadline: Timestamp,
 }
 
 impl Wait {
-    /// No wait at all: take what is there.
+    /// No wait at all: take what has arrived.
     pub const NONE: Self = Self { spin: Duration::ZERO, deadline: Timestamp::ZERO };
 
     /// Sleep until `deadline`, without spinning.
@@ -64,57 +64,57 @@ impl Wait {
     }
 }
 
-/// What a carrier offers; constant but for trains, which a carrier gives up when the system refuses them.
+/// Properties of a carrier; constant except for trains, which a carrier gives up if the system refuses them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its name, as configurations and reports call it.
+    /// Its name in configurations and reports.
     pub name: &'static str,
-    /// Largest UDP payload it takes; on a link with a known MTU what that leaves. The path may allow less.
+    /// Largest UDP payload; on a link with a known MTU, the room that the MTU leaves. The path may allow less.
     pub largest_payload_bytes: usize,
-    /// Datagrams it hands on in one step; longer batches work and take several.
+    /// Datagrams per step; longer batches work and take several steps.
     pub batch_count: usize,
-    /// Most datagrams that travel as one train (UDP segmentation offload); 1 where there is no offload.
+    /// Most datagrams in one train (UDP segmentation offload); 1 without offload.
     pub train_segment_count: usize,
     /// Most payload bytes of one train.
     pub train_bytes: usize,
-    /// Room for datagrams that wait to be received, as the system accounts for it (its own overhead included).
+    /// Room for received datagrams that wait, as the system counts it (its own overhead included).
     pub receive_buffer_bytes: usize,
 }
 
-/// What a carrier has done since it was opened.
+/// Counts since the carrier was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Datagrams sent.
     pub sent_count: u64,
     /// UDP payload bytes sent.
     pub sent_bytes: u64,
-    /// Trains of two or more datagrams sent in one piece.
+    /// Trains of two or more datagrams sent at once.
     pub sent_train_count: u64,
-    /// Times the carrier was too busy to take the whole batch.
+    /// Times the carrier was too busy to accept the whole batch.
     pub send_blocked_count: u64,
-    /// Trains that the system refused to take in one piece.
+    /// Trains that the system refused to send at once.
     pub train_refused_count: u64,
-    /// Datagrams received and handed to the caller.
+    /// Datagrams received and passed to the caller.
     pub received_count: u64,
-    /// UDP payload bytes received and handed to the caller.
+    /// UDP payload bytes received and passed to the caller.
     pub received_bytes: u64,
-    /// Trains of two or more datagrams received in one piece.
+    /// Trains of two or more datagrams received at once.
     pub received_train_count: u64,
-    /// Datagrams dropped on reception because no room was left for them; kernel sockets count damaged ones too, modulo
+    /// Datagrams dropped on reception because there was no room; kernel sockets also count damaged ones, modulo
     /// 2^32.
     pub overflow_drop_count: u64,
-    /// Datagrams dropped because their destination is outside of the fabric, or because nobody has it.
+    /// Datagrams dropped because their destination is outside the fabric, or because no endpoint has it.
     pub foreign_drop_count: u64,
-    /// Receptions dropped because the system did not deliver them whole or without their destination, or because they
-    /// came in fragments or behind IPv6 extension headers.
+    /// Receptions dropped because the system delivered them incomplete or without their destination, or because they
+    /// arrived in fragments or with IPv6 extension headers.
     pub malformed_drop_count: u64,
-    /// Errors that the network reported (ICMPv6: port unreachable, and the like).
+    /// Errors that the network reported (ICMPv6 port unreachable and similar).
     pub network_error_count: u64,
 }
 
 /// A carrier of datagrams, driven by the thread that owns it.
 ///
-/// A step is: `receive`, read each `incoming`, `transmit` the answers.
+/// One step is: `receive`, read each `incoming`, `transmit` the responses.
 ///
 /// ```
 /// use bluebridge_transport::{Outgoing, Transport, Wait, memory::Hub};
@@ -136,50 +136,50 @@ pub struct Counters {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Transport {
-    /// What the carrier offers.
+    /// The carrier's properties.
     fn capabilities(&self) -> &Capabilities;
 
-    /// What the carrier has done so far; may cost a system call, so it is not for the data path.
+    /// Counts so far; may cost a system call, so do not call it on the data path.
     fn counters(&self) -> Counters;
 
-    /// The UDP port it receives on and sends from.
+    /// The UDP port on which it receives and from which it sends.
     fn local_port(&self) -> u16;
 
     /// The time on the carrier's clock, which a simulation may move by hand.
     fn now(&self) -> Timestamp;
 
-    /// About when what the last [`receive`](Self::receive) gave was heard: at most the time of some polls before it came,
-    /// and not before that call. A carrier that looked at the clock while it waited need not look again.
+    /// Approximate arrival time of the datagrams of the last [`receive`](Self::receive): at most the time of a few polls
+    /// before they arrived, and not before that call. It saves a clock reading if the carrier has read the clock while waiting.
     fn heard_at(&self) -> Timestamp {
         self.now()
     }
 
-    /// Sends a prefix of `batch` without blocking and says how long it is: short, or 0, when the carrier is busy; try
+    /// Sends a prefix of `batch` without blocking and returns its length: short, or 0, if the carrier is busy; try
     /// the rest again later.
     ///
-    /// Consecutive datagrams with equal addresses, port and length, of which the last may be shorter, leave as one train
-    /// where the carrier can do that.
+    /// Consecutive datagrams with equal addresses, port and length (the last may be shorter) are sent as one train
+    /// if the carrier supports it.
     ///
     /// # Errors
     ///
-    /// A [`TransmitError`] concerns the first datagram, and nothing was sent. An error further on ends the prefix and
-    /// shows when the rest is tried.
+    /// A [`TransmitError`] is about the first datagram, and nothing was sent. An error at a later datagram ends the
+    /// prefix and is returned when the rest is tried.
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError>;
 
-    /// Releases what the last call gave, waits for datagrams as told, and says how many there are.
+    /// Releases the datagrams of the last call, waits as `wait` says, and returns the number of new ones.
     ///
     /// It may return 0 before the deadline when a signal arrives, or when the clock is moved by hand.
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] when the carrier failed for good.
+    /// [`ReceiveError`] if the carrier failed permanently.
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError>;
 
     /// A datagram of the last [`receive`](Self::receive).
     ///
     /// # Panics
     ///
-    /// When `index` is not below the count that call returned.
+    /// If `index` is not below the count that call returned.
     fn incoming(&self, index: usize) -> Incoming<'_>;
 }
 

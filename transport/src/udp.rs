@@ -1,15 +1,15 @@
 //! The carrier over a kernel UDP socket.
 //!
-//! The socket is unconnected, because its own addresses are as many as its pages: the destination of a datagram is read
-//! from ancillary data and its source is set there, without being assigned to an interface. Trains leave by UDP_SEGMENT
-//! and arrive by UDP_GRO; nothing is ever fragmented.
+//! The socket is unconnected, because a server has as many addresses as pages: the destination of a datagram is read
+//! from ancillary data and its source is set there, without being assigned to an interface. Trains are sent with
+//! UDP_SEGMENT and received with UDP_GRO; nothing is ever fragmented.
 //!
-//! The kernel strips IPv6 extension headers and joins fragments before a UDP socket sees the datagram. A socket that
-//! receives for many addresses, as those that serve requests do, has the kernel report them and drops such datagrams:
-//! the fabric's are UDP right behind the IPv6 header.
+//! The kernel removes IPv6 extension headers and joins fragments before a UDP socket sees the datagram. A socket that
+//! receives for many addresses, like those that serve requests, makes the kernel report this and drops such datagrams:
+//! in the fabric, UDP directly follows the IPv6 header.
 //!
-//! The host must route: one rule that delivers the fabric's prefix locally when it arrives from the link, and one
-//! route to it through the link (`docs/architecture.md`).
+//! The host must have one rule that delivers the fabric's prefix locally when it arrives from the link, and one
+//! route to the prefix through the link (`docs/architecture.md`).
 
 mod joining;
 mod open;
@@ -38,18 +38,18 @@ use train::{Ancillary, Train, TrainLimits};
 
 /// Bytes of the IPv6 and UDP headers in front of a payload.
 pub const HEADER_BYTES: usize = 48;
-/// Largest UDP payload there is (RFC 768: 16-bit length, header included).
+/// Largest possible UDP payload (RFC 768: 16-bit length, header included).
 pub const LARGEST_PAYLOAD_BYTES: usize = 65_527;
 /// Most payload bytes of a sent train. UDP_SEGMENT takes 65,480, but a packet that with its Ethernet header reaches the
-/// usual 65,536 of a device's gso_max_size is cut up in software (measured).
+/// usual 65,536 of a device's gso_max_size is split in software (measured).
 const TRAIN_BYTES: usize = 65_473;
 /// Most datagrams of a sent train; kernels before 6.9 refuse more.
 const TRAIN_SEGMENT_COUNT: usize = 64;
 /// Most datagrams that are read from one reception: UDP_MAX_SEGMENTS of the newest kernels.
 const RECEIVED_SEGMENT_COUNT: usize = 128;
-/// Polls of the socket between two looks at the clock; they take about a microsecond.
+/// Polls of the socket between two clock readings; they take about a microsecond.
 const POLLS_PER_CLOCK_READING: usize = 4;
-/// Times a send is tried again when the socket reports an earlier datagram's error instead of sending.
+/// Times a send is repeated if the socket reports an earlier datagram's error instead of sending.
 const PENDING_ERROR_LIMIT: usize = 8;
 
 /// How to open a [`UdpTransport`].
@@ -57,30 +57,30 @@ const PENDING_ERROR_LIMIT: usize = 8;
 pub struct UdpConfig {
     /// Port to receive on and send from; 0 lets the system choose.
     pub port: u16,
-    /// Receive for this address alone, and send from it; it need not be assigned to an interface. The system then need
-    /// not tell or be told the own address with each datagram, which saves 0.12 us of a datagram and its answer. Nor
-    /// does it report what came in fragments or behind extension headers, so such a carrier takes that, too: requests
-    /// are served by carriers without an address.
+    /// Receive only for this address, and send from it; it need not be assigned to an interface. The address is then not
+    /// passed as ancillary data with each datagram, which saves 0.12 us for a datagram and its response. Such a carrier
+    /// also accepts datagrams that arrived in fragments or with extension headers, because the system does not report
+    /// them: serve requests with carriers without an address.
     pub address: Option<Ipv6Addr>,
-    /// Receive from and send to this interface alone.
+    /// Receive from and send to this interface only.
     pub device: Option<String>,
-    /// Send by the interface with this index, whatever the routes say.
+    /// Send through the interface with this index, whatever the routes are.
     pub interface_index: Option<u32>,
-    /// Drop and count what arrives for a destination outside of this prefix.
+    /// Drop and count datagrams for a destination outside this prefix.
     pub filter: Option<Ipv6Net>,
-    /// Send trains in one piece where the system can.
+    /// Send trains at once if the system can.
     pub trains: bool,
-    /// Receive trains in one piece.
+    /// Receive trains at once.
     pub join_trains: JoinTrains,
-    /// Room asked for datagrams that wait to be received; the system may give less, see [`Capabilities`].
+    /// Requested room for received datagrams that wait; the system may give less, see [`Capabilities`].
     pub receive_buffer_bytes: usize,
-    /// Room asked for datagrams that wait to leave.
+    /// Requested room for datagrams that wait to be sent.
     pub send_buffer_bytes: usize,
     /// Datagrams sent by one system call, 1 to 512.
     pub send_batch_count: usize,
-    /// Receptions (each a datagram or a train, 64 KiB of memory) taken by one system call, 1 to 512.
+    /// Receptions (each a datagram or a train, 64 KiB of memory) read by one system call, 1 to 512.
     pub receive_batch_count: usize,
-    /// Let the system poll the NIC for so long when the socket is empty; of no use on virtual links.
+    /// Let the system poll the NIC for this time if the socket is empty; useless on virtual links.
     pub busy_poll: Option<Duration>,
 }
 
@@ -103,7 +103,7 @@ impl Default for UdpConfig {
     }
 }
 
-/// Where a received datagram lies.
+/// Position of a received datagram.
 #[derive(Clone, Copy)]
 struct Arrival {
     destination: Ipv6Addr,
@@ -120,7 +120,7 @@ const _: () = assert!(size_of::<Arrival>() == 40);
 pub struct UdpTransport {
     socket: Socket,
     local_port: u16,
-    /// The one own address, if it is bound to one.
+    /// The only own address, if the socket is bound to one.
     address: Option<Ipv6Addr>,
     device: Option<String>,
     filter: Option<Ipv6Net>,
@@ -131,13 +131,13 @@ pub struct UdpTransport {
     receiver: Receiver,
     arrivals: Vec<Arrival>,
     joining: Joining,
-    /// Ends a sleep, if somebody asked for the means.
+    /// Ends a sleep; created on the first use of [`Wakeable::waker`].
     wake: Option<Event>,
-    /// The last look at the clock while waiting; zero where there was none since the socket was empty.
+    /// The last clock reading while waiting; zero if there was none since the socket was empty.
     heard_at: Timestamp,
     /// The socket was seen empty since the last reception.
     was_empty: bool,
-    /// More than one reception is likely to wait.
+    /// More than one reception is probably waiting.
     expect_many: bool,
 }
 
@@ -196,7 +196,7 @@ impl Transport for UdpTransport {
                         self.counters.network_error_count += 1;
                         pending_error_count += 1;
                     }
-                    // Either the train is refused or the datagram: sending it alone tells.
+                    // Either the train or the datagram is refused: sending it alone shows which.
                     Some(libc::EIO | libc::EINVAL)
                         if segment_count > 1
                             && self.trains.first().is_some_and(|train| train.count > 1) =>
@@ -278,7 +278,7 @@ impl Wakeable for UdpTransport {
 }
 
 impl UdpTransport {
-    /// Sends a prefix of `chunk` by one system call, in trains of at most `segment_count`.
+    /// Sends a prefix of `chunk` with one system call, in trains of at most `segment_count`.
     fn send(&mut self, chunk: &[Outgoing<'_>], segment_count: usize) -> io::Result<usize> {
         if chunk[0].payload_bytes() > LARGEST_PAYLOAD_BYTES {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
@@ -297,7 +297,7 @@ impl UdpTransport {
         Ok(sent_count)
     }
 
-    /// Remembers that the system sends alone what it refuses as a train.
+    /// Stops sending trains, because the system accepts the datagrams alone but not as a train.
     fn give_up_trains(&mut self) {
         self.counters.train_refused_count += 1;
         self.capabilities.train_segment_count = 1;
@@ -320,18 +320,18 @@ impl UdpTransport {
         }
     }
 
-    /// Takes what the socket has without waiting; true if that is at least one datagram for the caller.
+    /// Reads the socket without waiting; true if the caller got at least one datagram.
     fn take(&mut self) -> Result<bool, ReceiveError> {
         let socket = self.socket.as_fd();
         let result = match self.address {
             _ if self.expect_many => self.receiver.receive_many(socket),
-            // Nothing but the sender's address is to be told.
+            // Only the sender's address is needed.
             Some(_) if !self.joining.is_on() => self.receiver.receive_plain(socket),
             _ => self.receiver.receive_one(socket),
         };
         match result {
             Ok(count) => {
-                // A datagram that lay there already may not be the only one.
+                // A datagram that was already there may not be the only one.
                 self.expect_many = if self.expect_many { count > 1 } else { !self.was_empty };
                 self.was_empty = false;
                 let train_count = self.counters.received_train_count;
@@ -381,8 +381,8 @@ impl UdpTransport {
     fn adapt_joining(&mut self, reception: Reception) {
         let Some(is_on) = self.joining.observe(reception) else { return };
         self.switch_joining(is_on);
-        // A train that was joined before the switch would now be received whole and without the size of its pieces. So
-        // joining ends only when nothing is left in the socket.
+        // A train that was joined before the change would be received whole and without the size of its pieces. Joining
+        // therefore ends only when the socket is empty.
         if !is_on && self.has_pending() {
             self.switch_joining(true);
             self.joining.resume();
@@ -390,18 +390,18 @@ impl UdpTransport {
     }
 
     fn switch_joining(&self, is_on: bool) {
-        // Joining is only faster: if the system refuses the switch, all goes on as before.
+        // Joining is only an optimization: if the system refuses the change, nothing else changes.
         let _ = sys::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into());
     }
 
-    /// Whether something was received that was not taken yet. An error that is pending counts, too.
+    /// Whether the socket has data that was not read yet. A pending error also counts.
     fn has_pending(&self) -> bool {
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         let peeked = self.socket.recv_with_flags(&mut [], flags);
         peeked.map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |_| true)
     }
 
-    /// Notes the datagrams of the reception in `slot`.
+    /// Records the datagrams of the reception in `slot`.
     fn accept(&mut self, slot: usize) {
         let message = self.receiver.message(slot);
         let ancillary = Ancillary::parse(message.control);
@@ -438,7 +438,7 @@ impl UdpTransport {
     }
 }
 
-/// Slots, offsets and lengths stay below 65,536 by the size of the buffers.
+/// Slots, offsets and lengths are below 65,536 because of the size of the buffers.
 fn narrow(value: usize) -> u16 {
     u16::try_from(value).unwrap_or(u16::MAX)
 }

@@ -11,11 +11,11 @@ use crate::memory::Queue;
 
 /// A carrier whose sleep another thread can end.
 pub trait Wakeable: Transport {
-    /// What ends this carrier's sleep; every call gives the same one.
+    /// The waker of this carrier's sleep; every call returns the same one.
     ///
     /// # Errors
     ///
-    /// If the system gives no descriptor for it.
+    /// If the system provides no descriptor for it.
     fn waker(&mut self) -> io::Result<Waker>;
 }
 
@@ -25,7 +25,7 @@ impl<T: Wakeable + ?Sized> Wakeable for Box<T> {
     }
 }
 
-/// Ends the sleep of one carrier; clones are the same one.
+/// Ends the sleep of one carrier; clones are the same waker.
 #[derive(Clone, Debug)]
 pub struct Waker(Kind);
 
@@ -44,8 +44,8 @@ impl Waker {
         Self(Kind::Queue(queue))
     }
 
-    /// Makes the carrier's [`receive`](Transport::receive) return, the one that sleeps now or else the next that
-    /// would; any number of calls before that count as one. Costs a system call at most.
+    /// Makes the carrier's [`receive`](Transport::receive) return: the one that sleeps now, or the next that
+    /// would sleep; any number of calls before that count as one. Costs at most one system call.
     pub fn wake(&self) {
         match &self.0 {
             Kind::Event(event) => event.set(),
@@ -54,7 +54,7 @@ impl Waker {
     }
 }
 
-/// A descriptor that is readable from when it was set until it is taken.
+/// A descriptor that is readable from the time it was set until it is taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Event(Arc<OwnedFd>);
 
@@ -64,13 +64,13 @@ impl Event {
     }
 
     fn set(&self) {
-        // It can only fail because the counter is full, and then the descriptor is readable already.
+        // It can only fail because the counter is full, and then the descriptor is already readable.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes note of what was set.
+    /// Clears the event.
     pub(crate) fn take(&self) {
-        // Nothing to read means that nothing was set.
+        // If there is nothing to read, it was not set.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

@@ -27,7 +27,7 @@ fn bytes(count: usize) -> Vec<u8> {
     (0..count as u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// Receives until `count` datagrams have come or ten seconds have passed, and shows each to `look`.
+/// Receives until `count` datagrams have arrived or ten seconds have passed, and passes each to `look`.
 fn collect(receiver: &mut UdpTransport, count: usize, mut look: impl FnMut(usize, Incoming<'_>)) {
     let deadline = receiver.now() + 10 * SECOND;
     let mut arrived_count = 0;
@@ -69,7 +69,7 @@ fn every_pointer_arrives_as_sent() {
     });
 }
 
-/// Sends `line` in pieces of `piece_bytes` and checks that exactly they arrive.
+/// Sends `line` in pieces of `piece_bytes` and checks that exactly these arrive.
 fn exchange(
     sender: &mut UdpTransport,
     receiver: &mut UdpTransport,
@@ -259,7 +259,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// Sends IPv6 packets as they are given.
+/// Sends IPv6 packets unchanged.
 struct RawSender {
     socket: Socket,
     source: Ipv6Addr,
@@ -290,7 +290,7 @@ impl RawSender {
         [&header.expect("it is short").to_bytes(), payload].concat()
     }
 
-    /// Sends what follows an IPv6 header, and what kind of header that begins with.
+    /// Sends the bytes after an IPv6 header; `next_header` is the kind of their first header.
     fn send(&self, next_header: u8, parts: &[&[u8]]) {
         let payload = parts.concat();
         let payload_length = u16::try_from(payload.len()).expect("it is short");
@@ -308,12 +308,12 @@ fn what_comes_in_fragments_or_behind_extension_headers_is_dropped() {
         let mut receiver = open(&UdpConfig::default());
         let sender = RawSender::to(pointer(2, 7), receiver.local_port());
         let whole = sender.udp(&[9; 32]);
-        // A padding of 4 bytes, and options for experiments that are longer than what a carrier has room for.
+        // Padding of 4 bytes, and experimental options that are longer than a carrier's buffer.
         let options = [UDP, 0, 1, 4, 0, 0, 0, 0];
         let mut long = vec![0; 512];
         long[..4].copy_from_slice(&[UDP, 63, 0x1e, 253]);
         long[257..259].copy_from_slice(&[0x1e, 253]);
-        // A routing header without segments that are left is passed over, whatever its type.
+        // A routing header without remaining segments is skipped, whatever its type.
         let routing = [UDP, 0, 200, 0, 0, 0, 0, 0];
         let fragment = |offset: u16, more: u16, identification| {
             let place = (offset | more).to_be_bytes();

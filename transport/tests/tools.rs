@@ -1,4 +1,4 @@
-//! A capture is what other tools read.
+//! Other tools can read a capture.
 
 use std::fs::File;
 use std::io::BufWriter;

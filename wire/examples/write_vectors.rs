@@ -1,5 +1,5 @@
-//! Writes the golden vectors anew from their cases; only for a change of the format that everyone
-//! agreed to. `cargo run -p bluebridge-wire --example write_vectors`
+//! Writes the golden vectors again from their cases. Use it only for an agreed change of the format.
+//! `cargo run -p bluebridge-wire --example write_vectors`
 
 use std::{fs, io};
 

@@ -37,7 +37,7 @@ pub const LINE_PAGES: usize = LINE_BYTES / PAGE_BYTES;
 /// Bits of the byte offset inside an arena.
 pub const OFFSET_BITS: u32 = 48;
 
-/// Base-2 logarithm of the bytes of one shard of an arena: what one serving core owns.
+/// Base-2 logarithm of the bytes of one shard of an arena, the part that one serving core owns.
 pub const SHARD_SHIFT: u32 = 40;
 
 /// The byte of the location that holds the shard.
@@ -72,9 +72,9 @@ impl fmt::Display for Space {
 pub struct NodeId(pub u16);
 
 impl NodeId {
-    /// Any memory node: admitted for CREATE and ALLOC_WRITE only.
+    /// Any memory node: valid only for CREATE and ALLOC_WRITE.
     pub const ANY: Self = Self(0);
-    /// Every node of the space: admitted for notices only.
+    /// Every node of the space: valid only for notices.
     pub const ALL: Self = Self(0xffff);
 
     /// Whether this id names one endpoint (neither [`Self::ANY`] nor [`Self::ALL`]).
@@ -90,7 +90,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// The colour of an allocation; it changes at DELETE so that a stale pointer is caught.
+/// The colour of an allocation; it changes at DELETE so that a stale pointer is detected.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Tag(pub u8);
 
@@ -99,7 +99,7 @@ pub struct Tag(pub u8);
 pub struct ArenaGeneration(u16);
 
 impl ArenaGeneration {
-    /// The last generation; an arena past it needs a new node id.
+    /// The last generation; after it, an arena needs a new node id.
     pub const MAX: Self = Self(0x7fff);
 
     /// A generation from its number; `None` above [`Self::MAX`].
@@ -114,14 +114,14 @@ impl ArenaGeneration {
         self.0
     }
 
-    /// The generation after this one; `None` when they are used up.
+    /// The next generation; `None` when they are used up.
     #[must_use]
     pub const fn next(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 }
 
-/// Where a pointer leads on its node: an arena generation and a byte offset, 63 bits.
+/// The location of a pointer on its node: an arena generation and a byte offset, 63 bits.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Location(u64);
 
@@ -190,7 +190,7 @@ impl Location {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum PointerError {
-    /// The address is outside of the fabric's prefix.
+    /// The address is outside the fabric's prefix.
     NotFabric,
     /// The text is not an IPv6 address.
     NotIpv6,
@@ -219,16 +219,15 @@ impl fmt::Display for PointerError {
 
 impl core::error::Error for PointerError {}
 
-/// A stored 128-bit location of remote memory: scope, home node, tag, location; no command.
+/// A 128-bit location of remote memory: scope, home node, tag, location; no command.
 ///
-/// It parses from and prints as IPv6 text. Arithmetic stays on the node, in the scope, in the
-/// arena generation and in the 48-bit offset, or is an error; to stay within an allocation use
-/// [`Region`].
+/// It is parsed from IPv6 text and printed as such. Arithmetic keeps node, scope, arena generation and the 48-bit
+/// offset range, or returns an error; use [`Region`] to stay within an allocation.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Pointer {
     /// The tenant.
     pub space: Space,
-    /// The home node; it stays for good, also when the page migrates.
+    /// The home node; it never changes, even if the page migrates.
     pub node: NodeId,
     /// The colour of the allocation.
     pub tag: Tag,
@@ -236,17 +235,17 @@ pub struct Pointer {
     pub location: Location,
 }
 
-// As small as the address that it is.
+// Not larger than an address.
 const _: () = assert!(size_of::<Pointer>() == size_of::<Ipv6Addr>());
 
 impl Pointer {
-    /// The pointer as the IPv6 address that is its text and its wire form (command 0).
+    /// The pointer as an IPv6 address, which is also its text and its wire form (command 0).
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         pack(self.space, self.node, 0, self.tag.0, self.location.0)
     }
 
-    /// The pointer that an IPv6 address is.
+    /// The pointer that corresponds to an IPv6 address.
     ///
     /// # Errors
     /// If the address is not in the fabric, carries a command, or names an endpoint.
@@ -261,10 +260,10 @@ impl Pointer {
         Ok(Self { space: fields.space, node: fields.node, tag: Tag(fields.tag), location })
     }
 
-    /// The pointer `bytes` further on.
+    /// The pointer `bytes` after this one.
     ///
     /// # Errors
-    /// [`PointerError::OffsetOverflow`] if that leaves the arena.
+    /// [`PointerError::OffsetOverflow`] if the result is outside the arena.
     pub const fn checked_add(self, bytes: u64) -> Result<Self, PointerError> {
         match self.location.offset().checked_add(bytes) {
             Some(offset) => self.at_offset(offset),
@@ -275,7 +274,7 @@ impl Pointer {
     /// The pointer `bytes` before this one.
     ///
     /// # Errors
-    /// [`PointerError::OffsetOverflow`] if that leaves the arena.
+    /// [`PointerError::OffsetOverflow`] if the result is outside the arena.
     pub const fn checked_sub(self, bytes: u64) -> Result<Self, PointerError> {
         match self.location.offset().checked_sub(bytes) {
             Some(offset) => self.at_offset(offset),
@@ -283,7 +282,7 @@ impl Pointer {
         }
     }
 
-    /// The first byte of the page that this pointer is in.
+    /// The first byte of the page that contains this pointer.
     #[must_use]
     pub const fn page_start(self) -> Self {
         Self { location: Location(self.location.0 & !(PAGE_BYTES as u64 - 1)), ..self }
@@ -309,7 +308,7 @@ impl fmt::Display for Pointer {
     }
 }
 
-/// The address, as [`Display`](fmt::Display) and every other tool prints it.
+/// The IPv6 text, as [`Display`](fmt::Display) and other tools print it.
 impl fmt::Debug for Pointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pointer").field(&format_args!("{self}")).finish()
@@ -350,7 +349,7 @@ impl Region {
     /// The region of `length_bytes` at `base`.
     ///
     /// # Errors
-    /// [`PointerError::OffsetOverflow`] if its end leaves the arena.
+    /// [`PointerError::OffsetOverflow`] if its end is outside the arena.
     pub const fn new(base: Pointer, length_bytes: u64) -> Result<Self, PointerError> {
         match base.location.offset().checked_add(length_bytes) {
             Some(end) if end <= OFFSET_MASK + 1 => Ok(Self { base, length_bytes }),
@@ -384,12 +383,12 @@ impl Region {
     /// The part of this region that starts `offset` bytes in and is `length_bytes` long.
     ///
     /// # Errors
-    /// [`PointerError::OutOfRegion`] if the part does not lie inside of the region.
+    /// [`PointerError::OutOfRegion`] if the part is not inside the region.
     pub const fn slice(self, offset: u64, length_bytes: u64) -> Result<Self, PointerError> {
         match offset.checked_add(length_bytes) {
             Some(end) if end <= self.length_bytes => match self.base.checked_add(offset) {
                 Ok(base) => Ok(Self { base, length_bytes }),
-                // Only an empty part behind the arena's last byte has no pointer.
+                // Only an empty part after the arena's last byte has no pointer.
                 Err(_) => Err(PointerError::OutOfRegion),
             },
             _ => Err(PointerError::OutOfRegion),
@@ -397,22 +396,22 @@ impl Region {
     }
 }
 
-/// A pointer that travels: the destination address of a request.
+/// The destination address of a request: a pointer with a command.
 ///
 /// A request sent *via* another node has that node in the address; the header then carries the
 /// pointer itself.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Destination {
-    /// The pointer, with the node that the packet is to reach.
+    /// The pointer, with the node that should receive the packet.
     pub pointer: Pointer,
-    /// What is asked.
+    /// The command.
     pub command: Command,
-    /// Passes over the switch's `redirect` table.
+    /// Bypass the switch's `redirect` table.
     pub home: bool,
 }
 
 impl Destination {
-    /// The address that travels.
+    /// The address on the wire.
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         let command = WireCommand::request(self.command, self.home).bits();
@@ -428,25 +427,25 @@ impl Destination {
     }
 }
 
-/// The source address of a reply: who replies, what to, with which status.
+/// The source address of a reply: the replier, the command and the status.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct ReplySource {
     /// The tenant.
     pub space: Space,
     /// The replier, which may not be the pointer's home node.
     pub node: NodeId,
-    /// The command that is answered.
+    /// The command of the request.
     pub command: Command,
-    /// Whether a lease that the reply is about is fought over.
+    /// Whether the lease that the reply is about is contended.
     pub contended: bool,
-    /// The outcome, carried in the tag byte.
+    /// The result, carried in the tag byte.
     pub status: Status,
     /// The location of the request's pointer (or of the endpoint, as the request named it).
     pub location_bits: u64,
 }
 
 impl ReplySource {
-    /// The address that travels.
+    /// The address on the wire.
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         let command = WireCommand::reply_of(self.command, self.contended).bits();
@@ -465,7 +464,7 @@ pub struct EndpointAddress {
 }
 
 impl EndpointAddress {
-    /// The address of `node`; the low 63 bits of `selector` are the endpoint's to use (a core, a
+    /// The address of `node`; the endpoint chooses the low 63 bits of `selector` (a core, a
     /// queue, entropy for the anycast choice).
     #[must_use]
     pub const fn new(space: Space, node: NodeId, selector: u64) -> Self {
@@ -484,13 +483,13 @@ impl EndpointAddress {
         self.selector
     }
 
-    /// The address that travels, with command and tag 0.
+    /// The address on the wire, with command and tag 0.
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         pack(self.space, self.node, 0, 0, ENDPOINT_BIT | self.selector)
     }
 
-    /// The location bits that travel: bit 63 and the selector.
+    /// The location bits on the wire: bit 63 and the selector.
     #[must_use]
     pub const fn location_bits(self) -> u64 {
         ENDPOINT_BIT | self.selector
@@ -535,7 +534,7 @@ impl Fields {
         pack(self.space, self.node, self.command, self.tag, self.location)
     }
 
-    /// The shard of the location, of memory and of an endpoint's own address alike.
+    /// The shard of the location, for memory and for an endpoint's own address.
     #[must_use]
     pub const fn shard(self) -> u8 {
         self.location.to_be_bytes()[SHARD_BYTE as usize]

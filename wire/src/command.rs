@@ -1,8 +1,8 @@
-//! What is asked and how it ended: the command byte and the status byte of the addresses.
+//! The command byte and the status byte of the addresses.
 
 use core::fmt;
 
-/// What a request asks for: 6 bits of the destination address (docs/protocol.md, section 6).
+/// The operation of a request: 6 bits of the destination address (docs/protocol.md, section 6).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(u8)]
 pub enum Command {
@@ -14,11 +14,11 @@ pub enum Command {
     Create = 3,
     /// Allocate pages and write them in one round trip.
     AllocWrite = 4,
-    /// Keep what an anywhere-CREATE gave.
+    /// Keep the pages of an anywhere-CREATE.
     Confirm = 5,
     /// Read a byte range; each page atomic.
     Read = 6,
-    /// Write a byte range blindly; each page atomic.
+    /// Write a byte range without reading it; each page atomic.
     Write = 7,
     /// Acquire ownership of pages and their contents, under a lease.
     Update = 8,
@@ -30,17 +30,17 @@ pub enum Command {
     Renew = 11,
     /// Compare and swap 8 bytes.
     CompareSwap = 12,
-    /// Add to 8 bytes, answering what was there.
+    /// Add to 8 bytes; returns the previous value.
     FetchAdd = 13,
     /// Free an allocation, or zero a byte range in place (flag `ZERO`).
     Delete = 14,
     /// Ask for usage.
     Stat = 15,
-    /// Ask for a sign of life.
+    /// Check that the server responds.
     Ping = 16,
-    /// Notice: a page is gone or changed, cached copies die.
+    /// Notice: a page was freed or changed, cached copies are invalid.
     Invalidate = 24,
-    /// Notice: something was created.
+    /// Notice: pages were allocated.
     Notice = 25,
 }
 
@@ -118,19 +118,19 @@ impl Command {
         )
     }
 
-    /// Whether it is a notice: sent by no session, answered by nobody.
+    /// Whether it is a notice: it belongs to no session and has no reply.
     #[must_use]
     pub const fn is_notice(self) -> bool {
         matches!(self, Self::Invalidate | Self::Notice)
     }
 
-    /// Whether node 0 (any memory node) admits it.
+    /// Whether it may be sent to node 0 (any memory node).
     #[must_use]
     pub const fn is_anycast(self) -> bool {
         matches!(self, Self::Create | Self::AllocWrite)
     }
 
-    /// Whether it always passes over the switch's `redirect` table.
+    /// Whether it always bypasses the switch's `redirect` table.
     #[must_use]
     pub const fn is_always_home(self) -> bool {
         matches!(self, Self::Commit | Self::Abort | Self::Renew)
@@ -176,9 +176,9 @@ pub struct WireCommand(u8);
 impl WireCommand {
     /// Bit 7: the address is the source of a reply.
     pub const REPLY: u8 = 0x80;
-    /// Bit 6: the request passes over the switch's `redirect` table.
+    /// Bit 6: the request bypasses the switch's `redirect` table.
     pub const HOME: u8 = 0x40;
-    /// Bit 6 of a reply: a lease that the reply is about is fought over, the switch may copy it.
+    /// Bit 6 of a reply: the lease that the reply is about is contended; the switch may copy the reply.
     pub const CONTENDED: u8 = 0x40;
     const CODE: u8 = 0x3f;
 
@@ -194,25 +194,25 @@ impl WireCommand {
         Self(command.code() | Self::REPLY)
     }
 
-    /// The byte of a reply that says whether a lease is fought over.
+    /// The byte of a reply with or without the contended bit.
     #[must_use]
     pub const fn reply_of(command: Command, contended: bool) -> Self {
         Self(command.code() | Self::REPLY | if contended { Self::CONTENDED } else { 0 })
     }
 
-    /// The byte as it came.
+    /// The byte as received.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// The byte as it travels.
+    /// The byte on the wire.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The command; `None` if version 1 does not know it.
+    /// The command; `None` if version 1 does not define it.
     #[must_use]
     pub const fn command(self) -> Option<Command> {
         Command::from_code(self.code())
@@ -243,20 +243,20 @@ impl WireCommand {
     }
 }
 
-/// Who is at fault for a status that is not OK.
+/// Which side is at fault for a status that is not OK.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Fault {
-    /// The request was wrong; sending it again cannot help.
+    /// The request was wrong; a repetition cannot succeed.
     Requester,
-    /// The server cannot serve it now; another server, or a later try, may.
+    /// The server cannot serve it now; another server, or a later try, may succeed.
     Responder,
-    /// Nobody: the protocol goes on (another node, a new session, more pieces, a later try).
+    /// Neither: the protocol continues (another node, a new session, more pieces, a later try).
     Protocol,
 }
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $fault:ident, $text:literal;)*) => {
-        /// How a request ended: the tag byte of a reply's source address.
+        /// The result of a request: the tag byte of a reply's source address.
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         #[repr(u8)]
         pub enum Status { $($(#[$doc])* $name = $code,)* }
@@ -271,13 +271,13 @@ macro_rules! statuses {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// Who is at fault.
+            /// The side at fault.
             #[must_use]
             pub const fn fault(self) -> Fault {
                 match self { $(Self::$name => Fault::$fault,)* }
             }
 
-            /// What happened, in words.
+            /// A description for people.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
@@ -293,8 +293,8 @@ statuses! {
     Busy = 1, Protocol, "the page is leased to another node";
     /// The range is served elsewhere; the node is in the header.
     Moved = 2, Protocol, "the range is served by another node";
-    /// The node asked is no longer the page's owner; ask the home node.
-    NotOwner = 3, Protocol, "the node asked does not own the page";
+    /// The addressed node is no longer the page's owner; ask the home node.
+    NotOwner = 3, Protocol, "the addressed node does not own the page";
     /// The session is unknown (never opened, closed, idle too long, or the server restarted).
     NoSession = 4, Protocol, "the session is unknown to the server";
     /// The sequence number is below the low-water mark; it is never executed.
@@ -303,22 +303,22 @@ statuses! {
     BeyondWindow = 6, Requester, "the request is beyond the session's window";
     /// Pieces are missing; `detail` is the bitmap of those that arrived.
     Incomplete = 7, Protocol, "pieces of the request are missing";
-    /// The pages of a request ended differently; a TLV has the status of each.
-    Partial = 8, Protocol, "the pages of the request ended differently";
-    /// The endpoint joined again since: this incarnation is refused.
-    StaleIncarnation = 9, Requester, "the requester's incarnation is an old one";
+    /// The pages of a request have different results; a TLV contains the status of each.
+    Partial = 8, Protocol, "the pages of the request have different results";
+    /// The endpoint has joined again since; this incarnation is refused.
+    StaleIncarnation = 9, Requester, "the requester's incarnation is outdated";
     /// The request names a range epoch that is not the server's.
     StaleRangeEpoch = 10, Protocol, "the range epoch is not current";
-    /// The server has no authority over the range (now), and does not know who has.
+    /// The server has no authority over the range now, and does not know which node has it.
     NoAuthority = 11, Responder, "the server has no authority over the range";
-    /// The lease ran out or was released; nothing was written.
+    /// The lease expired or was released; nothing was written.
     LeaseLost = 12, Requester, "the lease is no longer held";
 
     /// The range leaves the arena.
     OutOfRange = 16, Requester, "the range leaves the arena";
-    /// The pages were freed, and perhaps allocated anew.
+    /// The pages were freed, and possibly allocated again.
     StaleTag = 17, Requester, "the page has another tag than the pointer";
-    /// The arena lost its contents since.
+    /// The arena lost its contents since the allocation.
     StaleGeneration = 18, Requester, "the pointer is from before the server lost its contents";
     /// The pages are not allocated.
     NotAllocated = 19, Requester, "the page is not allocated";
@@ -338,49 +338,49 @@ statuses! {
     UnknownCommand = 26, Requester, "the command is unknown to the server";
     /// The request needs a feature that the server does not have (`detail`: which bits).
     UnsupportedFeature = 27, Requester, "the server lacks a required feature";
-    /// The request is another version (`detail`: the version that the server speaks).
+    /// The request has another version (`detail`: the version of the server).
     UnsupportedVersion = 28, Requester, "the server speaks another version";
     /// The addresses and the header contradict each other.
     Malformed = 29, Requester, "the addresses and the header contradict each other";
     /// The key id is unknown or the trailer does not authenticate the request.
     Unauthenticated = 30, Requester, "the request is not authenticated";
-    /// A bounded resource of the server is used up (sessions, reassembly); try later.
+    /// A bounded resource of the server is used up (sessions, train buffers); try later.
     Overloaded = 31, Responder, "the server is overloaded";
     /// The server is shutting down.
     ShuttingDown = 32, Responder, "the server is shutting down";
     /// The server failed in a way it should not have.
     Internal = 33, Responder, "the server failed";
-    /// Permission for this operation on the pages is missing.
+    /// The requester has no permission for this operation on the pages.
     Forbidden = 34, Requester, "the operation is not permitted on these pages";
 }
 
 impl Status {
-    /// The code that travels.
+    /// The code on the wire.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Whether the request was done.
+    /// Whether the request was executed.
     #[must_use]
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
     }
 }
 
-/// What became of a lease: `detail` of LEASE_LOST (docs/protocol.md, section 10).
+/// How a lease ended: `detail` of LEASE_LOST (docs/protocol.md, section 10).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(u8)]
 pub enum LeaseEnd {
-    /// Its time ran out by the home's clock.
+    /// It expired by the home's clock.
     Expired = 1,
     /// Its contents were written back.
     Committed = 2,
-    /// It was given up.
+    /// It was aborted.
     Aborted = 3,
-    /// The page was leased again since; node and epoch of the reply say to whom, if that one runs.
+    /// The page was leased again since; node and epoch of the reply name that lease, if it still runs.
     LeasedAgain = 4,
-    /// The home does not know: it was never granted, or that is long ago.
+    /// Unknown to the home: it was never granted, or long ago.
     Unknown = 5,
     /// A newer incarnation of the owner's node ended it.
     Superseded = 6,
@@ -411,7 +411,7 @@ impl LeaseEnd {
         })
     }
 
-    /// The code that travels.
+    /// The code on the wire.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
@@ -421,11 +421,11 @@ impl LeaseEnd {
 impl fmt::Display for LeaseEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Expired => "the lease ran out",
+            Self::Expired => "the lease expired",
             Self::Committed => "the lease was committed",
             Self::Aborted => "the lease was aborted",
             Self::LeasedAgain => "the page was leased again since",
-            Self::Unknown => "the server knows of no such lease",
+            Self::Unknown => "the server has no record of this lease",
             Self::Superseded => "a newer incarnation of the owner ended the lease",
         })
     }

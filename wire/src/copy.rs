@@ -1,4 +1,4 @@
-//! Replies of which only the beginning is there: the controller's truncated copies.
+//! Truncated replies: the copies that the controller receives.
 
 use core::net::Ipv6Addr;
 
@@ -8,7 +8,7 @@ use crate::{
     header::{CONTROLLER_BYTES, Flags, HEADER_BYTES, HeaderError, VERSION},
 };
 
-/// Why a copy is of no use. Nothing in it is proven: no CRC covers a part of a datagram.
+/// Why a copy cannot be used. Its contents are unverified, because no CRC covers a part of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum CopyError {
@@ -16,50 +16,50 @@ pub enum CopyError {
     Foreign,
     /// The header's beginning is not one of version 1.
     Header(HeaderError),
-    /// It is no reply with a known command and a known status to an endpoint's own address.
+    /// It is not a reply with a known command and a known status to an endpoint's own address.
     NotReply,
-    /// The target is not a pointer, or of another space than the reply.
+    /// The target is not a pointer, or has another space than the reply.
     Target,
 }
 
 impl core::fmt::Display for CopyError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Foreign => f.write_str("an address is not the fabric's"),
+            Self::Foreign => f.write_str("an address is not in the fabric"),
             Self::Header(error) => error.fmt(f),
             Self::NotReply => f.write_str("not a reply to an endpoint"),
-            Self::Target => f.write_str("the target is no pointer of the reply's space"),
+            Self::Target => f.write_str("the target is not a pointer of the reply's space"),
         }
     }
 }
 
 impl core::error::Error for CopyError {}
 
-/// What the addresses and the first [`CONTROLLER_BYTES`] of a reply's header say.
+/// The addresses and the first [`CONTROLLER_BYTES`] of a reply's header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ReplyCopy {
-    /// The source address: who replies.
+    /// The source address: the replier.
     pub from: Fields,
-    /// What is answered.
+    /// The command of the request.
     pub command: Command,
-    /// How it ended.
+    /// The result.
     pub status: Status,
-    /// Whether a lease is fought over.
+    /// Whether the lease is contended.
     pub contended: bool,
     /// Modifiers.
     pub flags: Flags,
-    /// The owner of the page (BUSY, and the answers about leases).
+    /// The owner of the page (BUSY, and the replies about leases).
     pub node: u16,
     /// The pointer that the reply is about, with command 0.
     pub target: Fields,
-    /// The fencing number of the page's lease, 48 bits.
+    /// The fencing token of the page's lease, 48 bits.
     pub lease_epoch: u64,
-    /// Milliseconds until the lease ended when the reply was made.
+    /// Remaining milliseconds of the lease when the reply was made.
     pub lease_remaining_ms: u16,
 }
 
 impl ReplyCopy {
-    /// Reads a reply's addresses and the beginning of its UDP payload; what is behind is ignored.
+    /// Reads a reply's addresses and the beginning of its UDP payload; later bytes are ignored.
     ///
     /// # Errors
     /// [`CopyError`]; it never panics.

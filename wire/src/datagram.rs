@@ -1,4 +1,4 @@
-//! A whole datagram: what was received, checked; what is sent, sealed.
+//! A whole datagram: parsing a received one, sealing one to be sent.
 
 use core::{fmt, net::Ipv6Addr};
 
@@ -11,8 +11,7 @@ use crate::{
     tlv::Tlvs,
 };
 
-/// Why a received datagram is not one of ours; nothing in it can be trusted, so nobody is
-/// answered.
+/// Why a received datagram is dropped. Nothing in it can be trusted, so there is no reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum DatagramError {
@@ -22,19 +21,19 @@ pub enum DatagramError {
     ForeignDestination,
     /// The header is not one of version 1.
     Header(HeaderError),
-    /// The CRC32C does not match: the datagram was damaged on its way.
+    /// The CRC32C does not match: the datagram was damaged in transit.
     Crc,
     /// The trailer that the flags announce is longer than what follows the header.
     Trailer,
     /// An option does not fit into the header.
     Options,
-    /// The target is no fabric address, or carries a command.
+    /// The target is not a fabric address, or carries a command.
     Target,
-    /// Both addresses, or neither of them, carry a command, or a reply's bit 7 is not 1,
-    /// or a request's is not 0.
+    /// Both addresses carry a command, or neither does; or bit 7 is not 1 in a reply, or not 0
+    /// in a request.
     Direction,
-    /// The address without a command is not an endpoint's own (bit 63 clear, or a tag); an answer
-    /// to it would be routed as if it asked for memory.
+    /// The address without a command is not an endpoint's own (bit 63 clear, or a tag); a reply
+    /// to it would be routed like a request for memory.
     Endpoint,
 }
 
@@ -47,9 +46,11 @@ impl fmt::Display for DatagramError {
             Self::Crc => f.write_str("the CRC32C does not match"),
             Self::Trailer => f.write_str("the trailer is longer than the datagram"),
             Self::Options => f.write_str("an option does not fit into the header"),
-            Self::Target => f.write_str("the target is no pointer or endpoint of the fabric"),
+            Self::Target => {
+                f.write_str("the target is neither a pointer nor an endpoint of the fabric")
+            }
             Self::Direction => f.write_str("neither a request nor a reply"),
-            Self::Endpoint => f.write_str("the asking side's address is not an endpoint's own"),
+            Self::Endpoint => f.write_str("the requester's address is not an endpoint's own"),
         }
     }
 }
@@ -62,7 +63,7 @@ impl From<HeaderError> for DatagramError {
     }
 }
 
-/// A received datagram whose form and CRC are right; what it asks may still be refused.
+/// A received datagram whose form and CRC are valid; the request may still be refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// The source address.
@@ -82,14 +83,14 @@ pub struct Datagram<'a> {
     options: &'a [u8],
 }
 
-// It is made for every packet and passed by reference; growth should be a decision.
+// It is made for every packet and passed by reference, so growth must be intended.
 const _: () = assert!(size_of::<Datagram<'_>>() <= 256);
 
 impl<'a> Datagram<'a> {
     /// Checks a received UDP payload.
     ///
     /// # Errors
-    /// If it is not a well-formed, undamaged datagram of version 1. The cheap checks come first.
+    /// If it is not a well-formed, undamaged datagram of version 1. Cheap checks are first.
     pub fn parse(
         source: Ipv6Addr,
         destination: Ipv6Addr,
@@ -116,20 +117,20 @@ impl<'a> Datagram<'a> {
         }
         let datagram =
             Self { source, from, to, header, target, data, trailer, options: view.options() };
-        // A reply is marked in its source, a request in its destination; the other address of
-        // each is an endpoint's own and carries no command.
-        let (asks, answers) = (to.command != 0, from.command != 0);
-        if asks == answers || datagram.reply_bit_misplaced() {
+        // The command is in the source of a reply and in the destination of a request; the other address
+        // is an endpoint's own and carries no command.
+        let (is_request, is_reply) = (to.command != 0, from.command != 0);
+        if is_request == is_reply || datagram.reply_bit_misplaced() {
             return Err(DatagramError::Direction);
         }
-        let asker = if answers { to } else { from };
-        if asker.is_memory() || asker.tag != 0 {
+        let requester = if is_reply { to } else { from };
+        if requester.is_memory() || requester.tag != 0 {
             return Err(DatagramError::Endpoint);
         }
         Ok(datagram)
     }
 
-    /// A datagram of parts that were parsed before, without data, options and trailer: of a request
+    /// A datagram of parts that were parsed before, without data, options and trailer; for a request
     /// that waited.
     #[must_use]
     pub const fn bare(
@@ -142,7 +143,7 @@ impl<'a> Datagram<'a> {
         Self { source, from, to, header, target, data: &[], trailer: &[], options: &[] }
     }
 
-    /// Whether it is a reply (else a request or a notice).
+    /// Whether it is a reply (otherwise a request or a notice).
     #[must_use]
     pub const fn is_reply(&self) -> bool {
         self.from.command != 0
@@ -166,8 +167,8 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// Writes the CRC32C into a datagram that is ready otherwise. `head` is the fixed header and its
-/// options, `data` all that follows (the trailer is part of it).
+/// Writes the CRC32C into a datagram that is otherwise complete. `head` is the fixed header with its
+/// options, `data` everything after it, including the trailer.
 ///
 /// # Panics
 /// If `head` is shorter than [`HEADER_BYTES`].
@@ -189,14 +190,14 @@ fn crc(
 ) -> u32 {
     const ADDRESSES: usize = 32;
     const FRONT: usize = ADDRESSES + CRC_FIELD.start;
-    /// Longer data is not worth a copy.
+    /// Longer data is not copied.
     const SHORT: usize = 128;
     let mut bytes = [0; FRONT + SHORT];
     let (front, behind) = bytes.split_at_mut(FRONT);
     front[..16].copy_from_slice(&source.octets());
     front[16..ADDRESSES].copy_from_slice(&destination.octets());
     front[ADDRESSES..].copy_from_slice(&fixed[..CRC_FIELD.start]);
-    // The digest carries 300 bytes of parameters; in one call there is no need for one.
+    // The digest has 300 bytes of parameters; a single call avoids it.
     if options.is_empty()
         && let Some(behind) = behind.get_mut(..rest.len())
     {

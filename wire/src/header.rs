@@ -1,4 +1,4 @@
-//! The header behind UDP: fixed offsets, big endian, version 1.
+//! The header after UDP: fixed offsets, big endian, version 1.
 //!
 //! ```text
 //!      0               1               2               3
@@ -63,15 +63,15 @@ mod field {
     pub(super) const CRC: Range<usize> = 80..84;
 }
 
-/// Where the CRC stands; it covers everything but these bytes.
+/// Position of the CRC, which covers everything except these bytes.
 pub(crate) const CRC_FIELD: Range<usize> = field::CRC;
 
-/// The flags of a datagram; unknown bits are ignored by a reader and 0 from a writer.
+/// The flags of a datagram; unknown bits are ignored by a reader and written as 0.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Flags(u16);
 
 impl Flags {
-    /// READ: the last committed version will do if the page is leased.
+    /// READ: the last committed version is acceptable if the page is leased.
     pub const MAY_BE_STALE: Self = Self(1 << 0);
     /// Reply to an anywhere-CREATE: the pages are freed unless confirmed in `detail` milliseconds.
     pub const PROVISIONAL: Self = Self(1 << 1);
@@ -79,23 +79,23 @@ impl Flags {
     pub const ZERO: Self = Self(1 << 2);
     /// Reply to a READ: the data is the last committed version of a leased page.
     pub const LAST_COMMITTED: Self = Self(1 << 3);
-    /// Request: `detail` is the bitmap of the pieces that are wanted (READ), instead of all.
+    /// READ: `detail` is the bitmap of the wanted pieces.
     pub const SELECTIVE: Self = Self(1 << 4);
-    /// READ and UPDATE: it may wait for the page. BUSY: it waits, within `detail` milliseconds it
-    /// must be repeated.
+    /// READ and UPDATE: the request may wait for the page. BUSY: it waits and must be repeated within
+    /// `detail` milliseconds.
     pub const QUEUED: Self = Self(1 << 5);
 
     const TRAILER_SHIFT: u32 = 8;
     const TRAILER_MASK: u16 = 0b11 << Self::TRAILER_SHIFT;
     const ATTEMPT_SHIFT: u32 = 12;
 
-    /// The flags as they came.
+    /// The flags as received.
     #[must_use]
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits)
     }
 
-    /// The flags as they travel.
+    /// The flags on the wire.
     #[must_use]
     pub const fn bits(self) -> u16 {
         self.0
@@ -113,7 +113,7 @@ impl Flags {
         Self(self.0 | other.0)
     }
 
-    /// Which try of the request this is, 0 for the first; a reply echoes it. Stays at 15.
+    /// The number of the try, 0 for the first; a reply repeats it. Stays at 15.
     #[must_use]
     pub const fn attempt(self) -> u8 {
         (self.0 >> Self::ATTEMPT_SHIFT) as u8
@@ -126,7 +126,7 @@ impl Flags {
         Self((self.0 & !(0xf << Self::ATTEMPT_SHIFT)) | (attempt << Self::ATTEMPT_SHIFT))
     }
 
-    /// Bytes of the trailer behind the data: 0, 16, 32 or 48.
+    /// Bytes of the trailer after the data: 0, 16, 32 or 48.
     #[must_use]
     pub const fn trailer_bytes(self) -> usize {
         ((self.0 & Self::TRAILER_MASK) >> Self::TRAILER_SHIFT) as usize * 16
@@ -140,15 +140,15 @@ impl Flags {
     }
 }
 
-/// Features that a receiver must have to understand a datagram; one it lacks makes it refuse.
+/// Features that a receiver must have to understand a datagram; it refuses if it lacks one.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Features(pub u16);
 
 impl Features {
-    /// What this implementation has: nothing beyond version 1's base.
+    /// The features of this implementation: none beyond version 1.
     pub const SUPPORTED: Self = Self(0);
 
-    /// The features asked for that `supported` lacks.
+    /// The required features that `supported` lacks.
     #[must_use]
     pub const fn missing_from(self, supported: Self) -> Self {
         Self(self.0 & !supported.0)
@@ -179,7 +179,7 @@ impl fmt::Display for HeaderError {
 
 impl core::error::Error for HeaderError {}
 
-/// A header inside a datagram's bytes; its accessors are total once [`HeaderView::new`] passed.
+/// A header inside a datagram's bytes; after [`HeaderView::new`] its accessors never fail.
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderView<'a> {
     fixed: &'a [u8; HEADER_BYTES],
@@ -216,7 +216,7 @@ impl<'a> HeaderView<'a> {
         self.options
     }
 
-    /// The bytes behind the header: data and trailer.
+    /// The bytes after the header: data and trailer.
     #[must_use]
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
@@ -234,13 +234,13 @@ impl<'a> HeaderView<'a> {
         Ipv6Addr::from(self.array(field::TARGET))
     }
 
-    /// The CRC32C as it came.
+    /// The received CRC32C.
     #[must_use]
     pub fn crc(&self) -> u32 {
         self.u32(field::CRC)
     }
 
-    /// Everything as a representation.
+    /// All fields as a [`Header`].
     #[must_use]
     pub fn header(&self) -> Header {
         let mut epoch = [0; 8];
@@ -286,18 +286,18 @@ impl<'a> HeaderView<'a> {
     }
 }
 
-/// The header's fields; the version, the header's length and the CRC come from the emitting.
+/// The header's fields; version, header length and CRC are added when it is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
     /// Modifiers, trailer length, and the number of the try.
     pub flags: Flags,
-    /// What the receiver must understand.
+    /// Features that the receiver must understand.
     pub required: Features,
-    /// The owner (BUSY, and the grant of a lease) or the new node (MOVED); else 0.
+    /// The owner (BUSY, and the grant of a lease) or the new node (MOVED); otherwise 0.
     pub node: u16,
     /// The pointer (or endpoint address) that the datagram is about; its command byte is 0.
     pub target: Ipv6Addr,
-    /// The fencing number of the page's lease, 48 bits; 0 without a lease.
+    /// The fencing token of the page's lease, 48 bits; 0 without a lease.
     pub lease_epoch: u64,
     /// Milliseconds until the lease ends by the sender's clock; 0 without a lease.
     pub lease_remaining_ms: u16,
@@ -305,13 +305,13 @@ pub struct Header {
     pub session: u64,
     /// The sender's incarnation, as the controller issued it.
     pub incarnation: u32,
-    /// The request's number in its session; of an OPEN, the requester's nonce.
+    /// The request's number in its session; for an OPEN, the requester's nonce.
     pub sequence: u64,
-    /// `sequence` less the lowest number that is still unanswered.
+    /// `sequence` minus the lowest number that has no reply yet.
     pub answered_distance: u16,
-    /// Reply: pages that may be outstanding in the session. OPEN: pages the requester can take.
+    /// Reply: pages that may be outstanding in the session. OPEN: pages that the requester can receive.
     pub credit: u16,
-    /// Of the whole operation: bytes, or pages for CREATE, CONFIRM and a freeing DELETE.
+    /// Length of the whole operation: bytes, or pages for CREATE, CONFIRM and a freeing DELETE.
     pub length: u32,
     /// Where this piece's data begins in the operation, in bytes.
     pub offset: u16,
@@ -321,10 +321,10 @@ pub struct Header {
     pub key_id: u8,
     /// Counts the changes of the page that the data is from.
     pub page_version: u64,
-    /// The epoch of the authority over the range.
+    /// The epoch under which the server has authority over the range.
     pub range_epoch: u32,
-    /// What the command or the status says it is: a bitmap of pieces, feature bits, milliseconds,
-    /// the piece size of a train that is in no session.
+    /// Depends on the command or the status: a bitmap of pieces, feature bits, milliseconds, or
+    /// the piece size of a train outside a session.
     pub detail: u32,
 }
 
@@ -356,7 +356,7 @@ impl Default for Header {
 }
 
 impl Header {
-    /// The lowest sequence number that is still unanswered (the low-water mark).
+    /// The lowest sequence number that has no reply yet (the low-water mark).
     #[must_use]
     pub const fn low_water(&self) -> u64 {
         self.sequence.saturating_sub(self.answered_distance as u64)
@@ -366,7 +366,7 @@ impl Header {
     /// the datagram is sealed. A lease epoch above [`LEASE_EPOCH_MAX`] loses its upper bits.
     ///
     /// # Panics
-    /// If `buffer` is shorter than [`HEADER_BYTES`], or `option_bytes` is no multiple of 4 or more
+    /// If `buffer` is shorter than [`HEADER_BYTES`], or `option_bytes` is not a multiple of 4 or more
     /// than the header can hold.
     pub fn emit(&self, buffer: &mut [u8], option_bytes: usize) {
         assert!(option_bytes.is_multiple_of(4), "options fill words");

@@ -1,7 +1,7 @@
 //! Type-length-value options between the fixed header and the data.
 //!
 //! Each is a type byte, a length byte (of the value alone), the value, and zeros up to a multiple
-//! of 4. A reader skips types it does not know: what must not be skipped has a required-feature
+//! of 4. A reader skips unknown types; an option that must not be skipped has a required-feature
 //! bit.
 
 use crate::command::Status;
@@ -24,7 +24,7 @@ pub struct Tlv<'a> {
     pub value: &'a [u8],
 }
 
-/// An option runs over the end of the header, or its padding is not zero.
+/// An option extends past the end of the header, or its padding is not zero.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TlvError;
 
@@ -36,7 +36,7 @@ impl core::fmt::Display for TlvError {
 
 impl core::error::Error for TlvError {}
 
-/// The options of a header, in order; ends after the first error.
+/// The options of a header, in order; iteration ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Tlvs<'a> {
     rest: &'a [u8],
@@ -74,7 +74,7 @@ const fn padding(value_bytes: usize) -> usize {
     (2 + value_bytes).next_multiple_of(4) - 2 - value_bytes
 }
 
-/// Bytes that an option with a value of this length takes.
+/// Bytes of an option with a value of this length.
 #[must_use]
 pub const fn emitted_bytes(value_bytes: usize) -> usize {
     2 + value_bytes + padding(value_bytes)

@@ -3,24 +3,24 @@
 /// Bytes of the record.
 pub const USAGE_BYTES: usize = 64;
 
-/// What a STAT answers: eight 64-bit numbers, big endian, in the order of the fields.
+/// The result of a STAT: eight 64-bit numbers, big endian, in the order of the fields.
 ///
-/// A longer record is from a newer server; the rest is skipped.
+/// A longer record is from a newer server; the additional bytes are skipped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Pages of the shard's arena.
     pub capacity_pages: u64,
     /// Pages that can be allocated now.
     pub free_pages: u64,
-    /// Pages that the asking space may have; `u64::MAX` without a quota.
+    /// Pages that the requester's space may have; `u64::MAX` without a quota.
     pub quota_pages: u64,
-    /// Pages that the asking space has.
+    /// Pages that the requester's space has.
     pub used_pages: u64,
-    /// Pages of anywhere-CREATEs that nobody confirmed yet.
+    /// Pages of anywhere-CREATEs that are not confirmed yet.
     pub provisional_pages: u64,
     /// Open sessions.
     pub session_count: u64,
-    /// Requests answered since the start.
+    /// Requests that got a reply since the start.
     pub answered_count: u64,
     /// Shards (serving cores) of the server.
     pub shard_count: u64,
@@ -45,7 +45,7 @@ impl Usage {
         })
     }
 
-    /// The record as it travels.
+    /// The record on the wire.
     #[must_use]
     pub fn emit(&self) -> [u8; USAGE_BYTES] {
         let words = [

@@ -30,7 +30,7 @@ fn distances() -> impl Strategy<Value = u64> {
     prop_oneof![0..5_u64, 0..1_u64 << OFFSET_BITS, u64::MAX - 5..=u64::MAX, any::<u64>()]
 }
 
-/// All of a pointer but its offset.
+/// All fields of a pointer except its offset.
 fn surroundings(pointer: Pointer) -> (Space, NodeId, Tag, ArenaGeneration) {
     (pointer.space, pointer.node, pointer.tag, pointer.location.generation())
 }

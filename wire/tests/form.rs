@@ -1,4 +1,4 @@
-//! Header and datagram: what is emitted is parsed, what is damaged is refused.
+//! Header and datagram: emitted bytes can be parsed, damaged bytes are refused.
 
 use std::net::Ipv6Addr;
 
@@ -94,7 +94,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..300)) {
-        // Almost certainly refused; it must not panic.
+        // Almost certainly refused, and it must not panic.
         prop_assert!(Datagram::parse(SOURCE, DESTINATION, &bytes).is_err());
         if let Ok(view) = HeaderView::new(&bytes) {
             let length = view.fixed().len() + view.options().len() + view.rest().len();
@@ -127,7 +127,7 @@ proptest! {
     }
 }
 
-/// A request with options, a page's quarter of data and a trailer.
+/// A request with options, a quarter of a page of data and a trailer.
 fn full_datagram() -> Vec<u8> {
     let header = Header {
         target: TARGET,

@@ -1,4 +1,4 @@
-//! The golden vectors: parse, re-emit byte for byte, and nothing missing.
+//! The golden vectors: parse, emit again byte for byte, and check that none is missing.
 
 use std::{collections::BTreeSet, fs};
 

@@ -1,4 +1,4 @@
-//! The fuzz targets over seeded mutations of the golden vectors, for toolchains without a fuzzer.
+//! Runs the fuzz targets on seeded mutations of the golden vectors, for toolchains without a fuzzer.
 
 #[path = "../../fuzz/src/lib.rs"]
 #[allow(unreachable_pub, reason = "a library of its own when it is fuzzed")]
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
 const ROUNDS: usize = 60_000;
 
-/// Changes, copies, cuts or inserts a few bytes, as fuzzers do.
+/// Changes, copies, cuts or inserts a few bytes, like fuzzers do.
 fn mutate(rng: &mut SmallRng, input: &mut Vec<u8>) {
     for _ in 0..rng.random_range(1..=4) {
         let at = rng.random_range(0..=input.len());

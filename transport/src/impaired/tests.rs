@@ -25,7 +25,7 @@ fn world(impairment: Impairment, seed: u64) -> World {
 }
 
 impl World {
-    /// Sends the numbers in batches of `batch_count`, moves the clock past every delay, and gives what arrived.
+    /// Sends the numbers in batches of `batch_count`, moves the clock past every delay, and returns what arrived.
     fn exchange(&mut self, count: u32, batch_count: usize) -> Vec<Vec<u8>> {
         let payloads: Vec<[u8; 4]> = (0..count).map(u32::to_be_bytes).collect();
         for numbers in payloads.chunks(batch_count) {
@@ -152,7 +152,7 @@ fn receiving_in_real_time_releases_what_is_held_while_it_waits() {
     let prefix = "fdbb:1:2::/48".parse().expect("a prefix");
     let inner = hub.attach(PORT, &[prefix]).expect("free");
     let delay = Duration::from_millis(5);
-    // It sends to itself: what it waits for is what it holds back.
+    // It sends to itself: the datagram that it waits for is the one that it holds back.
     let mut node = Impaired::new(inner, Impairment { delay, ..Impairment::default() }, 1);
     node.transmit(&[datagram(b"x")]).expect("sent");
     let start = node.now();

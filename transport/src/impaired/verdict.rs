@@ -1,4 +1,4 @@
-//! The fate of one datagram, drawn from the seed.
+//! What happens to one datagram, drawn from the seed.
 
 use core::time::Duration;
 
@@ -37,12 +37,12 @@ impl Probability {
     }
 }
 
-/// What happens to one datagram; the default is that it passes as it is.
+/// What happens to one datagram; the default is that it passes unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) lost: bool,
     pub(super) duplicated: bool,
-    /// Which bit is flipped, modulo the bits there are.
+    /// Which bit is flipped, modulo the number of bits.
     pub(super) flipped_bit: Option<u32>,
     /// How many datagrams pass it.
     pub(super) passed_by: Option<u32>,
@@ -50,7 +50,7 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// Draws the same number of values whatever `impairment` is, so that a change of one does not move the others.
+    /// Draws the same number of values for every `impairment`, so that a change of one does not shift the others.
     pub(super) fn draw(impairment: &Impairment, random: &mut SmallRng) -> Self {
         let lost = impairment.loss.draw(random);
         let duplicated = impairment.duplicate.draw(random);

@@ -1,4 +1,4 @@
-//! A bounded queue of datagrams whose buffers go round.
+//! A bounded queue of datagrams whose buffers are reused.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::Outgoing;
 
-/// A datagram on its way, in a buffer of its own.
+/// A datagram in transit, in its own buffer.
 #[derive(Debug)]
 pub(super) struct Datagram {
     pub(super) source: Ipv6Addr,
@@ -17,7 +17,7 @@ pub(super) struct Datagram {
     pub(super) payload: Vec<u8>,
 }
 
-/// Datagrams that wait for one endpoint; at most `limit`.
+/// Datagrams that wait for one endpoint, at most `limit`.
 #[derive(Debug)]
 pub(crate) struct Queue {
     limit: usize,
@@ -30,11 +30,11 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Datagram>,
-    /// Buffers to use again; no more than ever waited or were held by the receiver.
+    /// Buffers to reuse; at most as many as ever waited or were held by the receiver.
     spare: Vec<Vec<u8>>,
-    /// The receiver's next sleep is to end at once.
+    /// The receiver's next sleep must end at once.
     is_woken: bool,
-    /// The receiver sleeps: waking costs a system call, so only then.
+    /// The receiver sleeps. Waking costs a system call, so it is done only then.
     is_parked: bool,
 }
 
@@ -90,7 +90,7 @@ impl Queue {
         self.has_datagrams.load(Ordering::Acquire)
     }
 
-    /// Ends the receiver's sleep, or its next.
+    /// Ends the receiver's present sleep, or its next.
     pub(crate) fn wake(&self) {
         let mut state = self.lock();
         state.is_woken = true;
@@ -98,7 +98,7 @@ impl Queue {
         self.arrival.notify_one();
     }
 
-    /// Sleeps until a datagram waits, somebody wakes it, or `timeout` has passed; false if that is all.
+    /// Sleeps until a datagram waits, another thread wakes it, or `timeout` has passed; false only after a timeout.
     pub(super) fn park(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
         state.is_parked = true;

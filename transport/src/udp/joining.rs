@@ -1,7 +1,7 @@
-//! When to ask the system to join trains (UDP_GRO).
+//! When to let the system join trains (UDP_GRO).
 //!
-//! Joined, a train costs one reception instead of eight. But the system then looks at memory of the sender's core for each
-//! datagram, which makes short ones that come alone 0.1 us later; so it is asked only while trains come.
+//! Joined, a train costs one reception instead of eight. But for each datagram the system then reads memory of the
+//! sender's core, which delays short single datagrams by 0.1 us; so joining is on only while trains arrive.
 
 /// Receptions without a train after which joining stops.
 const TRIAL_COUNT: u32 = 256;
@@ -11,23 +11,23 @@ const PAUSE_COUNT: u32 = 1024;
 /// Whether trains are received in one piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JoinTrains {
-    /// While trains come.
+    /// While trains arrive.
     #[default]
     Adaptive,
     /// Always: for receivers of long operations.
     Always,
-    /// Never: the system cuts them up.
+    /// Never: the system splits them.
     Never,
 }
 
-/// What a look at the socket brought.
+/// The result of one read of the socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reception {
     /// Receptions, each a datagram or a train.
     pub(super) count: u32,
     /// One of them was a train.
     pub(super) has_train: bool,
-    /// They look like a train that was cut up.
+    /// They look like a train that was split.
     pub(super) looks_cut: bool,
 }
 
@@ -49,12 +49,12 @@ impl Joining {
         self.is_on
     }
 
-    /// Joining could not end now; it is tried again after [`TRIAL_COUNT`] receptions.
+    /// Joining could not end now; try again after [`TRIAL_COUNT`] receptions.
     pub(super) fn resume(&mut self) {
         self.is_on = true;
     }
 
-    /// Takes note of a reception; says whether joining is now to be switched, and to what.
+    /// Observes a reception; returns whether joining must change, and to what.
     pub(super) fn observe(&mut self, reception: Reception) -> Option<bool> {
         if self.policy != JoinTrains::Adaptive {
             return None;

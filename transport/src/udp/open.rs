@@ -1,4 +1,4 @@
-//! Opens the socket and sets it up.
+//! Opens the socket and configures it.
 
 use core::ffi::c_int;
 use std::io;
@@ -13,23 +13,23 @@ use super::{
 };
 use crate::{OpenError, Timestamp};
 
-/// Most datagrams or receptions a system call may be told to take.
+/// Most datagrams or receptions per system call.
 const BATCH_LIMIT: usize = 512;
 
 impl UdpTransport {
-    /// Opens a carrier on the configured address, `[::]` if there is none, and port.
+    /// Opens a carrier on the configured address, or `[::]`, and port.
     ///
     /// # Errors
     ///
-    /// [`OpenError`]: the port is taken, the interface does not exist, or the system lacks what is needed.
+    /// [`OpenError`]: the port is taken, the interface does not exist, or the system lacks a required option.
     pub fn open(config: &UdpConfig) -> Result<Self, OpenError> {
         Self::open_shared(config, false)
     }
 
-    /// Opens `count` carriers, 1 to 256, that share a port: carrier `b % count` receives what has
-    /// the byte `b` at place `destination_byte`, 0 to 15, of its destination address.
+    /// Opens `count` carriers, 1 to 256, that share a port: carrier `b % count` receives the datagrams
+    /// whose destination address has the byte `b` at position `destination_byte`, 0 to 15.
     ///
-    /// The kernel chooses, so a datagram reaches its thread without passing another.
+    /// The kernel selects the carrier, so a datagram reaches its thread directly.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl UdpTransport {
         destination_byte: u8,
     ) -> Result<Vec<Self>, OpenError> {
         let first = Self::open_shared(config, true)?;
-        // A port that the system chose is known now; the others take the same.
+        // A port that the system chose is known now; the others use the same.
         let config = UdpConfig { port: first.local_port, ..config.clone() };
         let mut carriers = vec![first];
         for _ in 1..count {
@@ -63,7 +63,7 @@ impl UdpTransport {
                 .map_err(|error| option("UDP_GRO", error))?;
         }
         let train_segment_count =
-            if config.trains && knows_trains(&socket) { TRAIN_SEGMENT_COUNT } else { 1 };
+            if config.trains && supports_trains(&socket) { TRAIN_SEGMENT_COUNT } else { 1 };
         set_sizes(&socket, config)?;
         if let Some(device) = &config.device {
             socket
@@ -114,7 +114,7 @@ impl UdpTransport {
         })
     }
 
-    /// The prefix outside of which datagrams are dropped, with its host bits cleared.
+    /// The prefix outside which datagrams are dropped, with its host bits cleared.
     pub fn filter(&self) -> Option<Ipv6Net> {
         self.filter
     }
@@ -128,13 +128,13 @@ fn interface(name: &str, error: io::Error) -> OpenError {
     OpenError::Interface { name: name.to_owned(), error }
 }
 
-/// The options without which the carrier does not work.
+/// The options that the carrier needs.
 fn set_options(socket: &Socket) -> Result<(), OpenError> {
     const OPTIONS: [(&str, c_int, c_int, c_int); 4] = [
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
         ("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1),
         ("IPV6_DONTFRAG", libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
-        // The link's MTU decides; a forged "packet too big" must not shrink it.
+        // The link's MTU decides; a forged "packet too big" must not reduce it.
         (
             "IPV6_MTU_DISCOVER",
             libc::IPPROTO_IPV6,
@@ -148,8 +148,8 @@ fn set_options(socket: &Socket) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Has the system report a datagram's destination, and what it removed from it: fragment and extension headers. Of a
-/// datagram that had none, the latter costs nothing.
+/// Makes the system report a datagram's destination, and the fragment and extension headers that it removed. For a
+/// datagram without such headers, the latter costs nothing.
 fn report_headers(socket: &Socket) -> Result<(), OpenError> {
     const OPTIONS: [(&str, c_int); 5] = [
         ("IPV6_RECVPKTINFO", libc::IPV6_RECVPKTINFO),
@@ -165,15 +165,15 @@ fn report_headers(socket: &Socket) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Whether the system knows UDP_SEGMENT; 0 leaves the socket's default, which each train overrides.
-fn knows_trains(socket: &Socket) -> bool {
+/// Whether the system supports UDP_SEGMENT; 0 leaves the socket's default, which each train overrides.
+fn supports_trains(socket: &Socket) -> bool {
     sys::set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
 
 fn set_sizes(socket: &Socket, config: &UdpConfig) -> Result<(), OpenError> {
     let size = |bytes: usize| c_int::try_from(bytes).unwrap_or(c_int::MAX);
     let receive = size(config.receive_buffer_bytes);
-    // Without the privilege for FORCE the system gives what its limit allows.
+    // Without the privilege for FORCE the system gives as much as its limit allows.
     if sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, receive).is_err() {
         sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, receive)
             .map_err(|error| option("SO_RCVBUF", error))?;
@@ -210,13 +210,13 @@ fn bind(socket: &Socket, address: Option<Ipv6Addr>, port: u16) -> Result<u16, Op
     Ok(address.as_socket_ipv6().map_or(port, |address| address.port()))
 }
 
-/// The largest payload that fits the way to `destination`, asked of a socket connected to it; for error reports only.
+/// The largest payload that fits the path to `destination`, read from a socket connected to it; only for error reports.
 pub(super) fn path_payload_bytes(destination: Ipv6Addr, device: Option<&str>) -> Option<usize> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).ok()?;
     if let Some(device) = device {
         socket.bind_device(Some(device.as_bytes())).ok()?;
     }
-    // Connecting a UDP socket sends nothing; any port will do.
+    // Connecting a UDP socket sends nothing; any port works.
     socket.connect(&SocketAddrV6::new(destination, 9, 0, 0).into()).ok()?;
     let mtu = sys::path_mtu(&socket).ok()?;
     Some(mtu.saturating_sub(HEADER_BYTES).min(LARGEST_PAYLOAD_BYTES))

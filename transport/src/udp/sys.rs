@@ -1,8 +1,8 @@
 //! The system calls of the UDP carrier: all of its `unsafe`.
 //!
-//! [`Receiver`] and [`Sender`] own every header, slice and control buffer a batch needs. The pointers in them are
-//! derived anew from live borrows for each call, and nothing reads them between calls.
-#![allow(unsafe_code, reason = "the only door to the system calls that safe crates do not cover")]
+//! [`Receiver`] and [`Sender`] own every header, slice and control buffer that a batch needs. Their pointers are
+//! derived again from live borrows for each call, and nothing reads them between calls.
+#![allow(unsafe_code, reason = "the only file with the system calls that safe crates do not cover")]
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of, take, zeroed};
@@ -22,12 +22,12 @@ use crate::Outgoing;
 
 /// Room for one reception: the largest UDP payload, rounded up, plus a cache line so that slots do not share sets.
 const SLOT_BYTES: usize = 65_536 + 64;
-/// Room for the ancillary data of one reception; what is asked for takes 64 bytes.
+/// Room for the ancillary data of one reception; the requested data takes 64 bytes.
 const CONTROL_BYTES: usize = 128;
 
-/// Messages that are asked for at least when more than one may be there.
+/// Messages that are requested at least if more than one may have arrived.
 const FEW: usize = 4;
-/// Datagrams up to so long are put together in one place instead of being described part by part.
+/// Datagrams up to this size are copied into one buffer instead of being described part by part.
 const SHORT_BYTES: usize = 512;
 
 const INT_BYTES: socklen_t = 4;
@@ -49,7 +49,7 @@ const PACKET_INFO_LENGTH: usize = unsafe { CMSG_LEN(PACKET_INFO_BYTES) } as usiz
 // SAFETY: the macro is pure arithmetic.
 const SEGMENT_LENGTH: usize = unsafe { CMSG_LEN(SEGMENT_BYTES) } as usize;
 
-/// Ancillary data of one send: the source address, and the segment size where there is a train.
+/// Ancillary data of one send: the source address, and the segment size of a train.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct SendControl {
@@ -84,18 +84,18 @@ fn empty_name() -> sockaddr_in6 {
     }
 }
 
-/// A count of messages the system answered, or its error.
-fn answered(result: isize) -> io::Result<usize> {
+/// The count of messages that the system returned, or its error.
+fn checked_count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// One reception, as the system described it.
+/// One reception, as described by the system.
 pub(super) struct Message<'a> {
     pub(super) source: Ipv6Addr,
     pub(super) source_port: u16,
     pub(super) payload_bytes: usize,
     pub(super) control: &'a [u8],
-    /// The payload or the ancillary data was cut.
+    /// The payload or the ancillary data was truncated.
     pub(super) truncated: bool,
 }
 
@@ -106,7 +106,7 @@ pub(super) struct Receiver {
     names: Box<[sockaddr_in6]>,
     controls: Box<[ReceiveControl]>,
     buffer: Box<[u8]>,
-    /// Messages that the next call for many asks for: twice what the last one found.
+    /// Messages that the next call requests: twice what the last one found.
     wanted_count: usize,
 }
 
@@ -125,7 +125,7 @@ impl Receiver {
         }
     }
 
-    /// Points the first `count` headers at their buffers, as the last call left them changed.
+    /// Points the first `count` headers to their buffers again, because the last call changed them.
     fn prepare(&mut self, count: usize) {
         let slots = self.buffer.chunks_exact_mut(SLOT_BYTES);
         let parts = self.slices.iter_mut().zip(&mut self.names).zip(&mut self.controls).zip(slots);
@@ -151,14 +151,14 @@ impl Receiver {
         let header = &mut self.headers[0];
         // SAFETY: `prepare` has pointed the header at live buffers of this object, with their true lengths.
         let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header.msg_hdr, 0) };
-        let bytes = answered(result)?;
+        let bytes = checked_count(result)?;
         header.msg_len = u32::try_from(bytes).unwrap_or(u32::MAX);
         Ok(1)
     }
 
-    /// Receives one message without ancillary data into slot 0; the socket must be non-blocking, and join no trains.
+    /// Receives one message without ancillary data into slot 0; the socket must be non-blocking, and must not join trains.
     ///
-    /// The call is cheaper than `recvmsg`, also when nothing is there, and so found sooner what comes.
+    /// The call is cheaper than `recvmsg`, even if nothing has arrived, so it also finds a datagram earlier.
     pub(super) fn receive_plain(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let name = &mut self.names[0];
         let slot = &mut self.buffer[..SLOT_BYTES];
@@ -174,7 +174,7 @@ impl Receiver {
                 &raw mut name_bytes,
             )
         };
-        let bytes = answered(result)?;
+        let bytes = checked_count(result)?;
         let header = &mut self.headers[0];
         header.msg_len = u32::try_from(bytes).unwrap_or(u32::MAX);
         header.msg_hdr.msg_controllen = 0;
@@ -182,7 +182,7 @@ impl Receiver {
         Ok(1)
     }
 
-    /// Receives as many messages as are there and fit; the socket must be non-blocking.
+    /// Receives as many messages as have arrived and fit; the socket must be non-blocking.
     pub(super) fn receive_many(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let count = self.wanted_count;
         self.prepare(count);
@@ -190,7 +190,7 @@ impl Receiver {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         // SAFETY: `prepare` has pointed `count` headers at live buffers of this object, with their true lengths.
         let result = unsafe { libc::recvmmsg(socket.as_raw_fd(), headers, count, 0, null_mut()) };
-        let received = answered(result as isize)?;
+        let received = checked_count(result as isize)?;
         // Preparing all headers for two messages would cost as much as a message.
         self.wanted_count = (2 * received).max(FEW).min(self.headers.len());
         Ok(received)
@@ -222,7 +222,7 @@ pub(super) struct Sender {
     slices: Box<[iovec]>,
     names: Box<[sockaddr_in6]>,
     controls: Box<[SendControl]>,
-    /// The address that the socket is bound to, from which it sends without being told.
+    /// The address that the socket is bound to, which it uses as source by default.
     own: Option<Ipv6Addr>,
     short: Box<[u8; SHORT_BYTES]>,
 }
@@ -231,8 +231,8 @@ pub(super) struct Sender {
 unsafe impl Send for Sender {}
 
 impl Sender {
-    /// Room for `count` datagrams a call; `interface` is the index of the one to leave by, 0 for the route's;
-    /// `own` is the address that the socket is bound to.
+    /// Room for `count` datagrams per call; `interface` is the index of the interface to send from, 0 for that of the
+    /// route; `own` is the address that the socket is bound to.
     pub(super) fn new(count: usize, interface: u32, own: Option<Ipv6Addr>) -> Self {
         let control = SendControl {
             packet_info_header: cmsghdr {
@@ -258,13 +258,13 @@ impl Sender {
             slices: vec![iovec { iov_base: null_mut(), iov_len: 0 }; 2 * count].into(),
             names: vec![empty_name(); count].into(),
             controls: vec![control; count].into(),
-            // An interface must be told with each datagram, and the address with it.
+            // An interface must be passed with each datagram, and the address with it.
             own: own.filter(|_| interface == 0),
             short: Box::new([0; SHORT_BYTES]),
         }
     }
 
-    /// Sends `batch`, cut into `trains`, and says how many trains went out; neither may exceed the capacity.
+    /// Sends `batch`, cut into `trains`, and returns the number of sent trains; neither may exceed the capacity.
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -283,16 +283,16 @@ impl Sender {
             // SAFETY: `fill` has pointed the first header at live buffers of this object and of `batch`.
             let result =
                 unsafe { libc::sendmsg(socket.as_raw_fd(), headers.cast(), libc::MSG_NOSIGNAL) };
-            return answered(result).map(|_| 1);
+            return checked_count(result).map(|_| 1);
         }
         let count = u32::try_from(trains.len().min(self.headers.len())).unwrap_or(0);
         // SAFETY: `fill` has pointed `count` headers at live buffers of this object and of `batch`.
         let result =
             unsafe { libc::sendmmsg(socket.as_raw_fd(), headers, count, libc::MSG_NOSIGNAL) };
-        answered(result as isize)
+        checked_count(result as isize)
     }
 
-    /// Sends one short datagram from the socket's own address, by the cheapest call there is.
+    /// Sends one short datagram from the socket's own address with the cheapest call.
     fn send_short(&mut self, socket: BorrowedFd<'_>, datagram: &Outgoing<'_>) -> io::Result<usize> {
         let name = &mut self.names[0];
         name.sin6_addr.s6_addr = datagram.destination.octets();
@@ -316,7 +316,7 @@ impl Sender {
                 NAME_BYTES,
             )
         };
-        answered(result)
+        checked_count(result)
     }
 
     fn fill(&mut self, batch: &[Outgoing<'_>], trains: &[Train]) {
@@ -352,17 +352,17 @@ impl Sender {
             } else if self.own == Some(members[0].source) {
                 0
             } else {
-                // Linux keeps 36 bytes without an allocation: exactly this, unpadded.
+                // Linux keeps 36 bytes without an allocation: exactly this size, without padding.
                 PACKET_INFO_LENGTH
             };
         }
     }
 }
 
-/// What ended a sleep.
+/// Why a sleep ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Woken {
-    /// The socket is readable, or has an error to tell.
+    /// The socket is readable, or has a pending error.
     Socket,
     /// The timeout has passed.
     Timeout,
@@ -380,7 +380,7 @@ pub(super) fn sleep(
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // Without a waker the socket stands there twice, and only the first is polled.
+    // Without a waker the socket is in the list twice, and only the first is polled.
     let other = waker.unwrap_or(socket);
     let mut descriptors = [socket, other].map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
     let count = if waker.is_some() { 2 } else { 1 };
@@ -417,9 +417,9 @@ fn option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_i
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Datagrams that the socket has dropped, modulo 2^32: for want of room, or damaged.
+/// Datagrams that the socket has dropped, modulo 2^32: because there was no room, or because they were damaged.
 ///
-/// SO_RXQ_OVFL would tell with the datagrams, but costs each of them 0.15 us on another core than its sender's.
+/// SO_RXQ_OVFL would report them with the datagrams, but costs each of them 0.15 us on another core than its sender's.
 pub(super) fn dropped_count(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// SK_MEMINFO_VARS and SK_MEMINFO_DROPS of linux/sock_diag.h.
     const VALUE_COUNT: usize = 9;
@@ -439,7 +439,7 @@ pub(super) fn dropped_count(socket: BorrowedFd<'_>) -> io::Result<u32> {
     if result == 0 { Ok(values[DROPS]) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The MTU of the way that the connected `socket` has.
+/// The MTU of the path of the connected `socket`.
 pub(super) fn path_mtu(socket: impl AsFd) -> io::Result<usize> {
     let mtu = option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU)?;
     Ok(usize::try_from(mtu).unwrap_or(0))
@@ -480,7 +480,7 @@ fn ask_interface(socket: impl AsFd, name: &str, what: libc::Ioctl) -> io::Result
     if result == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Spreads the datagrams of a port over the `count` sockets that share it, in the order of their
+/// Distributes the datagrams of a port over the `count` sockets that share it, in the order of their
 /// binding: socket `b % count` gets those whose destination address has the byte `b` at `byte`.
 pub(super) fn steer_by_destination(socket: impl AsFd, byte: u32, count: u32) -> io::Result<()> {
     /// Where the destination address begins in an IPv6 header (RFC 8200, section 3).

@@ -21,7 +21,7 @@ fn datagram<'a>(port: u16, header: &'a [u8], data: &'a [u8]) -> Outgoing<'a> {
     Outgoing { source: HERE, destination: HERE, destination_port: port, header, data }
 }
 
-/// Receives until `count` payloads have come or ten seconds have passed.
+/// Receives until `count` payloads have arrived or ten seconds have passed.
 fn collect(receiver: &mut UdpTransport, count: usize) -> Vec<Vec<u8>> {
     let deadline = receiver.now() + 10 * SECOND;
     let mut arrived = Vec::new();
@@ -337,7 +337,7 @@ fn a_train_that_waits_in_the_socket_while_joining_ends_is_cut_as_sent() {
         assert_eq!(sender.transmit(&train).expect("sent"), 16);
         assert_eq!(collect(&mut receiver, 16).len(), 16);
     }
-    // More than end joining, and behind them a train.
+    // More than enough to end joining, and then a train.
     for _ in 0..300 {
         assert_eq!(sender.transmit(&[datagram(port, b"alone", b"")]).expect("sent"), 1);
     }
@@ -345,7 +345,7 @@ fn a_train_that_waits_in_the_socket_while_joining_ends_is_cut_as_sent() {
     let arrived = collect(&mut receiver, 316);
     let lengths: Vec<_> = arrived.iter().map(Vec::len).collect();
     assert_eq!(lengths, [[5].repeat(300), [1000].repeat(16)].concat());
-    // With nothing in the socket it does end.
+    // With an empty socket it ends.
     for _ in 0..600 {
         assert_eq!(sender.transmit(&[datagram(port, b"alone", b"")]).expect("sent"), 1);
         assert_eq!(collect(&mut receiver, 1).len(), 1);
@@ -380,7 +380,7 @@ fn a_carrier_that_is_bound_to_an_address_sends_from_it_and_receives_for_it() {
     let mut other = open();
     let bytes = vec![7; 3000];
     let port = other.local_port();
-    // Short in one part and in two, long, and a train: each has a way of its own.
+    // Short in one part and in two, long, and a train: each uses another call.
     let batches = [
         vec![datagram(port, b"head", b"")],
         vec![datagram(port, b"head", b"data")],

@@ -1,19 +1,19 @@
-//! Cuts a batch into trains, and reads the ancillary data that tells received ones.
+//! Cuts a batch into trains, and reads the ancillary data of received ones.
 
 use std::net::Ipv6Addr;
 
 use crate::Outgoing;
 
-/// A run of a batch that leaves in one piece.
+/// Consecutive datagrams of a batch that are sent at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Train {
     /// Datagrams in it, at least 1.
     pub(super) count: usize,
-    /// Payload bytes of each, but perhaps the last.
+    /// Payload bytes of each datagram; the last may be shorter.
     pub(super) segment_bytes: u16,
 }
 
-/// What one train may hold.
+/// Limits of one train.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TrainLimits {
     pub(super) segment_count: usize,
@@ -43,7 +43,7 @@ fn length(first: &Outgoing<'_>, rest: &[Outgoing<'_>], limits: TrainLimits) -> u
     for next in rest {
         let bytes = next.payload_bytes();
         let fits = count < limits.segment_count && total_bytes + bytes <= limits.bytes;
-        // An empty datagram would vanish from the sum of a train, so it never joins one.
+        // An empty datagram would not be visible in the length of a train, so it is never part of one.
         if !fits || bytes == 0 || bytes > segment_bytes || !same_way(first, next) {
             break;
         }
@@ -62,18 +62,18 @@ fn same_way(one: &Outgoing<'_>, other: &Outgoing<'_>) -> bool {
         && one.destination_port == other.destination_port
 }
 
-/// What the ancillary data of a reception says.
+/// The contents of a reception's ancillary data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ancillary {
     pub(super) destination: Option<Ipv6Addr>,
-    /// Payload bytes of each datagram of a train, but perhaps the last.
+    /// Payload bytes of each datagram of a train; the last may be shorter.
     pub(super) segment_bytes: Option<usize>,
-    /// The datagram came in fragments, or behind IPv6 extension headers.
+    /// The datagram arrived in fragments, or with IPv6 extension headers.
     pub(super) is_extended: bool,
 }
 
 impl Ancillary {
-    /// Reads the control messages in `control`, ignoring those not asked for and what follows a malformed one.
+    /// Reads the control messages in `control`; skips other kinds, and stops at a malformed one.
     pub(super) fn parse(mut control: &[u8]) -> Self {
         let mut found = Self::default();
         while let Some((level, kind, data, rest)) = split_message(control) {
@@ -100,7 +100,7 @@ impl Ancillary {
     }
 }
 
-/// Takes the first control message off: level, type, data, and what follows.
+/// Splits off the first control message: level, type, data, and the rest.
 fn split_message(control: &[u8]) -> Option<(i32, i32, &[u8], &[u8])> {
     let (length, rest) = control.split_first_chunk()?;
     let (level, rest) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! The cases that the vector files are written from; the files are the truth once committed.
+//! The cases from which the vector files are written; committed files are authoritative.
 
 use std::net::Ipv6Addr;
 
@@ -55,7 +55,7 @@ fn answer(command: Command, status: Status, location_bits: u64) -> Ipv6Addr {
     ReplySource { space: SPACE, node: SERVER, command, contended, status, location_bits }.to_ipv6()
 }
 
-/// A header in the middle of a session's life.
+/// A header in the middle of a session.
 fn header(target: Ipv6Addr) -> Header {
     Header {
         target,
@@ -362,7 +362,7 @@ fn replies() -> Vec<Vector> {
     cases.into_iter().map(Case::vector).collect()
 }
 
-/// BUSY with a place in the queue, the contended bit, and every end of a lease.
+/// BUSY with a place in the queue, the contended bit, and every kind of lease end.
 fn lease_replies() -> Vec<Case> {
     let contended = |mut case: Case| {
         let from = Fields::unpack(case.source).expect("in the fabric");
@@ -524,7 +524,7 @@ fn damaged() -> Vec<Vector> {
         let case = read(name).data(*b"some data");
         let mut payload = case.bytes();
         payload[at] = to;
-        // The checks before the CRC must refuse it also if the CRC is right.
+        // The checks before the CRC must refuse it even if the CRC is valid.
         if reason != "crc" {
             let (head, data) = payload.split_at_mut(HEADER_BYTES);
             seal(case.source, case.destination, head, data);

@@ -1,4 +1,4 @@
-//! The golden vectors' text format, and the cases that they are written from.
+//! The golden vectors' text format, and the cases from which they are written.
 //!
 //! The format is described in `docs/wire.md`, section 8.
 
@@ -8,10 +8,10 @@ use bluebridge_wire::{DatagramError, Features, Flags, Header, HeaderError};
 
 pub(crate) mod cases;
 
-/// What a vector says about its datagram.
+/// The expected result of parsing a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Expect {
-    /// It parses, into these parts.
+    /// It is parsed into these parts.
     Parts(Box<Parts>),
     /// It is refused, for this reason (see [`refusal_name`]).
     Refusal(String),
@@ -22,7 +22,7 @@ pub(crate) enum Expect {
 pub(crate) struct Parts {
     /// Whether the source carries the command.
     pub(crate) reply: bool,
-    /// The command byte as it travels.
+    /// The command byte on the wire.
     pub(crate) command: u8,
     /// The status byte of a reply, the tag of a request.
     pub(crate) tag: u8,
@@ -36,7 +36,7 @@ pub(crate) struct Parts {
     pub(crate) trailer: Vec<u8>,
 }
 
-/// One datagram and what it must be read as.
+/// One datagram and its expected result.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Vector {
     /// Unique in all files.
@@ -45,9 +45,9 @@ pub(crate) struct Vector {
     pub(crate) source: Ipv6Addr,
     /// The IPv6 destination address.
     pub(crate) destination: Ipv6Addr,
-    /// What is behind the UDP header.
+    /// The bytes after the UDP header.
     pub(crate) payload: Vec<u8>,
-    /// What a parser must make of it.
+    /// The expected result.
     pub(crate) expect: Expect,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../wire/vectors")
 }
 
-/// The name that a refusal has in the files.
+/// The name of a refusal in the files.
 pub(crate) fn refusal_name(error: DatagramError) -> &'static str {
     match error {
         DatagramError::ForeignSource => "foreign_source",
@@ -74,7 +74,7 @@ pub(crate) fn refusal_name(error: DatagramError) -> &'static str {
     }
 }
 
-/// Every refusal that a vector must show.
+/// The refusals that the vectors must contain.
 pub(crate) const REFUSALS: [&str; 11] = [
     "foreign_source",
     "foreign_destination",
