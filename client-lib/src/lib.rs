@@ -56,8 +56,8 @@ mod lock;
 mod many;
 mod placement;
 mod service;
-mod transfer;
 mod update;
+mod work;
 
 pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
