@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::{collections::VecDeque, net::Ipv6Addr};
 
 use bluebridge_wire::{
-    Header, Status,
+    Header, Location, Status,
     address::{LINE_BYTES, LINE_PAGES},
     header::HEADER_BYTES,
     seal, tlv,
@@ -128,17 +128,19 @@ impl ReplyQueue {
         reply.head_bytes = head_bytes;
     }
 
-    /// Queues a piece whose data stays in the store until it is sent; `place` is its location
-    /// there.
+    /// Queues a piece whose data stays in the store until it is sent: at `location`, whose page it is
+    /// a range of.
     pub(super) fn push_page<S: PageStore + ?Sized>(
         &mut self,
         way: Way,
         header: &Header,
-        (place, page, range): (u64, u64, Range<u16>),
+        location: Location,
+        range: Range<u16>,
         store: &S,
     ) {
+        let page = location.page();
         self.page_replies += 1;
-        self.lines |= line_bit(place);
+        self.lines |= line_bit(location.bits());
         let bytes = range.end - range.start;
         let reply = self.append(way, Body::Page { page, start: range.start, bytes });
         header.emit(&mut reply.bytes, 0);
