@@ -61,7 +61,8 @@ pub(super) struct Holder {
 /// One operation.
 ///
 /// Its range is asked for in *runs* of consecutive pages: one run of all pages, unless some pages
-/// have to be asked for again elsewhere or later.
+/// have to be asked for again elsewhere or later. Each run is asked for under a number, and under
+/// another one if it has to be asked for again; what each lasts for is in a part of its own.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) operation: Operation,
@@ -70,75 +71,134 @@ pub(super) struct Op {
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) timer: Instant,
-    /// When the current number was first and last sent.
-    pub(super) first_sent: Instant,
-    pub(super) last_sent: Instant,
-    /// The number in the session, or the nonce; 0 without one.
-    pub(super) sequence: u64,
-    pub(super) holder: Holder,
-    /// What an UPDATE was granted; epoch 0 without a grant.
-    pub(super) lease: Lease,
-    /// When the last request was sent of which is known that it was answered before a grant.
-    pub(super) granted_after: Instant,
-    /// Versions of the run's pages (READ).
-    pub(super) versions: [u64; LINE_PAGES],
-    /// Datagrams of the current request that are to be sent now.
-    pub(super) to_send: u32,
-    /// Pieces that arrived: here (READ), or there as far as is known (trains).
-    pub(super) done: u32,
-    /// Datagrams sent with the current number.
-    pub(super) sent_count: u32,
-    pub(super) generation: u32,
-    /// How the run is cut.
-    pub(super) cut: Cut,
-    /// The run's first page and its distance from the operation's start in bytes.
-    pub(super) run_start: u16,
-    pub(super) run_page: u8,
-    /// Pages of the operation that have no final status yet.
-    pub(super) pending: u8,
-    /// Pages of the run that are answered.
-    pub(super) answered: u8,
-    /// Pages of the run that lost pieces to a newer version.
-    pub(super) restarted: u8,
-    /// One status per page of the operation.
+    pub(super) pages: Pages,
+    pub(super) route: Route,
+    pub(super) run: Run,
+    pub(super) request: Request,
+    pub(super) arrived: Arrived,
+    pub(super) grant: Grant,
+    pub(super) link: Link,
+    /// An earlier number may have had an effect.
+    pub(super) may_be_applied: bool,
+    /// An ABORT under an earlier number may have been done.
+    pub(super) asked_before: bool,
+}
+
+/// How the pages of the operation ended so far.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// One status per page.
     pub(super) statuses: [Status; LINE_PAGES],
+    /// Those that have no final status yet.
+    pub(super) pending: u8,
+    /// Those of which pieces are the last committed contents of a leased page.
+    pub(super) stale: u8,
+    /// They are asked for one by one.
+    pub(super) one_by_one: bool,
+}
+
+/// Who is asked, and what earlier replies said about that.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) peer: u16,
+    /// The request passes over redirects.
+    pub(super) home: bool,
+    /// Nodes that were asked because of what another one said.
+    pub(super) hops: u8,
+    /// Back-offs in a row.
+    pub(super) pauses: u8,
+    /// What MOVED told under the current number: the node, and the first page that it is about.
     pub(super) moved_node: u16,
     pub(super) moved_page: u8,
+    pub(super) holder: Holder,
+}
+
+/// The pages that are asked for together.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// How they are cut.
+    pub(super) cut: Cut,
+    /// Their distance from the operation's start in bytes.
+    pub(super) start: u16,
+    /// The first of them, counted from the operation's first.
+    pub(super) first_page: u8,
+}
+
+/// What was sent under the current number.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The number in the session, or the nonce; 0 without one.
+    pub(super) sequence: u64,
+    pub(super) first_sent: Instant,
+    pub(super) last_sent: Instant,
+    /// Datagrams that were sent.
+    pub(super) sent_count: u32,
+    /// Datagrams that are to be sent now, one bit each.
+    pub(super) to_send: u32,
     pub(super) attempt: u8,
     /// Timer expiries in a row.
     pub(super) expired: u8,
-    /// Back-offs in a row.
-    pub(super) pauses: u8,
-    pub(super) hops: u8,
-    /// Pages of credit that the current request costs.
+    /// Pages of credit that it costs.
     pub(super) cost: u8,
-    pub(super) peer: u16,
-    pub(super) prev: u16,
-    pub(super) next: u16,
-    pub(super) place: Place,
-    /// The request passes over redirects.
-    pub(super) home: bool,
-    /// Pages are asked for one by one.
-    pub(super) single: bool,
     /// A datagram that asks for the state of the train is out.
     pub(super) probing: bool,
-    /// An earlier number may have had an effect.
-    pub(super) leaky: bool,
     /// The last answer was OVERLOADED.
     pub(super) overloaded: bool,
-    /// Where the current request waits for a lease to end.
+    /// Where it waits for a lease to end.
     pub(super) queue: Queue,
-    /// Pages of the operation of which pieces are the last committed contents of a leased page.
-    pub(super) stale: u8,
+}
+
+/// What arrived under the current number: bits of the run's pieces and pages.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    /// Versions of the run's pages (READ).
+    pub(super) versions: [u64; LINE_PAGES],
+    /// Pieces that arrived: here (READ), or there as far as is known (trains).
+    pub(super) done: u32,
+    /// Pages that are answered.
+    pub(super) answered: u8,
+    /// Pages that lost pieces to a newer version.
+    pub(super) restarted: u8,
     /// The pieces that arrived came from a lease's owner.
     pub(super) from_owner: bool,
-    /// An ABORT under an earlier number may have been done.
-    pub(super) asked_before: bool,
+}
+
+/// What an UPDATE or a RENEW was granted.
+#[derive(Debug)]
+pub(super) struct Grant {
+    /// Epoch 0 without a grant.
+    pub(super) lease: Lease,
+    /// When the last request was sent of which is known that it was answered before a grant.
+    pub(super) sent_after: Instant,
+}
+
+/// The operation's place in the slab and its lists.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) place: Place,
+    pub(super) generation: u32,
+    pub(super) prev: u16,
+    pub(super) next: u16,
 }
 
 const _: () = assert!(size_of::<Op>() <= 320, "one operation stays within five cache lines");
 
 impl Op {
+    /// Begins a request under a new number, of which nothing was sent and nothing arrived.
+    pub(super) const fn begin_request(&mut self, sequence: u64) {
+        let to_send = if self.is_train() { self.run.cut.all() } else { 1 };
+        let Request { sent_count, attempt, expired, probing, overloaded, queue, .. } =
+            &mut self.request;
+        (*sent_count, *attempt, *expired) = (0, 0, 0);
+        (*probing, *overloaded, *queue) = (false, false, Queue::No);
+        self.request.sequence = sequence;
+        self.request.to_send = to_send;
+        let Arrived { done, answered, restarted, from_owner, .. } = &mut self.arrived;
+        (*done, *answered, *restarted, *from_owner) = (0, 0, 0, false);
+        self.route.moved_page = NO_PAGE;
+        self.grant.lease.epoch = 0;
+    }
+
     /// The command of the current request.
     pub(super) const fn command(&self) -> Command {
         match self.stage {
@@ -155,7 +215,7 @@ impl Op {
             Stage::Confirm(_) => true,
             Stage::Direct => self.operation.changes_memory(),
         };
-        self.leaky || (lasting && self.sent_count > 0)
+        self.may_be_applied || (lasting && self.request.sent_count > 0)
     }
 
     /// The byte range of memory inside of one line, of what has one.
@@ -185,9 +245,9 @@ impl Op {
     pub(super) const fn run_page_count(&self) -> usize {
         match self.operation {
             Operation::AllocWrite { .. } if !matches!(self.stage, Stage::Confirm(_)) => {
-                self.cut.page_count()
+                self.run.cut.page_count()
             }
-            _ if self.range().is_some() => self.cut.page_count(),
+            _ if self.range().is_some() => self.run.cut.page_count(),
             _ => 1,
         }
     }
@@ -243,8 +303,8 @@ impl Slab {
         let index = self.free;
         if index != NONE {
             let slot = self.ops.get_mut(usize::from(index))?;
-            self.free = slot.next;
-            op.generation = slot.generation;
+            self.free = slot.link.next;
+            op.link.generation = slot.link.generation;
             *slot = op;
             self.live += 1;
             return Some(index);
@@ -262,37 +322,37 @@ impl Slab {
     pub(super) fn remove(&mut self, index: u16) {
         let free = self.free;
         let op = &mut self[index];
-        op.place = Place::Free;
-        op.generation = op.generation.wrapping_add(1);
-        op.next = free;
+        op.link.place = Place::Free;
+        op.link.generation = op.link.generation.wrapping_add(1);
+        op.link.next = free;
         self.free = index;
         self.live -= 1;
     }
 
     pub(super) fn id(&self, index: u16) -> OperationId {
-        OperationId { index, generation: self[index].generation }
+        OperationId { index, generation: self[index].link.generation }
     }
 
     /// The slot of an operation that is still under way.
     pub(super) fn find(&self, id: OperationId) -> Option<u16> {
         let op = self.at(id.index)?;
-        (op.generation == id.generation).then_some(id.index)
+        (op.link.generation == id.generation).then_some(id.index)
     }
 
     /// The operation in a slot that input names.
     pub(super) fn at(&self, index: u16) -> Option<&Op> {
-        self.ops.get(usize::from(index)).filter(|op| op.place != Place::Free)
+        self.ops.get(usize::from(index)).filter(|op| op.link.place != Place::Free)
     }
 
     pub(super) fn push_back(&mut self, list: &mut List, index: u16) {
         let tail = list.tail;
         let op = &mut self[index];
-        op.prev = tail;
-        op.next = NONE;
+        op.link.prev = tail;
+        op.link.next = NONE;
         if tail == NONE {
             list.head = index;
         } else {
-            self[tail].next = index;
+            self[tail].link.next = index;
         }
         list.tail = index;
     }
@@ -300,27 +360,27 @@ impl Slab {
     pub(super) fn push_front(&mut self, list: &mut List, index: u16) {
         let head = list.head;
         let op = &mut self[index];
-        op.prev = NONE;
-        op.next = head;
+        op.link.prev = NONE;
+        op.link.next = head;
         if head == NONE {
             list.tail = index;
         } else {
-            self[head].prev = index;
+            self[head].link.prev = index;
         }
         list.head = index;
     }
 
     pub(super) fn unlink(&mut self, list: &mut List, index: u16) {
-        let Op { prev, next, .. } = self[index];
+        let Link { prev, next, .. } = self[index].link;
         if prev == NONE {
             list.head = next;
         } else {
-            self[prev].next = next;
+            self[prev].link.next = next;
         }
         if next == NONE {
             list.tail = prev;
         } else {
-            self[next].prev = prev;
+            self[next].link.prev = prev;
         }
     }
 }
