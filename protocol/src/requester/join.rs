@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Datagram, Flags, Status};
 
-use super::{Buffers, Event, Failure, Operation, Requester, slab::Op};
+use super::{Buffers, Event, Failure, Operation, Requester, op::Op};
 use crate::Instant;
 
 impl Requester {

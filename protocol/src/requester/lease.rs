@@ -6,7 +6,7 @@ use bluebridge_wire::{Datagram, Flags, Header, LeaseEnd, NodeId, Status};
 
 use super::{
     Answer, Buffers, Event, Failure, Lease, NONE, Operation, Place, Queue, Requester,
-    slab::{Holder, Op},
+    op::{Holder, Op},
     transmit::ATTEMPT_MAX,
 };
 use crate::Instant;

@@ -24,6 +24,7 @@ mod join;
 mod lease;
 mod leave;
 mod moved;
+mod op;
 mod operation;
 mod peer;
 mod progress;
@@ -52,12 +53,12 @@ pub use transmit::{HEAD_BYTES_MAX, Origin, Transmit};
 use crate::{Instant, pieces::Cut, pieces::PIECE_BYTES_MIN};
 use core::time::Duration;
 use moved::MovedTable;
+use op::{
+    Arrived, Grant, Holder, Link, NO_PAGE, Op, Pages, Place, Queue, Request, Route, Run, Stage,
+};
 use peer::{Peers, State};
 use random::Random;
-use slab::{
-    Arrived, Grant, Holder, Link, List, NO_PAGE, NONE, Op, Pages, Place, Queue, Request, Route,
-    Run, Slab, Stage,
-};
+use slab::{List, NONE, Slab};
 
 /// Data of a PING at most, in bytes.
 pub const PING_BYTES_MAX: u32 = 64;

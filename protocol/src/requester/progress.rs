@@ -7,7 +7,7 @@ use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 use super::{
     Answer, Completion, Event, FAR, Failure, NONE, Operation, PageStatuses, Place, Requester,
     Server, Stage,
-    slab::{Holder, NO_PAGE, Op},
+    op::{Holder, NO_PAGE, Op},
 };
 use crate::Instant;
 

@@ -4,7 +4,7 @@ use bluebridge_wire::{Command, Datagram, NodeId, Pointer, Status, Usage, tlv::Tl
 
 use super::{
     Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
-    lease::is_queued, slab::Op, transmit::ATTEMPT_MAX,
+    lease::is_queued, op::Op, transmit::ATTEMPT_MAX,
 };
 use crate::Instant;
 

@@ -3,8 +3,8 @@
 use bluebridge_wire::{ArenaGeneration, Datagram, Status};
 
 use super::{
-    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, peer::Peer,
-    random::Random, slab::Op,
+    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, op::Op,
+    peer::Peer, random::Random,
 };
 use crate::{Instant, pieces::PIECE_BYTES_MIN};
 

@@ -7,7 +7,7 @@ use bluebridge_wire::{
     header::HEADER_BYTES, seal,
 };
 
-use super::slab::Op;
+use super::op::Op;
 use super::{
     Buffers, Event, Failure, NONE, Operation, OperationId, Place, Requester, Stage, State,
 };
