@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Instant,
-    requester::{Buffers, Requester, StartError, Transmit},
+    requester::{Buffers, Requester, SealedRequest, StartError},
 };
 use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
@@ -163,7 +163,7 @@ impl<T: Transport> Driver<T> {
     /// Hands everything that is to be sent to the carrier.
     fn flush(&mut self, now: Instant, buffers: &impl Buffers) -> Result<(), Error> {
         loop {
-            let mut batch = ArrayVec::<Transmit<'_>, BATCH>::new();
+            let mut batch = ArrayVec::<SealedRequest<'_>, BATCH>::new();
             while !batch.is_full()
                 && let Some(transmit) = self.requester.poll_transmit(now, buffers)
             {
@@ -183,7 +183,7 @@ impl<T: Transport> Driver<T> {
     fn send(
         &mut self,
         now: Instant,
-        batch: &[Transmit<'_>],
+        batch: &[SealedRequest<'_>],
         outgoing: &[Outgoing<'_>],
     ) -> Result<(), Error> {
         let mut sent = 0;
@@ -256,7 +256,7 @@ impl<T: Transport> Driver<T> {
     }
 }
 
-pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+pub(crate) fn outgoing<'a>(transmit: &'a SealedRequest<'a>) -> Outgoing<'a> {
     Outgoing {
         source: transmit.source,
         destination: transmit.destination,

@@ -48,7 +48,7 @@ pub use operation::{
     Answer, Buffers, Completion, Failure, Lease, Operation, OperationId, PageStatuses, Server,
     StartError,
 };
-pub use transmit::{HEAD_BYTES_MAX, Origin, Transmit};
+pub use transmit::{HEAD_BYTES_MAX, Origin, SealedRequest};
 
 use crate::{Instant, pieces::Cut, pieces::PIECE_BYTES_MIN};
 use core::time::Duration;

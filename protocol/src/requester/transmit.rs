@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Instant, pieces::Piece};
 
-/// Bytes of a [`Transmit::head`] at most: the header and the operands of an atomic.
+/// Bytes of a [`SealedRequest::head`] at most: the header and the operands of an atomic.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
 
 /// The attempt stays here when there are more.
@@ -35,7 +35,7 @@ pub enum Origin {
 
 /// A sealed datagram to be sent to [`bluebridge_wire::UDP_PORT`]: the head, then the data.
 #[derive(Clone, Copy, Debug)]
-pub struct Transmit<'a> {
+pub struct SealedRequest<'a> {
     /// The source address.
     pub source: Ipv6Addr,
     /// The destination address; datagrams of a train follow each other and have the same.
@@ -48,7 +48,7 @@ pub struct Transmit<'a> {
     head_bytes: u8,
 }
 
-impl Transmit<'_> {
+impl SealedRequest<'_> {
     /// The first bytes of the UDP payload: the header, and the operands of an atomic.
     #[must_use]
     pub fn head(&self) -> &[u8] {
@@ -75,7 +75,7 @@ impl Requester {
         &mut self,
         now: Instant,
         buffers: &'b impl Buffers,
-    ) -> Option<Transmit<'b>> {
+    ) -> Option<SealedRequest<'b>> {
         while let Some(peer) = self.opening.pop_front() {
             if let Some(transmit) = self.transmit_open(now, peer) {
                 return Some(transmit);
@@ -125,7 +125,7 @@ impl Requester {
         self.admit_hungry(now);
     }
 
-    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<Transmit<'b>> {
+    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<SealedRequest<'b>> {
         let timing = self.config.timing;
         let entry = &mut self.peers[peer];
         entry.open_due = false;
@@ -303,7 +303,7 @@ impl Requester {
         }
     }
 
-    pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> Transmit<'b> {
+    pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> SealedRequest<'b> {
         let source = self.config.address().to_ipv6();
         let command = WireCommand::request(part.command, part.home).bits();
         let destination = Fields { node: part.node, command, ..part.target }.to_ipv6();
@@ -324,7 +324,7 @@ impl Requester {
         let rest = behind.get(..operand_bytes).unwrap_or_default();
         seal(source, destination, fixed, if operand_bytes > 0 { rest } else { part.data });
         let head_bytes = u8::try_from(HEADER_BYTES + operand_bytes).unwrap_or(0);
-        Transmit { source, destination, origin, data: part.data, head, head_bytes }
+        SealedRequest { source, destination, origin, data: part.data, head, head_bytes }
     }
 }
 

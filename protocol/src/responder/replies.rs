@@ -20,7 +20,7 @@ pub(super) const INLINE_BYTES: usize = 64;
 
 /// One datagram to be sent from the server's port, whole and sealed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Transmit<'a> {
+pub struct SealedReply<'a> {
     /// Source address.
     pub source: Ipv6Addr,
     /// Destination address.
@@ -52,7 +52,7 @@ pub(super) struct Reply {
 const _: () = assert!(size_of::<Reply>() <= 232);
 
 impl Reply {
-    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> Transmit<'a> {
+    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> SealedReply<'a> {
         let (head, rest) = self.bytes.split_at(self.head_bytes);
         let data = match self.body {
             Body::Inline { bytes } => &rest[..usize::from(bytes)],
@@ -61,7 +61,7 @@ impl Reply {
                 store.read(page, start..start + usize::from(bytes))
             }
         };
-        Transmit {
+        SealedReply {
             source: self.source,
             destination: self.destination,
             destination_port: self.port,
@@ -167,7 +167,7 @@ impl ReplyQueue {
     pub(super) fn iter<'a, S: PageStore + ?Sized>(
         &'a self,
         store: &'a S,
-    ) -> impl Iterator<Item = Transmit<'a>> {
+    ) -> impl Iterator<Item = SealedReply<'a>> {
         self.replies.iter().map(|reply| reply.transmit(store))
     }
 

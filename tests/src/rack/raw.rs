@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use bluebridge::NodeId;
 use bluebridge_protocol::Instant;
 use bluebridge_protocol::requester::{
-    Answer, Buffers, Config, Failure, Lease, Operation, Requester, Transmit,
+    Answer, Buffers, Config, Failure, Lease, Operation, Requester, SealedRequest,
 };
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::Node;
@@ -136,7 +136,7 @@ impl RawClient {
     }
 }
 
-fn datagram<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+fn datagram<'a>(transmit: &'a SealedRequest<'a>) -> Outgoing<'a> {
     Outgoing {
         source: transmit.source,
         destination: transmit.destination,
