@@ -92,7 +92,9 @@ pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
 pub mod membership {
     #[cfg(feature = "tls")]
     pub use bluebridge_northbound::{Certificate, ClientTlsConfig, Identity};
-    pub use bluebridge_northbound::{Connection, MembershipError, MemoryNode, Options, Snapshot};
+    pub use bluebridge_northbound::{
+        Connection, MembershipError, MemoryNodeStatus, Options, Snapshot,
+    };
 }
 
 /// Compiles the examples of the README.

@@ -17,7 +17,7 @@ mod registration;
 pub use error::MembershipError;
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{
-    Assignment, Attachment, Carrier, MemoryNode, Previous, Registration, Role, Token,
+    Assignment, Attachment, Carrier, MemoryNodeStatus, Previous, Registration, Role, Token,
 };
 
 #[cfg(feature = "tls")]

@@ -181,9 +181,9 @@ fn node_id(number: u32) -> Result<NodeId, MembershipError> {
     node.ok_or(MembershipError::BadAnswer("node id"))
 }
 
-/// A memory node of the space.
+/// What the controller knows of a memory node of the space.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct MemoryNode {
+pub struct MemoryNodeStatus {
     /// Its id.
     pub node: NodeId,
     /// Its name.
@@ -200,7 +200,7 @@ pub struct MemoryNode {
     pub free_pages: u64,
 }
 
-impl MemoryNode {
+impl MemoryNodeStatus {
     pub(crate) fn parse(node: &proto::MemoryNode) -> Result<Self, MembershipError> {
         let bad = MembershipError::BadAnswer;
         let generation = u16::try_from(node.arena_generation).ok().and_then(ArenaGeneration::new);
