@@ -11,11 +11,11 @@ pub mod config;
 pub mod core;
 pub mod driver;
 pub mod plan;
-mod rack;
 pub mod reconcile;
 pub mod redirect;
 mod secret;
 mod service;
+mod shared;
 pub mod store;
 
 use std::convert::Infallible;
@@ -32,10 +32,10 @@ use tonic::transport::server::TcpIncoming;
 
 pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
-use rack::Rack;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
 use service::Northbound;
+use shared::Rack;
 use store::{Store, StoreError};
 
 /// How long a call of the northbound API may take.

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::core::{Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role};
-use crate::rack::{CallCounts, Rack};
+use crate::shared::{CallCounts, Rack};
 use crate::store::StoreError;
 
 /// How long a join waits for the switch to have the endpoint's entries.

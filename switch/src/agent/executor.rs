@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
-use super::core::Core;
+use super::state::Core;
 use crate::dataplane::DataPlane;
 
 /// How many requests wait for the thread.

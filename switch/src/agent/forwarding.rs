@@ -6,8 +6,8 @@ use tonic::Code;
 use v1::get_forwarding_pipeline_config_request::ResponseType;
 use v1::set_forwarding_pipeline_config_request::Action;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found};
+use super::state::Core;
 
 /// What was committed, and what waits to be.
 #[derive(Debug, Default)]

@@ -16,7 +16,6 @@
 //! The data plane may outlive the agent: [`Agent::bind`] reads back what it holds.
 
 mod arbitration;
-mod core;
 mod executor;
 mod forwarding;
 mod packets;
@@ -25,6 +24,7 @@ mod read;
 mod refusal;
 mod replication;
 mod service;
+mod state;
 mod switch_service;
 mod write;
 
@@ -41,9 +41,9 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::transport::server::TcpIncoming;
 
-use self::core::Core;
 use self::executor::{Executor, Thread};
 use self::service::P4RuntimeService;
+use self::state::Core;
 use self::switch_service::SwitchService;
 use crate::dataplane::DataPlane;
 

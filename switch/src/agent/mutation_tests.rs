@@ -15,7 +15,7 @@ use prost::Message as _;
 use tokio::sync::mpsc::{Receiver, channel};
 use v1::entity::Entity;
 
-use super::core::Core;
+use super::state::Core;
 use crate::dataplane::DataPlane as _;
 use crate::soft::Pipeline;
 

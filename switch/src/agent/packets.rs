@@ -12,8 +12,8 @@ use v1::stream_message_request::Update as Asked;
 use v1::stream_message_response::Update as Told;
 
 use super::arbitration::StreamId;
-use super::core::Core;
 use super::refusal::{ERROR_SPACE, Refusal, invalid};
+use super::state::Core;
 use crate::dataplane::PacketIn;
 
 /// How many packet-ins are taken from the data plane at once.

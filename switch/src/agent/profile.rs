@@ -14,8 +14,8 @@ use bluebridge_p4::proto::p4::v1;
 use tonic::Code;
 use v1::update::Type;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found, unimplemented};
+use super::state::Core;
 use crate::dataplane::Table;
 
 /// What an entry of `anycast` names.

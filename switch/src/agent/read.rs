@@ -6,8 +6,8 @@ use bluebridge_p4::proto::p4::v1;
 use prost::Message as _;
 use v1::entity::Entity;
 
-use super::core::{Core, counter_data, table_of};
 use super::refusal::{Refusal, invalid, not_found};
+use super::state::{Core, counter_data, table_of};
 use super::write::drops_range;
 use crate::dataplane::InstalledEntry;
 

@@ -10,8 +10,8 @@ use v1::packet_replication_engine_entry::Type as Replication;
 use v1::replica::PortKind;
 use v1::update::Type;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found, unimplemented};
+use super::state::Core;
 use crate::dataplane::CloneSession;
 
 /// The number of the controller's port in the specification (`SDN_PORT_CPU`).

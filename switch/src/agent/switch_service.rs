@@ -7,9 +7,9 @@ use bluebridge_p4::proto::bluebridge::switch::v1;
 use tonic::{Request, Response, Status};
 use v1::switch_server::Switch;
 
-use super::core::Core;
 use super::executor::Executor;
 use super::refusal::{Refusal, invalid};
+use super::state::Core;
 use crate::dataplane::PortStatus;
 
 /// The service `bluebridge.switch.v1.Switch`.
