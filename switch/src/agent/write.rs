@@ -15,10 +15,10 @@ use v1::entity::Entity;
 use v1::update::Type;
 
 use super::refusal::{Refusal, batch_status, invalid, unimplemented};
-use super::state::{Core, counter};
+use super::state::{AgentState, counter};
 use crate::dataplane::{Table, TableError};
 
-impl Core {
+impl AgentState {
     /// Does a batch, update by update, in order; what fails does not stop the rest.
     pub(super) fn write(&mut self, request: &v1::WriteRequest) -> Result<(), Status> {
         self.check_write(request)?;
