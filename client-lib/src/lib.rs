@@ -24,7 +24,7 @@
 //! // What a controller tells when one joins a rack; `Client::join` asks it.
 //! let mut config = EndpointConfig::new(Space(1), NodeId(1000), 1);
 //! config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
-//! # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
+//! # let rack = rack::LocalRack::start(&[NodeId(1)], 1 << 20);
 //! # let transport = rack.attach(NodeId(1000));
 //! let mut client = Client::open(config, transport);
 //!
