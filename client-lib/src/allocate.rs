@@ -30,8 +30,7 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`].
     pub fn create_at(&mut self, bytes: u64, placement: Placement) -> Result<Region, Error> {
-        let pages = bytes.div_ceil(PAGE_BYTES as u64);
-        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
+        let pages = pages(bytes)?;
         self.allocate(pages, placement, |server| Operation::Create { server, pages }, &[])
     }
 
@@ -62,7 +61,7 @@ impl<T: Transport> Client<T> {
             return Ok(region);
         }
         let length = u32::try_from(data.len()).map_err(|_| Error::Length)?;
-        let pages = u32::try_from(data.len().div_ceil(PAGE_BYTES)).map_err(|_| Error::Length)?;
+        let pages = pages(data.len() as u64)?;
         self.allocate(pages, placement, |server| Operation::AllocWrite { server, length }, data)
     }
 
@@ -142,12 +141,26 @@ impl<T: Transport> Client<T> {
         pages: u32,
         data: &[u8],
     ) -> Result<Region, Error> {
-        match self.single(operation, None, data)? {
-            Answer::Pointer(pointer) => {
-                let length = u64::from(pages) * PAGE_BYTES as u64;
-                Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
-            }
-            _ => Err(Error::Violation { node: NodeId::ANY }),
+        allocated(self.single(operation, None, data)?, pages)
+    }
+}
+
+/// The pages that so many bytes take.
+///
+/// # Errors
+/// [`Error::Length`] if there are none, or more than one allocation has.
+pub(crate) fn pages(bytes: u64) -> Result<u32, Error> {
+    let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES as u64)).ok();
+    pages.filter(|pages| *pages > 0).ok_or(Error::Length)
+}
+
+/// The region of so many pages that a server answered.
+pub(crate) fn allocated(answer: Answer, pages: u32) -> Result<Region, Error> {
+    match answer {
+        Answer::Pointer(pointer) => {
+            let length = u64::from(pages) * PAGE_BYTES as u64;
+            Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
         }
+        _ => Err(Error::Violation { node: NodeId::ANY }),
     }
 }

@@ -1,13 +1,16 @@
 //! Getting and freeing many allocations at once, pipelined over all the servers.
 
-use bluebridge_protocol::requester::{Answer, Buffers, Operation, Server};
+use bluebridge_protocol::requester::{Answer, Operation, Server};
 use bluebridge_transport::Transport;
-use bluebridge_wire::{
-    Pointer, Region, Status,
-    address::{LINE_BYTES, PAGE_BYTES},
-};
+use bluebridge_wire::{Region, Status, address::LINE_BYTES};
 
-use crate::{client::Client, drive::Work, error::Error, placement::Placement, transfer};
+use crate::{
+    allocate::{allocated, pages},
+    client::Client,
+    error::Error,
+    placement::Placement,
+    work::allocation::{Creations, Deletions},
+};
 
 /// Memory to allocate.
 #[derive(Debug)]
@@ -38,9 +41,10 @@ impl<'a> CreateRequest<'a> {
     }
 
     fn pages(&self) -> Result<u32, Error> {
-        let pages = u32::try_from(self.bytes.div_ceil(PAGE_BYTES as u64)).ok();
-        let fits = self.data.len() <= LINE_BYTES;
-        pages.filter(|pages| *pages > 0 && fits).ok_or(Error::Length)
+        if self.data.len() > LINE_BYTES {
+            return Err(Error::Length);
+        }
+        pages(self.bytes)
     }
 
     fn ask(&mut self, server: Option<Server>) -> Result<(), Error> {
@@ -52,6 +56,21 @@ impl<'a> CreateRequest<'a> {
             Operation::AllocWrite { server, length }
         });
         Ok(())
+    }
+
+    /// What is asked; nothing before its place is chosen.
+    pub(crate) const fn operation(&self) -> Option<Operation> {
+        self.operation
+    }
+
+    /// What is written; empty if only zeroed memory is asked for.
+    pub(crate) const fn data(&self) -> &[u8] {
+        self.data
+    }
+
+    /// Takes what the server answered.
+    pub(crate) fn settle(&mut self, result: Result<Answer, Error>) {
+        self.result = result.and_then(|answer| allocated(answer, self.pages()?));
     }
 }
 
@@ -124,96 +143,5 @@ impl<T: Transport> Client<T> {
             request.result = Ok(());
         }
         self.driver.run(&mut Deletions(requests), self.deadline)
-    }
-}
-
-struct Creations<'a, 'b>(&'a mut [CreateRequest<'b>]);
-
-impl Buffers for Creations<'_, '_> {
-    fn outgoing(&self, token: u64) -> &[u8] {
-        self.0.get(transfer::untoken(token).0).map_or(&[], |request| request.data)
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        &mut []
-    }
-}
-
-impl Work for Creations<'_, '_> {
-    fn transfer_count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn line_count(&self, transfer: usize) -> Result<u32, Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        Ok(u32::from(request.operation.is_some()))
-    }
-
-    fn operation(
-        &self,
-        transfer: usize,
-        _line: u32,
-    ) -> Result<(Operation, Option<Pointer>), Error> {
-        let request = self.0.get(transfer).ok_or(Error::Length)?;
-        Ok((request.operation.ok_or(Error::Length)?, None))
-    }
-
-    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
-        let Some(request) = self.0.get_mut(transfer) else { return };
-        request.result = result.and_then(|answer| match answer {
-            Answer::Pointer(pointer) => {
-                let length = u64::from(request.pages()?) * PAGE_BYTES as u64;
-                Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
-            }
-            _ => Err(Error::Violation { node: bluebridge_wire::NodeId::ANY }),
-        });
-    }
-
-    fn is_failed(&self, transfer: usize) -> bool {
-        self.0.get(transfer).is_none_or(|request| request.operation.is_none())
-    }
-}
-
-struct Deletions<'a>(&'a mut [DeleteRequest]);
-
-impl Buffers for Deletions<'_> {
-    fn outgoing(&self, _token: u64) -> &[u8] {
-        &[]
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        &mut []
-    }
-}
-
-impl Work for Deletions<'_> {
-    fn transfer_count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
-        Ok(1)
-    }
-
-    fn operation(
-        &self,
-        transfer: usize,
-        _line: u32,
-    ) -> Result<(Operation, Option<Pointer>), Error> {
-        let region = self.0.get(transfer).ok_or(Error::Length)?.region;
-        let pages = region.length_bytes().div_ceil(PAGE_BYTES as u64);
-        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
-        let pointer = region.base();
-        Ok((Operation::Delete { pointer, pages }, Some(pointer)))
-    }
-
-    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
-        if let Some(request) = self.0.get_mut(transfer) {
-            request.result = result.map(|_| ());
-        }
-    }
-
-    fn is_failed(&self, transfer: usize) -> bool {
-        self.0.get(transfer).is_none_or(|request| request.result.is_err())
     }
 }

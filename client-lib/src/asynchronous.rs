@@ -2,7 +2,7 @@
 
 use std::{io, thread};
 
-use bluebridge_protocol::requester::Operation;
+use bluebridge_protocol::requester::{Answer, Operation};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{NodeId, Pointer, Region, Usage};
 use tokio::sync::{mpsc, oneshot};
@@ -10,8 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     client::Client,
     error::{Error, cause},
-    many::{RangeStart, Transfer, Transfers, lines},
     placement::Placement,
+    work::{
+        lines,
+        transfer::{RangeStart, Transfer, Transfers},
+    },
 };
 
 /// Calls that may wait; the next one waits for room.
@@ -276,8 +279,8 @@ impl Queued {
         let (Waiting::Read(bytes, _) | Waiting::Write(bytes, _)) = &call;
         let length = bytes.len() as u64;
         // A length that cannot be is told when its turn comes.
-        let lines_left = lines(pointer, length).unwrap_or(0);
-        let start = RangeStart::default();
+        let lines_left = lines::count(pointer, length).unwrap_or(0);
+        let start = RangeStart::UNKNOWN;
         Self { pointer, length, call: Some(call), lines_left, result: Ok(()), start }
     }
 
@@ -323,7 +326,7 @@ impl Transfer for Queued {
 
     /// What went well is told at once; a failure at the end of the round, when nothing of it can
     /// be under way any more.
-    fn settle(&mut self, line: u32, result: Result<(), Error>) {
+    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
         self.lines_left = self.lines_left.saturating_sub(1);
         self.start.settle(&mut self.result, self.pointer, line, result);
         if self.result.is_ok() && self.lines_left == 0 {

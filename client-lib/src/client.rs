@@ -4,16 +4,18 @@ use core::time::Duration;
 
 use bluebridge_protocol::requester::{Answer, Counters, Operation, Requester, Server};
 use bluebridge_transport::{Transport, udp::UdpTransport};
-use bluebridge_wire::{NodeId, Pointer, Region, Usage, address::PAGE_BYTES};
+use bluebridge_wire::{NodeId, Pointer, Region, Usage};
 
 use crate::{
+    allocate::pages,
     config::EndpointConfig,
     drive::Driver,
     error::Error,
-    many::{Closing, RangeStart, ReadRequest, Single, Transfers, WriteRequest, ZeroRequest},
+    many::{ReadRequest, WriteRequest, ZeroRequest},
     placement::{Placement, Places},
     service::{Notices, ServiceCounters, ServiceState, Tenant},
     update::SpareLists,
+    work::{close::Closing, single::Single, transfer::Transfers},
 };
 
 /// How long [`Client::close`] waits for the servers, all together.
@@ -101,8 +103,7 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`]; pages other than the one it names may be zeroed.
     pub fn zero(&mut self, pointer: Pointer, length: u64) -> Result<(), Error> {
-        let start = RangeStart::default();
-        let mut requests = [ZeroRequest { pointer, length, result: Ok(()), start }];
+        let mut requests = [ZeroRequest::new(pointer, length)];
         self.driver.run(&mut Transfers(&mut requests), self.deadline)?;
         let [request] = requests;
         request.result
@@ -158,9 +159,7 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`].
     pub fn delete(&mut self, region: Region) -> Result<(), Error> {
-        let pages = region.length_bytes().div_ceil(PAGE_BYTES as u64);
-        let pages = u32::try_from(pages).ok().filter(|pages| *pages > 0).ok_or(Error::Length)?;
-        self.free(region.base(), pages).map(|_| ())
+        self.free(region.base(), pages(region.length_bytes())?).map(|_| ())
     }
 
     /// Frees the allocation that begins at `pointer`, however long it is; answers its pages.
@@ -278,15 +277,24 @@ impl<T: Transport> Client<T> {
         &self.driver.transport
     }
 
+    /// Does one operation that sends `data` and receives no bytes.
     pub(crate) fn single(
         &mut self,
         operation: Operation,
         pointer: Option<Pointer>,
         data: &[u8],
     ) -> Result<Answer, Error> {
-        let mut work = Single { operation, pointer, data, result: None };
-        self.driver.run(&mut work, self.deadline)?;
-        work.result.unwrap_or(Err(Error::Length))
+        self.run_single(Single::new(operation, pointer, data, &mut []), self.deadline)
+    }
+
+    /// Does one operation.
+    pub(crate) fn run_single(
+        &mut self,
+        mut single: Single<'_>,
+        deadline: Duration,
+    ) -> Result<Answer, Error> {
+        self.driver.run(&mut single, deadline)?;
+        single.result()
     }
 
     pub(crate) fn stat_server(&mut self, server: Server) -> Result<Usage, Error> {

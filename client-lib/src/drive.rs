@@ -6,15 +6,14 @@ use std::sync::{Arc, OnceLock};
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Instant,
-    requester::{Answer, Buffers, Operation, Requester, StartError, Transmit},
+    requester::{Buffers, Requester, SealedRequest, StartError},
 };
 use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
-use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
+use bluebridge_wire::{Datagram, UDP_PORT};
 
 use crate::{
     error::{Cause, Error},
-    many::Closing,
-    transfer,
+    work::{self, Memory, NoMemory, Work},
 };
 
 /// Datagrams handed to the carrier at once.
@@ -22,33 +21,6 @@ const BATCH: usize = 64;
 
 /// How long a carrier that takes nothing is asked again before the datagrams count as lost.
 const BUSY_LIMIT: Duration = Duration::from_millis(2);
-
-/// What a call has to do: transfers, each of one or more operations.
-///
-/// The driver alone keeps the place in the work: each operation is begun once, and one that cannot
-/// be begun ends its transfer. So no implementation can make a call go on for ever.
-pub(crate) trait Work: Buffers {
-    /// How many transfers there are.
-    fn transfer_count(&self) -> usize;
-
-    /// How many operations a transfer has.
-    ///
-    /// # Errors
-    /// If it cannot be begun.
-    fn line_count(&self, transfer: usize) -> Result<u32, Error>;
-
-    /// One of them, and the memory it is about.
-    ///
-    /// # Errors
-    /// If it cannot be begun.
-    fn operation(&self, transfer: usize, line: u32) -> Result<(Operation, Option<Pointer>), Error>;
-
-    /// An operation ended, or could not be begun.
-    fn settle(&mut self, transfer: usize, line: u32, result: Result<Answer, Error>);
-
-    /// Whether the rest of a transfer is of no use any more, because of what ended so far.
-    fn is_failed(&self, transfer: usize) -> bool;
-}
 
 /// The requester and its carrier.
 pub(crate) struct Driver<T> {
@@ -67,21 +39,22 @@ pub(crate) struct Driver<T> {
 
 /// Where a call stands in its work: it moves forward only.
 struct Cursor {
-    transfer: usize,
-    transfer_count: usize,
-    line: u32,
+    task: usize,
+    task_count: usize,
+    /// The next operation of the task.
+    number: u32,
     in_flight: usize,
 }
 
 impl Cursor {
     const fn is_at_end(&self) -> bool {
-        self.transfer >= self.transfer_count
+        self.task >= self.task_count
     }
 
-    /// Passes over what is left of the transfer.
-    const fn next_transfer(&mut self) {
-        self.transfer += 1;
-        self.line = 0;
+    /// Passes over what is left of the task.
+    const fn next_task(&mut self) {
+        self.task += 1;
+        self.number = 0;
     }
 }
 
@@ -109,11 +82,11 @@ impl<T: Transport> Driver<T> {
     pub(crate) fn run(&mut self, work: &mut impl Work, deadline: Duration) -> Result<(), Error> {
         let mut now = self.now();
         let deadline = now + deadline;
-        let transfer_count = work.transfer_count();
-        let mut cursor = Cursor { transfer: 0, transfer_count, line: 0, in_flight: 0 };
+        let task_count = work.task_count();
+        let mut cursor = Cursor { task: 0, task_count, number: 0, in_flight: 0 };
         loop {
             self.start(now, &mut cursor, work, deadline);
-            self.flush(now, work)?;
+            self.flush(now, &Memory(&mut *work))?;
             if self.complete(&mut cursor, work) {
                 continue;
             }
@@ -135,27 +108,27 @@ impl<T: Transport> Driver<T> {
     /// Starts operations until the work or the room for them is used up.
     fn start(&mut self, now: Instant, cursor: &mut Cursor, work: &mut impl Work, until: Instant) {
         while !cursor.is_at_end() {
-            let (transfer, line) = (cursor.transfer, cursor.line);
-            let lines = work.line_count(transfer);
-            if work.is_failed(transfer) || lines.as_ref().is_ok_and(|lines| line >= *lines) {
-                cursor.next_transfer();
+            let (task, number) = (cursor.task, cursor.number);
+            let count = work.operation_count(task);
+            if work.is_failed(task) || count.as_ref().is_ok_and(|count| number >= *count) {
+                cursor.next_task();
                 continue;
             }
-            let operation = match (lines, self.expelled()) {
+            let operation = match (count, self.expelled()) {
                 (Err(error), _) => Err(error),
                 (Ok(_), Some(reason)) => {
                     let reason = Arc::clone(reason);
                     Err(Error::Expelled { reason, outcome_unknown: false })
                 }
-                (Ok(_), None) => work.operation(transfer, line),
+                (Ok(_), None) => work.operation(task, number),
             };
             let begun = operation.map(|(operation, _)| {
-                let token = transfer::token(transfer, line);
+                let token = work::token(task, number);
                 self.requester.start_until(now, operation, token, until)
             });
             let error = match begun {
                 Ok(Ok(_)) => {
-                    cursor.line += 1;
+                    cursor.number += 1;
                     cursor.in_flight += 1;
                     continue;
                 }
@@ -164,8 +137,8 @@ impl<T: Transport> Driver<T> {
                 Err(error) => error,
             };
             // Whatever the work makes of it, this is not tried again.
-            cursor.next_transfer();
-            work.settle(transfer, line, Err(error));
+            cursor.next_task();
+            work.settle(task, number, Err(error));
         }
     }
 
@@ -174,25 +147,25 @@ impl<T: Transport> Driver<T> {
         let before = cursor.in_flight;
         while let Some(completion) = self.requester.poll_completion() {
             cursor.in_flight = cursor.in_flight.saturating_sub(1);
-            let (transfer, line) = transfer::untoken(completion.token);
+            let (task, number) = work::untoken(completion.token);
             let result = completion.result.map_err(|failure| {
-                let pointer = work.operation(transfer, line).ok().and_then(|(_, pointer)| pointer);
+                let pointer = work.operation(task, number).ok().and_then(|(_, pointer)| pointer);
                 match self.expelled() {
                     Some(reason) => Error::of_expelled(failure, pointer, reason),
                     None => Error::of_failure(failure, pointer, self.refusal.as_ref()),
                 }
             });
-            work.settle(transfer, line, result);
+            work.settle(task, number, result);
         }
         cursor.in_flight < before
     }
 
     /// Hands everything that is to be sent to the carrier.
-    fn flush(&mut self, now: Instant, work: &impl Work) -> Result<(), Error> {
+    fn flush(&mut self, now: Instant, buffers: &impl Buffers) -> Result<(), Error> {
         loop {
-            let mut batch = ArrayVec::<Transmit<'_>, BATCH>::new();
+            let mut batch = ArrayVec::<SealedRequest<'_>, BATCH>::new();
             while !batch.is_full()
-                && let Some(transmit) = self.requester.poll_transmit(now, work)
+                && let Some(transmit) = self.requester.poll_transmit(now, buffers)
             {
                 batch.push(transmit);
             }
@@ -210,7 +183,7 @@ impl<T: Transport> Driver<T> {
     fn send(
         &mut self,
         now: Instant,
-        batch: &[Transmit<'_>],
+        batch: &[SealedRequest<'_>],
         outgoing: &[Outgoing<'_>],
     ) -> Result<(), Error> {
         let mut sent = 0;
@@ -260,7 +233,7 @@ impl<T: Transport> Driver<T> {
             let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);
             match datagram {
                 Ok(datagram) if incoming.source_port == UDP_PORT => {
-                    self.requester.handle_datagram(now, &datagram, work);
+                    self.requester.handle_datagram(now, &datagram, &mut Memory(&mut *work));
                 }
                 _ => self.malformed_count += 1,
             }
@@ -274,7 +247,7 @@ impl<T: Transport> Driver<T> {
         self.requester.leave();
         let now = self.now();
         // What is not sent ends at the server by its idleness.
-        let _ = self.flush(now, &Closing(Vec::new()));
+        let _ = self.flush(now, &NoMemory);
     }
 
     fn carrier_failed(&mut self, cause: Cause) -> Error {
@@ -283,7 +256,7 @@ impl<T: Transport> Driver<T> {
     }
 }
 
-pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+pub(crate) fn outgoing<'a>(transmit: &'a SealedRequest<'a>) -> Outgoing<'a> {
     Outgoing {
         source: transmit.source,
         destination: transmit.destination,
@@ -295,51 +268,37 @@ pub(crate) fn outgoing<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_protocol::requester::{Event, Failure, Server};
+    use bluebridge_protocol::requester::{Answer, Event, Failure, Operation, Server};
     use bluebridge_transport::memory::{Hub, MemoryTransport};
-    use bluebridge_wire::{NodeId, Space};
+    use bluebridge_wire::{NodeId, Pointer, Space};
 
     use super::*;
-    use crate::{EndpointConfig, many::Single};
+    use crate::{EndpointConfig, work::single::Single};
 
     /// Work of operations that cannot be begun, which never admits that anything failed.
     struct Stubborn {
-        lines: Result<u32, Error>,
+        count: Result<u32, Error>,
         operation: Result<Operation, Error>,
         errors: Vec<(usize, Error)>,
     }
 
-    impl Buffers for Stubborn {
-        fn outgoing(&self, _token: u64) -> &[u8] {
-            &[]
-        }
-
-        fn incoming(&mut self, _token: u64) -> &mut [u8] {
-            &mut []
-        }
-    }
-
     impl Work for Stubborn {
-        fn transfer_count(&self) -> usize {
+        fn task_count(&self) -> usize {
             // One more for each that failed.
             3 + self.errors.len()
         }
 
-        fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
-            self.lines.clone()
+        fn operation_count(&self, _task: usize) -> Result<u32, Error> {
+            self.count.clone()
         }
 
         fn operation(&self, _: usize, _: u32) -> Result<(Operation, Option<Pointer>), Error> {
             self.operation.clone().map(|operation| (operation, None))
         }
 
-        fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
-            self.errors.push((transfer, result.expect_err("it cannot be begun")));
+        fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
+            self.errors.push((task, result.expect_err("it cannot be begun")));
             assert!(self.errors.len() <= 3, "an operation is begun again and again");
-        }
-
-        fn is_failed(&self, _transfer: usize) -> bool {
-            false
         }
     }
 
@@ -358,23 +317,24 @@ mod tests {
         driver.expulsion = Some(Arc::clone(&expulsion));
         let node = NodeId(1);
         let ping = Operation::Ping { server: Server { node, shard: 0 }, length: 0 };
-        let single = || Single { operation: ping, pointer: None, data: &[], result: None };
         // The test's own deadline is shorter.
         let forever = Duration::from_secs(24 * 3600);
         let begun = Instant::from_nanos(driver.transport.now().as_nanos());
         std::thread::scope(|scope| {
             scope.spawn(|| expulsion.set("another came".into()).expect("it is set once"));
-            let mut work = single();
+            let mut nothing = [];
+            let mut work = Single::new(ping, None, &[], &mut nothing);
             driver.run(&mut work, forever).expect("the carrier works");
-            let error = work.result.expect("it ended").expect_err("nobody answers");
+            let error = work.result().expect_err("nobody answers");
             assert!(error.to_string().contains("another came"), "{error}");
             assert!(!error.is_outcome_unknown(), "a PING changes nothing");
         });
         assert!(driver.now() - begun < forever, "it ended before its deadline");
         let sent = driver.requester.counters().of(Event::Transmit);
-        let mut work = single();
+        let mut nothing = [];
+        let mut work = Single::new(ping, None, &[], &mut nothing);
         driver.run(&mut work, forever).expect("the carrier works");
-        let result = work.result.expect("it ended");
+        let result = work.result();
         assert!(matches!(result, Err(Error::Expelled { outcome_unknown: false, .. })));
         assert_eq!(driver.requester.counters().of(Event::Transmit), sent, "nothing is sent");
     }
@@ -399,15 +359,15 @@ mod tests {
         let mut driver = lonely();
         let nowhere = Server { node: NodeId::ANY, shard: 0 };
         let impossible = Operation::Create { server: Some(nowhere), pages: 1 };
-        for (lines, operation) in [
+        for (count, operation) in [
             (Ok(2), Ok(impossible)),
             (Ok(u32::MAX), Err(Error::NoMemoryNode)),
             (Err(Error::NoMemoryNode), Ok(impossible)),
         ] {
-            let mut work = Stubborn { lines, operation, errors: Vec::new() };
+            let mut work = Stubborn { count, operation, errors: Vec::new() };
             driver.run(&mut work, Duration::from_secs(5)).expect("the carrier works");
-            let transfers: Vec<_> = work.errors.iter().map(|(transfer, _)| *transfer).collect();
-            assert_eq!(transfers, [0, 1, 2], "one error for each transfer: {:?}", work.errors);
+            let tasks: Vec<_> = work.errors.iter().map(|(task, _)| *task).collect();
+            assert_eq!(tasks, [0, 1, 2], "one error for each task: {:?}", work.errors);
             for (_, error) in &work.errors {
                 assert!(
                     matches!(error, Error::NoMemoryNode | Error::WrongNode { node: NodeId::ANY }),

@@ -24,7 +24,7 @@
 //! // What a controller tells when one joins a rack; `Client::join` asks it.
 //! let mut config = EndpointConfig::new(Space(1), NodeId(1000), 1);
 //! config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
-//! # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
+//! # let rack = rack::LocalRack::start(&[NodeId(1)], 1 << 20);
 //! # let transport = rack.attach(NodeId(1000));
 //! let mut client = Client::open(config, transport);
 //!
@@ -56,8 +56,8 @@ mod lock;
 mod many;
 mod placement;
 mod service;
-mod transfer;
 mod update;
+mod work;
 
 pub use allocate_many::{CreateRequest, DeleteRequest};
 #[cfg(feature = "tokio")]
@@ -92,7 +92,9 @@ pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
 pub mod membership {
     #[cfg(feature = "tls")]
     pub use bluebridge_northbound::{Certificate, ClientTlsConfig, Identity};
-    pub use bluebridge_northbound::{Connection, MembershipError, MemoryNode, Options, Snapshot};
+    pub use bluebridge_northbound::{
+        Connection, MembershipError, MemoryNodeStatus, Options, Snapshot,
+    };
 }
 
 /// Compiles the examples of the README.

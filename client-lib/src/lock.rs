@@ -33,7 +33,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// use bluebridge::{Client, EndpointConfig, Lock, NodeId, Space};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let rack = rack::Rack::start(&[NodeId(1)], 1 << 20);
+/// # let rack = rack::LocalRack::start(&[NodeId(1)], 1 << 20);
 /// # let config = |node| {
 /// #     let mut config = EndpointConfig::new(Space(1), NodeId(node), 1);
 /// #     config.placement = bluebridge::Placement::Anywhere;

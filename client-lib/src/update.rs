@@ -11,7 +11,7 @@ use core::time::Duration;
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Instant,
-    requester::{Answer, Buffers, Lease, Operation},
+    requester::{Answer, Lease, Operation},
 };
 use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
@@ -21,10 +21,9 @@ pub use options::UpdateOptions;
 
 use crate::{
     client::Client,
-    drive::Work,
     error::Error,
     service::{Entry, SlotId},
-    transfer::{self, RANGE_BYTES_MAX},
+    work::{lines, single::Single},
 };
 
 /// How long a dropped guard waits for the answers to its ABORTs; the service thread goes on.
@@ -37,12 +36,12 @@ pub(crate) struct Held {
     range: usize,
     /// Where it begins in its range's buffer.
     start: usize,
-    pointer: Pointer,
-    length: u32,
-    lease: Lease,
+    pub(crate) pointer: Pointer,
+    pub(crate) length: u32,
+    pub(crate) lease: Lease,
     slot: Option<SlotId>,
     /// The lease is over; the home said so.
-    is_over: bool,
+    pub(crate) is_over: bool,
 }
 
 impl Held {
@@ -118,9 +117,9 @@ impl<T: Transport> Client<T> {
         options: UpdateOptions,
     ) -> Result<Update<'a, T>, Error> {
         let length = buffer.len() as u64;
-        let mut held = self.begin_update(part_count(pointer, length)?)?;
+        let mut held = self.begin_update(lines::count(pointer, length)?)?;
         let until = self.driver.now() + self.deadline;
-        for line in 0..part_count(pointer, length)? {
+        for line in 0..lines::count(pointer, length)? {
             let part = part(0, pointer, length, line);
             let leased = part.and_then(|part| {
                 let incoming = buffer.get_mut(part.bytes()).unwrap_or_default();
@@ -164,7 +163,8 @@ impl<T: Transport> Client<T> {
             wait: options.wait,
         };
         let deadline = until.saturating_since(now);
-        match self.turn(operation, part.pointer, &[], incoming, deadline)? {
+        let update = Single::new(operation, Some(part.pointer), &[], incoming);
+        match self.run_single(update, deadline)? {
             Answer::Leased(lease) => {
                 let mut part = Held { lease, ..part };
                 if let Some(tenant) = &mut self.tenant {
@@ -223,20 +223,6 @@ impl<T: Transport> Client<T> {
             self.spare_lists.push(held);
         }
     }
-
-    /// Does one operation with memory of its own.
-    pub(crate) fn turn(
-        &mut self,
-        operation: Operation,
-        pointer: Pointer,
-        outgoing: &[u8],
-        incoming: &mut [u8],
-        deadline: Duration,
-    ) -> Result<Answer, Error> {
-        let mut turn = Turn { operation, pointer, outgoing, incoming, result: None };
-        self.driver.run(&mut turn, deadline)?;
-        turn.result.unwrap_or(Err(Error::Length))
-    }
 }
 
 /// Lists of held parts that are kept: as deep as updates are nested, within reason.
@@ -245,27 +231,12 @@ pub(crate) const SPARE_LISTS: usize = 8;
 /// Lists for the updates to come.
 pub(crate) type SpareLists = ArrayVec<Vec<Held>, SPARE_LISTS>;
 
-/// How many lines a range has.
-fn part_count(pointer: Pointer, length: u64) -> Result<u32, Error> {
-    if length == 0 || length > RANGE_BYTES_MAX {
-        return Err(Error::Length);
-    }
-    u32::try_from(transfer::line_count(pointer, length)).map_err(|_| Error::Length)
-}
-
 /// One line's part of a range, before it is leased.
 fn part(range: usize, pointer: Pointer, length: u64, line: u32) -> Result<Held, Error> {
-    let part = transfer::part(pointer, length, line);
+    let start = lines::bytes(pointer, length, line).start;
+    let (pointer, length) = lines::piece(pointer, length, line)?;
     let lease = Lease { epoch: 0, expires_at: Instant::default(), granted_ms: 0 };
-    Ok(Held {
-        range,
-        start: usize::try_from(part.start).map_err(|_| Error::Length)?,
-        pointer: pointer.checked_add(part.start).map_err(|_| Error::Length)?,
-        length: u32::try_from(part.end - part.start).map_err(|_| Error::Length)?,
-        lease,
-        slot: None,
-        is_over: false,
-    })
+    Ok(Held { range, start, pointer, length, lease, slot: None, is_over: false })
 }
 
 impl<T: Transport> Update<'_, T> {
@@ -338,50 +309,5 @@ impl<T: Transport> Drop for Update<'_, T> {
         if !held.is_empty() {
             self.client.drop_update(held);
         }
-    }
-}
-
-/// One operation, what it sends and where its answer goes.
-struct Turn<'a> {
-    operation: Operation,
-    pointer: Pointer,
-    outgoing: &'a [u8],
-    incoming: &'a mut [u8],
-    result: Option<Result<Answer, Error>>,
-}
-
-impl Buffers for Turn<'_> {
-    fn outgoing(&self, _token: u64) -> &[u8] {
-        self.outgoing
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        self.incoming
-    }
-}
-
-impl Work for Turn<'_> {
-    fn transfer_count(&self) -> usize {
-        1
-    }
-
-    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
-        Ok(1)
-    }
-
-    fn operation(
-        &self,
-        _transfer: usize,
-        _line: u32,
-    ) -> Result<(Operation, Option<Pointer>), Error> {
-        Ok((self.operation, Some(self.pointer)))
-    }
-
-    fn settle(&mut self, _transfer: usize, _line: u32, result: Result<Answer, Error>) {
-        self.result = Some(result);
-    }
-
-    fn is_failed(&self, _transfer: usize) -> bool {
-        self.result.is_some()
     }
 }

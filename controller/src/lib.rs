@@ -11,11 +11,11 @@ pub mod config;
 pub mod core;
 pub mod driver;
 pub mod plan;
-mod rack;
 pub mod reconcile;
 pub mod redirect;
 mod secret;
 mod service;
+mod shared;
 pub mod store;
 
 use std::convert::Infallible;
@@ -32,10 +32,10 @@ use tonic::transport::server::TcpIncoming;
 
 pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
-use rack::Rack;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
 use service::Northbound;
+use shared::SharedState;
 use store::{Store, StoreError};
 
 /// How long a call of the northbound API may take.
@@ -201,10 +201,10 @@ impl Controller {
         let claim = Claim { election_id, is_new, outbid };
         let (reconciler, view) =
             Reconciler::new(connector, claim, self.config.timing, redirects, desired);
-        let rack = Arc::new(Rack::new(self.config.core, store, stored, desires, view));
-        let _closing = Closing(Arc::clone(&rack));
+        let shared = Arc::new(SharedState::new(self.config.core, store, stored, desires, view));
+        let _closing = Closing(Arc::clone(&shared));
         let (stop, stopped) = oneshot::channel::<()>();
-        let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
+        let service = ControllerServer::new(Northbound::new(Arc::clone(&shared)));
         let mut server = self.server;
         let serving = server.add_service(service).serve_with_incoming_shutdown(
             TcpIncoming::from(self.listener).with_nodelay(Some(true)),
@@ -218,13 +218,13 @@ impl Controller {
             () = shutdown => Ok(()),
             error = reconciler.run() => {
                 if let DriverError::Fenced { theirs, .. } = error {
-                    rack.note_fenced(theirs);
+                    shared.note_fenced(theirs);
                 }
                 Err(ControllerError::Switch(error))
             }
-            error = Arc::clone(&rack).tend() => Err(ControllerError::Store(error)),
-            error = rack.failed() => Err(ControllerError::Store(error)),
-            never = tell_installed(&rack, self.installed) => match never {},
+            error = Arc::clone(&shared).tend() => Err(ControllerError::Store(error)),
+            error = shared.failed() => Err(ControllerError::Store(error)),
+            never = tell_installed(&shared, self.installed) => match never {},
             served = &mut serving => {
                 return served.map_err(|error| ControllerError::Serve(error.to_string()));
             }
@@ -248,9 +248,9 @@ fn outbid(store: &Arc<Store>) -> Outbid {
     })
 }
 
-async fn tell_installed(rack: &Rack, tell: Option<oneshot::Sender<()>>) -> Infallible {
+async fn tell_installed(shared: &SharedState, tell: Option<oneshot::Sender<()>>) -> Infallible {
     if let Some(tell) = tell {
-        rack.installed(SWITCH_WAIT).await;
+        shared.installed(SWITCH_WAIT).await;
         // Nobody may want to know any more.
         let _ = tell.send(());
     }
@@ -258,7 +258,7 @@ async fn tell_installed(rack: &Rack, tell: Option<oneshot::Sender<()>>) -> Infal
 }
 
 /// Closes the store when the controller ends, also if it is dropped on its way.
-struct Closing(Arc<Rack>);
+struct Closing(Arc<SharedState>);
 
 impl Drop for Closing {
     fn drop(&mut self) {

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::core::{Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role};
-use crate::rack::{CallCounts, Rack};
+use crate::shared::{CallCounts, SharedState};
 use crate::store::StoreError;
 
 /// How long a join waits for the switch to have the endpoint's entries.
@@ -37,10 +37,10 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(10);
 const REFUSAL_MEMORY: Duration = Duration::from_secs(60);
 const REFUSALS_MAX: usize = 64;
 
-/// The API over a rack.
+/// The API over the running state.
 #[derive(Debug)]
 pub(crate) struct Northbound {
-    rack: Arc<Rack>,
+    shared: Arc<SharedState>,
     watchers: Arc<Semaphore>,
     refusals: Mutex<RefusalLog>,
 }
@@ -69,14 +69,14 @@ impl RefusalLog {
 }
 
 impl Northbound {
-    pub(crate) fn new(rack: Arc<Rack>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedState>) -> Self {
         let watchers = Arc::new(Semaphore::new(WATCHERS_MAX));
-        Self { rack, watchers, refusals: Mutex::default() }
+        Self { shared, watchers, refusals: Mutex::default() }
     }
 
     /// Refuses a call of an endpoint, by its name or node id.
     fn refuse(&self, whom: impl std::fmt::Display, status: Status) -> Status {
-        Rack::count(&self.rack.counts.refused);
+        SharedState::count(&self.shared.counts.refused);
         let words = format!("{whom}: {}", status.message());
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if refusals.is_new(Instant::now(), &words) {
@@ -105,15 +105,15 @@ impl Controller for Northbound {
             .map_err(|status| self.refuse(&name, status))?;
         let token = secret().map_err(|error| Status::internal(error.to_string()))?;
         let assigned = self
-            .rack
+            .shared
             .change(move |core, now| core.join(now, &join, token))
             .await
             .map_err(|error| store_failed(&error))?
             .map_err(|error| self.refuse(&name, join_refused(&error)))?;
         let record = assigned.0;
-        Rack::count(&self.rack.counts.joins);
-        let installed = self.rack.installed(INSTALL_WAIT).await;
-        let answer = self.rack.look(|core| answer::joined(core, &record, installed)).await;
+        SharedState::count(&self.shared.counts.joins);
+        let installed = self.shared.installed(INSTALL_WAIT).await;
+        let answer = self.shared.look(|core| answer::joined(core, &record, installed)).await;
         Ok(Response::new(answer))
     }
 
@@ -127,8 +127,8 @@ impl Controller for Northbound {
                 self.refuse(node_words(request.node), Status::invalid_argument(rule))
             })?;
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
-        let installed = self.rack.is_installed();
-        let beaten = self.rack.change(move |core, now| {
+        let installed = self.shared.is_installed();
+        let beaten = self.shared.change(move |core, now| {
             core.beat(now, who, free_pages)?;
             Ok(answer::beaten(core, who.node, version, installed))
         });
@@ -136,7 +136,7 @@ impl Controller for Northbound {
             .await
             .map_err(|error| store_failed(&error))?
             .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
-        Rack::count(&self.rack.counts.heartbeats);
+        SharedState::count(&self.shared.counts.heartbeats);
         Ok(Response::new(answer))
     }
 
@@ -149,12 +149,12 @@ impl Controller for Northbound {
             parse_member(request.node, request.incarnation, &request.token).map_err(|rule| {
                 self.refuse(node_words(request.node), Status::invalid_argument(rule))
             })?;
-        self.rack
+        self.shared
             .change(move |core, now| core.leave(now, who))
             .await
             .map_err(|error| store_failed(&error))?
             .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
-        Rack::count(&self.rack.counts.leaves);
+        SharedState::count(&self.shared.counts.leaves);
         Ok(Response::new(proto::LeaveResponse {}))
     }
 
@@ -170,9 +170,9 @@ impl Controller for Northbound {
             self.refuse("a watcher", Status::resource_exhausted(words))
         })?;
         let (events, outgoing) = mpsc::channel(WATCH_QUEUE);
-        let rack = Arc::clone(&self.rack);
+        let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
-            watch(rack, events).await;
+            watch(shared, events).await;
             drop(place);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
@@ -182,20 +182,20 @@ impl Controller for Northbound {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let view = self.rack.view.borrow().clone();
-        let desired = self.rack.desired();
+        let view = self.shared.view.borrow().clone();
+        let desired = self.shared.desired();
         let mut status = proto::StatusResponse {
-            nodes: self.rack.look(answer::nodes).await,
+            nodes: self.shared.look(answer::nodes).await,
             switch: Some(answer::switch(&view)),
             desired_entry_count: count(
                 desired.tables.count() + view.installed.tables.redirect_count(),
             ),
             installed_entry_count: count(view.installed.tables.count()),
-            leases: Some(answer::leases(&view, self.rack.look(|c| c.config().redirects).await)),
-            uptime_ms: u64::try_from(self.rack.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            leases: Some(answer::leases(&view, self.shared.look(|c| c.config().redirects).await)),
+            uptime_ms: u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..proto::StatusResponse::default()
         };
-        add_counts(&mut status, &self.rack.counts);
+        add_counts(&mut status, &self.shared.counts);
         if request.into_inner().entries {
             status.entries = answer::entries(&desired.tables, &view.installed);
         }
@@ -251,23 +251,26 @@ fn add_counts(status: &mut proto::StatusResponse, counts: &CallCounts) {
 }
 
 /// Feeds one watcher until it goes away or stays full for too long.
-async fn watch(rack: Arc<Rack>, events: mpsc::Sender<Result<proto::WatchResponse, Status>>) {
+async fn watch(
+    shared: Arc<SharedState>,
+    events: mpsc::Sender<Result<proto::WatchResponse, Status>>,
+) {
     use proto::watch_response::Event;
-    let mut altered = rack.watch();
+    let mut altered = shared.watch();
     let mut behind = true;
     loop {
         let event = if behind {
             // What is altered from here on comes after the snapshot.
             altered = altered.resubscribe();
             behind = false;
-            Event::Snapshot(proto::NodeList { nodes: rack.look(answer::nodes).await })
+            Event::Snapshot(proto::NodeList { nodes: shared.look(answer::nodes).await })
         } else {
             let next = tokio::select! {
                 next = altered.recv() => next,
                 () = events.closed() => return,
             };
             match next {
-                Ok(id) => match rack.look(|core| answer::node(core, id)).await {
+                Ok(id) => match shared.look(|core| answer::node(core, id)).await {
                     Some(node) => Event::Node(node),
                     None => continue,
                 },

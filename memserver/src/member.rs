@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as Rack};
+use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as RackSnapshot};
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
 use bluebridge_wire::Space;
@@ -126,7 +126,7 @@ impl Member {
     }
 
     /// Orders what the controller wants and the shards were not ordered to do yet.
-    fn apply(&mut self, rack: &Rack) -> Result<(), MemberError> {
+    fn apply(&mut self, rack: &RackSnapshot) -> Result<(), MemberError> {
         if self.server.is_failed() {
             return Err(MemberError::ShardEnded);
         }

@@ -13,7 +13,7 @@ use crate::error::MembershipError;
 use crate::membership::{Connection, Options, Shared, Snapshot};
 use crate::proto;
 use crate::proto::controller_client::ControllerClient;
-use crate::registration::{Assignment, MemoryNode, Registration, Role};
+use crate::registration::{Assignment, MemoryNodeStatus, Registration, Role};
 
 /// How long one attempt at a call may take.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
@@ -183,10 +183,10 @@ fn nonce() -> u64 {
 
 fn parse_nodes(
     nodes: Option<&proto::MemoryNodes>,
-) -> Result<(u64, Vec<MemoryNode>), MembershipError> {
+) -> Result<(u64, Vec<MemoryNodeStatus>), MembershipError> {
     let Some(list) = nodes else { return Ok((0, Vec::new())) };
-    let mut parsed: Vec<MemoryNode> =
-        list.nodes.iter().map(MemoryNode::parse).collect::<Result<_, _>>()?;
+    let mut parsed: Vec<MemoryNodeStatus> =
+        list.nodes.iter().map(MemoryNodeStatus::parse).collect::<Result<_, _>>()?;
     parsed.sort_by_key(|node| node.node);
     Ok((list.version, parsed))
 }

@@ -5,7 +5,6 @@
 //! * [`Membership`]: joins, beats in the background, leaves. It outlives restarts of the
 //!   controller: a beat that fails is tried again, nothing is assigned anew.
 //! * [`environment`]: the variables that describe an endpoint.
-//! * [`place`]: directed placement by the power of two choices.
 
 pub mod environment;
 pub mod proto;
@@ -18,7 +17,7 @@ mod registration;
 pub use error::MembershipError;
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{
-    Assignment, Attachment, Carrier, MemoryNode, Previous, Registration, Role, Token, place,
+    Assignment, Attachment, Carrier, MemoryNodeStatus, Previous, Registration, Role, Token,
 };
 
 #[cfg(feature = "tls")]

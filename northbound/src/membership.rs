@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::beat::{self, Goodbye};
 use crate::error::MembershipError;
-use crate::registration::{Assignment, MemoryNode, Registration};
+use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
 /// How often whoever joins is asked whether to go on.
 const GO_ON: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ pub struct Snapshot {
     /// Whether the controller is heard.
     pub connection: Connection,
     /// The memory nodes of the space, in the order of their ids.
-    pub memory_nodes: Arc<[MemoryNode]>,
+    pub memory_nodes: Arc<[MemoryNodeStatus]>,
     /// The epoch under which a memory node serves its own range.
     pub range_epoch: u32,
     /// The most data bytes in a datagram, as it is now; for sessions opened from now on.

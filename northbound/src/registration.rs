@@ -181,9 +181,9 @@ fn node_id(number: u32) -> Result<NodeId, MembershipError> {
     node.ok_or(MembershipError::BadAnswer("node id"))
 }
 
-/// A memory node of the space.
+/// What the controller knows of a memory node of the space.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct MemoryNode {
+pub struct MemoryNodeStatus {
     /// Its id.
     pub node: NodeId,
     /// Its name.
@@ -200,7 +200,7 @@ pub struct MemoryNode {
     pub free_pages: u64,
 }
 
-impl MemoryNode {
+impl MemoryNodeStatus {
     pub(crate) fn parse(node: &proto::MemoryNode) -> Result<Self, MembershipError> {
         let bad = MembershipError::BadAnswer;
         let generation = u16::try_from(node.arena_generation).ok().and_then(ArenaGeneration::new);
@@ -214,21 +214,4 @@ impl MemoryNode {
             free_pages: node.free_pages,
         })
     }
-}
-
-/// Directed placement: of two live memory nodes with free pages, drawn by `random`, the one with
-/// more of them left. `None` if there is no such node.
-///
-/// Two choices spread the load almost as well as knowing everybody's (Mitzenmacher, 2001), and do
-/// not make every client run to the same node when the numbers are old.
-#[must_use]
-pub fn place(nodes: &[MemoryNode], random: u64) -> Option<&MemoryNode> {
-    let fitting: Vec<&MemoryNode> =
-        nodes.iter().filter(|node| node.live && node.free_pages != 0).collect();
-    let draw = |half: u64, count: usize| usize::try_from(half).unwrap_or(0) % count.max(1);
-    let first = draw(random >> 32, fitting.len());
-    let others = fitting.len().saturating_sub(1);
-    let second = (first + 1 + draw(random & 0xffff_ffff, others)) % fitting.len().max(1);
-    let (first, second) = (fitting.get(first)?, fitting.get(second)?);
-    Some(if second.free_pages > first.free_pages { second } else { first })
 }

@@ -1,56 +1,13 @@
-use bluebridge_wire::{ArenaGeneration, NodeId};
-use proptest::prelude::*;
+use bluebridge_wire::NodeId;
 
 use super::*;
 use crate::registration::Token;
-
-fn node(id: u16, live: bool, free_pages: u64) -> MemoryNode {
-    MemoryNode {
-        node: NodeId(id),
-        name: format!("m{id}"),
-        live,
-        generation: ArenaGeneration::new(0).unwrap(),
-        shard_count: 1,
-        capacity_pages: 1000,
-        free_pages,
-    }
-}
 
 #[test]
 fn names_are_plain() {
     assert!(is_name("host-1.rack_2") && is_name(&"n".repeat(64)));
     for bad in ["", "a b", "a/b", "ä", "a\n", &"n".repeat(65)] {
         assert!(!is_name(bad), "{bad}");
-    }
-}
-
-#[test]
-fn placement_prefers_the_freer_of_two_and_forgets_no_node() {
-    let nodes = [node(1, true, 10), node(2, true, 1000), node(3, true, 20)];
-    let mut drawn = [0_u32; 4];
-    for first in 0..3_u64 {
-        for second in 0..2_u64 {
-            drawn[usize::from(place(&nodes, first << 32 | second).unwrap().node.0)] += 1;
-        }
-    }
-    assert_eq!(drawn, [0, 0, 4, 2], "of every pair the freer");
-    assert_eq!(place(&[], 7), None);
-    assert_eq!(place(&[node(1, false, 9), node(2, true, 0)], 7), None);
-    assert_eq!(place(&[node(1, true, 9)], u64::MAX).unwrap().node, NodeId(1));
-}
-
-proptest! {
-    #[test]
-    fn placement_only_chooses_nodes_that_can_serve(
-        nodes in prop::collection::vec((1..9_u16, any::<bool>(), 0..3_u64), 0..9),
-        random in any::<u64>(),
-    ) {
-        let nodes: Vec<MemoryNode> =
-            nodes.into_iter().map(|(id, live, free)| node(id, live, free)).collect();
-        match place(&nodes, random) {
-            Some(node) => prop_assert!(node.live && node.free_pages > 0),
-            None => prop_assert!(nodes.iter().all(|node| !node.live || node.free_pages == 0)),
-        }
     }
 }
 

@@ -12,6 +12,8 @@
 
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// A switch port as P4 and OpenFlow number it (1..=0xfeff); [`CPU_PORT`] is the controller's.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchPort(pub u16);
@@ -25,14 +27,48 @@ pub const NOTIFY_SESSION: u32 = 99;
 /// Bytes of a frame that a packet-in keeps: Ethernet, IPv6, UDP and the first 32 header bytes.
 pub const PACKET_IN_BYTES: usize = 14 + 40 + 8 + 32;
 
-/// An Ethernet address.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+/// An Ethernet address; as text `02:bb:00:00:00:01`.
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
+)]
+#[serde(into = "String", try_from = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
 impl core::fmt::Display for MacAddr {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// A text is no Ethernet address.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0:?} is not an Ethernet address")]
+pub struct MacAddrError(String);
+
+impl From<MacAddr> for String {
+    fn from(mac: MacAddr) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for MacAddr {
+    type Error = MacAddrError;
+
+    fn try_from(text: String) -> Result<Self, MacAddrError> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2);
+            let Some(parsed) = part.and_then(|part| u8::from_str_radix(part, 16).ok()) else {
+                return Err(MacAddrError(text));
+            };
+            *byte = parsed;
+        }
+        match parts.next() {
+            None => Ok(Self(bytes)),
+            Some(_) => Err(MacAddrError(text)),
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 
+use bluebridge_p4::pipeline::MacAddr;
 use serde::Serialize;
 
-use crate::network::MacAddress;
 use crate::spec::{Node, RackName, RackSpec};
 
 /// The endpoint's side of its link.
@@ -27,7 +27,7 @@ pub const CONTROLLER_PORT: u16 = 7700;
 
 /// A port of the rack's switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SwitchPort {
+pub struct RackPort {
     /// Its number in the switch's tables, from 1.
     pub number: u16,
     /// Its interface in the switch's namespace.
@@ -37,9 +37,9 @@ pub struct SwitchPort {
     /// The other end's interface.
     pub peer_interface: &'static str,
     /// The other end's Ethernet address.
-    pub peer_mac: MacAddress,
+    pub peer_mac: MacAddr,
     /// The switch's end's Ethernet address.
-    pub mac: MacAddress,
+    pub mac: MacAddr,
     /// The other end's address on the control network.
     pub control_address: Ipv6Addr,
     /// Largest IP packet of the link, in bytes.
@@ -50,7 +50,7 @@ pub struct SwitchPort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     number: u16,
-    ports: Vec<SwitchPort>,
+    ports: Vec<RackPort>,
 }
 
 impl Layout {
@@ -58,17 +58,17 @@ impl Layout {
     pub fn of(spec: &RackSpec) -> Self {
         let number = rack_number(&spec.name);
         let peers = spec.endpoints().chain([Node::Switch]);
-        let ports = (1..).zip(peers).map(|(port, peer)| SwitchPort::new(spec, number, port, peer));
+        let ports = (1..).zip(peers).map(|(port, peer)| RackPort::new(spec, number, port, peer));
         Self { number, ports: ports.collect() }
     }
 
     /// The ports by number.
-    pub fn ports(&self) -> &[SwitchPort] {
+    pub fn ports(&self) -> &[RackPort] {
         &self.ports
     }
 
     /// The port that leads to a node.
-    pub fn port_of(&self, node: Node) -> Option<&SwitchPort> {
+    pub fn port_of(&self, node: Node) -> Option<&RackPort> {
         self.ports.iter().find(|port| port.peer == node)
     }
 
@@ -78,7 +78,7 @@ impl Layout {
     }
 }
 
-impl SwitchPort {
+impl RackPort {
     fn new(spec: &RackSpec, rack: u16, number: u16, peer: Node) -> Self {
         let controller = peer == Node::Switch;
         Self {
@@ -105,10 +105,10 @@ fn rack_number(name: &RackName) -> u16 {
 }
 
 /// Locally administered; `side` tells the switch's end (1) from the other (0).
-fn mac(rack: u16, side: u8, port: u16) -> MacAddress {
+fn mac(rack: u16, side: u8, port: u16) -> MacAddr {
     let [r, s] = rack.to_be_bytes();
     let [_, number] = port.to_be_bytes();
-    MacAddress([0x02, 0xbb, r, s, side, number])
+    MacAddr([0x02, 0xbb, r, s, side, number])
 }
 
 /// `fd00:bb:RACK::1` for the controller, `fd00:bb:RACK::1:PORT` for an endpoint.

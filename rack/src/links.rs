@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use bluebridge_switch::offload::disable_transmit_offloads;
 use ipnet::Ipv6Net;
 
-use crate::layout::{CONTROL_PREFIX, Layout, SwitchPort};
+use crate::layout::{CONTROL_PREFIX, Layout, RackPort};
 use crate::namespace::NetworkNamespace;
 use crate::network::host::HostFabric;
 use crate::network::watch::Wanted;
@@ -64,7 +64,7 @@ fn settle_defaults() -> Result<(), NetworkError> {
 
 /// The switch's side has no IPv6 of its own: a host's answer there would be an answer from nowhere.
 fn make_link(
-    port: &SwitchPort,
+    port: &RackPort,
     switch: &NetworkNamespace,
     peer: &NetworkNamespace,
 ) -> Result<(), NetworkError> {
@@ -87,7 +87,7 @@ fn make_link(
     netlink.set_up(&port.interface)
 }
 
-fn settle_peer(port: &SwitchPort, switch: DataPlane) -> Result<(), NetworkError> {
+fn settle_peer(port: &RackPort, switch: DataPlane) -> Result<(), NetworkError> {
     let netlink = Netlink::open()?;
     set_interface_setting(port.peer_interface, Ipv6Setting::DisableIpv6, 0)?;
     if switch == DataPlane::Soft {
@@ -99,7 +99,7 @@ fn settle_peer(port: &SwitchPort, switch: DataPlane) -> Result<(), NetworkError>
 }
 
 /// What the other end of a link has for as long as the rack is up.
-pub(crate) fn wanted(port: &SwitchPort) -> Wanted {
+pub(crate) fn wanted(port: &RackPort) -> Wanted {
     let is_endpoint = port.peer != Node::Switch;
     Wanted {
         interface: port.peer_interface.to_owned(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bluebridge_p4::pipeline::MacAddr;
 use serde::Serialize;
 
 use crate::RackError;
@@ -12,9 +13,9 @@ use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
 use crate::daemon::{CONTROLLER, MEMORY_SERVER, SWITCH};
-use crate::layout::{Layout, P4RUNTIME, SwitchPort};
+use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
-use crate::network::{MacAddress, Netlink, NetworkError};
+use crate::network::{Netlink, NetworkError};
 use crate::spec::{Node, RackName};
 use crate::state::{Phase, RackState};
 
@@ -53,7 +54,7 @@ pub struct LinkReport {
     /// Its address on the control network.
     pub control_address: Ipv6Addr,
     /// Its Ethernet address.
-    pub mac: MacAddress,
+    pub mac: MacAddr,
     /// Largest IP packet in bytes, as the kernel has it; `None` when the link is gone.
     pub mtu: Option<u32>,
     /// Whether both ends are up.
@@ -234,7 +235,7 @@ fn ask_switch(state: &RackState) -> Result<(), RackError> {
     Ok(namespace.enter(|| control::switch_ports(P4RUNTIME.into()))?.map(drop)?)
 }
 
-fn link(state: &RackState, port: &SwitchPort) -> LinkReport {
+fn link(state: &RackState, port: &RackPort) -> LinkReport {
     let look = || {
         let netlink = Netlink::open()?;
         let link = netlink.link(port.peer_interface)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
-use bluebridge_northbound::MemoryNode;
+use bluebridge_northbound::MemoryNodeStatus;
 use bluebridge_rack::RackError;
 use bluebridge_rack::access::{
     self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
@@ -105,7 +105,7 @@ pub(super) struct Session {
     /// The client; it leaves when dropped.
     pub(super) client: Client<UdpTransport>,
     /// The memory nodes of the space, as of the join.
-    pub(super) nodes: Vec<MemoryNode>,
+    pub(super) nodes: Vec<MemoryNodeStatus>,
 }
 
 impl Member {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bluebridge_protocol::{
     Instant,
     owner::{Committed, Owner, OwnerConfig},
-    requester::{Answer, Buffers, Completion, Failure, Operation, Requester},
+    requester::{Answer, Completion, Failure, Operation, Requester},
 };
 use bluebridge_transport::{Outgoing, Timestamp, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
 use super::{END_DEADLINE, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
-use crate::{config::EndpointConfig, drive::outgoing};
+use crate::{config::EndpointConfig, drive::outgoing, work::NoMemory};
 
 /// Operations that the service has under way at once.
 const OPERATION_COUNT: u16 = 256;
@@ -133,19 +133,6 @@ impl KnownLease {
         for (page, _) in self.entry.iter().flat_map(Entry::pages) {
             owner.release(page, self.entry.map_or(0, |entry| entry.epoch));
         }
-    }
-}
-
-/// The service sends no data and receives none.
-struct NoBuffers;
-
-impl Buffers for NoBuffers {
-    fn outgoing(&self, _token: u64) -> &[u8] {
-        &[]
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        &mut []
     }
 }
 
@@ -360,7 +347,7 @@ impl<T: Transport> Serving<T> {
         let counts = &self.shared.counts;
         match datagram {
             Ok(datagram) if datagram.is_reply() && incoming.source_port == UDP_PORT => {
-                self.requester.handle_datagram(now, &datagram, &mut NoBuffers);
+                self.requester.handle_datagram(now, &datagram, &mut NoMemory);
             }
             Ok(datagram) if !datagram.is_reply() && self.shared.is_serving => {
                 count(&counts.requests);
@@ -416,7 +403,7 @@ impl<T: Transport> Serving<T> {
     }
 
     fn flush(&mut self, now: Instant) {
-        while let Some(transmit) = self.requester.poll_transmit(now, &NoBuffers) {
+        while let Some(transmit) = self.requester.poll_transmit(now, &NoMemory) {
             let origin = transmit.origin;
             match self.transport.transmit(&[outgoing(&transmit)]) {
                 // A busy carrier's datagram is sent again when its timer runs out.

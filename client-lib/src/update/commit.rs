@@ -2,12 +2,18 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::requester::{Answer, Buffers, Operation};
+use bluebridge_protocol::requester::Operation;
 use bluebridge_transport::Transport;
-use bluebridge_wire::Pointer;
 
 use super::Held;
-use crate::{client::Client, drive::Work, error::Error};
+use crate::{
+    client::Client,
+    error::Error,
+    work::{
+        single::Single,
+        sweep::{Sweep, SweepKind},
+    },
+};
 
 impl<T: Transport> Client<T> {
     /// Commits all parts in their order.
@@ -28,7 +34,8 @@ impl<T: Transport> Client<T> {
             };
             // Before the home has the new bytes: nobody is served the old ones afterwards.
             self.begin_end(&part);
-            let answer = self.turn(operation, part.pointer, bytes(&part), &mut [], self.deadline);
+            let commit = Single::new(operation, Some(part.pointer), bytes(&part), &mut []);
+            let answer = self.run_single(commit, self.deadline);
             match &answer {
                 Ok(_) | Err(Error::LeaseLost { .. }) => self.release(&part),
                 // The lease may run on; nobody shall wait for its end longer than needed.
@@ -73,9 +80,9 @@ impl<T: Transport> Client<T> {
         if !held.iter().any(|part| part.is_late(now)) {
             return Ok(());
         }
-        let mut sweep = Sweep { held, kind: Kind::Renew, failed: None, error: None };
+        let mut sweep = Sweep::new(held, SweepKind::Renew);
         self.driver.run(&mut sweep, self.deadline)?;
-        sweep.error.map_or(Ok(()), Err)
+        sweep.result()
     }
 
     /// Sends the ABORTs; what is not answered is left to the service.
@@ -84,9 +91,9 @@ impl<T: Transport> Client<T> {
         held: &mut [Held],
         deadline: Duration,
     ) -> Result<(), Error> {
-        let mut sweep = Sweep { held, kind: Kind::Abort, failed: None, error: None };
+        let mut sweep = Sweep::new(held, SweepKind::Abort);
         let ran = self.driver.run(&mut sweep, deadline);
-        let error = sweep.error.take();
+        let swept = sweep.result();
         for part in &*held {
             if part.is_over {
                 self.release(part);
@@ -94,7 +101,7 @@ impl<T: Transport> Client<T> {
                 self.abandon(part);
             }
         }
-        ran.and(error.map_or(Ok(()), Err))
+        ran.and(swept)
     }
 
     /// How long all leases hold.
@@ -127,75 +134,5 @@ impl<T: Transport> Client<T> {
         if let (Some(tenant), Some(slot)) = (&mut self.tenant, part.slot) {
             tenant.abandon(slot);
         }
-    }
-}
-
-enum Kind {
-    Abort,
-    Renew,
-}
-
-/// The same operation on every part, all at once.
-struct Sweep<'a> {
-    held: &'a mut [Held],
-    kind: Kind,
-    /// The part that failed last.
-    failed: Option<usize>,
-    /// The first error.
-    error: Option<Error>,
-}
-
-impl Buffers for Sweep<'_> {
-    fn outgoing(&self, _token: u64) -> &[u8] {
-        &[]
-    }
-
-    fn incoming(&mut self, _token: u64) -> &mut [u8] {
-        &mut []
-    }
-}
-
-impl Work for Sweep<'_> {
-    fn transfer_count(&self) -> usize {
-        self.held.len()
-    }
-
-    fn line_count(&self, _transfer: usize) -> Result<u32, Error> {
-        Ok(1)
-    }
-
-    fn operation(
-        &self,
-        transfer: usize,
-        _line: u32,
-    ) -> Result<(Operation, Option<Pointer>), Error> {
-        let part = self.held.get(transfer).ok_or(Error::Length)?;
-        let (pointer, length, epoch) = (part.pointer, part.length, part.lease.epoch);
-        let operation = match self.kind {
-            Kind::Abort => Operation::Abort { pointer, length, epoch },
-            Kind::Renew => {
-                let lease_ms = part.lease.granted_ms;
-                Operation::Renew { pointer, length, epoch, lease_ms }
-            }
-        };
-        Ok((operation, Some(pointer)))
-    }
-
-    fn settle(&mut self, transfer: usize, _line: u32, result: Result<Answer, Error>) {
-        let Some(part) = self.held.get_mut(transfer) else { return };
-        match (&self.kind, result) {
-            (Kind::Renew, Ok(Answer::Leased(lease))) => part.lease = lease,
-            // A lease that is lost needs no ABORT.
-            (Kind::Abort, Ok(_) | Err(Error::LeaseLost { .. })) => part.is_over = true,
-            (_, result) => {
-                let error = result.err().unwrap_or(Error::Violation { node: part.pointer.node });
-                self.failed = Some(transfer);
-                self.error.get_or_insert(error);
-            }
-        }
-    }
-
-    fn is_failed(&self, transfer: usize) -> bool {
-        self.failed == Some(transfer)
     }
 }

@@ -5,8 +5,8 @@ use core::time::Duration;
 use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
 
-use super::{Held, UpdateOptions, part, part_count};
-use crate::{client::Client, error::Error};
+use super::{Held, UpdateOptions, part};
+use crate::{client::Client, error::Error, work::lines};
 
 /// A range of an update over several.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl<T: Transport> Client<T> {
     ) -> Result<UpdateMany<'a, 'b, T>, Error> {
         let mut line_count = 0_u32;
         for range in &*ranges {
-            let lines = part_count(range.pointer, range.buffer.len() as u64)?;
+            let lines = lines::count(range.pointer, range.buffer.len() as u64)?;
             line_count = line_count.checked_add(lines).ok_or(Error::Length)?;
         }
         if line_count == 0 {
@@ -84,7 +84,7 @@ impl<T: Transport> Client<T> {
 fn plan(ranges: &[UpdateRequest<'_>], parts: &mut Vec<Held>) -> Result<(), Error> {
     for (index, range) in ranges.iter().enumerate() {
         let length = range.buffer.len() as u64;
-        for line in 0..part_count(range.pointer, length)? {
+        for line in 0..lines::count(range.pointer, length)? {
             parts.push(part(index, range.pointer, length, line)?);
         }
     }

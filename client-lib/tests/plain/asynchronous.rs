@@ -7,13 +7,13 @@ use bluebridge::{
     AsyncClient, Client, Decision, EndpointConfig, Error, MemoryNode, NodeId, Pointer, QUEUE_LENGTH,
 };
 
-use crate::rack::{Rack, SPACE};
+use crate::rack::{LocalRack, SPACE};
 
-fn client(rack: &Rack) -> AsyncClient {
+fn client(rack: &LocalRack) -> AsyncClient {
     client_with(rack, Duration::from_secs(5))
 }
 
-fn client_with(rack: &Rack, deadline: Duration) -> AsyncClient {
+fn client_with(rack: &LocalRack, deadline: Duration) -> AsyncClient {
     let mut config = EndpointConfig::new(SPACE, NodeId(1000), 1);
     config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
     config.deadline = deadline;
@@ -22,7 +22,7 @@ fn client_with(rack: &Rack, deadline: Duration) -> AsyncClient {
 
 #[tokio::test]
 async fn calls_of_many_tasks_are_done() -> Result<(), Error> {
-    let rack = Rack::start(&[NodeId(1)], 64 << 20);
+    let rack = LocalRack::start(&[NodeId(1)], 64 << 20);
     let client = client(&rack);
     let tasks: Vec<_> = (0..2 * QUEUE_LENGTH)
         .map(|task| {
@@ -49,7 +49,7 @@ async fn calls_of_many_tasks_are_done() -> Result<(), Error> {
 
 #[tokio::test]
 async fn a_dropped_call_leaves_the_others_alone() -> Result<(), Error> {
-    let rack = Rack::start(&[NodeId(1)], 1 << 20);
+    let rack = LocalRack::start(&[NodeId(1)], 1 << 20);
     let client = client(&rack);
     let region = client.create(4096, None).await?;
     for _ in 0..100 {
@@ -65,7 +65,7 @@ async fn a_dropped_call_leaves_the_others_alone() -> Result<(), Error> {
 
 #[tokio::test]
 async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Error> {
-    let rack = Rack::start(&[NodeId(1)], 1 << 20);
+    let rack = LocalRack::start(&[NodeId(1)], 1 << 20);
     let client = client_with(&rack, Duration::from_secs(3));
     let region = client.create(20_000, None).await?;
     let nowhere = Pointer { node: NodeId(9), ..region.base() };
@@ -101,7 +101,7 @@ async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Erro
 
 #[tokio::test]
 async fn an_update_is_a_call_with_a_closure() -> Result<(), Error> {
-    let rack = Rack::start(&[NodeId(1)], 1 << 20);
+    let rack = LocalRack::start(&[NodeId(1)], 1 << 20);
     let client = client(&rack);
     let base = client.create(4096, None).await?.base();
     let tasks: Vec<_> = (0..50)

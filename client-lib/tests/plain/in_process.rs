@@ -8,12 +8,12 @@ use bluebridge::{
 };
 use bluebridge_transport::memory::MemoryTransport;
 
-use crate::rack::{Rack, SPACE};
+use crate::rack::{LocalRack, SPACE};
 
 const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 
 fn client_with(
-    rack: &Rack,
+    rack: &LocalRack,
     node: u16,
     change: impl FnOnce(&mut EndpointConfig),
 ) -> Client<MemoryTransport> {
@@ -24,7 +24,7 @@ fn client_with(
     Client::open(config, rack.attach(NodeId(node)))
 }
 
-fn client(rack: &Rack) -> Client<MemoryTransport> {
+fn client(rack: &LocalRack) -> Client<MemoryTransport> {
     client_with(rack, 1000, |_| {})
 }
 
@@ -34,7 +34,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 
 #[test]
 fn ranges_of_any_length_and_alignment_keep_their_bytes() {
-    let rack = Rack::start(&NODES, 96 << 20);
+    let rack = LocalRack::start(&NODES, 96 << 20);
     let mut client = client(&rack);
     for (offset, length) in [
         (0, 1),
@@ -71,7 +71,7 @@ fn ranges_of_any_length_and_alignment_keep_their_bytes() {
 
 #[test]
 fn sixty_four_mebibytes_come_and_go() {
-    let rack = Rack::start(&NODES[..1], 80 << 20);
+    let rack = LocalRack::start(&NODES[..1], 80 << 20);
     let mut client = client_with(&rack, 1000, |config| {
         config.piece_bytes = Some(4096);
         config.placement = Placement::Node(NODES[0]);
@@ -87,7 +87,7 @@ fn sixty_four_mebibytes_come_and_go() {
 
 #[test]
 fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
-    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut client = client_with(&rack, 1000, |config| {
         config.memory_nodes.truncate(2);
         config.deadline = Duration::from_secs(60);
@@ -101,7 +101,7 @@ fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
 /// Allocations side by side on one node, and pages behind that nobody has.
 #[test]
 fn a_range_past_the_end_of_its_allocation_is_called_that() {
-    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut client = client(&rack);
     let create = |client: &mut Client<_>, bytes| {
         client.create_at(bytes, Placement::Node(NODES[0])).expect("there is room")
@@ -146,7 +146,7 @@ fn a_range_past_the_end_of_its_allocation_is_called_that() {
 
 #[test]
 fn many_creations_end_though_one_names_an_impossible_node() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack);
     for node in [NodeId::ANY, NodeId::ALL] {
         let mut creates =
@@ -164,7 +164,7 @@ fn many_creations_end_though_one_names_an_impossible_node() {
 
 #[test]
 fn many_ranges_on_many_nodes_end_one_by_one() {
-    let rack = Rack::start(&NODES, 16 << 20);
+    let rack = LocalRack::start(&NODES, 16 << 20);
     let mut client = client(&rack);
     let pages: Vec<_> = (0..300)
         .map(|at| client.create_at(4096, Placement::Node(NODES[at % 3])).expect("there is room"))
@@ -197,7 +197,7 @@ fn many_ranges_on_many_nodes_end_one_by_one() {
 
 #[test]
 fn allocations_go_where_they_are_told() {
-    let rack = Rack::start(&NODES, 4 << 20);
+    let rack = LocalRack::start(&NODES, 4 << 20);
     let mut client = client(&rack);
     let anywhere = client.create_at(1, Placement::Anywhere).expect("there is room");
     assert_eq!(anywhere.base().node, NODES[0], "where the switch leads");
@@ -226,7 +226,7 @@ fn allocations_go_where_they_are_told() {
 
 #[test]
 fn atomics_of_two_clients_count_every_add() {
-    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut first = client_with(&rack, 1000, |config| config.memory_nodes.truncate(1));
     let mut second = client_with(&rack, 1001, |_| {});
     let region = first.create(4096).expect("there is room");
@@ -250,7 +250,7 @@ fn atomics_of_two_clients_count_every_add() {
 
 #[test]
 fn what_is_wrong_is_told_and_changes_nothing() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack);
     let region = client.alloc_write(&pattern(4096, 1)).expect("there is room");
     let base = region.base();
@@ -294,7 +294,7 @@ fn what_is_wrong_is_told_and_changes_nothing() {
 
 #[test]
 fn a_read_of_a_page_waits_asleep() {
-    let rack = Rack::start(&NODES[..1], 1 << 20);
+    let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut client = client_with(&rack, 1000, |config| {
         config.spin = Duration::ZERO;
         config.memory_nodes.truncate(1);
@@ -312,7 +312,7 @@ fn a_read_of_a_page_waits_asleep() {
 
 #[test]
 fn many_allocations_on_many_nodes_are_made_and_freed_one_by_one() {
-    let rack = Rack::start(&NODES, 4 << 20);
+    let rack = LocalRack::start(&NODES, 4 << 20);
     let mut client = client(&rack);
     let placements = [Placement::Anywhere, Placement::Node(NodeId(2)), Placement::TwoChoices];
     let data: Vec<_> = (0..300).map(|seed| pattern(seed * 31 % 9000, seed)).collect();

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Placement, Service, UpdateOptions};
 use bluebridge_transport::memory::MemoryTransport;
 
-use crate::rack::{Rack, SPACE};
+use crate::rack::{LocalRack, SPACE};
 
 const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 
-fn client(rack: &Rack, node: u16, server_count: u16) -> Client<MemoryTransport> {
+fn client(rack: &LocalRack, node: u16, server_count: u16) -> Client<MemoryTransport> {
     let mut config = EndpointConfig::new(SPACE, NodeId(node), 1);
     config.memory_nodes = NODES.map(|node| MemoryNode { node, shard_count: 1 }).to_vec();
     config.server_count = server_count;
@@ -38,7 +38,7 @@ fn await_sessions(watcher: &mut Client<MemoryTransport>, counts: [u64; 3]) {
 
 #[test]
 fn a_dropped_client_leaves_no_session_behind() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut watcher = client(&rack, 1000, 8);
     for node in 1001..1004 {
         let mut short = client(&rack, node, 8);
@@ -51,7 +51,7 @@ fn a_dropped_client_leaves_no_session_behind() {
 
 #[test]
 fn a_closed_client_is_gone_when_the_call_returns() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut watcher = client(&rack, 1000, 8);
     let mut short = client(&rack, 1001, 8);
     visit(&mut short);
@@ -62,7 +62,7 @@ fn a_closed_client_is_gone_when_the_call_returns() {
 
 #[test]
 fn a_server_whose_place_is_given_on_need_not_wait() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut watcher = client(&rack, 1000, 8);
     let mut narrow = client(&rack, 1001, 1);
     visit(&mut narrow);
@@ -71,7 +71,7 @@ fn a_server_whose_place_is_given_on_need_not_wait() {
 
 #[test]
 fn a_service_that_ends_leaves_no_session_behind() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut watcher = client(&rack, 1000, 8);
     await_sessions(&mut watcher, [1; 3]);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1001), 1);

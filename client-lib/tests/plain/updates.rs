@@ -19,7 +19,7 @@ use bluebridge_transport::{
 };
 use bluebridge_wire::Command;
 
-use crate::rack::{Rack, SPACE};
+use crate::rack::{LocalRack, SPACE};
 
 const NODES: [NodeId; 2] = [NodeId(1), NodeId(2)];
 
@@ -33,12 +33,12 @@ fn config(node: u16) -> EndpointConfig {
 }
 
 /// A client without a service.
-fn client(rack: &Rack, node: u16) -> Client<MemoryTransport> {
+fn client(rack: &LocalRack, node: u16) -> Client<MemoryTransport> {
     Client::open(config(node), rack.attach(NodeId(node)))
 }
 
 /// A client with a service of its own.
-fn served(rack: &Rack, node: u16) -> (Client<MemoryTransport>, Service) {
+fn served(rack: &LocalRack, node: u16) -> (Client<MemoryTransport>, Service) {
     let (mut carriers, port) = rack.attach_endpoint(NodeId(node), 1);
     let service = Service::start(&config(node), port).expect("a thread");
     let config = EndpointConfig { service: Some(service.clone()), ..config(node) };
@@ -68,7 +68,7 @@ fn end_of(error: &Error) -> LeaseEnd {
 
 #[test]
 fn an_update_changes_ranges_of_any_length_and_alignment() {
-    let rack = Rack::start(&NODES, 8 << 20);
+    let rack = LocalRack::start(&NODES, 8 << 20);
     let mut client = client(&rack, 1000);
     assert_eq!(client.service_state(), ServiceState::Absent);
     for (offset, length) in
@@ -113,7 +113,7 @@ fn an_update_changes_ranges_of_any_length_and_alignment() {
 
 #[test]
 fn others_wait_or_are_told_who_has_it() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut first, mut second) = (client(&rack, 1000), client(&rack, 1001));
     let region = first.alloc_write(&[7; 4096]).expect("there is room");
     let (base, free) = (region.base(), first.alloc_write(&[8; 10]).expect("there is room"));
@@ -155,7 +155,7 @@ fn others_wait_or_are_told_who_has_it() {
 
 #[test]
 fn a_late_commit_changes_nothing_and_says_what_happened() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut first, mut second) = (client(&rack, 1000), client(&rack, 1001));
     let base = first.alloc_write(&[7; 8192]).expect("there is room").base();
     let (mut mine, mut others) = (vec![0; 8192], vec![0; 8192]);
@@ -189,7 +189,7 @@ fn a_late_commit_changes_nothing_and_says_what_happened() {
 
 #[test]
 fn the_service_renews_while_the_application_computes() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut first, service) = served(&rack, 1000);
     let mut second = client(&rack, 1001);
     assert_eq!(first.service_state(), ServiceState::Serving);
@@ -218,7 +218,7 @@ fn the_service_renews_while_the_application_computes() {
 
 #[test]
 fn updates_need_no_wake_up_each() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut client, service) = served(&rack, 1000);
     let base = client.create(4096).expect("there is room").base();
     let mut buffer = [0; 8];
@@ -235,7 +235,7 @@ fn updates_need_no_wake_up_each() {
 
 #[test]
 fn clients_of_one_endpoint_share_its_service() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (carriers, port) = rack.attach_endpoint(NodeId(1000), 3);
     let service = Service::start(&config(1000), port).expect("a thread");
     let base = client(&rack, 1001).create(3 * 4096).expect("there is room");
@@ -429,7 +429,7 @@ fn taken<T: Transport>(client: &Client<T>) -> [u64; 4] {
 
 #[test]
 fn an_abort_that_was_not_answered_is_the_services() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let is_service_mute = Arc::<AtomicBool>::default();
     let port = Mute::new(port, &is_service_mute);
@@ -477,7 +477,7 @@ fn an_abort_that_was_not_answered_is_the_services() {
 
 #[test]
 fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 2);
     let is_mute = Arc::<AtomicBool>::default();
     let port = Mute::new(port, &is_mute);
@@ -548,7 +548,7 @@ impl Wakeable for Failing {
 
 #[test]
 fn a_service_that_failed_takes_no_leases_with_it() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let fails = Arc::<AtomicBool>::default();
     let port = Failing { inner: port, fails: Arc::clone(&fails) };
@@ -580,7 +580,7 @@ fn a_service_that_failed_takes_no_leases_with_it() {
 
 #[test]
 fn several_ranges_are_held_together_or_not_at_all() {
-    let rack = Rack::start(&NODES, 4 << 20);
+    let rack = LocalRack::start(&NODES, 4 << 20);
     let (mut first, mut second) = (client(&rack, 1000), client(&rack, 1001));
     let near = first.create_at(100_000, Placement::Node(NODES[0])).expect("there is room");
     let far = first.create_at(4096, Placement::Node(NODES[1])).expect("there is room");
@@ -618,7 +618,7 @@ fn several_ranges_are_held_together_or_not_at_all() {
 
 #[test]
 fn what_was_committed_is_told_when_a_later_line_fails() {
-    let mut rack = Rack::start(&NODES, 1 << 20);
+    let mut rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack, 1000);
     let near = client.create_at(4096, Placement::Node(NODES[0])).expect("there is room").base();
     let far = client.create_at(4096, Placement::Node(NODES[1])).expect("there is room").base();
@@ -640,7 +640,7 @@ fn what_was_committed_is_told_when_a_later_line_fails() {
 
 #[test]
 fn more_leases_than_there_is_room_for_are_refused() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let service = Some(Service::start(&config(1000), port).expect("a thread"));
     let settings = EndpointConfig { service, lease_count: 2, ..config(1000) };
@@ -664,7 +664,7 @@ fn more_leases_than_there_is_room_for_are_refused() {
 fn the_owner_answers_while_the_application_computes() {
     for policy in [OwnerPolicy::Reject, OwnerPolicy::Wait, OwnerPolicy::Serve] {
         let (serves, waits) = (policy == OwnerPolicy::Serve, policy == OwnerPolicy::Wait);
-        let rack = Rack::start(&NODES, 1 << 20);
+        let rack = LocalRack::start(&NODES, 1 << 20);
         let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
         let to_owner = [port.id()];
         let clock = StopClock::default();
@@ -735,7 +735,7 @@ fn the_owner_answers_while_the_application_computes() {
 
 #[test]
 fn an_owner_serves_nothing_old_once_the_commit_is_sent() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let to_owner = [port.id()];
     let service = Service::start(&config(1000), port).expect("a thread");
@@ -783,7 +783,7 @@ fn an_owner_serves_nothing_old_once_the_commit_is_sent() {
 
 #[test]
 fn without_the_fabrics_port_the_service_renews() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, _port) = rack.attach_endpoint(NodeId(1000), 2);
     let other = carriers.pop().expect("two");
     let service = Some(Service::start(&config(1000), other).expect("a thread"));
@@ -819,7 +819,7 @@ fn counted<T: Transport>(client: &mut Client<T>, base: Pointer) -> [u64; 2] {
 
 #[test]
 fn two_clients_that_contend_lose_no_increment() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut observer = client(&rack, 1999);
     let base = observer.create(8192).expect("there is room").base();
     thread::scope(|scope| {
@@ -834,7 +834,7 @@ fn two_clients_that_contend_lose_no_increment() {
 #[test]
 fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost() {
     let loss = Impairment { loss: Probability::from_percent(2), ..Impairment::default() };
-    let rack = Rack::start_behind(&NODES, 1 << 20, |carrier| Impaired::new(carrier, loss, 1));
+    let rack = LocalRack::start_behind(&NODES, 1 << 20, |carrier| Impaired::new(carrier, loss, 1));
     let mut observer = client(&rack, 1999);
     let base = observer.create(8192).expect("there is room").base();
     let lost_count = AtomicU64::new(0);
@@ -863,7 +863,7 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
 
 #[test]
 fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let region = client(&rack, 1999).create(4096).expect("there is room");
     let counter = region.at(64).expect("inside");
     let lock = Lock::at(region.base(), Duration::from_secs(60)).expect("it is aligned");
@@ -903,7 +903,7 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
 
 #[test]
 fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack, 1000);
     let region = client.create(4096).expect("there is room");
     let soon = Duration::from_millis(50);
@@ -923,7 +923,7 @@ fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
 
 #[test]
 fn a_barrier_lets_nobody_through_before_all_are_there() {
-    let rack = Rack::start(&NODES, 1 << 20);
+    let rack = LocalRack::start(&NODES, 1 << 20);
     let region = client(&rack, 1999).create(4096).expect("there is room");
     let (barrier, arrived) =
         (Barrier::at(region.base(), 3).expect("it is aligned"), region.at(64).expect("inside"));

@@ -19,12 +19,12 @@ mod rack {
     }
 
     /// Memory servers on a hub of this process; node 0 leads to the first of them.
-    pub struct Rack {
+    pub struct LocalRack {
         hub: Hub,
         servers: Vec<(NodeId, Server)>,
     }
 
-    impl Rack {
+    impl LocalRack {
         /// Starts a server per node, each with `bytes` of memory.
         pub fn start(nodes: &[NodeId], bytes: u64) -> Self {
             Self::start_behind(nodes, bytes, |transport| transport)

@@ -30,7 +30,7 @@ use bluebridge_wire::{
     header::{HEADER_BYTES, LEASE_EPOCH_MAX},
 };
 
-pub use crate::responder::Transmit;
+pub use crate::responder::SealedReply;
 pub use config::{OwnerConfig, Policy};
 pub use counters::{Counters, Event};
 pub use notice::{Notice, NoticeKind};

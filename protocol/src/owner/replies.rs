@@ -7,7 +7,7 @@ use bluebridge_wire::{
     header::HEADER_BYTES, seal,
 };
 
-use super::{Event, Owner, Transmit, table::Page};
+use super::{Event, Owner, SealedReply, table::Page};
 use crate::Instant;
 
 /// What an answer repeats of its request.
@@ -74,7 +74,7 @@ pub(super) struct Reply {
 
 impl Owner {
     /// The next datagram to be sent from the well-known port; `None` when there is none for now.
-    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+    pub fn poll_transmit(&mut self) -> Option<SealedReply<'_>> {
         let Reply { asked, mut status, mut told, excerpt } = self.replies.pop_front()?;
         let mut data: &[u8] = &[];
         if let Some(Excerpt { page, epoch, range }) = excerpt {
@@ -107,7 +107,7 @@ impl Owner {
         self.head = [0; HEADER_BYTES];
         header.emit(&mut self.head, 0);
         seal(source, asked.from, &mut self.head, data);
-        Some(Transmit {
+        Some(SealedReply {
             source,
             destination: asked.from,
             destination_port: asked.port,

@@ -1,14 +1,14 @@
 //! Numbers, window and credit: which operations may be sent now.
 
-use super::{Answer, Event, NO_PAGE, NONE, Operation, Place, Queue, Requester, Stage, State};
+use super::{Answer, Event, NONE, Operation, Place, Requester, Stage, State};
 use crate::{Instant, pieces::Cut};
 
 impl Requester {
     /// Puts an operation without a number behind those that wait for its peer.
     pub(super) fn enqueue(&mut self, now: Instant, index: u16) {
         let op = &mut self.ops[index];
-        op.place = Place::Waiting;
-        let peer = op.peer;
+        op.link.place = Place::Waiting;
+        let peer = op.route.peer;
         self.ops.push_back(&mut self.peers[peer].waiting, index);
         self.admit(now, peer);
     }
@@ -65,7 +65,7 @@ impl Requester {
     }
 
     fn has_room(&self, peer: u16, index: u16) -> bool {
-        let cost = u32::from(self.ops[index].cost);
+        let cost = u32::from(self.ops[index].request.cost);
         let peer = &self.peers[peer];
         if let Operation::Close { .. } = self.ops[index].operation {
             return peer.is_quiet();
@@ -81,21 +81,8 @@ impl Requester {
     fn assign(&mut self, peer: u16, index: u16) {
         let sequence = self.peers[peer].number(index);
         let op = &mut self.ops[index];
-        op.sequence = sequence;
-        op.sent_count = 0;
-        op.attempt = 0;
-        op.expired = 0;
-        op.done = 0;
-        op.answered = 0;
-        op.restarted = 0;
-        op.moved_page = NO_PAGE;
-        op.probing = false;
-        op.overloaded = false;
-        op.queue = Queue::No;
-        op.from_owner = false;
-        op.lease.epoch = 0;
-        op.to_send = if op.is_train() { op.cut.all() } else { 1 };
-        let cost = u32::from(op.cost);
+        op.begin_request(sequence);
+        let cost = u32::from(op.request.cost);
         let closing = matches!(op.operation, Operation::Close { .. });
         self.peers[peer].outstanding_pages += cost;
         self.peers[peer].closing |= closing;
@@ -105,18 +92,18 @@ impl Requester {
 
     /// Puts an operation at the end of what is to be sent, unless it is there.
     pub(super) fn make_ready(&mut self, index: u16) {
-        if self.ops[index].place != Place::Ready {
-            self.ops[index].place = Place::Ready;
+        if self.ops[index].link.place != Place::Ready {
+            self.ops[index].link.place = Place::Ready;
             self.ops.push_back(&mut self.ready, index);
         }
     }
 
     /// Takes an operation out of whatever list it is in.
     pub(super) fn detach(&mut self, index: u16) {
-        match self.ops[index].place {
+        match self.ops[index].link.place {
             Place::Ready => self.ops.unlink(&mut self.ready, index),
             Place::Waiting => {
-                let peer = self.ops[index].peer;
+                let peer = self.ops[index].route.peer;
                 self.ops.unlink(&mut self.peers[peer].waiting, index);
             }
             Place::Flight | Place::Free | Place::Held | Place::Pause => {}
@@ -131,24 +118,28 @@ impl Requester {
         let Some(whole) = Cut::new(pointer.location.in_page(), length as usize, piece) else {
             return;
         };
-        let first = op.pending.trailing_zeros() as usize;
-        let pages = if op.single { 1 } else { (op.pending >> first).trailing_ones() as usize };
+        let first = op.pages.pending.trailing_zeros() as usize;
+        let pages = if op.pages.one_by_one {
+            1
+        } else {
+            (op.pages.pending >> first).trailing_ones() as usize
+        };
         let last = first + pages.max(1) - 1;
         let (start, end) = (whole.page_range(first).start, whole.page_range(last).end);
         let in_page = if first == 0 { pointer.location.in_page() } else { 0 };
         if let Some(cut) = Cut::new(in_page, end.saturating_sub(start), piece) {
-            op.cut = cut;
-            op.run_start = u16::try_from(start).unwrap_or(0);
-            op.run_page = u8::try_from(first).unwrap_or(0);
+            op.run.cut = cut;
+            op.run.start = u16::try_from(start).unwrap_or(0);
+            op.run.first_page = u8::try_from(first).unwrap_or(0);
         }
     }
 
     /// Cuts the run into the session's pieces, and reckons its cost.
     fn cut_for_session(&mut self, index: u16) {
         let op = &mut self.ops[index];
-        let piece_bytes = self.peers[op.peer].piece_bytes;
-        op.cut = op.cut.with_piece_bytes(usize::from(piece_bytes)).unwrap_or(op.cut);
-        op.cost = match op.stage {
+        let piece_bytes = self.peers[op.route.peer].piece_bytes;
+        op.run.cut = op.run.cut.with_piece_bytes(usize::from(piece_bytes)).unwrap_or(op.run.cut);
+        op.request.cost = match op.stage {
             Stage::Confirm(_) => 1,
             _ if matches!(op.operation, Operation::Abort { .. } | Operation::Renew { .. }) => 1,
             Stage::Ask { .. } | Stage::Direct => u8::try_from(op.run_page_count()).unwrap_or(1),

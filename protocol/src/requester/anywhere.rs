@@ -17,17 +17,10 @@ impl Requester {
         let piece = usize::from(self.config.piece_bytes);
         let op = &mut self.ops[index];
         op.stage = Stage::Ask { entropy };
-        op.peer = NONE;
-        op.cut = op.cut.with_piece_bytes(piece).unwrap_or(Cut::ONE);
-        op.cost = 0;
-        op.sequence = nonce;
-        op.sent_count = 0;
-        op.attempt = 0;
-        op.expired = 0;
-        op.done = 0;
-        op.overloaded = false;
-        op.probing = false;
-        op.to_send = if op.is_train() { op.cut.all() } else { 1 };
+        op.route.peer = NONE;
+        op.run.cut = op.run.cut.with_piece_bytes(piece).unwrap_or(Cut::ONE);
+        op.request.cost = 0;
+        op.begin_request(nonce);
         self.make_ready(index);
     }
 
@@ -40,7 +33,7 @@ impl Requester {
             return;
         };
         if !matches!(op.stage, Stage::Ask { .. })
-            || op.sequence != reply.header.sequence
+            || op.request.sequence != reply.header.sequence
             || reply.command().command() != Some(op.command())
         {
             self.counters.count(Event::ReplyStale);
@@ -54,19 +47,19 @@ impl Requester {
         };
         self.counters.count_status(status);
         let attempt = reply.header.flags.attempt();
-        if op.attempt == attempt && attempt < super::transmit::ATTEMPT_MAX {
-            self.anywhere_trip.sample(now.saturating_since(op.last_sent));
+        if op.request.attempt == attempt && attempt < super::transmit::ATTEMPT_MAX {
+            self.anywhere_trip.sample(now.saturating_since(op.request.last_sent));
         }
         match status {
             Status::Ok => self.confirm(now, index, reply),
             Status::Incomplete => self.repair_train(index, reply),
             Status::Overloaded => self.back_off(now, index),
             Status::OutOfMemory | Status::NoAuthority | Status::ShuttingDown
-                if op.hops < OTHER_NODES_MAX =>
+                if op.route.hops < OTHER_NODES_MAX =>
             {
-                self.ops[index].hops += 1;
+                self.ops[index].route.hops += 1;
                 self.detach(index);
-                self.ops[index].place = Place::Flight;
+                self.ops[index].link.place = Place::Flight;
                 self.ask(index);
             }
             _ => self.fail(index, Failure::Refused { status, node: reply.from.node }),
@@ -92,11 +85,11 @@ impl Requester {
         };
         self.peers[peer].op_count += 1;
         let op = &mut self.ops[index];
-        op.peer = peer;
+        op.route.peer = peer;
         op.stage = Stage::Confirm(pointer);
-        op.sequence = 0;
-        op.sent_count = 0;
-        op.overloaded = false;
+        op.request.sequence = 0;
+        op.request.sent_count = 0;
+        op.request.overloaded = false;
         self.enqueue(now, index);
     }
 

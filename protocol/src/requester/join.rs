@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Datagram, Flags, Status};
 
-use super::{Buffers, Event, Failure, Operation, Requester, slab::Op};
+use super::{Buffers, Event, Failure, Operation, Requester, op::Op};
 use crate::Instant;
 
 impl Requester {
@@ -16,14 +16,14 @@ impl Requester {
     ) {
         let op = &mut self.ops[index];
         let offset = usize::from(reply.header.offset);
-        let piece = op.cut.index_at(offset).and_then(|at| Some((at, op.cut.piece(at)?)));
+        let piece = op.run.cut.index_at(offset).and_then(|at| Some((at, op.run.cut.piece(at)?)));
         let Some((at, piece)) = piece.filter(|(_, piece)| piece.range.len() == reply.data.len())
         else {
             self.counters.count(Event::ReplyViolation);
             return;
         };
         let from_owner =
-            Some(reply.from.node) != self.peers.at(op.peer).map(|peer| peer.server.node);
+            Some(reply.from.node) != self.peers.at(op.route.peer).map(|peer| peer.server.node);
         let stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
         let good = match op.operation {
             Operation::ReadStale { .. } => true,
@@ -34,22 +34,22 @@ impl Requester {
             self.counters.count(Event::ReplyViolation);
             return;
         }
-        if op.done != 0 && op.from_owner != from_owner {
+        if op.arrived.done != 0 && op.arrived.from_owner != from_owner {
             // The home's versions and an owner's epochs cannot be compared.
             if from_owner {
                 self.counters.count(Event::PieceOutdated);
                 return;
             }
-            op.done = 0;
+            op.arrived.done = 0;
             self.counters.count(Event::PageRestart);
         }
-        op.from_owner = from_owner;
+        op.arrived.from_owner = from_owner;
         let (bit, page_bit) = (1_u32 << at, 1_u8 << piece.page);
-        let pieces = op.cut.page_pieces(piece.page);
-        let have = op.done & pieces;
+        let pieces = op.run.cut.page_pieces(piece.page);
+        let have = op.arrived.done & pieces;
         let version = reply.header.page_version;
-        let Some(known) = op.versions.get_mut(piece.page) else { return };
-        if op.answered & page_bit != 0 || (have & bit != 0 && version == *known) {
+        let Some(known) = op.arrived.versions.get_mut(piece.page) else { return };
+        if op.arrived.answered & page_bit != 0 || (have & bit != 0 && version == *known) {
             self.counters.count(Event::PieceDuplicate);
             return;
         }
@@ -59,12 +59,12 @@ impl Requester {
         }
         if have != 0 && version > *known {
             // The older pieces are overwritten as the newer ones come.
-            op.done &= !pieces;
-            op.restarted |= page_bit;
+            op.arrived.done &= !pieces;
+            op.arrived.restarted |= page_bit;
             self.counters.count(Event::PageRestart);
         }
         *known = version;
-        let start = usize::from(op.run_start) + piece.range.start;
+        let start = usize::from(op.run.start) + piece.range.start;
         let target = buffers.incoming(op.token).get_mut(start..start + reply.data.len());
         let Some(target) = target else {
             self.fail(index, Failure::Buffer);
@@ -72,16 +72,16 @@ impl Requester {
         };
         target.copy_from_slice(reply.data);
         let page_stale = op.stale_bit(piece.page);
-        if op.done & pieces == 0 {
+        if op.arrived.done & pieces == 0 {
             // Nothing is left of what the page was before.
-            op.stale &= !page_stale;
+            op.pages.stale &= !page_stale;
         }
         if stale {
-            op.stale |= page_stale;
+            op.pages.stale |= page_stale;
         }
-        op.done |= bit;
-        op.expired = 0;
-        let complete = op.done & pieces == pieces;
+        op.arrived.done |= bit;
+        op.request.expired = 0;
+        let complete = op.arrived.done & pieces == pieces;
         self.counters.count(if stale { Event::StaleJoin } else { Event::PieceJoin });
         if complete {
             self.settle_page(index, piece.page, Status::Ok);
@@ -99,18 +99,18 @@ impl Requester {
     ) {
         let op = &mut self.ops[index];
         let offset = usize::from(reply.header.offset);
-        let piece = op.cut.index_at(offset).and_then(|at| op.cut.piece(at));
-        let Some(piece) = piece.filter(|piece| op.cut.page_range(piece.page).start == offset)
+        let piece = op.run.cut.index_at(offset).and_then(|at| op.run.cut.piece(at));
+        let Some(piece) = piece.filter(|piece| op.run.cut.page_range(piece.page).start == offset)
         else {
             self.counters.count(Event::ReplyViolation);
             return;
         };
-        if op.answered & (1 << piece.page) != 0 {
+        if op.arrived.answered & (1 << piece.page) != 0 {
             self.counters.count(Event::PieceDuplicate);
             return;
         }
-        op.done &= !op.cut.page_pieces(piece.page);
-        op.expired = 0;
+        op.arrived.done &= !op.run.cut.page_pieces(piece.page);
+        op.request.expired = 0;
         self.note_refusal(index, piece.page, status, reply);
         self.settle_page(index, piece.page, status);
         self.progress(now, index);
@@ -119,9 +119,9 @@ impl Requester {
     /// After a page or a piece was answered: the end of the run, or more time for the rest.
     fn progress(&mut self, now: Instant, index: u16) {
         let op = &self.ops[index];
-        if op.answered == super::page_bits(op.cut.page_count()) {
+        if op.arrived.answered == super::page_bits(op.run.cut.page_count()) {
             self.end_run(now, index);
-        } else if op.place == super::Place::Flight {
+        } else if op.link.place == super::Place::Flight {
             self.restart_timer(now, index);
         }
     }
@@ -132,7 +132,7 @@ impl Op {
     fn stale_bit(&self, page: usize) -> u8 {
         u8::try_from(page)
             .ok()
-            .and_then(|page| 1_u8.checked_shl(u32::from(self.run_page + page)))
+            .and_then(|page| 1_u8.checked_shl(u32::from(self.run.first_page + page)))
             .unwrap_or(0)
     }
 }

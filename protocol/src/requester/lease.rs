@@ -6,7 +6,7 @@ use bluebridge_wire::{Datagram, Flags, Header, LeaseEnd, NodeId, Status};
 
 use super::{
     Answer, Buffers, Event, Failure, Lease, NONE, Operation, Place, Queue, Requester,
-    slab::{Holder, Op},
+    op::{Holder, Op},
     transmit::ATTEMPT_MAX,
 };
 use crate::Instant;
@@ -21,11 +21,14 @@ impl Requester {
     /// The home lets a request wait until a lease ends, as long as it is repeated in time.
     pub(super) fn queue_up(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
-        let page = op.cut.index_at(usize::from(reply.header.offset));
-        let page = page.and_then(|at| op.cut.piece(at)).map_or(0, |piece| piece.page);
+        let page = op.run.cut.index_at(usize::from(reply.header.offset));
+        let page = page.and_then(|at| op.run.cut.piece(at)).map_or(0, |piece| piece.page);
         // What was answered since, or asked again, overtook it.
-        let overtaken = op.lease.epoch != 0 || op.answered & (1 << page) != 0;
-        if overtaken || reply.header.flags.attempt() != op.attempt || op.place != Place::Flight {
+        let overtaken = op.grant.lease.epoch != 0 || op.arrived.answered & (1 << page) != 0;
+        if overtaken
+            || reply.header.flags.attempt() != op.request.attempt
+            || op.link.place != Place::Flight
+        {
             self.counters.count(Event::ReplyStale);
             return;
         }
@@ -37,10 +40,10 @@ impl Requester {
         // because an answer that is lost is seen no earlier.
         let period = (kept / 2).clamp(timing.retransmit_min, timing.retransmit_max);
         let op = &mut self.ops[index];
-        op.holder = Holder::told_by(reply);
-        op.queue = Queue::Home;
-        op.granted_after = op.last_sent;
-        op.expired = 0;
+        op.route.holder = Holder::told_by(reply);
+        op.request.queue = Queue::Home;
+        op.grant.sent_after = op.request.last_sent;
+        op.request.expired = 0;
         op.timer = now + period;
         self.arm(now + period);
     }
@@ -57,9 +60,9 @@ impl Requester {
         buffers: &mut impl Buffers,
     ) {
         let op = &self.ops[index];
-        let may_be_redirected = op.place == Place::Flight
-            && op.attempt == 0
-            && !op.home
+        let may_be_redirected = op.link.place == Place::Flight
+            && op.request.attempt == 0
+            && !op.route.home
             && op.run_page_count() == 1
             && op.pointer().is_some();
         let stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
@@ -84,7 +87,7 @@ impl Requester {
 
     fn wait_at_owner(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
-        if op.queue != Queue::No {
+        if op.request.queue != Queue::No {
             // It told already how long it lets the request wait.
             self.counters.count(Event::ReplyStale);
             return;
@@ -95,8 +98,8 @@ impl Requester {
         let op = &mut self.ops[index];
         // An owner that never lets go leaves time to ask the home.
         let time = told.min((op.deadline - now) / 2);
-        op.holder = Holder::told_by(reply);
-        op.queue = Queue::Owner;
+        op.route.holder = Holder::told_by(reply);
+        op.request.queue = Queue::Owner;
         op.timer = now + time;
         self.arm(now + time);
     }
@@ -104,8 +107,8 @@ impl Requester {
     /// What waits for a lease holds up nothing else: its answer may come in a long time.
     fn free_credit(&mut self, index: u16) {
         let op = &mut self.ops[index];
-        let cost = u32::from(core::mem::take(&mut op.cost));
-        let peer = &mut self.peers[op.peer];
+        let cost = u32::from(core::mem::take(&mut op.request.cost));
+        let peer = &mut self.peers[op.route.peer];
         peer.outstanding_pages = peer.outstanding_pages.saturating_sub(cost);
         self.outstanding_pages = self.outstanding_pages.saturating_sub(cost);
         self.freed = true;
@@ -116,13 +119,13 @@ impl Requester {
     pub(super) fn leave_queue(&mut self, now: Instant, peer: u16) -> bool {
         let entry = &self.peers[peer];
         let index = entry.numbered(entry.low_water);
-        if entry.has_window() || index == NONE || self.ops[index].queue == Queue::No {
+        if entry.has_window() || index == NONE || self.ops[index].request.queue == Queue::No {
             return false;
         }
         self.counters.count(Event::QueueLeave);
         self.detach(index);
         self.retire_number(index);
-        self.ops[index].home = true;
+        self.ops[index].route.home = true;
         self.set_run(index);
         self.sleep(now, index);
         true
@@ -153,23 +156,23 @@ impl Op {
     /// endpoint's, or not the one that the other pieces told.
     pub(super) fn note_grant(&mut self, node: NodeId, reply: &Datagram<'_>) -> bool {
         let header = &reply.header;
-        let known = self.lease.epoch;
+        let known = self.grant.lease.epoch;
         if header.lease_epoch == 0
             || header.node != node.0
             || (known != 0 && known != header.lease_epoch)
         {
             return false;
         }
-        let sent = if header.flags.attempt() == self.attempt {
-            self.last_sent
+        let sent = if header.flags.attempt() == self.request.attempt {
+            self.request.last_sent
         } else {
-            self.granted_after
+            self.grant.sent_after
         };
         let told = granted(sent, header);
-        self.queue = Queue::No;
+        self.request.queue = Queue::No;
         // Each piece tells a time at which the lease still runs; the latest is true as well.
-        if known == 0 || told.expires_at > self.lease.expires_at {
-            self.lease = told;
+        if known == 0 || told.expires_at > self.grant.lease.expires_at {
+            self.grant.lease = told;
         }
         true
     }
@@ -178,19 +181,19 @@ impl Op {
     /// answered: its tries are counted from 1 to the last over and over.
     pub(super) const fn next_attempt(&self) -> u8 {
         match self.operation {
-            Operation::Update { .. } => self.attempt % ATTEMPT_MAX + 1,
-            _ if self.attempt < ATTEMPT_MAX => self.attempt + 1,
+            Operation::Update { .. } => self.request.attempt % ATTEMPT_MAX + 1,
+            _ if self.request.attempt < ATTEMPT_MAX => self.request.attempt + 1,
             _ => ATTEMPT_MAX,
         }
     }
 
     /// The home is asked instead of the owner that a redirect led to, of which nothing is kept.
     pub(super) fn leave_owner(&mut self) {
-        if core::mem::take(&mut self.from_owner) {
-            self.done = 0;
+        if core::mem::take(&mut self.arrived.from_owner) {
+            self.arrived.done = 0;
         }
-        if self.queue == Queue::Owner {
-            self.queue = Queue::No;
+        if self.request.queue == Queue::Owner {
+            self.request.queue = Queue::No;
         }
     }
 }

@@ -3,7 +3,7 @@
 use bluebridge_wire::{Command, Header};
 
 use super::{
-    Event, NONE, Origin, Requester, Server, State, Transmit,
+    Event, NONE, Origin, Requester, SealedRequest, Server, State,
     peer::Peer,
     transmit::{Part, endpoint},
 };
@@ -52,7 +52,7 @@ impl Requester {
         }
     }
 
-    pub(super) fn transmit_leave<'b>(&mut self) -> Option<Transmit<'b>> {
+    pub(super) fn transmit_leave<'b>(&mut self) -> Option<SealedRequest<'b>> {
         let Leave { server, session, sequence } = self.leaving.pop_front()?;
         self.counters.count(Event::SessionLeave);
         self.counters.count(Event::Transmit);

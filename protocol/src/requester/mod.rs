@@ -24,6 +24,7 @@ mod join;
 mod lease;
 mod leave;
 mod moved;
+mod op;
 mod operation;
 mod peer;
 mod progress;
@@ -47,14 +48,17 @@ pub use operation::{
     Answer, Buffers, Completion, Failure, Lease, Operation, OperationId, PageStatuses, Server,
     StartError,
 };
-pub use transmit::{HEAD_BYTES_MAX, Origin, Transmit};
+pub use transmit::{HEAD_BYTES_MAX, Origin, SealedRequest};
 
 use crate::{Instant, pieces::Cut, pieces::PIECE_BYTES_MIN};
 use core::time::Duration;
 use moved::MovedTable;
+use op::{
+    Arrived, Grant, Holder, Link, NO_PAGE, Op, Pages, Place, Queue, Request, Route, Run, Stage,
+};
 use peer::{Peers, State};
 use random::Random;
-use slab::{Holder, List, NO_PAGE, NONE, Op, Place, Queue, Slab, Stage};
+use slab::{List, NONE, Slab};
 
 /// Data of a PING at most, in bytes.
 pub const PING_BYTES_MAX: u32 = 64;
@@ -316,43 +320,48 @@ impl Requester {
             started: now,
             deadline,
             timer: FAR,
-            first_sent: now,
-            last_sent: now,
-            sequence: 0,
-            holder: Holder::default(),
-            lease: Lease { epoch: 0, expires_at: now, granted_ms: 0 },
-            granted_after: now,
-            versions: [0; LINE_PAGES],
-            to_send: 0,
-            done: 0,
-            sent_count: 0,
-            generation: 0,
-            cut,
-            run_start: 0,
-            run_page: 0,
-            pending: page_bits(cut.page_count()),
-            answered: 0,
-            restarted: 0,
-            statuses: [Status::Ok; LINE_PAGES],
-            moved_node: 0,
-            moved_page: NO_PAGE,
-            attempt: 0,
-            expired: 0,
-            pauses: 0,
-            hops: 0,
-            cost: 1,
-            peer,
-            prev: NONE,
-            next: NONE,
-            place: Place::Waiting,
-            home: false,
-            single: false,
-            probing: false,
-            leaky: false,
-            overloaded: false,
-            queue: Queue::No,
-            stale: 0,
-            from_owner: false,
+            pages: Pages {
+                statuses: [Status::Ok; LINE_PAGES],
+                pending: page_bits(cut.page_count()),
+                stale: 0,
+                one_by_one: false,
+            },
+            route: Route {
+                peer,
+                home: false,
+                hops: 0,
+                pauses: 0,
+                moved_node: 0,
+                moved_page: NO_PAGE,
+                holder: Holder::default(),
+            },
+            run: Run { cut, start: 0, first_page: 0 },
+            request: Request {
+                sequence: 0,
+                first_sent: now,
+                last_sent: now,
+                sent_count: 0,
+                to_send: 0,
+                attempt: 0,
+                expired: 0,
+                cost: 1,
+                probing: false,
+                overloaded: false,
+                queue: Queue::No,
+            },
+            arrived: Arrived {
+                versions: [0; LINE_PAGES],
+                done: 0,
+                answered: 0,
+                restarted: 0,
+                from_owner: false,
+            },
+            grant: Grant {
+                lease: Lease { epoch: 0, expires_at: now, granted_ms: 0 },
+                sent_after: now,
+            },
+            link: Link { place: Place::Waiting, generation: 0, prev: NONE, next: NONE },
+            may_be_applied: false,
             asked_before: false,
         }
     }

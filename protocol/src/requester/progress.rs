@@ -7,7 +7,7 @@ use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 use super::{
     Answer, Completion, Event, FAR, Failure, NONE, Operation, PageStatuses, Place, Requester,
     Server, Stage,
-    slab::{Holder, NO_PAGE, Op},
+    op::{Holder, NO_PAGE, Op},
 };
 use crate::Instant;
 
@@ -26,15 +26,16 @@ impl Requester {
         let op = &mut self.ops[index];
         match status {
             Status::Busy => {
-                op.holder = Holder::told_by(reply);
+                op.route.holder = Holder::told_by(reply);
             }
             Status::Moved => {
-                let page = op.run_page + u8::try_from(page).unwrap_or(0);
+                let page = op.run.first_page + u8::try_from(page).unwrap_or(0);
                 // Pages that moved to different nodes are asked for one by one.
-                op.single |= op.moved_page != NO_PAGE && op.moved_node != reply.header.node;
-                if page < op.moved_page {
-                    op.moved_node = reply.header.node;
-                    op.moved_page = page;
+                op.pages.one_by_one |=
+                    op.route.moved_page != NO_PAGE && op.route.moved_node != reply.header.node;
+                if page < op.route.moved_page {
+                    op.route.moved_node = reply.header.node;
+                    op.route.moved_page = page;
                 }
             }
             _ => {}
@@ -45,16 +46,16 @@ impl Requester {
     pub(super) fn settle_page(&mut self, index: u16, page: usize, status: Status) {
         let via = self.is_via(index);
         let op = &mut self.ops[index];
-        op.answered |= 1 << page;
-        let whole = usize::from(op.run_page) + page;
-        if let Some(entry) = op.statuses.get_mut(whole) {
+        op.arrived.answered |= 1 << page;
+        let whole = usize::from(op.run.first_page) + page;
+        if let Some(entry) = op.pages.statuses.get_mut(whole) {
             *entry = status;
         }
         // Whatever becomes of the other pages, this one was changed.
-        op.leaky |= status.is_ok() && op.operation.changes_memory();
+        op.may_be_applied |= status.is_ok() && op.operation.changes_memory();
         let passes = is_passing(status, via) || op.is_lost_grant(status);
         if !(op.may_ask_again() && passes) {
-            op.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
+            op.pages.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
         }
     }
 
@@ -78,22 +79,22 @@ impl Requester {
         self.detach(index);
         self.retire_number(index);
         let op = &mut self.ops[index];
-        op.place = Place::Flight;
-        if op.pending == 0 {
+        op.link.place = Place::Flight;
+        if op.pages.pending == 0 {
             self.conclude(index);
             return;
         }
-        let first = op.pending.trailing_zeros() as usize;
-        let run_page = usize::from(op.run_page);
+        let first = op.pages.pending.trailing_zeros() as usize;
+        let run_page = usize::from(op.run.first_page);
         let run = run_page..run_page + op.run_page_count();
-        let status = op.statuses.get(first).copied().unwrap_or(Status::Internal);
-        let uniform = run.clone().all(|page| op.statuses.get(page) == Some(&status));
-        op.single |= !uniform;
-        op.home = true;
+        let status = op.pages.statuses.get(first).copied().unwrap_or(Status::Internal);
+        let uniform = run.clone().all(|page| op.pages.statuses.get(page) == Some(&status));
+        op.pages.one_by_one |= !uniform;
+        op.route.home = true;
         if !run.contains(&first) {
             // This page was last asked for in an earlier run; it begins afresh.
-            op.hops = 0;
-            op.pauses = 0;
+            op.route.hops = 0;
+            op.route.pauses = 0;
             self.go_home(now, index);
             return;
         }
@@ -109,11 +110,11 @@ impl Requester {
                 self.set_run(index);
                 self.sleep(now, index);
             }
-            Status::Moved if usize::from(op.moved_page) == first => self.follow(now, index),
+            Status::Moved if usize::from(op.route.moved_page) == first => self.follow(now, index),
             Status::NoAuthority => {
                 // Its grant is on its way, or the range moved on: no hop, but a pause.
                 self.forget_move(index);
-                self.ops[index].hops = 0;
+                self.ops[index].route.hops = 0;
                 self.wait_for_home(now, index);
             }
             _ => {
@@ -125,7 +126,7 @@ impl Requester {
 
     /// The range is served by another node.
     fn follow(&mut self, now: Instant, index: u16) {
-        let node = NodeId(self.ops[index].moved_node);
+        let node = NodeId(self.ops[index].route.moved_node);
         let Some(pointer) = self.ops[index].pointer().filter(|_| node.is_unicast()) else {
             self.counters.count(Event::ReplyViolation);
             let node = self.asked_node(index);
@@ -140,9 +141,9 @@ impl Requester {
     /// Asks another node, or the home if `None`, unless that happened too often.
     fn hop(&mut self, now: Instant, index: u16, node: Option<NodeId>) {
         let op = &mut self.ops[index];
-        op.hops += 1;
-        if op.hops > HOPS_MAX {
-            let node = node.unwrap_or(NodeId(op.moved_node));
+        op.route.hops += 1;
+        if op.route.hops > HOPS_MAX {
+            let node = node.unwrap_or(NodeId(op.route.moved_node));
             self.fail(index, Failure::TooManyHops { node });
             return;
         }
@@ -181,7 +182,7 @@ impl Requester {
             return false;
         };
         self.peers[peer].op_count += 1;
-        self.ops[index].peer = peer;
+        self.ops[index].route.peer = peer;
         self.set_run(index);
         true
     }
@@ -195,10 +196,10 @@ impl Requester {
 
     /// Lets an operation wait for a while before its next try.
     pub(super) fn sleep(&mut self, now: Instant, index: u16) {
-        let pause = self.pause(self.ops[index].pauses);
+        let pause = self.pause(self.ops[index].route.pauses);
         let op = &mut self.ops[index];
-        op.pauses = op.pauses.saturating_add(1);
-        op.place = Place::Pause;
+        op.route.pauses = op.route.pauses.saturating_add(1);
+        op.link.place = Place::Pause;
         op.timer = now + pause;
         let timer = op.timer;
         self.arm(timer);
@@ -206,12 +207,12 @@ impl Requester {
 
     /// The server is overloaded: the same number is sent again after a pause.
     pub(super) fn back_off(&mut self, now: Instant, index: u16) {
-        if matches!(self.ops[index].place, Place::Held | Place::Pause) {
+        if matches!(self.ops[index].link.place, Place::Held | Place::Pause) {
             return;
         }
         self.detach(index);
-        self.ops[index].overloaded = true;
-        self.ops[index].to_send = 0;
+        self.ops[index].request.overloaded = true;
+        self.ops[index].request.to_send = 0;
         self.sleep(now, index);
     }
 
@@ -229,11 +230,11 @@ impl Requester {
         let node = self.asked_node(index);
         let op = &self.ops[index];
         let count = op.page_count();
-        let statuses = op.statuses.get(..count).unwrap_or(&op.statuses);
+        let statuses = op.pages.statuses.get(..count).unwrap_or(&op.pages.statuses);
         let first = statuses.first().copied().unwrap_or(Status::Internal);
         let result = if statuses.iter().any(|status| *status != first) {
             let count = u8::try_from(count).unwrap_or(0);
-            Err(Failure::Partial(PageStatuses { count, statuses: op.statuses }))
+            Err(Failure::Partial(PageStatuses { count, statuses: op.pages.statuses }))
         } else if first.is_ok() {
             Ok(self.answer(index))
         } else {
@@ -246,10 +247,10 @@ impl Requester {
     fn answer(&mut self, index: u16) -> Answer {
         let op = &self.ops[index];
         match op.operation {
-            Operation::ReadStale { .. } => Answer::Read { stale: op.stale != 0 },
+            Operation::ReadStale { .. } => Answer::Read { stale: op.pages.stale != 0 },
             Operation::Update { .. } => {
                 self.counters.count(Event::Grant);
-                Answer::Leased(op.lease)
+                Answer::Leased(op.grant.lease)
             }
             _ => Answer::Done,
         }
@@ -279,8 +280,8 @@ impl Requester {
     pub(super) fn release(&mut self, index: u16) {
         self.detach(index);
         let closes = matches!(self.ops[index].operation, Operation::Close { .. });
-        if closes && self.ops[index].sequence != 0 {
-            let peer = self.ops[index].peer;
+        if closes && self.ops[index].request.sequence != 0 {
+            let peer = self.ops[index].route.peer;
             self.peers[peer].closing = false;
             self.starve(peer);
         }
@@ -295,14 +296,14 @@ impl Requester {
     /// Takes note that the outcome of the operation's current number is known.
     pub(super) fn retire_number(&mut self, index: u16) {
         let op = &mut self.ops[index];
-        let sequence = core::mem::take(&mut op.sequence);
-        op.sent_count = 0;
+        let sequence = core::mem::take(&mut op.request.sequence);
+        op.request.sent_count = 0;
         self.freed = true;
-        if sequence == 0 || op.peer == NONE {
+        if sequence == 0 || op.route.peer == NONE {
             return;
         }
-        let cost = u32::from(op.cost);
-        let peer = &mut self.peers[op.peer];
+        let cost = u32::from(op.request.cost);
+        let peer = &mut self.peers[op.route.peer];
         peer.retire(sequence);
         peer.outstanding_pages = peer.outstanding_pages.saturating_sub(cost);
         self.outstanding_pages = self.outstanding_pages.saturating_sub(cost);
@@ -310,20 +311,20 @@ impl Requester {
 
     /// Parts an operation without a number from its peer.
     pub(super) fn leave_peer(&mut self, index: u16) {
-        let peer = core::mem::replace(&mut self.ops[index].peer, NONE);
+        let peer = core::mem::replace(&mut self.ops[index].route.peer, NONE);
         if peer != NONE {
             self.peers[peer].op_count -= 1;
         }
     }
 
     pub(super) fn asked_node(&self, index: u16) -> NodeId {
-        self.peers.at(self.ops[index].peer).map_or(NodeId::ANY, |peer| peer.server.node)
+        self.peers.at(self.ops[index].route.peer).map_or(NodeId::ANY, |peer| peer.server.node)
     }
 
     /// Whether anything was heard from the node that was asked since the operation began.
     pub(super) fn is_answering(&self, index: u16) -> bool {
         let op = &self.ops[index];
-        let heard = self.peers.at(op.peer).and_then(|peer| peer.heard);
+        let heard = self.peers.at(op.route.peer).and_then(|peer| peer.heard);
         heard.is_some_and(|heard| heard >= op.started)
     }
 

@@ -4,7 +4,7 @@ use bluebridge_wire::{Command, Datagram, NodeId, Pointer, Status, Usage, tlv::Tl
 
 use super::{
     Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
-    lease::is_queued, slab::Op, transmit::ATTEMPT_MAX,
+    lease::is_queued, op::Op, transmit::ATTEMPT_MAX,
 };
 use crate::Instant;
 
@@ -85,11 +85,15 @@ impl Requester {
         // The first sign of the latest attempt is an honest sample; of a READ's train one is
         // enough, and a later piece waited for those before it.
         let attempt = reply.header.flags.attempt();
-        let first_sign = !op.is_read() || (op.done == 0 && op.answered == 0);
+        let first_sign = !op.is_read() || (op.arrived.done == 0 && op.arrived.answered == 0);
         // What waited for a lease to end says nothing about the way.
-        let first_sign = first_sign && op.queue == Queue::No;
-        if attempt == op.attempt && attempt < ATTEMPT_MAX && first_sign && op.to_send == 0 {
-            entry.round_trip.sample(now.saturating_since(op.last_sent));
+        let first_sign = first_sign && op.request.queue == Queue::No;
+        if attempt == op.request.attempt
+            && attempt < ATTEMPT_MAX
+            && first_sign
+            && op.request.to_send == 0
+        {
+            entry.round_trip.sample(now.saturating_since(op.request.last_sent));
         }
     }
 
@@ -102,7 +106,7 @@ impl Requester {
         buffers: &mut impl Buffers,
     ) {
         let op = &self.ops[index];
-        let (peer, node) = (op.peer, reply.from.node);
+        let (peer, node) = (op.route.peer, reply.from.node);
         let refusal = Failure::Refused { status, node };
         match status {
             Status::Ok => self.handle_ok(now, index, reply, buffers),
@@ -123,7 +127,7 @@ impl Requester {
                 }
             },
             Status::Overloaded => {
-                if reply.header.flags.attempt() == op.attempt {
+                if reply.header.flags.attempt() == op.request.attempt {
                     self.counters.count(Event::OverloadedRetry);
                     self.back_off(now, index);
                 }
@@ -139,7 +143,7 @@ impl Requester {
             }
             Status::Busy if matches!(op.operation, Operation::Update { wait: false, .. }) => {
                 self.note_refusal(index, 0, status, reply);
-                let holder = self.ops[index].holder;
+                let holder = self.ops[index].route.holder;
                 self.finish(index, Err(holder.failure()));
             }
             _ if is_about_page(status) && op.is_read_by_page() => {
@@ -149,7 +153,7 @@ impl Requester {
                 self.settle_run(now, index, status, reply);
             }
             // An earlier copy may have been executed before the server began to refuse.
-            _ if is_before_record(status) && op.sent_count > op.train_length() => {
+            _ if is_before_record(status) && op.request.sent_count > op.train_length() => {
                 self.fail(index, refusal);
             }
             _ => self.refuse(index, status, node),
@@ -161,12 +165,12 @@ impl Requester {
     fn refuse(&mut self, index: u16, status: Status, node: NodeId) {
         let op = &mut self.ops[index];
         let refusal = Failure::Refused { status, node };
-        if !op.leaky {
+        if !op.may_be_applied {
             self.finish(index, Err(refusal));
         } else if matches!(op.operation, Operation::Write { .. } | Operation::Zero { .. }) {
             // Each page that was changed has its status; the others share the refusal.
-            let pending = core::mem::take(&mut op.pending);
-            for (page, entry) in op.statuses.iter_mut().enumerate() {
+            let pending = core::mem::take(&mut op.pages.pending);
+            for (page, entry) in op.pages.statuses.iter_mut().enumerate() {
                 if pending & (1 << page) != 0 {
                     *entry = status;
                 }
@@ -181,8 +185,8 @@ impl Requester {
     /// allocated.
     fn note_unheard_create(&mut self, index: u16) {
         let op = &mut self.ops[index];
-        if op.is_leaky_create() && op.sent_count <= op.train_length() {
-            op.sent_count = 0;
+        if op.is_directed_create() && op.request.sent_count <= op.train_length() {
+            op.request.sent_count = 0;
         }
     }
 
@@ -208,7 +212,7 @@ impl Requester {
             Operation::Abort { .. } | Operation::Commit { .. } => Some(Answer::Done),
             Operation::Renew { epoch, .. } => {
                 // Whichever try was done, the first one was sent before.
-                let lease = super::lease::granted(op.first_sent, &reply.header);
+                let lease = super::lease::granted(op.request.first_sent, &reply.header);
                 self.counters.count(Event::Renewal);
                 (lease.epoch == epoch).then_some(Answer::Leased(lease))
             }
@@ -217,7 +221,7 @@ impl Requester {
                 return;
             }
             Operation::Close { .. } => {
-                let peer = op.peer;
+                let peer = op.route.peer;
                 self.closed(now, peer, index);
                 return;
             }
@@ -262,7 +266,7 @@ impl Requester {
             self.fail(index, Failure::Violation { node: reply.from.node });
             return;
         };
-        self.ops[index].single = true;
+        self.ops[index].pages.one_by_one = true;
         for (page, code) in statuses.iter().enumerate() {
             let Some(status) = Status::from_code(*code) else { continue };
             self.note_refusal(index, page, status, reply);
@@ -275,20 +279,23 @@ impl Requester {
     pub(super) fn repair_train(&mut self, index: u16, reply: &Datagram<'_>) {
         let op = &mut self.ops[index];
         let attempt = reply.header.flags.attempt();
-        if !op.probing || attempt != op.attempt || matches!(op.place, Place::Held | Place::Pause) {
+        if !op.request.probing
+            || attempt != op.request.attempt
+            || matches!(op.link.place, Place::Held | Place::Pause)
+        {
             self.counters.count(Event::ReplyStale);
             return;
         }
-        op.done = reply.header.detail & op.cut.all();
-        op.to_send = op.cut.all() & !op.done;
-        if op.to_send == 0 {
+        op.arrived.done = reply.header.detail & op.run.cut.all();
+        op.request.to_send = op.run.cut.all() & !op.arrived.done;
+        if op.request.to_send == 0 {
             // Nothing is missing, yet nothing was answered: its probe draws the answer.
-            op.to_send = 1;
+            op.request.to_send = 1;
         }
-        op.attempt = (op.attempt + 1).min(ATTEMPT_MAX);
+        op.request.attempt = (op.request.attempt + 1).min(ATTEMPT_MAX);
         // At the last attempt rounds cannot be told apart any more; the timer begins the next.
-        op.probing = op.attempt < ATTEMPT_MAX;
-        op.expired = 0;
+        op.request.probing = op.request.attempt < ATTEMPT_MAX;
+        op.request.expired = 0;
         self.counters.count(Event::TrainRepair);
         self.make_ready(index);
     }
@@ -300,7 +307,7 @@ impl Requester {
         );
         if gone {
             self.detach(index);
-            self.ops[index].place = Place::Flight;
+            self.ops[index].link.place = Place::Flight;
             self.confirm_late(index);
         } else {
             self.finish(index, Err(Failure::Refused { status, node }));
@@ -311,7 +318,7 @@ impl Requester {
 impl Op {
     /// Datagrams of the request when each is sent once.
     const fn train_length(&self) -> u32 {
-        if self.is_train() { self.cut.piece_count() } else { 1 }
+        if self.is_train() { self.run.cut.piece_count() } else { 1 }
     }
 
     /// Whether each page has a status of its own; an UPDATE is granted or refused as a whole.

@@ -3,8 +3,8 @@
 use bluebridge_wire::{ArenaGeneration, Datagram, Status};
 
 use super::{
-    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, peer::Peer,
-    random::Random, slab::Op,
+    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, op::Op,
+    peer::Peer, random::Random,
 };
 use crate::{Instant, pieces::PIECE_BYTES_MIN};
 
@@ -173,8 +173,8 @@ impl Requester {
             let index = self.peers[peer].numbered(sequence);
             if index != NONE {
                 self.detach(index);
-                self.ops[index].place = Place::Held;
-                self.ops[index].to_send = 0;
+                self.ops[index].link.place = Place::Held;
+                self.ops[index].request.to_send = 0;
             }
         }
         self.open(now, peer);
@@ -192,13 +192,13 @@ impl Requester {
                 Resume::Again => {
                     self.counters.count(Event::Resumed);
                     let op = &mut self.ops[index];
-                    op.leaky |= op.sent_count > 0 && op.is_leaky_create();
-                    op.asked_before |= op.sent_count > 0;
-                    op.home = true;
+                    op.may_be_applied |= op.request.sent_count > 0 && op.is_directed_create();
+                    op.asked_before |= op.request.sent_count > 0;
+                    op.route.home = true;
                     // All pages of the run are asked for anew, also those that were complete.
-                    op.pending |= super::page_bits(op.run_page_count()) << op.run_page;
+                    op.pages.pending |= super::page_bits(op.run_page_count()) << op.run.first_page;
                     self.retire_number(index);
-                    self.ops[index].place = Place::Waiting;
+                    self.ops[index].link.place = Place::Waiting;
                     self.ops.push_front(&mut self.peers[peer].waiting, index);
                 }
                 Resume::End(result) => {
@@ -224,15 +224,15 @@ impl Requester {
         if matches!(op.operation, Operation::Close { .. }) {
             return Resume::End(Ok(Answer::Done));
         }
-        if op.sent_count == 0
+        if op.request.sent_count == 0
             || idempotent
-            || op.is_leaky_create()
+            || op.is_directed_create()
             || matches!(op.stage, Stage::Confirm(_))
         {
             return Resume::Again;
         }
         let idle = self.config.timing.session_idle;
-        let recent = now.saturating_since(op.first_sent) < idle / 4 * 3;
+        let recent = now.saturating_since(op.request.first_sent) < idle / 4 * 3;
         if peer.incarnation == lost_incarnation && recent {
             return Resume::Again;
         }
@@ -280,7 +280,7 @@ fn nonce(random: &mut Random, peer: u16) -> u64 {
 impl Op {
     /// Whether it is a directed CREATE or ALLOC_WRITE, whose pages nobody knows if it is not
     /// answered.
-    pub(super) const fn is_leaky_create(&self) -> bool {
+    pub(super) const fn is_directed_create(&self) -> bool {
         matches!(self.stage, Stage::Direct)
             && matches!(self.operation, Operation::AllocWrite { .. } | Operation::Create { .. })
     }

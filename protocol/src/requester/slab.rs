@@ -1,197 +1,12 @@
 //! The operations under way: a fixed slab, and lists that run through it.
 
-use bluebridge_wire::{Command, Pointer, Status, address::LINE_PAGES};
-
-use super::operation::{Lease, Operation, OperationId};
-use crate::{Instant, pieces::Cut};
+use super::{
+    op::{Link, Op, Place},
+    operation::OperationId,
+};
 
 /// No operation, no peer.
 pub(super) const NONE: u16 = u16::MAX;
-
-/// No page.
-pub(super) const NO_PAGE: u8 = u8::MAX;
-
-/// Where an operation stands.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Place {
-    /// All is sent; the timer runs.
-    Flight,
-    /// The slot is free.
-    Free,
-    /// Its session is gone; it keeps its number until a new session shows what to do.
-    Held,
-    /// It waits out a back-off; the timer runs.
-    Pause,
-    /// In the list of what is to be sent.
-    Ready,
-    /// In its peer's list, without a number: for the session, the window, or credit.
-    Waiting,
-}
-
-/// What the current request of an operation is for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Stage {
-    /// The operation itself, in no session, to any memory node; what varies the choice of it.
-    Ask { entropy: u64 },
-    /// CONFIRM of the pointer that an anywhere-CREATE gave.
-    Confirm(Pointer),
-    /// The operation itself, in a session.
-    Direct,
-}
-
-/// Where a request waits for a lease to end.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Queue {
-    /// At the home: it is repeated, to keep its place, until it is answered.
-    Home,
-    /// Nowhere.
-    No,
-    /// At the owner that a redirect led to, for a while; then the home is asked.
-    Owner,
-}
-
-/// What BUSY told last.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Holder {
-    pub(super) epoch: u64,
-    pub(super) owner: u16,
-    pub(super) remaining_ms: u16,
-}
-
-/// One operation.
-///
-/// Its range is asked for in *runs* of consecutive pages: one run of all pages, unless some pages
-/// have to be asked for again elsewhere or later.
-#[derive(Debug)]
-pub(super) struct Op {
-    pub(super) operation: Operation,
-    pub(super) stage: Stage,
-    pub(super) token: u64,
-    pub(super) started: Instant,
-    pub(super) deadline: Instant,
-    pub(super) timer: Instant,
-    /// When the current number was first and last sent.
-    pub(super) first_sent: Instant,
-    pub(super) last_sent: Instant,
-    /// The number in the session, or the nonce; 0 without one.
-    pub(super) sequence: u64,
-    pub(super) holder: Holder,
-    /// What an UPDATE was granted; epoch 0 without a grant.
-    pub(super) lease: Lease,
-    /// When the last request was sent of which is known that it was answered before a grant.
-    pub(super) granted_after: Instant,
-    /// Versions of the run's pages (READ).
-    pub(super) versions: [u64; LINE_PAGES],
-    /// Datagrams of the current request that are to be sent now.
-    pub(super) to_send: u32,
-    /// Pieces that arrived: here (READ), or there as far as is known (trains).
-    pub(super) done: u32,
-    /// Datagrams sent with the current number.
-    pub(super) sent_count: u32,
-    pub(super) generation: u32,
-    /// How the run is cut.
-    pub(super) cut: Cut,
-    /// The run's first page and its distance from the operation's start in bytes.
-    pub(super) run_start: u16,
-    pub(super) run_page: u8,
-    /// Pages of the operation that have no final status yet.
-    pub(super) pending: u8,
-    /// Pages of the run that are answered.
-    pub(super) answered: u8,
-    /// Pages of the run that lost pieces to a newer version.
-    pub(super) restarted: u8,
-    /// One status per page of the operation.
-    pub(super) statuses: [Status; LINE_PAGES],
-    pub(super) moved_node: u16,
-    pub(super) moved_page: u8,
-    pub(super) attempt: u8,
-    /// Timer expiries in a row.
-    pub(super) expired: u8,
-    /// Back-offs in a row.
-    pub(super) pauses: u8,
-    pub(super) hops: u8,
-    /// Pages of credit that the current request costs.
-    pub(super) cost: u8,
-    pub(super) peer: u16,
-    pub(super) prev: u16,
-    pub(super) next: u16,
-    pub(super) place: Place,
-    /// The request passes over redirects.
-    pub(super) home: bool,
-    /// Pages are asked for one by one.
-    pub(super) single: bool,
-    /// A datagram that asks for the state of the train is out.
-    pub(super) probing: bool,
-    /// An earlier number may have had an effect.
-    pub(super) leaky: bool,
-    /// The last answer was OVERLOADED.
-    pub(super) overloaded: bool,
-    /// Where the current request waits for a lease to end.
-    pub(super) queue: Queue,
-    /// Pages of the operation of which pieces are the last committed contents of a leased page.
-    pub(super) stale: u8,
-    /// The pieces that arrived came from a lease's owner.
-    pub(super) from_owner: bool,
-    /// An ABORT under an earlier number may have been done.
-    pub(super) asked_before: bool,
-}
-
-const _: () = assert!(size_of::<Op>() <= 320, "one operation stays within five cache lines");
-
-impl Op {
-    /// The command of the current request.
-    pub(super) const fn command(&self) -> Command {
-        match self.stage {
-            Stage::Confirm(_) => Command::Confirm,
-            Stage::Ask { .. } | Stage::Direct => self.operation.command(),
-        }
-    }
-
-    /// Whether the current request may have changed something that lasts.
-    pub(super) const fn may_have_changed(&self) -> bool {
-        let lasting = match self.stage {
-            // Unconfirmed pages are freed by the server.
-            Stage::Ask { .. } => false,
-            Stage::Confirm(_) => true,
-            Stage::Direct => self.operation.changes_memory(),
-        };
-        self.leaky || (lasting && self.sent_count > 0)
-    }
-
-    /// The byte range of memory inside of one line, of what has one.
-    pub(super) const fn range(&self) -> Option<(Pointer, u32)> {
-        self.operation.range()
-    }
-
-    /// The memory that the operation is about.
-    pub(super) const fn pointer(&self) -> Option<Pointer> {
-        match self.stage {
-            Stage::Confirm(pointer) => Some(pointer),
-            Stage::Ask { .. } | Stage::Direct => self.operation.pointer(),
-        }
-    }
-
-    /// Whether the request is a train of pieces.
-    pub(super) const fn is_train(&self) -> bool {
-        self.command().carries_pages()
-    }
-
-    /// Whether the answer is a train of pieces.
-    pub(super) const fn is_read(&self) -> bool {
-        self.operation.is_read()
-    }
-
-    /// Pages in the run; 1 for what has no range.
-    pub(super) const fn run_page_count(&self) -> usize {
-        match self.operation {
-            Operation::AllocWrite { .. } if !matches!(self.stage, Stage::Confirm(_)) => {
-                self.cut.page_count()
-            }
-            _ if self.range().is_some() => self.cut.page_count(),
-            _ => 1,
-        }
-    }
-}
 
 /// A list of operations in a [`Slab`], linked through them.
 #[derive(Clone, Copy, Debug)]
@@ -243,8 +58,8 @@ impl Slab {
         let index = self.free;
         if index != NONE {
             let slot = self.ops.get_mut(usize::from(index))?;
-            self.free = slot.next;
-            op.generation = slot.generation;
+            self.free = slot.link.next;
+            op.link.generation = slot.link.generation;
             *slot = op;
             self.live += 1;
             return Some(index);
@@ -262,37 +77,37 @@ impl Slab {
     pub(super) fn remove(&mut self, index: u16) {
         let free = self.free;
         let op = &mut self[index];
-        op.place = Place::Free;
-        op.generation = op.generation.wrapping_add(1);
-        op.next = free;
+        op.link.place = Place::Free;
+        op.link.generation = op.link.generation.wrapping_add(1);
+        op.link.next = free;
         self.free = index;
         self.live -= 1;
     }
 
     pub(super) fn id(&self, index: u16) -> OperationId {
-        OperationId { index, generation: self[index].generation }
+        OperationId { index, generation: self[index].link.generation }
     }
 
     /// The slot of an operation that is still under way.
     pub(super) fn find(&self, id: OperationId) -> Option<u16> {
         let op = self.at(id.index)?;
-        (op.generation == id.generation).then_some(id.index)
+        (op.link.generation == id.generation).then_some(id.index)
     }
 
     /// The operation in a slot that input names.
     pub(super) fn at(&self, index: u16) -> Option<&Op> {
-        self.ops.get(usize::from(index)).filter(|op| op.place != Place::Free)
+        self.ops.get(usize::from(index)).filter(|op| op.link.place != Place::Free)
     }
 
     pub(super) fn push_back(&mut self, list: &mut List, index: u16) {
         let tail = list.tail;
         let op = &mut self[index];
-        op.prev = tail;
-        op.next = NONE;
+        op.link.prev = tail;
+        op.link.next = NONE;
         if tail == NONE {
             list.head = index;
         } else {
-            self[tail].next = index;
+            self[tail].link.next = index;
         }
         list.tail = index;
     }
@@ -300,27 +115,27 @@ impl Slab {
     pub(super) fn push_front(&mut self, list: &mut List, index: u16) {
         let head = list.head;
         let op = &mut self[index];
-        op.prev = NONE;
-        op.next = head;
+        op.link.prev = NONE;
+        op.link.next = head;
         if head == NONE {
             list.tail = index;
         } else {
-            self[head].prev = index;
+            self[head].link.prev = index;
         }
         list.head = index;
     }
 
     pub(super) fn unlink(&mut self, list: &mut List, index: u16) {
-        let Op { prev, next, .. } = self[index];
+        let Link { prev, next, .. } = self[index].link;
         if prev == NONE {
             list.head = next;
         } else {
-            self[prev].next = next;
+            self[prev].link.next = next;
         }
         if next == NONE {
             list.tail = prev;
         } else {
-            self[next].prev = prev;
+            self[next].link.prev = prev;
         }
     }
 }

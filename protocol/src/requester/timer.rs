@@ -14,7 +14,7 @@ impl Requester {
         self.next_timeout = FAR;
         for index in 0..self.ops.slots() {
             let Some(op) = self.ops.at(index) else { continue };
-            let (deadline, timer, place) = (op.deadline, op.timer, op.place);
+            let (deadline, timer, place) = (op.deadline, op.timer, op.link.place);
             let timed = matches!(place, Place::Flight | Place::Pause);
             if deadline <= now {
                 self.expire(index);
@@ -64,12 +64,12 @@ impl Requester {
     /// No answer in time: asks again.
     fn time_out(&mut self, index: u16) {
         let op = &mut self.ops[index];
-        let event = match op.queue {
-            Queue::Home if op.expired == 0 => Event::QueueRepeat,
+        let event = match op.request.queue {
+            Queue::Home if op.request.expired == 0 => Event::QueueRepeat,
             Queue::Home | Queue::No => Event::Retransmit,
             Queue::Owner => Event::RedirectReturn,
         };
-        op.expired = op.expired.saturating_add(1);
+        op.request.expired = op.request.expired.saturating_add(1);
         self.counters.count(event);
         self.send_again(index);
     }
@@ -78,18 +78,18 @@ impl Requester {
     pub(super) fn send_again(&mut self, index: u16) {
         let entropy = self.random.next();
         let op = &mut self.ops[index];
-        op.attempt = op.next_attempt();
+        op.request.attempt = op.next_attempt();
         op.leave_owner();
         if let Stage::Ask { entropy: current } = &mut op.stage
-            && op.expired > 1
+            && op.request.expired > 1
         {
             // The node that was chosen does not answer: lets another be chosen, which has nothing.
             *current = entropy;
-            op.done = 0;
+            op.arrived.done = 0;
         }
-        op.to_send = if op.is_train() {
-            op.probing = true;
-            let missing = op.cut.all() & !op.done;
+        op.request.to_send = if op.is_train() {
+            op.request.probing = true;
+            let missing = op.run.cut.all() & !op.arrived.done;
             if missing == 0 { 1 } else { missing & missing.wrapping_neg() }
         } else {
             1
@@ -100,15 +100,15 @@ impl Requester {
     /// A back-off is over.
     fn wake(&mut self, now: Instant, index: u16) {
         let op = &mut self.ops[index];
-        if op.sequence == 0 {
+        if op.request.sequence == 0 {
             self.enqueue(now, index);
             return;
         }
         let anywhere = matches!(op.stage, Stage::Ask { .. });
-        op.attempt = op.next_attempt();
-        op.done = 0;
-        op.probing = op.is_train();
-        op.to_send = if op.is_train() { op.cut.all() } else { 1 };
+        op.request.attempt = op.next_attempt();
+        op.arrived.done = 0;
+        op.request.probing = op.is_train();
+        op.request.to_send = if op.is_train() { op.run.cut.all() } else { 1 };
         if anywhere {
             self.counters.count(Event::OverloadedRetry);
             let entropy = self.random.next();
@@ -129,16 +129,17 @@ impl Requester {
         let op = &self.ops[index];
         let node = self.asked_node(index);
         let answering = self.is_answering(index);
-        let misrouted = self.peers.at(op.peer).and_then(|peer| peer.misrouted);
-        let waits = op.sequence == 0 || op.queue != Queue::No;
-        let failure = if waits && op.holder.owner != 0 {
-            op.holder.failure()
-        } else if op.sequence == 0
-            && op.statuses.get(op.pending.trailing_zeros() as usize) == Some(&Status::NoAuthority)
+        let misrouted = self.peers.at(op.route.peer).and_then(|peer| peer.misrouted);
+        let waits = op.request.sequence == 0 || op.request.queue != Queue::No;
+        let failure = if waits && op.route.holder.owner != 0 {
+            op.route.holder.failure()
+        } else if op.request.sequence == 0
+            && op.pages.statuses.get(op.pages.pending.trailing_zeros() as usize)
+                == Some(&Status::NoAuthority)
         {
-            let node = bluebridge_wire::NodeId(op.moved_node);
+            let node = bluebridge_wire::NodeId(op.route.moved_node);
             Failure::Refused { status: Status::NoAuthority, node }
-        } else if op.overloaded || self.is_opening_refused(op.peer) {
+        } else if op.request.overloaded || self.is_opening_refused(op.route.peer) {
             Failure::Refused { status: Status::Overloaded, node }
         } else if let Some(node) = misrouted {
             Failure::Refused { status: Status::WrongNode, node }

@@ -7,13 +7,13 @@ use bluebridge_wire::{
     header::HEADER_BYTES, seal,
 };
 
-use super::slab::Op;
+use super::op::Op;
 use super::{
     Buffers, Event, Failure, NONE, Operation, OperationId, Place, Requester, Stage, State,
 };
 use crate::{Instant, pieces::Piece};
 
-/// Bytes of a [`Transmit::head`] at most: the header and the operands of an atomic.
+/// Bytes of a [`SealedRequest::head`] at most: the header and the operands of an atomic.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
 
 /// The attempt stays here when there are more.
@@ -35,7 +35,7 @@ pub enum Origin {
 
 /// A sealed datagram to be sent to [`bluebridge_wire::UDP_PORT`]: the head, then the data.
 #[derive(Clone, Copy, Debug)]
-pub struct Transmit<'a> {
+pub struct SealedRequest<'a> {
     /// The source address.
     pub source: Ipv6Addr,
     /// The destination address; datagrams of a train follow each other and have the same.
@@ -48,7 +48,7 @@ pub struct Transmit<'a> {
     head_bytes: u8,
 }
 
-impl Transmit<'_> {
+impl SealedRequest<'_> {
     /// The first bytes of the UDP payload: the header, and the operands of an atomic.
     #[must_use]
     pub fn head(&self) -> &[u8] {
@@ -75,7 +75,7 @@ impl Requester {
         &mut self,
         now: Instant,
         buffers: &'b impl Buffers,
-    ) -> Option<Transmit<'b>> {
+    ) -> Option<SealedRequest<'b>> {
         while let Some(peer) = self.opening.pop_front() {
             if let Some(transmit) = self.transmit_open(now, peer) {
                 return Some(transmit);
@@ -89,7 +89,7 @@ impl Requester {
             if index == NONE {
                 return None;
             }
-            let bit = self.ops[index].to_send.trailing_zeros();
+            let bit = self.ops[index].request.to_send.trailing_zeros();
             if let Some(part) = self.part(index, bit, buffers) {
                 self.sent(now, index, bit);
                 let origin = Origin::Operation(self.ops.id(index));
@@ -109,8 +109,9 @@ impl Requester {
             Origin::Operation(id) => {
                 let Some(index) = self.ops.find(id) else { return };
                 let op = &mut self.ops[index];
-                op.sent_count = op.sent_count.saturating_sub(unsent_count);
-                let node = self.peers.at(op.peer).map_or(NodeId::ANY, |peer| peer.server.node);
+                op.request.sent_count = op.request.sent_count.saturating_sub(unsent_count);
+                let node =
+                    self.peers.at(op.route.peer).map_or(NodeId::ANY, |peer| peer.server.node);
                 self.fail(index, Failure::NotSent { node });
             }
             Origin::Session { peer } => {
@@ -124,7 +125,7 @@ impl Requester {
         self.admit_hungry(now);
     }
 
-    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<Transmit<'b>> {
+    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<SealedRequest<'b>> {
         let timing = self.config.timing;
         let entry = &mut self.peers[peer];
         entry.open_due = false;
@@ -160,15 +161,15 @@ impl Requester {
     /// Takes note that a datagram leaves; behind the last one of a request its timer runs.
     fn sent(&mut self, now: Instant, index: u16, bit: u32) {
         let op = &mut self.ops[index];
-        op.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
-        if op.sent_count == 0 {
-            op.first_sent = now;
-            op.granted_after = now;
+        op.request.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
+        if op.request.sent_count == 0 {
+            op.request.first_sent = now;
+            op.grant.sent_after = now;
         }
-        op.sent_count = op.sent_count.saturating_add(1);
-        op.last_sent = now;
-        if op.to_send == 0 {
-            op.place = Place::Flight;
+        op.request.sent_count = op.request.sent_count.saturating_add(1);
+        op.request.last_sent = now;
+        if op.request.to_send == 0 {
+            op.link.place = Place::Flight;
             self.ops.unlink(&mut self.ready, index);
             self.restart_timer(now, index);
         }
@@ -176,8 +177,9 @@ impl Requester {
 
     pub(super) fn restart_timer(&mut self, now: Instant, index: u16) {
         let op = &mut self.ops[index];
-        let trip = self.peers.at(op.peer).map_or(&self.anywhere_trip, |peer| &peer.round_trip);
-        let timer = now + trip.timer(&self.config.timing, op.expired);
+        let trip =
+            self.peers.at(op.route.peer).map_or(&self.anywhere_trip, |peer| &peer.round_trip);
+        let timer = now + trip.timer(&self.config.timing, op.request.expired);
         op.timer = timer;
         self.arm(timer);
     }
@@ -187,19 +189,19 @@ impl Requester {
         let op = &self.ops[index];
         let (target, node) = self.target(op);
         // Pieces that only fill a gap ask for no answer of their own; the last one does.
-        let fills = op.attempt > 0 && op.to_send.count_ones() > 1;
-        let attempt = if fills { 0 } else { op.attempt };
+        let fills = op.request.attempt > 0 && op.request.to_send.count_ones() > 1;
+        let attempt = if fills { 0 } else { op.request.attempt };
         let mut part = Part {
             target,
             node,
             command: op.command(),
-            home: op.attempt > 0
-                || op.home
+            home: op.request.attempt > 0
+                || op.route.home
                 || op.run_page_count() > 1
                 || op.command().is_always_home(),
             header: Header {
                 flags: Flags::default().with_attempt(attempt),
-                sequence: op.sequence,
+                sequence: op.request.sequence,
                 length: self.wire_length(op),
                 ..Header::default()
             },
@@ -207,8 +209,8 @@ impl Requester {
             operand_count: 0,
             data: &[],
         };
-        if let Some(peer) = self.peers.at(op.peer) {
-            let distance = op.sequence.saturating_sub(peer.low_water);
+        if let Some(peer) = self.peers.at(op.route.peer) {
+            let distance = op.request.sequence.saturating_sub(peer.low_water);
             part.header.session = peer.session;
             part.header.answered_distance = u16::try_from(distance).unwrap_or(u16::MAX);
         }
@@ -217,14 +219,14 @@ impl Requester {
         }
         match op.operation {
             Operation::AllocWrite { .. } | Operation::Commit { .. } | Operation::Write { .. } => {
-                let Piece { range, .. } = op.cut.piece(bit)?;
-                let start = usize::from(op.run_start);
+                let Piece { range, .. } = op.run.cut.piece(bit)?;
+                let start = usize::from(op.run.start);
                 part.header.offset = u16::try_from(range.start).ok()?;
                 part.data =
                     buffers.outgoing(op.token).get(start + range.start..start + range.end)?;
                 if matches!(op.stage, Stage::Ask { .. }) {
                     // The size that this train was cut with; the configured one may be newer.
-                    part.header.detail = op.cut.piece_bytes();
+                    part.header.detail = op.run.cut.piece_bytes();
                 }
                 if let Operation::Commit { epoch, .. } = op.operation {
                     part.header.lease_epoch = epoch;
@@ -243,11 +245,11 @@ impl Requester {
             }
             Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
                 part.header.flags = part.header.flags.with(op.read_flags());
-                if op.attempt > 0 {
+                if op.request.attempt > 0 {
                     part.header.detail = op.wanted_pieces();
                 } else if let Operation::ReadStale { .. } = op.operation {
                     // An owner that a redirect leads to knows nothing of the session.
-                    part.header.detail = op.cut.piece_bytes();
+                    part.header.detail = op.run.cut.piece_bytes();
                 }
                 if let Operation::Update { lease_ms, .. } = op.operation {
                     part.header.lease_remaining_ms = lease_ms;
@@ -275,11 +277,11 @@ impl Requester {
             let low = u32::try_from(entropy >> 32).unwrap_or(0);
             return (endpoint(space, NodeId::ANY, shard, low), NodeId::ANY);
         }
-        let server = self.peers.at(op.peer).map(|peer| peer.server);
+        let server = self.peers.at(op.route.peer).map(|peer| peer.server);
         let (node, shard) = server.map_or((NodeId::ANY, 0), |to| (to.node, to.shard));
         let Some(pointer) = op.pointer() else { return (endpoint(space, node, shard, 0), node) };
         // The run begins inside of the line, so this stays inside of the arena.
-        let location = pointer.location.bits() + u64::from(op.run_start);
+        let location = pointer.location.bits() + u64::from(op.run.start);
         let fields = Fields { space, node: pointer.node, command: 0, tag: pointer.tag.0, location };
         (fields, node)
     }
@@ -288,7 +290,7 @@ impl Requester {
         if let Stage::Confirm(_) = op.stage {
             return match op.operation {
                 Operation::Create { pages, .. } => pages,
-                _ => u32::try_from(op.cut.page_count()).unwrap_or(0),
+                _ => u32::try_from(op.run.cut.page_count()).unwrap_or(0),
             };
         }
         match op.operation {
@@ -297,11 +299,11 @@ impl Requester {
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
             Operation::Close { .. } | Operation::Stat { .. } => 0,
             // What is left has a range.
-            _ => u32::try_from(op.cut.length()).unwrap_or(0),
+            _ => u32::try_from(op.run.cut.length()).unwrap_or(0),
         }
     }
 
-    pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> Transmit<'b> {
+    pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> SealedRequest<'b> {
         let source = self.config.address().to_ipv6();
         let command = WireCommand::request(part.command, part.home).bits();
         let destination = Fields { node: part.node, command, ..part.target }.to_ipv6();
@@ -322,7 +324,7 @@ impl Requester {
         let rest = behind.get(..operand_bytes).unwrap_or_default();
         seal(source, destination, fixed, if operand_bytes > 0 { rest } else { part.data });
         let head_bytes = u8::try_from(HEADER_BYTES + operand_bytes).unwrap_or(0);
-        Transmit { source, destination, origin, data: part.data, head, head_bytes }
+        SealedRequest { source, destination, origin, data: part.data, head, head_bytes }
     }
 }
 
@@ -330,7 +332,7 @@ impl Op {
     /// What a request says that is answered by pieces.
     fn read_flags(&self) -> Flags {
         let mut flags = Flags::default();
-        if self.attempt > 0 {
+        if self.request.attempt > 0 {
             flags = flags.with(Flags::SELECTIVE);
         }
         if self.operation.may_queue() {
@@ -345,10 +347,15 @@ impl Op {
     /// The pieces of a READ that are to be sent again: what is missing, and all of a page that lost
     /// pieces to a newer version, so that they come from one moment.
     fn wanted_pieces(&self) -> u32 {
-        let pages = (0..self.cut.page_count()).filter(|page| self.answered & (1 << page) == 0);
+        let pages =
+            (0..self.run.cut.page_count()).filter(|page| self.arrived.answered & (1 << page) == 0);
         pages.fold(0, |wanted, page| {
-            let pieces = self.cut.page_pieces(page);
-            let missing = if self.restarted & (1 << page) == 0 { !self.done } else { u32::MAX };
+            let pieces = self.run.cut.page_pieces(page);
+            let missing = if self.arrived.restarted & (1 << page) == 0 {
+                !self.arrived.done
+            } else {
+                u32::MAX
+            };
             wanted | (pieces & missing)
         })
     }

@@ -10,7 +10,7 @@ use super::{
     Event, Refusal, Responder,
     config::{PIECE_BYTES_MAX, PIECE_BYTES_MIN},
     cut::Pieces,
-    record::Progress,
+    record::{Progress, Record},
     replies::Way,
     sessions::{Asker, Place},
     trains::TrainOwner,
@@ -40,14 +40,37 @@ impl Request<'_> {
         }
     }
 
-    /// The owner of the train that this request's pieces make in the session of a slot.
-    pub(super) const fn train_owner(&self, slot: u16) -> TrainOwner {
-        let holder = self.asker().holder();
-        TrainOwner { holder, session: slot, sequence: self.header().sequence }
-    }
-
     pub(super) const fn attempt(&self) -> u8 {
         self.datagram.header.flags.attempt()
+    }
+}
+
+/// A request in a session, with what its commands pass on until it is answered.
+#[derive(Clone, Copy)]
+pub(super) struct Execution<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) command: Command,
+    /// The session's slot.
+    pub(super) slot: u16,
+    /// What is recorded under the request's number so far.
+    pub(super) before: &'a Record,
+}
+
+impl Execution<'_> {
+    /// As if nothing of the request had arrived before.
+    pub(super) const fn afresh(&self) -> Self {
+        Self { before: &Record::FRESH, ..*self }
+    }
+
+    /// Whether nothing of the request arrived before.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.before.progress == Progress::Fresh
+    }
+
+    /// The owner of the train that the request's pieces make.
+    pub(super) const fn train_owner(&self) -> TrainOwner {
+        let holder = self.request.asker().holder();
+        TrainOwner { holder, session: self.slot, sequence: self.request.header().sequence }
     }
 }
 
@@ -261,12 +284,13 @@ impl Responder {
         if contradicts {
             return self.refuse(request, Status::Malformed.into());
         }
+        let execution = Execution { request, command, slot, before: &record };
         if record.progress == Progress::Answered {
             self.counters.count(Event::AnswerRepeated);
             if matches!(command, Command::Update | Command::Renew) && record.status.is_ok() {
                 self.counters.count(Event::LeaseRepeated);
             }
-            return self.answer(request, slot, &record, store);
+            return self.answer(&execution, &record, store);
         }
         if self.is_shutting_down && record.progress == Progress::Fresh && command != Command::Close
         {
@@ -275,7 +299,7 @@ impl Responder {
         if command != Command::Confirm {
             self.keep_if_asked_for(request, store);
         }
-        self.execute(request, command, slot, &record, store);
+        self.execute(&execution, store);
     }
 
     /// The header of a reply to a request, before the status is known.

@@ -7,7 +7,7 @@ use bluebridge_wire::{
 
 use super::{
     Event, Refusal, Responder,
-    admit::Request,
+    admit::{Execution, Request},
     cut::{Piece, Pieces},
     execute::{access, memory, no_data},
     provisional::{Excess, Provisional},
@@ -32,23 +32,17 @@ impl Responder {
     /// pointer to before the answer.
     pub(super) fn alloc_write<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
+        execution: &Execution<'_>,
         store: &mut S,
     ) {
-        let piece_bytes = self.sessions.at(slot).piece_bytes;
-        let begun = self.begin_alloc_write(request, piece_bytes, before, store);
-        let (mut record, cut, piece) = match begun {
+        let request = execution.request;
+        let (mut record, cut, piece) = match self.begin_alloc_write(execution, store) {
             Ok(begun) => begun,
-            Err(refusal) => {
-                let command = Command::AllocWrite;
-                return self.conclude_refused(request, command, slot, before, refusal, store);
-            }
+            Err(refusal) => return self.conclude_refused(execution, refusal, store),
         };
         let arrived = u32::try_from(record.value).unwrap_or(0);
         let Some(grant) = record.grant() else { return };
-        let arrived = match self.fill(request, grant, (arrived, piece), store) {
+        let arrived = match self.fill(request, grant, arrived, piece, store) {
             Ok(arrived) => arrived,
             Err(status) => return self.refuse(request, status.into()),
         };
@@ -56,20 +50,20 @@ impl Responder {
             record = Record { value: 0, progress: Progress::Answered, ..record };
             let pages = pages_of_bytes(request.header().length);
             self.tell_created(request, grant, u64::from(pages));
-            return self.conclude(request, slot, record, store);
+            return self.conclude(execution, record, store);
         }
         record.value = u64::from(arrived);
-        self.sessions.at(slot).keep(request.header().sequence, record);
+        self.keep(execution, record);
         self.incomplete(request, arrived);
     }
 
     fn begin_alloc_write<S: PageStore + ?Sized>(
-        &self,
-        request: &Request<'_>,
-        piece_bytes: u16,
-        before: &Record,
+        &mut self,
+        execution: &Execution<'_>,
         store: &mut S,
     ) -> Result<(Record, Pieces, Piece), Refusal> {
+        let Execution { request, slot, before, .. } = *execution;
+        let piece_bytes = self.sessions.at(slot).piece_bytes;
         let (cut, piece) = piece_of_alloc_write(request, piece_bytes)?;
         if before.progress == Progress::Pieces {
             if before.length != request.header().length {
@@ -88,7 +82,8 @@ impl Responder {
         &mut self,
         request: &Request<'_>,
         grant: Grant,
-        (arrived, piece): (u32, Piece),
+        arrived: u32,
+        piece: Piece,
         store: &mut S,
     ) -> Result<u32, Status> {
         if arrived & piece.bit != 0 {
@@ -162,7 +157,7 @@ impl Responder {
         let shape = (pages_of_bytes(header.length), piece_bytes);
         let index = self.provide(request, Command::AllocWrite, known, shape, store)?;
         let Provisional { grant, arrived, .. } = *self.provisional.at(index);
-        let arrived = self.fill(request, grant, (arrived, piece), store)?;
+        let arrived = self.fill(request, grant, arrived, piece, store)?;
         self.provisional.at(index).arrived = arrived;
         Ok((index, arrived == cut.bits()))
     }

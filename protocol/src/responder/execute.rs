@@ -7,10 +7,10 @@ use bluebridge_wire::{
 
 use super::{
     Event, Refusal, Responder,
-    admit::Request,
+    admit::{Execution, Request},
     cut::{PagePart, Pieces},
     lease::{line_bits, line_of},
-    record::{Progress, Record},
+    record::Record,
     replies::{INLINE_BYTES, Way},
 };
 use crate::store::{Access, Grant, PageStore};
@@ -31,90 +31,89 @@ impl Record {
 impl Responder {
     pub(super) fn execute<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        command: Command,
-        slot: u16,
-        record: &Record,
+        execution: &Execution<'_>,
         store: &mut S,
     ) {
+        let request = execution.request;
         let header = request.header();
         if self.serves_for_another(request, store) {
             self.counters.count(Event::ServedAdopted);
         }
         if header.page_shift != HEADER_PAGE_SHIFT {
             let refusal = Status::Malformed.into();
-            return self.conclude_refused(request, command, slot, record, refusal, store);
+            return self.conclude_refused(execution, refusal, store);
         }
-        let outcome = match command {
-            Command::Close => return self.close(request, slot, store),
+        let outcome = match execution.command {
+            Command::Close => return self.close(execution, store),
             Command::Ping => return self.ping(request),
-            Command::Read => return self.read(request, slot, record, store),
+            Command::Read => return self.read(execution, store),
             Command::Stat => return self.stat(request, store),
-            Command::Write => return self.write(request, slot, record, store),
-            Command::Update => return self.update(request, slot, record, store),
-            Command::Commit => return self.commit(request, slot, record, store),
-            Command::AllocWrite => return self.alloc_write(request, slot, record, store),
-            Command::Abort => self.abort(request, slot, store),
+            Command::Write => return self.write(execution, store),
+            Command::Update => return self.update(execution, store),
+            Command::Commit => return self.commit(execution, store),
+            Command::AllocWrite => return self.alloc_write(execution, store),
+            Command::Abort => self.abort(execution, store),
             Command::CompareSwap => self.compare_swap(request, store),
             Command::Confirm => self.confirm(request, store),
             Command::Create => self.create(request, store),
-            Command::Delete if header.flags.contains(Flags::ZERO) => {
-                self.zero(request, slot, store)
-            }
+            Command::Delete if header.flags.contains(Flags::ZERO) => self.zero(execution, store),
             Command::Delete => self.delete(request, store),
             Command::FetchAdd => self.fetch_add(request, store),
-            Command::Renew => self.renew(request, slot, store),
+            Command::Renew => self.renew(execution, store),
             // Refused or taken out before; an answer all the same if that should ever change.
             _ => Err(Status::UnknownCommand.into()),
         };
         match outcome {
-            Ok(record) => self.conclude(request, slot, record, store),
-            Err(refusal) => self.conclude_refused(request, command, slot, record, refusal, store),
+            Ok(record) => self.conclude(execution, record, store),
+            Err(refusal) => self.conclude_refused(execution, refusal, store),
         }
     }
 
     /// Records the answer of a mutating request and gives it.
     pub(super) fn conclude<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         record: Record,
         store: &S,
     ) {
         if is_recorded(record.command, record.status) {
-            self.sessions.at(slot).keep(request.header().sequence, record);
+            self.keep(execution, record);
             self.counters.count(Event::AnswerRecorded);
         }
-        self.answer(request, slot, &record, store);
+        self.answer(execution, &record, store);
+    }
+
+    /// Notes under the request's number how far it is.
+    pub(super) fn keep(&mut self, execution: &Execution<'_>, record: Record) {
+        let Execution { request, slot, .. } = execution;
+        self.sessions.at(*slot).keep(request.header().sequence, record);
     }
 
     /// Refuses a request; the refusal is recorded unless a train of the same number is under way,
     /// which a contradicting piece must not end.
     pub(super) fn conclude_refused<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        command: Command,
-        slot: u16,
-        before: &Record,
+        execution: &Execution<'_>,
         refusal: Refusal,
         store: &S,
     ) {
-        if before.progress != Progress::Fresh {
+        let request = execution.request;
+        if !execution.is_fresh() {
             return self.refuse(request, refusal);
         }
         let Refusal { status, detail, node, epoch } = refusal;
-        let answer = Record::answer(command, status, request.header().length);
-        self.conclude(request, slot, Record { detail, node, value: epoch, ..answer }, store);
+        let answer = Record::answer(execution.command, status, request.header().length);
+        self.conclude(execution, Record { detail, node, value: epoch, ..answer }, store);
     }
 
     /// Gives the answer that `record` describes.
     pub(super) fn answer<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         record: &Record,
         store: &S,
     ) {
+        let request = execution.request;
         let mut header = self.reply_header(request);
         header.length = record.length;
         (header.detail, header.node) = (record.detail, record.node);
@@ -125,8 +124,8 @@ impl Responder {
                 header.target = self.granted(request, record.location, record.tag);
                 self.push(request, record.status, &header, &[], &[]);
             }
-            Command::Update if is_done => self.answer_grant(request, slot, record, store),
-            Command::Renew if is_done => self.answer_renewal(request, slot, record, store),
+            Command::Update if is_done => self.answer_grant(execution, record, store),
+            Command::Renew if is_done => self.answer_renewal(execution, record, store),
             _ if record.status == Status::Busy => self.answer_busy(request, false, store),
             Command::Update | Command::Commit | Command::Abort | Command::Renew => {
                 header.lease_epoch = record.value;
@@ -154,9 +153,9 @@ impl Responder {
         Fields { space, node: self.node, command: 0, tag, location }.to_ipv6()
     }
 
-    fn close<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, slot: u16, store: &mut S) {
-        self.end_session(slot, Event::SessionClosed, store);
-        self.refuse(request, Status::Ok.into());
+    fn close<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &mut S) {
+        self.end_session(execution.slot, Event::SessionClosed, store);
+        self.refuse(execution.request, Status::Ok.into());
     }
 
     fn ping(&mut self, request: &Request<'_>) {
@@ -192,27 +191,22 @@ impl Responder {
         self.push(request, Status::Ok, &header, &[], &record.emit());
     }
 
-    fn read<S: PageStore + ?Sized>(
-        &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        store: &S,
-    ) {
-        let cut = no_data(request).map_err(Refusal::from).and_then(|()| {
-            let cut = self.cut(request, slot)?;
-            let wanted = wanted(request, cut).ok_or(Status::Malformed)?;
-            Ok((cut, wanted, self.resolve(request, store)?))
+    fn read<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &S) {
+        let request = execution.request;
+        let wanted = no_data(request).map_err(Refusal::from).and_then(|()| {
+            let cut = self.cut(execution)?;
+            let bits = wanted(request, cut).ok_or(Status::Malformed)?;
+            Ok(Wanted { cut, bits, local: self.resolve(request, store)? })
         });
-        match cut {
-            Ok((cut, wanted, local)) => {
-                let is_plain = self.leases.is_idle() && before.progress == Progress::Fresh;
+        match wanted {
+            Ok(wanted) => {
+                let is_plain = self.leases.is_idle() && execution.is_fresh();
                 let pages = if is_plain {
                     ReadPages::ALL
                 } else {
-                    self.look_at_leases(request, slot, before, (cut, wanted, local), store)
+                    self.look_at_leases(execution, &wanted, store)
                 };
-                self.read_pages(request, cut, wanted, local, pages, store);
+                self.read_pages(request, &wanted, pages, store);
             }
             Err(refusal) => self.refuse(request, refusal),
         }
@@ -221,33 +215,32 @@ impl Responder {
     /// Which pages of a READ are leased, and whether it waits for them.
     fn look_at_leases<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        (cut, wanted, local): (Pieces, u32, Location),
+        execution: &Execution<'_>,
+        wanted: &Wanted,
         store: &S,
     ) -> ReadPages {
+        let request = execution.request;
         let mut leased = 0_u8;
         let mut of_line = 0_u8;
-        for (number, part) in cut.parts().enumerate() {
-            let access = part_access(request, local, part);
+        for (number, part) in wanted.cut.parts().enumerate() {
+            let access = part_access(request, wanted.local, part);
             let page = access.location.page();
             let is_leased = self.leases.holder(request.now, page).is_some();
-            if wanted & part.bits != 0 && is_leased && store.check(access).is_ok() {
+            if wanted.bits & part.bits != 0 && is_leased && store.check(access).is_ok() {
                 leased |= 1 << number;
                 of_line |= line_bits(&(page..page + 1));
             }
         }
         if request.header().flags.contains(Flags::MAY_BE_STALE) {
-            self.stop_waiting(request, slot, before, Event::WaiterLeft);
+            self.stop_waiting(execution, Event::WaiterLeft);
             return ReadPages { stale: leased, ..ReadPages::ALL };
         }
-        let line = line_of(local.page());
-        let waits = leased != 0 && self.wait_for(request, slot, before, (line, of_line));
+        let line = line_of(wanted.local.page());
+        let waits = leased != 0 && self.wait_for(execution, line, of_line);
         if !waits {
             let is_over = leased == 0;
             let event = if is_over { Event::WaiterAnswered } else { Event::WaiterLeft };
-            self.stop_waiting(request, slot, before, event);
+            self.stop_waiting(execution, event);
         }
         ReadPages { busy: leased, waits, ..ReadPages::ALL }
     }
@@ -255,19 +248,18 @@ impl Responder {
     pub(super) fn read_pages<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
-        cut: Pieces,
-        wanted: u32,
-        local: Location,
+        wanted: &Wanted,
         pages: ReadPages,
         store: &S,
     ) {
         let header = self.reply_header(request);
         let way = self.way(request, Status::Ok);
-        for (number, part) in cut.parts().enumerate() {
-            if wanted & part.bits == 0 {
+        for (number, part) in wanted.cut.parts().enumerate() {
+            let bits = wanted.bits & part.bits;
+            if bits == 0 {
                 continue;
             }
-            let access = part_access(request, local, part);
+            let access = part_access(request, wanted.local, part);
             if let Err(status) = store.check(access) {
                 self.refuse_page(request, &header, part, status);
                 continue;
@@ -284,7 +276,7 @@ impl Responder {
                 header.flags = header.flags.with(Flags::LAST_COMMITTED);
                 self.counters.count(Event::LastCommittedRead);
             }
-            self.push_part(way, &header, (cut, wanted & part.bits, access), store);
+            self.push_part(way, &header, &wanted.cut, bits, access, store);
         }
     }
 
@@ -293,17 +285,18 @@ impl Responder {
         &mut self,
         way: Way,
         header: &Header,
-        (cut, bits, access): (Pieces, u32, Access),
+        cut: &Pieces,
+        bits: u32,
+        access: Access,
         store: &S,
     ) {
-        let page = access.location.page();
-        let place = access.location.bits();
-        let header = Header { page_version: store.version(page), ..*header };
+        let version = store.version(access.location.page());
+        let header = Header { page_version: version, ..*header };
         for piece in numbers(bits).filter_map(|number| cut.piece(number)) {
             let header = Header { offset: small(piece.offset), ..header };
             let range = small(piece.start)..small(piece.start + piece.bytes);
             self.counters.count_answer(Status::Ok);
-            self.replies.push_page(way, &header, (place, page, range), store);
+            self.replies.push_page(way, &header, access.location, range, store);
         }
     }
 
@@ -348,12 +341,12 @@ impl Responder {
 
     fn zero<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         store: &mut S,
     ) -> Result<Record, Refusal> {
+        let request = execution.request;
         no_data(request)?;
-        let cut = self.cut(request, slot)?;
+        let cut = self.cut(execution)?;
         let local = self.resolve(request, store)?;
         let mut record = Record::answer(Command::Delete, Status::Ok, request.header().length);
         let mut zeroed_count = 0;
@@ -431,10 +424,11 @@ impl Responder {
     }
 
     /// The cut of an operation on bytes inside of a line, by the session's piece size.
-    pub(super) fn cut(&mut self, request: &Request<'_>, slot: u16) -> Result<Pieces, Status> {
-        let location = memory(request)?;
-        let piece_bytes = self.sessions.at(slot).piece_bytes;
-        Pieces::new(location, request.header().length, piece_bytes).ok_or(Status::BadLength)
+    pub(super) fn cut(&mut self, execution: &Execution<'_>) -> Result<Pieces, Status> {
+        let location = memory(execution.request)?;
+        let length = execution.request.header().length;
+        let piece_bytes = self.sessions.at(execution.slot).piece_bytes;
+        Pieces::new(location, length, piece_bytes).ok_or(Status::BadLength)
     }
 
     /// Step 7 as far as it is about ranges: where the target is in the store.
@@ -485,6 +479,17 @@ impl Responder {
         });
         if holds { Ok(()) } else { Err(Status::NoAuthority) }
     }
+}
+
+/// The bytes that a READ or an UPDATE is answered with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// The pieces of the whole range.
+    pub(super) cut: Pieces,
+    /// Those that are asked for, one bit per piece.
+    pub(super) bits: u32,
+    /// Where the range begins in the store.
+    pub(super) local: Location,
 }
 
 /// What leases mean for the pages of a READ, one bit per page.

@@ -11,10 +11,10 @@ use bluebridge_wire::{
 
 use super::{
     Event, Refusal, Responder,
-    admit::Request,
+    admit::{Execution, Request},
     config::PIECE_BYTES_MAX,
     cut::Pieces,
-    execute::{access, memory, no_data, part_access, wanted},
+    execute::{Wanted, access, memory, no_data, part_access, wanted},
     lease_table::NoRoom,
     record::{Progress, Record},
     replies::Way,
@@ -37,45 +37,36 @@ pub(super) fn line_bits(pages: &Range<u64>) -> u8 {
 
 impl Responder {
     /// UPDATE that is not answered yet.
-    pub(super) fn update<S: PageStore + ?Sized>(
-        &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        store: &S,
-    ) {
-        let command = Command::Update;
-        let cut = match self.cut_of_update(request, slot) {
+    pub(super) fn update<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &S) {
+        let Execution { request, before, .. } = *execution;
+        let cut = match self.cut_of_update(execution) {
             Ok((cut, _)) => cut,
-            Err(status) => {
-                let refusal = status.into();
-                return self.conclude_refused(request, command, slot, before, refusal, store);
-            }
+            Err(status) => return self.conclude_refused(execution, status.into(), store),
         };
         let place = (before.progress == Progress::Waits).then_some(before.waiter);
         let refusal = match self.grant(request, cut, place, store) {
             Ok(record) => {
-                self.stop_waiting(request, slot, before, Event::WaiterAnswered);
-                return self.conclude(request, slot, record, store);
+                self.stop_waiting(execution, Event::WaiterAnswered);
+                return self.conclude(execution, record, store);
             }
             Err(refusal) => refusal,
         };
         if refusal.status == Status::Busy
             && let Ok(local) = self.resolve(request, store)
-            && self.wait(request, slot, before, &pages_of(local, cut))
+            && self.wait(execution, &pages_of(local, cut))
         {
             return self.answer_busy(request, true, store);
         }
         let is_left = refusal.status == Status::Busy;
         let event = if is_left { Event::WaiterLeft } else { Event::WaiterAnswered };
-        self.stop_waiting(request, slot, before, event);
-        self.conclude_refused(request, command, slot, &Record::FRESH, refusal, store);
+        self.stop_waiting(execution, event);
+        self.conclude_refused(&execution.afresh(), refusal, store);
     }
 
-    fn cut_of_update(&mut self, request: &Request<'_>, slot: u16) -> Result<(Pieces, u32), Status> {
-        no_data(request)?;
-        let cut = self.cut(request, slot)?;
-        Ok((cut, wanted(request, cut).ok_or(Status::Malformed)?))
+    fn cut_of_update(&mut self, execution: &Execution<'_>) -> Result<(Pieces, u32), Status> {
+        no_data(execution.request)?;
+        let cut = self.cut(execution)?;
+        Ok((cut, wanted(execution.request, cut).ok_or(Status::Malformed)?))
     }
 
     /// Leases all pages of an UPDATE, or none; `place` is the request's in the queue.
@@ -131,16 +122,16 @@ impl Responder {
     /// nobody else changes them they are those of the grant.
     pub(super) fn answer_grant<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         record: &Record,
         store: &S,
     ) {
-        let found = self.cut_of_update(request, slot).map_err(Refusal::from).and_then(|cut| {
-            let local = self.same_and_held(request, cut.0, record, store)?;
-            Ok((cut, local))
+        let request = execution.request;
+        let found = self.cut_of_update(execution).map_err(Refusal::from).and_then(|(cut, bits)| {
+            let local = self.same_and_held(request, cut, record, store)?;
+            Ok(Wanted { cut, bits, local })
         });
-        let ((cut, wanted), local) = match found {
+        let Wanted { cut, bits, local } = match found {
             Ok(found) => found,
             Err(refusal) => return self.refuse(request, refusal),
         };
@@ -149,19 +140,19 @@ impl Responder {
         for part in cut.parts() {
             let header = Header { target: target_at(request, part.offset), ..header };
             let access = part_access(request, local, part);
-            self.push_part(way, &header, (cut, part.bits & wanted, access), store);
+            self.push_part(way, &header, &cut, part.bits & bits, access, store);
         }
     }
 
     /// ABORT: releases without writing.
     pub(super) fn abort<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         store: &S,
     ) -> Result<Record, Refusal> {
+        let request = execution.request;
         no_data(request)?;
-        let cut = self.cut(request, slot)?;
+        let cut = self.cut(execution)?;
         let epoch = request.header().lease_epoch;
         let local = self.held(request, cut, epoch, store)?;
         Ok(self.release_lease(request, pages_of(local, cut), Command::Abort))
@@ -191,12 +182,12 @@ impl Responder {
     /// RENEW: sets the deadline anew.
     pub(super) fn renew<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         store: &S,
     ) -> Result<Record, Refusal> {
+        let request = execution.request;
         no_data(request)?;
-        let cut = self.cut(request, slot)?;
+        let cut = self.cut(execution)?;
         let epoch = request.header().lease_epoch;
         let local = self.held(request, cut, epoch, store)?;
         let expires_at = request.now + self.lease_time(request);
@@ -214,13 +205,13 @@ impl Responder {
     /// counts from when it sent this copy.
     pub(super) fn answer_renewal<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         record: &Record,
         store: &S,
     ) {
+        let request = execution.request;
         let held = self
-            .cut(request, slot)
+            .cut(execution)
             .map_err(Refusal::from)
             .and_then(|cut| self.same_and_held(request, cut, record, store));
         match held {

@@ -4,7 +4,7 @@ use bluebridge_wire::{Command, Location, Status};
 
 use super::{
     Event, Refusal, Responder,
-    admit::Request,
+    admit::{Execution, Request},
     cut::Pieces,
     execute::part_access,
     lease::pages_of,
@@ -16,50 +16,44 @@ use crate::store::PageStore;
 impl Responder {
     pub(super) fn commit<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
+        execution: &Execution<'_>,
         store: &mut S,
     ) {
-        let command = Command::Commit;
+        let Execution { request, before, .. } = *execution;
         let epoch = request.header().lease_epoch;
-        let form = self.piece_of_write(request, slot, before).and_then(|found| {
+        let form = self.piece_of_write(execution).and_then(|found| {
             let is_same = before.progress != Progress::Pieces || before.value == epoch;
             if is_same { Ok(found) } else { Err(Status::Malformed) }
         });
         let (cut, piece) = match form {
             Ok(found) => found,
-            Err(status) => {
-                let refusal = status.into();
-                return self.conclude_refused(request, command, slot, before, refusal, store);
-            }
+            Err(status) => return self.conclude_refused(execution, status.into(), store),
         };
         let Some(part) = cut.part(piece.page) else { return };
         let mut record = *before;
         if record.progress == Progress::Fresh {
-            record = Record { value: epoch, ..begin(request, command) };
+            record = Record { value: epoch, ..begin(execution) };
         }
         // A lease that is lost stays lost: no piece that is still to come can help.
         let local = match self.held(request, cut, epoch, store) {
             Ok(local) => local,
-            Err(refusal) => return self.give_commit_up(request, slot, record, refusal, store),
+            Err(refusal) => return self.give_commit_up(execution, &record, refusal, store),
         };
         if cut.bits() == piece.bit {
             let access = part_access(request, local, part);
             store.write(access.location.page(), part.start, request.datagram.data);
             self.counters.count(Event::PageWrittenStraight);
-            return self.conclude_commit(request, slot, (local, cut), store);
+            return self.conclude_commit(execution, local, cut, store);
         }
-        let owner = request.train_owner(slot);
-        let stored = self.store_piece(request, owner, &mut record, (part, piece));
+        let stored = self.store_piece(execution, &mut record, (part, piece));
         self.count_not_stored(stored);
         let arrived = self.trains.arrived(record.train);
         if arrived == cut.bits() {
-            self.apply(request, (local, cut), record.train, store);
-            return self.conclude_commit(request, slot, (local, cut), store);
+            self.apply(request, local, cut, record.train, store);
+            return self.conclude_commit(execution, local, cut, store);
         }
         if arrived != 0 {
-            self.sessions.at(slot).keep(request.header().sequence, record);
+            self.keep(execution, record);
         }
         self.incomplete(request, arrived);
     }
@@ -68,7 +62,8 @@ impl Responder {
     fn apply<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
-        (local, cut): (Location, Pieces),
+        local: Location,
+        cut: Pieces,
         train: u16,
         store: &mut S,
     ) {
@@ -82,28 +77,26 @@ impl Responder {
 
     fn conclude_commit<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        (local, cut): (Location, Pieces),
+        execution: &Execution<'_>,
+        local: Location,
+        cut: Pieces,
         store: &S,
     ) {
-        let record = self.release_lease(request, pages_of(local, cut), Command::Commit);
-        self.conclude(request, slot, record, store);
+        let record = self.release_lease(execution.request, pages_of(local, cut), Command::Commit);
+        self.conclude(execution, record, store);
     }
 
     /// Refuses a COMMIT for good, also in the middle of its train.
     fn give_commit_up<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        record: Record,
+        execution: &Execution<'_>,
+        record: &Record,
         refusal: Refusal,
         store: &S,
     ) {
         if record.train != NO_TRAIN {
             self.trains.end(record.train);
         }
-        let command = Command::Commit;
-        self.conclude_refused(request, command, slot, &Record::FRESH, refusal, store);
+        self.conclude_refused(&execution.afresh(), refusal, store);
     }
 }

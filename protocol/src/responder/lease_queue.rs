@@ -4,7 +4,11 @@ use std::net::Ipv6Addr;
 
 use bluebridge_wire::{Command, Datagram, Header, NodeId, Space, address::Fields};
 
-use super::{admit::Request, config::Limits};
+use super::{
+    admit::{Execution, Request},
+    config::Limits,
+    record::Record,
+};
 use crate::Instant;
 
 const NONE: u16 = u16::MAX;
@@ -35,6 +39,24 @@ impl Waiter {
     /// The request as it came last.
     pub(super) const fn datagram(&self) -> Datagram<'static> {
         Datagram::bare(self.source, self.from, self.to, self.target, self.header)
+    }
+
+    /// The same with what the checks found out about it when it came.
+    pub(super) const fn request<'a>(
+        &self,
+        now: Instant,
+        datagram: &'a Datagram<'a>,
+    ) -> Request<'a> {
+        Request { now, port: self.port, datagram, takes_pages: self.takes_pages }
+    }
+
+    /// The same in its session; `before` is what is recorded under its number.
+    pub(super) const fn execution<'a>(
+        &self,
+        request: &'a Request<'a>,
+        before: &'a Record,
+    ) -> Execution<'a> {
+        Execution { request, command: self.command, slot: self.session, before }
     }
 
     /// Whether it did not come again in time.

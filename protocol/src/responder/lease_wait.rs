@@ -5,9 +5,9 @@ use core::ops::Range;
 use bluebridge_wire::{Command, Datagram, Flags, address::LINE_PAGES};
 
 use super::{
-    Event, Responder,
-    admit::Request,
-    execute::{ReadPages, no_data, wanted},
+    Event, Refusal, Responder,
+    admit::Execution,
+    execute::{ReadPages, Wanted, no_data, wanted},
     lease::{line_bits, line_of},
     lease_queue::Waiter,
     record::{Progress, Record},
@@ -20,25 +20,13 @@ const WAITER_REPLIES: usize = bluebridge_wire::TRAIN_PIECES_MAX;
 impl Responder {
     /// Lets a request wait for pages of one line if it may, or notes that it came again; says
     /// whether it waits.
-    pub(super) fn wait(
-        &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        pages: &Range<u64>,
-    ) -> bool {
-        let bits = line_bits(pages);
-        self.wait_for(request, slot, before, (line_of(pages.start), bits))
+    pub(super) fn wait(&mut self, execution: &Execution<'_>, pages: &Range<u64>) -> bool {
+        self.wait_for(execution, line_of(pages.start), line_bits(pages))
     }
 
-    pub(super) fn wait_for(
-        &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        (line, pages): (u64, u8),
-    ) -> bool {
-        let Some(command) = request.datagram.command().command() else { return false };
+    /// The same for the pages of a line whose bits are set.
+    pub(super) fn wait_for(&mut self, execution: &Execution<'_>, line: u64, pages: u8) -> bool {
+        let Execution { request, command, slot, before } = *execution;
         let Datagram { source, from, to, target, header, .. } = *request.datagram;
         if !header.flags.contains(Flags::QUEUED) {
             return false;
@@ -65,7 +53,7 @@ impl Responder {
             self.counters.count(Event::WaiterRepeated);
         } else {
             // The same pages may be elsewhere since: one number never waits twice.
-            self.stop_waiting(request, slot, before, Event::WaiterLeft);
+            self.stop_waiting(execution, Event::WaiterLeft);
             let of = (from.space, from.node);
             while !self.queue.has_room(of)
                 && let Some(gone) = self.queue.gone(request.now)
@@ -79,7 +67,7 @@ impl Responder {
             };
             let record =
                 Record { command, progress: Progress::Waits, waiter: place, ..Record::FRESH };
-            self.sessions.at(slot).keep(header.sequence, record);
+            self.keep(execution, record);
             self.counters.count(Event::WaiterJoined);
         }
         self.wake_by(waiter.repeat_by);
@@ -88,13 +76,8 @@ impl Responder {
     }
 
     /// Takes a request out of the queue, and forgets that it came, if it was waiting.
-    pub(super) fn stop_waiting(
-        &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
-        event: Event,
-    ) {
+    pub(super) fn stop_waiting(&mut self, execution: &Execution<'_>, event: Event) {
+        let Execution { request, slot, before, .. } = *execution;
         if before.progress == Progress::Waits && self.queue.remove(before.waiter).is_some() {
             self.sessions.at(slot).forget(request.header().sequence);
             self.counters.count(event);
@@ -262,10 +245,9 @@ impl Responder {
         store: &S,
     ) {
         let datagram = waiter.datagram();
-        let Waiter { session, port, takes_pages, .. } = *waiter;
-        let request = Request { now, port, datagram: &datagram, takes_pages };
-        let record = self.sessions.at(session).record(waiter.header.sequence);
-        self.update(&request, session, &record, store);
+        let request = waiter.request(now, &datagram);
+        let before = self.sessions.at(waiter.session).record(waiter.header.sequence);
+        self.update(&waiter.execution(&request, &before), store);
     }
 
     /// Answers the pages of a READ that are free, and ends its waiting if these were the last.
@@ -277,29 +259,29 @@ impl Responder {
         store: &S,
     ) {
         let datagram = waiter.datagram();
-        let Waiter { session, port, takes_pages, .. } = *waiter;
-        let request = &Request { now, port, datagram: &datagram, takes_pages };
-        let record = self.sessions.at(session).record(waiter.header.sequence);
+        let request = &waiter.request(now, &datagram);
+        let before = self.sessions.at(waiter.session).record(waiter.header.sequence);
+        let execution = &waiter.execution(request, &before);
         let left = waiter.pages & !free;
-        match self.queue.at(record.waiter) {
+        match self.queue.at(before.waiter) {
             Some(place) if left != 0 => place.pages = left,
-            _ => self.stop_waiting(request, session, &record, Event::WaiterAnswered),
+            _ => self.stop_waiting(execution, Event::WaiterAnswered),
         }
-        let found = no_data(request).and_then(|()| self.cut(request, session)).map(|cut| {
-            let wanted = wanted(request, cut).unwrap_or(0);
-            (cut, wanted, self.resolve(request, store))
+        let found = no_data(request).map_err(Refusal::from).and_then(|()| {
+            let cut = self.cut(execution)?;
+            let bits = wanted(request, cut).unwrap_or(0);
+            Ok(Wanted { cut, bits, local: self.resolve(request, store)? })
         });
         match found {
-            Ok((cut, wanted, Ok(local))) => {
-                let first = local.page();
-                let freed = cut.parts().enumerate().filter(|&(number, _)| {
+            Ok(wanted) => {
+                let first = wanted.local.page();
+                let freed = wanted.cut.parts().enumerate().filter(|&(number, _)| {
                     free & line_bits(&(first + number as u64..first + number as u64 + 1)) != 0
                 });
-                let bits = freed.fold(0, |bits, (_, part)| bits | part.bits);
-                self.read_pages(request, cut, wanted & bits, local, ReadPages::ALL, store);
+                let bits = wanted.bits & freed.fold(0, |bits, (_, part)| bits | part.bits);
+                self.read_pages(request, &Wanted { bits, ..wanted }, ReadPages::ALL, store);
             }
-            Ok((_, _, Err(refusal))) => self.refuse(request, refusal),
-            Err(status) => self.refuse(request, status.into()),
+            Err(refusal) => self.refuse(request, refusal),
         }
     }
 }

@@ -46,7 +46,7 @@ use crate::{
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
 pub use ranges::{Adopted, RangeError};
-pub use replies::Transmit;
+pub use replies::SealedReply;
 
 use lease_queue::WaitQueue;
 use lease_table::LeaseTable;
@@ -168,7 +168,7 @@ impl Responder {
     pub fn poll_transmit<'a, S: PageStore + ?Sized>(
         &'a mut self,
         store: &'a S,
-    ) -> Option<Transmit<'a>> {
+    ) -> Option<SealedReply<'a>> {
         self.replies.pop().map(|reply| reply.transmit(store))
     }
 
@@ -176,7 +176,7 @@ impl Responder {
     pub fn transmits<'a, S: PageStore + ?Sized>(
         &'a self,
         store: &'a S,
-    ) -> impl Iterator<Item = Transmit<'a>> {
+    ) -> impl Iterator<Item = SealedReply<'a>> {
         self.replies.iter(store)
     }
 

@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::{collections::VecDeque, net::Ipv6Addr};
 
 use bluebridge_wire::{
-    Header, Status,
+    Header, Location, Status,
     address::{LINE_BYTES, LINE_PAGES},
     header::HEADER_BYTES,
     seal, tlv,
@@ -20,7 +20,7 @@ pub(super) const INLINE_BYTES: usize = 64;
 
 /// One datagram to be sent from the server's port, whole and sealed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Transmit<'a> {
+pub struct SealedReply<'a> {
     /// Source address.
     pub source: Ipv6Addr,
     /// Destination address.
@@ -52,7 +52,7 @@ pub(super) struct Reply {
 const _: () = assert!(size_of::<Reply>() <= 232);
 
 impl Reply {
-    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> Transmit<'a> {
+    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> SealedReply<'a> {
         let (head, rest) = self.bytes.split_at(self.head_bytes);
         let data = match self.body {
             Body::Inline { bytes } => &rest[..usize::from(bytes)],
@@ -61,7 +61,7 @@ impl Reply {
                 store.read(page, start..start + usize::from(bytes))
             }
         };
-        Transmit {
+        SealedReply {
             source: self.source,
             destination: self.destination,
             destination_port: self.port,
@@ -128,17 +128,19 @@ impl ReplyQueue {
         reply.head_bytes = head_bytes;
     }
 
-    /// Queues a piece whose data stays in the store until it is sent; `place` is its location
-    /// there.
+    /// Queues a piece whose data stays in the store until it is sent: at `location`, whose page it is
+    /// a range of.
     pub(super) fn push_page<S: PageStore + ?Sized>(
         &mut self,
         way: Way,
         header: &Header,
-        (place, page, range): (u64, u64, Range<u16>),
+        location: Location,
+        range: Range<u16>,
         store: &S,
     ) {
+        let page = location.page();
         self.page_replies += 1;
-        self.lines |= line_bit(place);
+        self.lines |= line_bit(location.bits());
         let bytes = range.end - range.start;
         let reply = self.append(way, Body::Page { page, start: range.start, bytes });
         header.emit(&mut reply.bytes, 0);
@@ -165,7 +167,7 @@ impl ReplyQueue {
     pub(super) fn iter<'a, S: PageStore + ?Sized>(
         &'a self,
         store: &'a S,
-    ) -> impl Iterator<Item = Transmit<'a>> {
+    ) -> impl Iterator<Item = SealedReply<'a>> {
         self.replies.iter().map(|reply| reply.transmit(store))
     }
 

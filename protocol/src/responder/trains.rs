@@ -119,7 +119,8 @@ impl TrainPool {
     pub(super) fn store(
         &mut self,
         now: Instant,
-        (train, owner): (Option<u16>, TrainOwner),
+        train: Option<u16>,
+        owner: TrainOwner,
         (part, piece): (PagePart, Piece),
         data: &[u8],
     ) -> (Option<u16>, Stored) {
@@ -198,7 +199,8 @@ impl TrainPool {
         &self,
         now: Instant,
         silence: Duration,
-        (owner, why): (TrainOwner, NoBuffer),
+        owner: TrainOwner,
+        why: NoBuffer,
     ) -> Option<Silent> {
         let mut next = self.silent(self.oldest);
         while let Some(silent) = next.filter(|silent| now - silent.stored_at >= silence) {

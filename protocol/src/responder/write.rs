@@ -1,49 +1,43 @@
 //! WRITE: trains of pieces, put together page by page (`docs/protocol.md`, section 4).
 
-use bluebridge_wire::{Command, Header, Location, Status};
+use bluebridge_wire::{Header, Location, Status};
 
 use super::{
     Event, Responder,
-    admit::Request,
+    admit::{Execution, Request},
     cut::{PagePart, Piece, Pieces},
     execute::{memory, part_access},
     record::{NO_TRAIN, Progress, Record},
-    trains::{NoBuffer, Silent, Stored, TrainOwner},
+    trains::{NoBuffer, Silent, Stored},
 };
 use crate::store::PageStore;
 
 impl Responder {
     pub(super) fn write<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
+        execution: &Execution<'_>,
         store: &mut S,
     ) {
-        let (cut, piece) = match self.piece_of_write(request, slot, before) {
+        let request = execution.request;
+        let (cut, piece) = match self.piece_of_write(execution) {
             Ok(found) => found,
-            Err(status) => {
-                let refusal = status.into();
-                let command = Command::Write;
-                return self.conclude_refused(request, command, slot, before, refusal, store);
-            }
+            Err(status) => return self.conclude_refused(execution, status.into(), store),
         };
         let Some(part) = cut.part(piece.page) else { return };
-        let mut record = *before;
+        let mut record = *execution.before;
         if record.progress == Progress::Fresh {
-            record = begin(request, Command::Write);
+            record = begin(execution);
         }
         if record.page_is_done(piece.page) {
             self.counters.count(Event::PieceDuplicate);
         } else {
             match self.resolve(request, store) {
                 Ok(local) => {
-                    self.take_piece(request, slot, &mut record, (local, part, piece), store);
+                    self.take_piece(execution, &mut record, local, (part, piece), store);
                 }
                 // The range went before the first page: all of it is refused.
-                Err(refusal) if before.progress == Progress::Fresh => {
-                    let command = Command::Write;
-                    return self.conclude_refused(request, command, slot, before, refusal, store);
+                Err(refusal) if execution.is_fresh() => {
+                    return self.conclude_refused(execution, refusal, store);
                 }
                 Err(refusal) => {
                     record.node = if record.node == 0 { refusal.node } else { record.node };
@@ -51,18 +45,17 @@ impl Responder {
                 }
             }
         }
-        self.go_on(request, slot, record, cut, store);
+        self.go_on(execution, record, cut, store);
     }
 
     /// The cut and the piece that a datagram carries, if it fits the piece rule and what earlier
     /// pieces said.
     pub(super) fn piece_of_write(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
-        before: &Record,
+        execution: &Execution<'_>,
     ) -> Result<(Pieces, Piece), Status> {
-        let cut = self.cut(request, slot)?;
+        let Execution { request, before, .. } = *execution;
+        let cut = self.cut(execution)?;
         let piece = piece_of(request, cut)?;
         let location = memory(request)?.bits();
         let said = (before.location, before.tag, before.length);
@@ -76,12 +69,13 @@ impl Responder {
     /// Takes a piece of a page that is not finished.
     fn take_piece<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         record: &mut Record,
-        (local, part, piece): (Location, PagePart, Piece),
+        local: Location,
+        (part, piece): (PagePart, Piece),
         store: &mut S,
     ) {
+        let request = execution.request;
         let access = part_access(request, local, part);
         let page = access.location.page();
         // Pages that cannot be written are refused at their first piece, and need no buffer.
@@ -93,8 +87,7 @@ impl Responder {
             self.counters.count(Event::PageWrittenStraight);
             return self.finish_page(record, piece.page, Status::Ok);
         }
-        let owner = request.train_owner(slot);
-        let stored = self.store_piece(request, owner, record, (part, piece));
+        let stored = self.store_piece(execution, record, (part, piece));
         match stored {
             Stored::Complete => {
                 let bytes = self.trains.part(record.train, piece.page, part);
@@ -137,32 +130,32 @@ impl Responder {
     /// Stores a piece in the record's train; takes buffers from a silent train if none can be had.
     pub(super) fn store_piece(
         &mut self,
-        request: &Request<'_>,
-        owner: TrainOwner,
+        execution: &Execution<'_>,
         record: &mut Record,
         place: (PagePart, Piece),
     ) -> Stored {
-        let stored = self.try_store_piece(request, owner, record, place);
+        let stored = self.try_store_piece(execution, record, place);
         let Stored::No(why) = stored else { return stored };
-        let silence = self.timers.train_pressed;
-        let Some(silent) = self.trains.oldest_silent(request.now, silence, (owner, why)) else {
+        let (now, silence) = (execution.request.now, self.timers.train_pressed);
+        let owner = execution.train_owner();
+        let Some(silent) = self.trains.oldest_silent(now, silence, owner, why) else {
             return stored;
         };
         self.drop_train(silent);
         self.counters.count(Event::TrainPressed);
-        self.try_store_piece(request, owner, record, place)
+        self.try_store_piece(execution, record, place)
     }
 
     fn try_store_piece(
         &mut self,
-        request: &Request<'_>,
-        owner: TrainOwner,
+        execution: &Execution<'_>,
         record: &mut Record,
         place: (PagePart, Piece),
     ) -> Stored {
+        let request = execution.request;
         let known = (record.train != NO_TRAIN).then_some(record.train);
-        let data = request.datagram.data;
-        let (train, stored) = self.trains.store(request.now, (known, owner), place, data);
+        let (now, owner, data) = (request.now, execution.train_owner(), request.datagram.data);
+        let (train, stored) = self.trains.store(now, known, owner, place, data);
         record.train = train.unwrap_or(NO_TRAIN);
         if train != known {
             self.counters.count(Event::TrainBegun);
@@ -184,8 +177,7 @@ impl Responder {
     /// Answers if all pages are finished, else keeps what there is.
     fn go_on<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
-        slot: u16,
+        execution: &Execution<'_>,
         mut record: Record,
         cut: Pieces,
         store: &S,
@@ -197,15 +189,15 @@ impl Responder {
                 record.train = NO_TRAIN;
             }
             record.conclude_pages();
-            return self.conclude(request, slot, record, store);
+            return self.conclude(execution, record, store);
         }
         let done = cut.parts().enumerate().filter(|&(page, _)| record.page_is_done(page));
         let buffered = self.trains.arrived(record.train);
         let arrived = done.fold(buffered, |bits, (_, part)| bits | part.bits);
         if arrived != 0 {
-            self.sessions.at(slot).keep(request.header().sequence, record);
+            self.keep(execution, record);
         }
-        self.incomplete(request, arrived);
+        self.incomplete(execution.request, arrived);
     }
 
     /// Tells which pieces arrived, if the request asks for it by being a repetition.
@@ -227,7 +219,9 @@ impl Responder {
     }
 }
 
-pub(super) fn begin(request: &Request<'_>, command: Command) -> Record {
+/// The record of a request of which the first piece arrived.
+pub(super) fn begin(execution: &Execution<'_>) -> Record {
+    let Execution { request, command, .. } = *execution;
     let target = request.datagram.target;
     Record {
         location: target.location,

@@ -4,12 +4,13 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
+use bluebridge_p4::pipeline::MacAddr;
 use bluebridge_wire::address::{FABRIC_PREFIX, FABRIC_PREFIX_LEN, Fields};
 use bluebridge_wire::{NodeId, Space};
 use ipnet::Ipv6Net;
 use serde::Serialize;
 
-use super::{MacAddress, Netlink, NetworkError, sysctl};
+use super::{Netlink, NetworkError, sysctl};
 
 /// The fabric's prefix: every pointer of every space.
 pub const FABRIC: Ipv6Net =
@@ -19,7 +20,7 @@ pub const FABRIC: Ipv6Net =
 pub const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The gateway's Ethernet address, which the switch takes frames for.
-pub const GATEWAY_MAC: MacAddress = MacAddress([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
+pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 
 /// The routing table that delivers arriving fabric traffic locally.
 pub const ARRIVAL_TABLE: u32 = 187;
@@ -36,7 +37,7 @@ pub struct HostFabric {
     /// The interface that leads to the switch.
     pub interface: String,
     /// The gateway's Ethernet address; [`GATEWAY_MAC`] behind a BlueBridge switch.
-    pub gateway_mac: MacAddress,
+    pub gateway_mac: MacAddr,
 }
 
 /// What [`HostFabric::up`] did.
@@ -97,7 +98,7 @@ enum Undo {
     /// A part was made.
     Remove(HostPart),
     /// The gateway had another Ethernet address.
-    RestoreNeighbour(MacAddress),
+    RestoreNeighbour(MacAddr),
     /// An interface was set up.
     SetDown(String),
 }
@@ -222,7 +223,7 @@ impl HostFabric {
     }
 
     /// The Ethernet address of the gateway's permanent entry.
-    fn neighbour(&self, netlink: &Netlink) -> Result<Option<MacAddress>, NetworkError> {
+    fn neighbour(&self, netlink: &Netlink) -> Result<Option<MacAddr>, NetworkError> {
         let index = netlink.link(&self.interface)?.index;
         let mut neighbours = netlink.neighbours()?.into_iter();
         let gateway =

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bluebridge_switch::offload::OffloadError;
-pub use netlink::{LinkEnd, LinkStatus, MacAddress, Neighbour, Netlink};
+pub use netlink::{LinkEnd, LinkStatus, Neighbour, Netlink};
 pub use sysctl::{Ipv6Setting, interface_setting, set_interface_setting};
 
 /// Why the network could not be set up.

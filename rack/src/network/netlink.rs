@@ -1,6 +1,5 @@
 //! A blocking face over rtnetlink: one request at a time, each with a deadline.
 
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bluebridge_p4::pipeline::MacAddr;
 use futures::TryStreamExt;
 use ipnet::Ipv6Net;
 use rtnetlink::packet_route::AddressFamily;
@@ -20,50 +20,12 @@ use rtnetlink::packet_route::neighbour::{
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use super::NetworkError;
 
 /// How long one netlink request may take; the kernel answers in microseconds unless it is stuck.
 const DEADLINE: Duration = Duration::from_secs(5);
-
-/// An Ethernet address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct MacAddress(pub [u8; 6]);
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(mac: MacAddress) -> Self {
-        mac.to_string()
-    }
-}
-
-impl TryFrom<String> for MacAddress {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2);
-            *byte = part
-                .and_then(|part| u8::from_str_radix(part, 16).ok())
-                .ok_or_else(|| format!("{text:?} is not an Ethernet address"))?;
-        }
-        match parts.next() {
-            None => Ok(Self(bytes)),
-            Some(_) => Err(format!("{text:?} is not an Ethernet address")),
-        }
-    }
-}
 
 /// One end of a veth pair.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +37,7 @@ pub struct LinkEnd<'a> {
     /// When both ends have the same one, the kernel takes up to a second to see that they are up.
     pub index: u32,
     /// The interface's address.
-    pub mac: MacAddress,
+    pub mac: MacAddr,
     /// The namespace it lives in.
     pub namespace: BorrowedFd<'a>,
 }
@@ -90,7 +52,7 @@ pub struct LinkStatus {
     /// Largest IP packet in bytes.
     pub mtu: u32,
     /// Its address, when it has a 6-byte one.
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacAddr>,
     /// Whether it is set up, whatever its peer is.
     pub enabled: bool,
     /// Whether it and its peer are up and packets pass (RFC 2863, ifOperStatus).
@@ -105,7 +67,7 @@ pub struct Neighbour {
     /// The neighbour.
     pub address: Ipv6Addr,
     /// Its Ethernet address, if it is known.
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacAddr>,
     /// Whether the entry is permanent (set by us, never aged).
     pub permanent: bool,
 }
@@ -271,7 +233,7 @@ impl Netlink {
         &self,
         interface: &str,
         address: Ipv6Addr,
-        mac: MacAddress,
+        mac: MacAddr,
     ) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
         let request = self
@@ -348,7 +310,7 @@ fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
             LinkAttribute::Mtu(bytes) => mtu = *bytes,
             LinkAttribute::OperState(state) => running = *state == State::Up,
             LinkAttribute::Address(bytes) => {
-                mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddress);
+                mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddr);
             }
             _ => {}
         }
@@ -369,7 +331,7 @@ fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     Some(Neighbour {
         interface: message.header.ifindex,
         address,
-        mac: mac.map(MacAddress),
+        mac: mac.map(MacAddr),
         permanent: message.header.state == NeighbourState::Permanent,
     })
 }

@@ -5,11 +5,12 @@ use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use bluebridge_p4::pipeline::MacAddr;
 use bluebridge_rack::namespace::{self, NetworkNamespace};
 use bluebridge_rack::network::host::{FABRIC, GATEWAY, HostFabric, HostPart};
 use bluebridge_rack::network::watch::{InterfaceWatch, Need, Wanted};
 use bluebridge_rack::network::{
-    Ipv6Setting, LinkEnd, MacAddress, Netlink, NetworkError, set_interface_setting,
+    Ipv6Setting, LinkEnd, Netlink, NetworkError, set_interface_setting,
 };
 use bluebridge_testkit::{Scratch, require_root, until};
 use bluebridge_wire::Space;
@@ -71,8 +72,8 @@ impl Drop for Pair {
     }
 }
 
-const NEAR: MacAddress = MacAddress([0x02, 0xbb, 0xff, 0, 0, 1]);
-const FAR: MacAddress = MacAddress([0x02, 0xbb, 0xff, 0, 0, 2]);
+const NEAR: MacAddr = MacAddr([0x02, 0xbb, 0xff, 0, 0, 1]);
+const FAR: MacAddr = MacAddr([0x02, 0xbb, 0xff, 0, 0, 2]);
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("bound");

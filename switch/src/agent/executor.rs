@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
-use super::core::Core;
+use super::state::AgentState;
 use crate::dataplane::DataPlane;
 
 /// How many requests wait for the thread.
@@ -19,7 +19,7 @@ const JOBS_MAX: usize = 256;
 const JOB_DEADLINE: Duration = Duration::from_secs(30);
 
 enum Job {
-    Run(Box<dyn FnOnce(&mut Core) + Send>),
+    Run(Box<dyn FnOnce(&mut AgentState) + Send>),
     Stop,
 }
 
@@ -35,13 +35,13 @@ pub(super) struct Thread(std::thread::JoinHandle<Box<dyn DataPlane>>);
 
 impl Executor {
     /// Starts the thread.
-    pub(super) fn start(mut core: Core) -> std::io::Result<(Self, Thread)> {
+    pub(super) fn start(mut state: AgentState) -> std::io::Result<(Self, Thread)> {
         let (jobs, mut queue) = mpsc::channel::<Job>(JOBS_MAX);
         let thread = std::thread::Builder::new().name("p4runtime".to_owned()).spawn(move || {
             while let Some(Job::Run(work)) = queue.blocking_recv() {
-                work(&mut core);
+                work(&mut state);
             }
-            core.into_plane()
+            state.into_plane()
         })?;
         Ok((Self { jobs }, Thread(thread)))
     }
@@ -51,11 +51,11 @@ impl Executor {
     /// A request whose caller went away is done all the same.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Core) -> T + Send + 'static,
+        work: impl FnOnce(&mut AgentState) -> T + Send + 'static,
     ) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
-        let job = Job::Run(Box::new(move |core| {
-            let _ = answer.send(work(core));
+        let job = Job::Run(Box::new(move |state| {
+            let _ = answer.send(work(state));
         }));
         let wait = async {
             self.jobs.send(job).await.map_err(|_| gone())?;

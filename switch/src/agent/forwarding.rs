@@ -6,8 +6,8 @@ use tonic::Code;
 use v1::get_forwarding_pipeline_config_request::ResponseType;
 use v1::set_forwarding_pipeline_config_request::Action;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found};
+use super::state::AgentState;
 
 /// What was committed, and what waits to be.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Pipeline {
     }
 }
 
-impl Core {
+impl AgentState {
     /// `SetForwardingPipelineConfig` (specification, section 14).
     pub(super) fn set_pipeline(
         &mut self,

@@ -16,7 +16,6 @@
 //! The data plane may outlive the agent: [`Agent::bind`] reads back what it holds.
 
 mod arbitration;
-mod core;
 mod executor;
 mod forwarding;
 mod packets;
@@ -25,6 +24,7 @@ mod read;
 mod refusal;
 mod replication;
 mod service;
+mod state;
 mod switch_service;
 mod write;
 
@@ -41,9 +41,9 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::transport::server::TcpIncoming;
 
-use self::core::Core;
 use self::executor::{Executor, Thread};
 use self::service::P4RuntimeService;
+use self::state::AgentState;
 use self::switch_service::SwitchService;
 use crate::dataplane::DataPlane;
 
@@ -155,10 +155,10 @@ impl Agent {
         let address = listener.local_addr().map_err(refused)?;
         let events = data_plane.event_fd().map(|fd| fd.try_clone_to_owned()).transpose();
         let events = events.map_err(system("duplicating the event descriptor"))?;
-        let core = Core::new(config.device_id, data_plane)
+        let state = AgentState::new(config.device_id, data_plane)
             .map_err(|refusal| AgentError::Restore(refusal.to_string()))?;
         let (executor, thread) =
-            Executor::start(core).map_err(system("starting the agent's thread"))?;
+            Executor::start(state).map_err(system("starting the agent's thread"))?;
         Ok(Self { listener, address, executor, thread, events })
     }
 
@@ -219,7 +219,7 @@ async fn serve(
     }
     let _ = stop.send(());
     let goodbye = Status::unavailable("the switch agent is shutting down");
-    let _ = executor.run(move |core| core.arbitration.close_all(&goodbye)).await;
+    let _ = executor.run(move |state| state.arbitration.close_all(&goodbye)).await;
     // Connections that do not end in time are dropped with the server.
     match tokio::time::timeout(DRAIN, server).await {
         Ok(ended) => Ok(ended?),
@@ -253,7 +253,7 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
         }
         handed_over = std::time::Instant::now();
         loop {
-            match executor.run(Core::deliver_packets).await {
+            match executor.run(AgentState::deliver_packets).await {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false)) => break,
                 Ok(Err(refusal)) => {
@@ -273,7 +273,7 @@ async fn tell_idle(executor: Executor) {
     loop {
         tokio::time::sleep(pause).await;
         let started = std::time::Instant::now();
-        pause = match executor.run(Core::tell_idle).await {
+        pause = match executor.run(AgentState::tell_idle).await {
             Ok(Ok(())) => IDLE_SCAN.max(started.elapsed() * 10),
             Ok(Err(refusal)) => {
                 tracing::warn!("cannot look for idle entries: {refusal}");

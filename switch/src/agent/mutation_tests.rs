@@ -15,7 +15,7 @@ use prost::Message as _;
 use tokio::sync::mpsc::{Receiver, channel};
 use v1::entity::Entity;
 
-use super::core::Core;
+use super::state::AgentState;
 use crate::dataplane::DataPlane as _;
 use crate::soft::Pipeline;
 
@@ -24,32 +24,33 @@ const ELECTION_ID: v1::Uint128 = v1::Uint128 { high: 0, low: 1 };
 type Inbox = Receiver<Result<v1::StreamMessageResponse, tonic::Status>>;
 
 /// An agent whose pipeline is committed, and the stream of its primary.
-fn core() -> (Core, Inbox) {
+fn agent() -> (AgentState, Inbox) {
     let mut pipeline = Pipeline::new(Instant::now());
     for port in 1..=3 {
         pipeline.add_port(SwitchPort(port), &format!("test{port}")).unwrap();
     }
-    let mut core = Core::new(1, Box::new(pipeline)).unwrap();
+    let mut state = AgentState::new(1, Box::new(pipeline)).unwrap();
     let (outbox, inbox) = channel(128);
-    let stream = core.arbitration.open(outbox).unwrap();
+    let stream = state.arbitration.open(outbox).unwrap();
     let bid = v1::MasterArbitrationUpdate {
         device_id: 1,
         election_id: Some(ELECTION_ID),
         ..v1::MasterArbitrationUpdate::default()
     };
-    core.arbitration.arbitrate(stream, &bid).unwrap();
-    core.set_pipeline(v1::SetForwardingPipelineConfigRequest {
-        device_id: 1,
-        election_id: Some(ELECTION_ID),
-        action: v1::set_forwarding_pipeline_config_request::Action::VerifyAndCommit.into(),
-        config: Some(v1::ForwardingPipelineConfig {
-            p4info: Some(p4info()),
-            ..v1::ForwardingPipelineConfig::default()
-        }),
-        ..v1::SetForwardingPipelineConfigRequest::default()
-    })
-    .unwrap();
-    (core, inbox)
+    state.arbitration.arbitrate(stream, &bid).unwrap();
+    state
+        .set_pipeline(v1::SetForwardingPipelineConfigRequest {
+            device_id: 1,
+            election_id: Some(ELECTION_ID),
+            action: v1::set_forwarding_pipeline_config_request::Action::VerifyAndCommit.into(),
+            config: Some(v1::ForwardingPipelineConfig {
+                p4info: Some(p4info()),
+                ..v1::ForwardingPipelineConfig::default()
+            }),
+            ..v1::SetForwardingPipelineConfigRequest::default()
+        })
+        .unwrap();
+    (state, inbox)
 }
 
 fn entry(key: Key, action: Action) -> Entity {
@@ -131,9 +132,9 @@ fn entities() -> Vec<Entity> {
     ]
 }
 
-fn write(core: &mut Core, kind: i32, entity: Entity) -> Result<(), tonic::Status> {
+fn write(state: &mut AgentState, kind: i32, entity: Entity) -> Result<(), tonic::Status> {
     let entity = Some(v1::Entity { entity: Some(entity) });
-    core.write(&v1::WriteRequest {
+    state.write(&v1::WriteRequest {
         device_id: 1,
         election_id: Some(ELECTION_ID),
         updates: vec![v1::Update { r#type: kind, entity }],
@@ -165,16 +166,16 @@ fn everything() -> v1::ReadRequest {
 
 #[test]
 fn valid_entities_are_taken() {
-    let (mut core, _inbox) = core();
+    let (mut state, _inbox) = agent();
     for entity in entities() {
         let kind = match entity {
             Entity::CounterEntry(_) | Entity::DirectCounterEntry(_) => 2,
             // A choice in one piece stands beside members as long as no entry names those.
             _ => 1,
         };
-        write(&mut core, kind, entity).unwrap();
+        write(&mut state, kind, entity).unwrap();
     }
-    let read: usize = core.read(&everything()).unwrap().iter().map(|r| r.entities.len()).sum();
+    let read: usize = state.read(&everything()).unwrap().iter().map(|r| r.entities.len()).sum();
     assert_eq!(read, 8 + 1 + 1 + DROPS_SIZE + 8 + 2);
 }
 
@@ -185,9 +186,9 @@ proptest! {
     fn changed_bytes_break_nothing(changes in prop::collection::vec(
         (0..14_usize, 1..4_i32, prop::option::of((any::<u16>(), any::<u8>())), any::<u16>()), 1..40,
     )) {
-        let (mut core, _inbox) = core();
+        let (mut state, _inbox) = agent();
         for entity in entities() {
-            let _ = write(&mut core, 1, entity);
+            let _ = write(&mut state, 1, entity);
         }
         for (index, kind, change, cut) in changes {
             let entity = v1::Entity { entity: Some(entities().remove(index)) };
@@ -205,11 +206,11 @@ proptest! {
                 entities: vec![changed.clone()],
                 ..v1::ReadRequest::default()
             };
-            let _ = core.read(&query);
+            let _ = state.read(&query);
             let Some(changed) = changed.entity else { continue };
-            let _ = write(&mut core, kind, changed);
+            let _ = write(&mut state, kind, changed);
         }
-        let read = core.read(&everything());
+        let read = state.read(&everything());
         prop_assert!(read.is_ok(), "{:?}", read.err());
     }
 }

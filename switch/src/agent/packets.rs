@@ -12,8 +12,8 @@ use v1::stream_message_request::Update as Asked;
 use v1::stream_message_response::Update as Told;
 
 use super::arbitration::StreamId;
-use super::core::Core;
 use super::refusal::{ERROR_SPACE, Refusal, invalid};
+use super::state::AgentState;
 use crate::dataplane::PacketIn;
 
 /// How many packet-ins are taken from the data plane at once.
@@ -22,7 +22,7 @@ pub(super) const PACKET_INS_AT_ONCE: usize = 256;
 /// How many entries one idle notification names.
 const IDLE_AT_ONCE: usize = 256;
 
-impl Core {
+impl AgentState {
     /// A message on a stream; an error ends the stream.
     pub(super) fn asked(
         &mut self,

@@ -14,8 +14,8 @@ use bluebridge_p4::proto::p4::v1;
 use tonic::Code;
 use v1::update::Type;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found, unimplemented};
+use super::state::AgentState;
 use crate::dataplane::Table;
 
 /// What an entry of `anycast` names.
@@ -119,7 +119,7 @@ fn in_use(what: &str) -> Refusal {
     Refusal::Request(Code::FailedPrecondition, format!("the {what} is in use"))
 }
 
-impl Core {
+impl AgentState {
     /// The action that an entry's action field stands for, and what it names.
     pub(super) fn resolve(
         &mut self,

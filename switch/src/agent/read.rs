@@ -6,8 +6,8 @@ use bluebridge_p4::proto::p4::v1;
 use prost::Message as _;
 use v1::entity::Entity;
 
-use super::core::{Core, counter_data, table_of};
 use super::refusal::{Refusal, invalid, not_found};
+use super::state::{AgentState, counter_data, table_of};
 use super::write::drops_range;
 use crate::dataplane::InstalledEntry;
 
@@ -24,7 +24,7 @@ struct Volatile {
     since_hit: bool,
 }
 
-impl Core {
+impl AgentState {
     /// Every entity that a request asks for, as messages of bounded size.
     pub(super) fn read(
         &mut self,

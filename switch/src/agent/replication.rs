@@ -10,14 +10,14 @@ use v1::packet_replication_engine_entry::Type as Replication;
 use v1::replica::PortKind;
 use v1::update::Type;
 
-use super::core::Core;
 use super::refusal::{Refusal, invalid, not_found, unimplemented};
+use super::state::AgentState;
 use crate::dataplane::CloneSession;
 
 /// The number of the controller's port in the specification (`SDN_PORT_CPU`).
 const SDN_PORT_CPU: u32 = 0xffff_fffd;
 
-impl Core {
+impl AgentState {
     pub(super) fn write_replication(
         &mut self,
         kind: Type,

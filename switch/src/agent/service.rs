@@ -28,13 +28,13 @@ impl P4Runtime for P4RuntimeService {
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Answer<v1::WriteResponse> {
         let request = request.into_inner();
-        self.executor.run(move |core| core.write(&request)).await??;
+        self.executor.run(move |state| state.write(&request)).await??;
         Ok(Response::new(v1::WriteResponse {}))
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<Self::ReadStream> {
         let request = request.into_inner();
-        let responses = self.executor.run(move |core| core.read(&request)).await??;
+        let responses = self.executor.run(move |state| state.read(&request)).await??;
         let responses: Vec<_> = responses.into_iter().map(Ok).collect();
         Ok(Response::new(tokio_stream::iter(responses)))
     }
@@ -44,7 +44,7 @@ impl P4Runtime for P4RuntimeService {
         request: Request<v1::SetForwardingPipelineConfigRequest>,
     ) -> Answer<v1::SetForwardingPipelineConfigResponse> {
         let request = request.into_inner();
-        self.executor.run(move |core| core.set_pipeline(request)).await??;
+        self.executor.run(move |state| state.set_pipeline(request)).await??;
         Ok(Response::new(v1::SetForwardingPipelineConfigResponse {}))
     }
 
@@ -53,7 +53,7 @@ impl P4Runtime for P4RuntimeService {
         request: Request<v1::GetForwardingPipelineConfigRequest>,
     ) -> Answer<v1::GetForwardingPipelineConfigResponse> {
         let request = request.into_inner();
-        let response = self.executor.run(move |core| core.pipeline_config(&request)).await??;
+        let response = self.executor.run(move |state| state.pipeline_config(&request)).await??;
         Ok(Response::new(response))
     }
 
@@ -63,7 +63,7 @@ impl P4Runtime for P4RuntimeService {
     ) -> Answer<Self::StreamChannelStream> {
         let (outbox, inbox) = mpsc::channel(STREAM_QUEUE);
         let opened = outbox.clone();
-        let stream = self.executor.run(move |core| core.arbitration.open(opened)).await??;
+        let stream = self.executor.run(move |state| state.arbitration.open(opened)).await??;
         tokio::spawn(listen(
             self.executor.clone(),
             stream,
@@ -78,7 +78,7 @@ impl P4Runtime for P4RuntimeService {
         request: Request<v1::CapabilitiesRequest>,
     ) -> Answer<v1::CapabilitiesResponse> {
         let device_id = request.into_inner().device_id;
-        self.executor.run(move |core| core.arbitration.check_device(device_id, true)).await??;
+        self.executor.run(move |state| state.arbitration.check_device(device_id, true)).await??;
         Ok(Response::new(v1::CapabilitiesResponse {
             p4runtime_api_version: API_VERSION.to_owned(),
             experimental: None,
@@ -100,7 +100,7 @@ async fn listen(
             () = closed => break,
         };
         let Ok(Some(message)) = message else { break };
-        let done = executor.run(move |core| core.asked(stream, message)).await;
+        let done = executor.run(move |state| state.asked(stream, message)).await;
         if let Err(status) = done.and_then(|asked: Result<(), Refusal>| asked.map_err(Status::from))
         {
             if let Some(outbox) = outbox.upgrade() {
@@ -110,7 +110,7 @@ async fn listen(
             break;
         }
     }
-    let _ = executor.run(move |core| core.arbitration.close(stream)).await;
+    let _ = executor.run(move |state| state.arbitration.close(stream)).await;
 }
 
 /// Resolves when the client does not take messages any more, or the agent ended the stream.

@@ -7,9 +7,9 @@ use bluebridge_p4::proto::bluebridge::switch::v1;
 use tonic::{Request, Response, Status};
 use v1::switch_server::Switch;
 
-use super::core::Core;
 use super::executor::Executor;
 use super::refusal::{Refusal, invalid};
+use super::state::AgentState;
 use crate::dataplane::PortStatus;
 
 /// The service `bluebridge.switch.v1.Switch`.
@@ -24,7 +24,7 @@ impl Switch for SwitchService {
         &self,
         _request: Request<v1::ListPortsRequest>,
     ) -> Result<Response<v1::ListPortsResponse>, Status> {
-        Ok(Response::new(self.executor.run(Core::list_ports).await??))
+        Ok(Response::new(self.executor.run(AgentState::list_ports).await??))
     }
 
     async fn set_impairment(
@@ -32,12 +32,12 @@ impl Switch for SwitchService {
         request: Request<v1::SetImpairmentRequest>,
     ) -> Result<Response<v1::SetImpairmentResponse>, Status> {
         let request = request.into_inner();
-        self.executor.run(move |core| core.set_impairment(&request)).await??;
+        self.executor.run(move |state| state.set_impairment(&request)).await??;
         Ok(Response::new(v1::SetImpairmentResponse {}))
     }
 }
 
-impl Core {
+impl AgentState {
     fn list_ports(&mut self) -> Result<v1::ListPortsResponse, Refusal> {
         let drops = self.plane.drops()?;
         Ok(v1::ListPortsResponse {

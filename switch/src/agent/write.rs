@@ -14,11 +14,11 @@ use tonic::{Code, Status};
 use v1::entity::Entity;
 use v1::update::Type;
 
-use super::core::{Core, counter};
 use super::refusal::{Refusal, batch_status, invalid, unimplemented};
+use super::state::{AgentState, counter};
 use crate::dataplane::{Table, TableError};
 
-impl Core {
+impl AgentState {
     /// Does a batch, update by update, in order; what fails does not stop the rest.
     pub(super) fn write(&mut self, request: &v1::WriteRequest) -> Result<(), Status> {
         self.check_write(request)?;
@@ -195,7 +195,7 @@ impl Core {
         &mut self,
         table: &TableDeclaration,
     ) -> Result<v1::Action, Refusal> {
-        let flood = match super::core::table_of(table) {
+        let flood = match super::state::table_of(table) {
             Some(Table::L2) => self.plane.flood_group()?,
             _ => None,
         };

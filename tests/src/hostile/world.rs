@@ -473,7 +473,7 @@ fn counted(responder: &Responder) -> [u64; 3] {
         .map(|event| responder.counters().event(event))
 }
 
-fn seen(reply: &bluebridge_protocol::responder::Transmit<'_>, node: NodeId) -> Seen {
+fn seen(reply: &bluebridge_protocol::responder::SealedReply<'_>, node: NodeId) -> Seen {
     let payload = [reply.head, reply.data].concat();
     let parsed = Datagram::parse(reply.source, reply.destination, &payload);
     let datagram = parsed.expect("a server's replies are well formed");

@@ -3,7 +3,7 @@
 use super::{
     Bug, Event, Scenario, Task,
     state::{
-        Answer, Ask, Call, Doing, Held, Message, Outcome, Rack, Reply, Request, Thread, Value,
+        Answer, Ask, Call, Doing, Held, Message, ModelRack, Outcome, Reply, Request, Thread, Value,
     },
 };
 
@@ -19,7 +19,7 @@ impl Thread {
     }
 }
 
-impl Rack {
+impl ModelRack {
     pub(super) fn task(&self, scenario: &Scenario, thread: u8) -> Option<Task> {
         let at = self.threads[usize::from(thread)].outcomes.len();
         scenario.threads[usize::from(thread)].1.get(at).copied()

@@ -3,10 +3,10 @@
 
 use super::{
     Bug, Event, Policy, Scenario,
-    state::{Answer, Ask, Copy, Held, Message, Rack, Redirect, Reply, Request},
+    state::{Answer, Ask, Copy, Held, Message, ModelRack, Redirect, Reply, Request},
 };
 
-impl Rack {
+impl ModelRack {
     /// Whose endpoint the switch sends a request to; `None`: the home.
     pub(super) fn route(&self, scenario: &Scenario, request: &Request) -> Option<u8> {
         let owner = self.redirect?.owner;

@@ -3,7 +3,7 @@
 use super::{
     Bug, Copies, Event, Scenario,
     state::{
-        Answer, Ask, Copy, End, Epoch, Lease, Message, Rack, Record, Reply, Request, Session,
+        Answer, Ask, Copy, End, Epoch, Lease, Message, ModelRack, Record, Reply, Request, Session,
         Waiter,
     },
 };
@@ -11,7 +11,7 @@ use super::{
 /// Ticks for which a waiting request need not be repeated.
 const PATIENCE: u8 = 1;
 
-impl Rack {
+impl ModelRack {
     /// A thread opens a session; the home learns of its endpoint's incarnation.
     pub(super) fn open(&mut self, scenario: &Scenario, thread: u8) {
         let end = usize::from(scenario.end_of(thread));

@@ -23,4 +23,4 @@ mod state;
 
 pub use model::Step;
 pub use scenario::{Bug, Copies, Event, Outcomes, Policy, Scenario, Task};
-pub use state::{Outcome, Rack};
+pub use state::{ModelRack, Outcome};

@@ -4,7 +4,7 @@ use stateright::{Model, Property};
 
 use super::{
     Outcome, Scenario, properties,
-    state::{Budget, Doing, Endpoint, Home, Message, Rack, Redirect, Thread, Witness},
+    state::{Budget, Doing, Endpoint, Home, Message, ModelRack, Redirect, Thread, Witness},
 };
 
 /// Ticks in which what is left at the end must end.
@@ -33,14 +33,14 @@ pub enum Step {
 }
 
 impl Model for Scenario {
-    type State = Rack;
+    type State = ModelRack;
     type Action = Step;
 
-    fn init_states(&self) -> Vec<Rack> {
+    fn init_states(&self) -> Vec<ModelRack> {
         let ends = usize::from(self.end_count());
         let thread =
             Thread { session: None, sequence: 0, doing: Doing::Nothing, outcomes: Vec::new() };
-        vec![Rack {
+        vec![ModelRack {
             now: 0,
             home: Home {
                 life: 1,
@@ -70,7 +70,7 @@ impl Model for Scenario {
         }]
     }
 
-    fn actions(&self, rack: &Rack, steps: &mut Vec<Step>) {
+    fn actions(&self, rack: &ModelRack, steps: &mut Vec<Step>) {
         for message in 0..rack.messages.len() {
             steps.push(Step::Deliver { message });
             if rack.budget.duplicates > 0 {
@@ -115,7 +115,7 @@ impl Model for Scenario {
         self.failures(rack, steps);
     }
 
-    fn next_state(&self, last: &Rack, step: Step) -> Option<Rack> {
+    fn next_state(&self, last: &ModelRack, step: Step) -> Option<ModelRack> {
         let mut rack = last.clone();
         match step {
             Step::ClientCrashes { end } => {
@@ -176,7 +176,7 @@ impl Model for Scenario {
 }
 
 impl Scenario {
-    fn failures(&self, rack: &Rack, steps: &mut Vec<Step>) {
+    fn failures(&self, rack: &ModelRack, steps: &mut Vec<Step>) {
         let busy = |end: u8| {
             (0..)
                 .zip(&rack.threads)
@@ -211,7 +211,7 @@ impl Scenario {
         }
     }
 
-    fn deliver(&self, rack: &mut Rack, message: Message) {
+    fn deliver(&self, rack: &mut ModelRack, message: Message) {
         match message {
             Message::Copy(copy) => rack.controller_receives(self, copy),
             Message::Reply(reply) => rack.client_receives(self, &reply),
@@ -224,7 +224,7 @@ impl Scenario {
 
     /// Takes messages out that nobody would heed, whenever they came: fewer states, and none of
     /// them of interest.
-    fn forget_idle_messages(&self, rack: &mut Rack) {
+    fn forget_idle_messages(&self, rack: &mut ModelRack) {
         let mut messages = core::mem::take(&mut rack.messages);
         messages.retain(|message| match message {
             Message::Copy(copy) => rack.is_news(self, copy),
@@ -245,7 +245,7 @@ impl Scenario {
     }
 
     /// Whether every thread did all its tasks.
-    pub(super) fn is_done(&self, rack: &Rack) -> bool {
+    pub(super) fn is_done(&self, rack: &ModelRack) -> bool {
         let ends = |(state, (_, tasks)): (&Thread, &(u8, Vec<_>))| {
             state.doing == Doing::Nothing && state.outcomes.len() == tasks.len()
         };
@@ -253,7 +253,7 @@ impl Scenario {
     }
 
     /// Keeps how the tasks of a run ended.
-    pub(super) fn keep_outcomes(&self, rack: &Rack) {
+    pub(super) fn keep_outcomes(&self, rack: &ModelRack) {
         if let Some(outcomes) = &self.outcomes {
             let ended: Vec<Vec<Outcome>> =
                 rack.threads.iter().map(|thread| thread.outcomes.clone()).collect();

@@ -4,20 +4,23 @@ use stateright::{Model, Property};
 
 use super::{
     Event, Outcome, Scenario,
-    state::{Doing, Rack},
+    state::{Doing, ModelRack},
 };
 
 pub(super) fn all() -> Vec<Property<Scenario>> {
     vec![
-        Property::always("an epoch is granted once", |_, rack: &Rack| !rack.witness.repeated_epoch),
+        Property::always("an epoch is granted once", |_, rack: &ModelRack| {
+            !rack.witness.repeated_epoch
+        }),
         Property::always("one owner at a time, by clocks that run", one_owner),
         Property::always("what is acknowledged was done", acknowledged_is_done),
         Property::always("what is refused was not done", refused_is_not_done),
         Property::always("nothing is done twice", done_once),
-        Property::always("a COMMIT builds on the contents that it replaces", |_, rack: &Rack| {
-            !rack.witness.lost_update
-        }),
-        Property::always("a READ is not behind what was known before", |_, rack: &Rack| {
+        Property::always(
+            "a COMMIT builds on the contents that it replaces",
+            |_, rack: &ModelRack| !rack.witness.lost_update,
+        ),
+        Property::always("a READ is not behind what was known before", |_, rack: &ModelRack| {
             !rack.witness.stale_read
         }),
         Property::always("a redirect costs one try", redirect_costs_one_try),
@@ -36,7 +39,7 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
     ]
 }
 
-fn one_owner(scenario: &Scenario, rack: &Rack) -> bool {
+fn one_owner(scenario: &Scenario, rack: &ModelRack) -> bool {
     let believers = (0..).zip(&rack.threads).filter_map(|(thread, state)| {
         let end = scenario.end_of(thread);
         let runs = rack.ends[usize::from(end)].frozen.is_none();
@@ -47,11 +50,11 @@ fn one_owner(scenario: &Scenario, rack: &Rack) -> bool {
     here.count() <= 1
 }
 
-fn acknowledged_is_done(_: &Scenario, rack: &Rack) -> bool {
+fn acknowledged_is_done(_: &Scenario, rack: &ModelRack) -> bool {
     ended(rack, |outcome| outcome == Outcome::Done).all(|value| rack.place(value).is_some())
 }
 
-fn refused_is_not_done(_: &Scenario, rack: &Rack) -> bool {
+fn refused_is_not_done(_: &Scenario, rack: &ModelRack) -> bool {
     let refused = |outcome| {
         matches!(outcome, Outcome::Aborted | Outcome::Busy | Outcome::LeaseLost | Outcome::NoAnswer)
     };
@@ -59,30 +62,30 @@ fn refused_is_not_done(_: &Scenario, rack: &Rack) -> bool {
 }
 
 /// The values of tasks that ended so.
-fn ended(rack: &Rack, how: impl Fn(Outcome) -> bool) -> impl Iterator<Item = u8> {
+fn ended(rack: &ModelRack, how: impl Fn(Outcome) -> bool) -> impl Iterator<Item = u8> {
     (0..).zip(&rack.threads).flat_map(move |(thread, state)| {
         let tasks: Vec<_> = (0..)
             .zip(&state.outcomes)
             .filter(|(_, outcome)| how(**outcome))
-            .map(|(task, _)| Rack::value_of(thread, task))
+            .map(|(task, _)| ModelRack::value_of(thread, task))
             .collect();
         tasks
     })
 }
 
-fn done_once(_: &Scenario, rack: &Rack) -> bool {
+fn done_once(_: &Scenario, rack: &ModelRack) -> bool {
     let changes = &rack.witness.changes;
     (1..changes.len()).all(|at| !changes[..at].contains(&changes[at]))
 }
 
-fn redirect_costs_one_try(_: &Scenario, rack: &Rack) -> bool {
+fn redirect_costs_one_try(_: &Scenario, rack: &ModelRack) -> bool {
     rack.threads.iter().all(|thread| match thread.doing {
         Doing::Waiting(call) => call.home_bounces == 0 && call.bounces <= 1,
         _ => true,
     })
 }
 
-fn no_deadlock(scenario: &Scenario, rack: &Rack) -> bool {
+fn no_deadlock(scenario: &Scenario, rack: &ModelRack) -> bool {
     let mut steps = Vec::new();
     scenario.actions(rack, &mut steps);
     if !steps.is_empty() {

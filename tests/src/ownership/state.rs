@@ -242,7 +242,7 @@ pub(super) struct Witness {
 
 /// The modelled rack.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Rack {
+pub struct ModelRack {
     pub(super) now: u8,
     pub(super) home: Home,
     pub(super) ends: Vec<Endpoint>,
@@ -256,7 +256,7 @@ pub struct Rack {
     pub(super) witness: Witness,
 }
 
-impl Rack {
+impl ModelRack {
     pub(super) fn send(&mut self, message: Message) {
         if let Err(place) = self.messages.binary_search(&message) {
             self.messages.insert(place, message);

@@ -3,7 +3,7 @@
 use bluebridge::NodeId;
 use bluebridge_protocol::Instant;
 use bluebridge_protocol::requester::{
-    Answer, Buffers, Config, Failure, Lease, Operation, Requester, Transmit,
+    Answer, Buffers, Config, Failure, Lease, Operation, Requester, SealedRequest,
 };
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
@@ -133,7 +133,7 @@ impl RawClient {
     }
 }
 
-fn datagram<'a>(transmit: &'a Transmit<'a>) -> Outgoing<'a> {
+fn datagram<'a>(transmit: &'a SealedRequest<'a>) -> Outgoing<'a> {
     Outgoing {
         source: transmit.source,
         destination: transmit.destination,

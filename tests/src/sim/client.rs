@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::{
     Instant,
-    requester::{Buffers, Completion, Config, Requester, Transmit},
+    requester::{Buffers, Completion, Config, Requester, SealedRequest},
 };
 use bluebridge_wire::Datagram;
 
@@ -174,7 +174,7 @@ impl Client {
     }
 }
 
-fn frame_of(transmit: &Transmit<'_>) -> Vec<u8> {
+fn frame_of(transmit: &SealedRequest<'_>) -> Vec<u8> {
     let ports = (network::PORT, network::PORT);
     let parts = [transmit.head(), transmit.data];
     network::frame(transmit.source, transmit.destination, ports, parts)

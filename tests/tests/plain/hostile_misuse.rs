@@ -26,7 +26,7 @@ const PAGE: usize = 4096;
 const CAPACITY_PAGES: u64 = 512;
 const QUOTA_PAGES: u64 = 16;
 
-struct Rack {
+struct HubRack {
     hub: Hub,
     endpoints: Vec<EndpointId>,
     servers: Vec<Server>,
@@ -46,7 +46,7 @@ fn server_config(node: NodeId) -> ServerConfig {
     }
 }
 
-impl Rack {
+impl HubRack {
     /// One server with room, and one on which the space has a small quota.
     fn start() -> Self {
         let hub = Hub::new(4096);
@@ -78,7 +78,7 @@ impl Rack {
 
 /// A client, a page of its own that must keep its bytes, and what is used now.
 struct Bench {
-    rack: Rack,
+    rack: HubRack,
     client: Client<MemoryTransport>,
     region: Region,
     bytes: Vec<u8>,
@@ -87,7 +87,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let rack = Rack::start();
+        let rack = HubRack::start();
         let mut client = rack.client(SPACE, 1000);
         let bytes: Vec<u8> = (0..2 * PAGE).map(|at| at.to_le_bytes()[0] ^ 0x5a).collect();
         let region = client.alloc_write(&bytes).expect("there is room");

@@ -45,7 +45,7 @@ const NODES: [(&str, Role); 5] = [
 ];
 
 /// A rack of threads.
-struct Rack {
+struct ThreadRack {
     servers: Vec<Server>,
     cast: Cast<MemoryTransport>,
     tables: Tables,
@@ -60,7 +60,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
     )?;
     screen.step("A rack of threads: three servers, two clients")?;
     let start = Instant::now();
-    let mut rack = Rack::build()?;
+    let mut rack = ThreadRack::build()?;
     screen.say(&format!("   Ready after {:.2} s.", start.elapsed().as_secs_f64()))?;
 
     screen.step("A pointer is an address")?;
@@ -123,7 +123,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
     })
 }
 
-impl Rack {
+impl ThreadRack {
     fn build() -> anyhow::Result<Self> {
         let mut core = Core::new(CoreConfig::default(), Stored::default(), 1, Instant::now());
         let names: PortNames =

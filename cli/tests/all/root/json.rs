@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::memory::Rack;
+use super::memory::TestRack;
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 
@@ -46,7 +46,7 @@ fn differs(real: &Value, example: &Value, at: &str) -> Option<String> {
 
 #[test]
 fn commands_print_what_the_book_shows() {
-    let rack = Rack::up("cmd-json", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-json", &["--memory", "16M"]);
     let mut pointer = String::new();
     let examples = examples();
     assert!(examples.len() >= 15, "only {} examples", examples.len());

@@ -10,12 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A rack made by the binary, taken down when dropped.
-pub(super) struct Rack {
+pub(super) struct TestRack {
     scratch: Scratch,
     name: String,
 }
 
-impl Rack {
+impl TestRack {
     pub(super) fn up(name: &'static str, extra: &[&str]) -> Self {
         require_root();
         let rack = Self { scratch: Scratch::new(name), name: own(name) };
@@ -70,7 +70,7 @@ impl Rack {
     }
 }
 
-impl Drop for Rack {
+impl Drop for TestRack {
     fn drop(&mut self) {
         let down = self.call(&["rack", "down", "--name", &self.name]);
         if !std::thread::panicking() {
@@ -81,7 +81,7 @@ impl Drop for Rack {
 
 #[test]
 fn a_daemon_is_killed_and_started_again_by_itself() {
-    let rack = Rack::up("cmd-part", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-part", &["--memory", "16M"]);
     let named = |words: &[&'static str]| [&["rack"], words, &["--name", &rack.name]].concat();
     let daemons = || -> Vec<(String, Value, bool)> {
         let output = rack.call(&named(&["status", "--json"]));
@@ -121,7 +121,7 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
 }
 
 /// The status of a rack in which something is wrong: the sentences that say what.
-fn problems(rack: &Rack) -> Vec<String> {
+fn problems(rack: &TestRack) -> Vec<String> {
     let output = rack.call(&["rack", "status", "--json"]);
     let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let problems = status["problems"].as_array().expect("a list");
@@ -139,7 +139,7 @@ fn signal(pid: &Value, signal: Signal) {
 /// The problem is seen from the signal on, also by those that hear of it by missing heartbeats.
 #[test]
 fn the_status_says_what_is_wrong() {
-    let rack = Rack::up("cmd-wrong", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let rack = TestRack::up("cmd-wrong", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
     let status = rack.json(&["rack", "status"]);
     let daemons = status["daemons"].as_array().expect("rows");
     let pid = |name: &str| {
@@ -186,7 +186,7 @@ fn controller_address(status: &Value) -> String {
 
 #[test]
 fn an_interface_that_goes_down_and_up_is_set_up_again() {
-    let rack = Rack::up("cmd-flap", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-flap", &["--memory", "16M"]);
     let pointer = rack.text(&["create", "4K", "--on", "s1"]);
     let flap = |node: &str| {
         let exec = ["rack", "exec", node, "--", "sh", "-c"];
@@ -224,7 +224,7 @@ fn an_interface_that_goes_down_and_up_is_set_up_again() {
 
 #[test]
 fn an_endpoint_that_pointers_do_not_reach_says_so_at_once() {
-    let rack = Rack::up("cmd-cut", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let rack = TestRack::up("cmd-cut", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
     rack.text(&["rack", "kill", "hosts"]);
     rack.text(&["rack", "kill", "s1"]);
     for node in ["s1", "c1"] {
@@ -248,7 +248,7 @@ fn an_endpoint_that_pointers_do_not_reach_says_so_at_once() {
 
 #[test]
 fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
-    let rack = Rack::up("cmd-logs", &["--memory", "16M", "-vv"]);
+    let rack = TestRack::up("cmd-logs", &["--memory", "16M", "-vv"]);
     let shown = |more: &[&str]| rack.text(&[&["rack", "logs"], more].concat());
     let has_debug = |part: &str| shown(&[part]).contains("DEBUG");
     assert!(has_debug("controller"), "{}", shown(&["controller"]));
@@ -277,7 +277,7 @@ fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
 
 #[test]
 fn memory_anywhere_needs_a_server() {
-    let rack = Rack::up("cmd-none", &["--servers", "0", "--clients", "1"]);
+    let rack = TestRack::up("cmd-none", &["--servers", "0", "--clients", "1"]);
     for placed in [&["create", "4K", "--anywhere"][..], &["create", "4K"]] {
         let (code, said) = rack.failure(placed);
         assert_eq!(code, Some(4), "{said}");
@@ -287,7 +287,7 @@ fn memory_anywhere_needs_a_server() {
 
 #[test]
 fn memory_is_created_written_read_zeroed_and_deleted() {
-    let rack = Rack::up("cmd-memory", &["--memory", "32M"]);
+    let rack = TestRack::up("cmd-memory", &["--memory", "32M"]);
     let made = rack.json(&["create", "10K", "--on", "s2", "--count", "2"]);
     assert_eq!((&made[0]["bytes"], &made[0]["node"]), (&12_288.into(), &"s2".into()));
     let pointer = made[1]["pointer"].as_str().expect("text");
@@ -336,7 +336,7 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
 
 #[test]
 fn a_read_prints_all_or_nothing() {
-    let rack = Rack::up("cmd-whole", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let rack = TestRack::up("cmd-whole", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
     let pointer = rack.text(&["create", "2M"]);
     for length in ["2M", "0"] {
         let output = rack.call(&["read", &pointer, "--length", length]);
@@ -362,7 +362,7 @@ fn a_read_prints_all_or_nothing() {
 
 #[test]
 fn an_interrupted_alloc_write_leaves_nothing_allocated() {
-    let rack = Rack::up("cmd-break", &["--memory", "64M", "--servers", "1", "--clients", "2"]);
+    let rack = TestRack::up("cmd-break", &["--memory", "64M", "--servers", "1", "--clients", "2"]);
     let file = rack.scratch.path().join("data");
     std::fs::write(&file, vec![7; 48 << 20]).expect("written");
     // Slow, so that it is interrupted on its way.
@@ -385,7 +385,7 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
 
 #[test]
 fn no_notice_in_time_has_its_exit_code() {
-    let rack = Rack::up("cmd-quiet", &["--memory", "16M", "--servers", "1", "--clients", "2"]);
+    let rack = TestRack::up("cmd-quiet", &["--memory", "16M", "--servers", "1", "--clients", "2"]);
     let (code, said) = rack.failure(&["notices", "--within", "200ms"]);
     assert!(code == Some(4) && said.contains("no notice came in time"), "{code:?}: {said}");
     let (code, said) = rack.failure(&["notices", "--within", "200ms", "--count", "2", "--json"]);
@@ -396,7 +396,7 @@ fn no_notice_in_time_has_its_exit_code() {
 
 #[test]
 fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
-    let rack = Rack::up("cmd-fails", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-fails", &["--memory", "16M"]);
     let pointer = rack.text(&["create", "1", "--on", "s1"]);
     rack.text(&["delete", &pointer]);
     let told = |arguments: &[&str], code, words: &str| {
@@ -437,7 +437,7 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
 
 #[test]
 fn two_commands_take_turns_as_one_endpoint() {
-    let rack = Rack::up("cmd-turns", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-turns", &["--memory", "16M"]);
     let spawn = || {
         let mut command = rack.command(&["ping", "s1", "--count", "200", "--deadline", "30s"]);
         command.stdout(Stdio::null()).spawn().expect("starts")
@@ -464,7 +464,7 @@ fn two_commands_take_turns_as_one_endpoint() {
 
 #[test]
 fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
-    let rack = Rack::up("cmd-switch", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-switch", &["--memory", "16M"]);
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let controller = &status["controller"];
     assert_eq!((&status["healthy"], &controller["in_sync"]), (&true.into(), &true.into()));
@@ -538,7 +538,7 @@ fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
 }
 
 /// Starts another controller in the rack on another port, at the same switch.
-fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::process::Child {
+fn secure_controller(rack: &TestRack, certificate: &Path, key: &Path) -> std::process::Child {
     let mut command = rack.command(&["rack", "exec", "--name", &rack.name, "switch", "--"]);
     command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);
     // Its store is new, and the rack's servers are in the switch.
@@ -549,7 +549,7 @@ fn secure_controller(rack: &Rack, certificate: &Path, key: &Path) -> std::proces
 
 #[test]
 fn commands_join_a_controller_that_speaks_tls() {
-    let rack = Rack::up("cmd-tls", &["--memory", "16M"]);
+    let rack = TestRack::up("cmd-tls", &["--memory", "16M"]);
     let [root, certificate, key] = certificate(&rack.scratch);
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let daemons = status["daemons"].as_array().expect("rows");

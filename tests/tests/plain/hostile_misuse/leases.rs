@@ -22,7 +22,7 @@ struct Raw {
 }
 
 impl Raw {
-    fn open(rack: &Rack, node: u16) -> Self {
+    fn open(rack: &HubRack, node: u16) -> Self {
         let carrier = rack.attach(SPACE, node);
         let mut raw = Self { carrier, node, session: 0, sequence: 99 };
         let open = Header { length: 4096, credit: 16, ..Header::default() };

@@ -25,7 +25,7 @@ fn client(port: u16) -> Join {
 }
 
 struct Bench {
-    rack: Arc<Rack>,
+    shared: Arc<SharedState>,
     broken: Arc<AtomicBool>,
     view: watch::Sender<SwitchView>,
 }
@@ -37,15 +37,16 @@ impl Bench {
         let (view, seen) = watch::channel(SwitchView { ports, ..SwitchView::default() });
         let desires = watch::channel(Desired::default()).0;
         let stored = store.load().unwrap();
-        let rack = Rack::new(CoreConfig::default(), Arc::new(store), stored, desires, seen);
-        let rack = Arc::new(rack);
-        Self { rack, broken, view }
+        let shared =
+            SharedState::new(CoreConfig::default(), Arc::new(store), stored, desires, seen);
+        let shared = Arc::new(shared);
+        Self { shared, broken, view }
     }
 
     async fn join(&self, port: u16) -> Result<Result<u16, JoinError>, Arc<StoreError>> {
         let join = client(port);
         let change = self
-            .rack
+            .shared
             .change(move |core, now| core.join(now, &join, [1; 16]).map(|given| given.0.node));
         change.await
     }
@@ -55,22 +56,22 @@ impl Bench {
 async fn nothing_unstored_is_answered_or_installed_and_the_controller_ends() {
     let bench = Bench::new();
     assert_eq!(bench.join(1).await.unwrap(), Ok(0xfffe));
-    let before = bench.rack.desired();
+    let before = bench.shared.desired();
     bench.broken.store(true, Ordering::SeqCst);
     let error = bench.join(2).await.unwrap_err();
     assert!(matches!(*error, StoreError::Io(_)), "{error}");
-    assert_eq!(bench.rack.desired().tables, before.tables);
-    let ended = tokio::time::timeout(Duration::from_secs(5), bench.rack.failed()).await;
+    assert_eq!(bench.shared.desired().tables, before.tables);
+    let ended = tokio::time::timeout(Duration::from_secs(5), bench.shared.failed()).await;
     assert!(ended.is_ok(), "the failure is reported");
     bench.broken.store(false, Ordering::SeqCst);
     assert!(bench.join(3).await.is_err(), "what follows from the unstored is not built upon");
-    assert_eq!(bench.rack.desired().tables, before.tables);
+    assert_eq!(bench.shared.desired().tables, before.tables);
 }
 
 #[tokio::test]
 async fn a_caller_that_goes_away_leaves_no_half_change() {
     let bench = Bench::new();
-    let version = bench.rack.desired().version;
+    let version = bench.shared.desired().version;
     {
         let joining = bench.join(1);
         tokio::pin!(joining);
@@ -80,30 +81,30 @@ async fn a_caller_that_goes_away_leaves_no_half_change() {
         });
         assert!(polled.await);
     }
-    let mut desired = bench.rack.desired.subscribe();
+    let mut desired = bench.shared.desired.subscribe();
     let published = desired.wait_for(|desired| desired.version > version);
     tokio::time::timeout(Duration::from_secs(5), published).await.unwrap().unwrap();
-    assert!(bench.rack.look(|core| core.node(NodeId(0xfffe)).is_some()).await);
+    assert!(bench.shared.look(|core| core.node(NodeId(0xfffe)).is_some()).await);
 }
 
 #[tokio::test]
 async fn installed_means_in_sync_with_what_is_desired_now() {
     let bench = Bench::new();
     bench.join(1).await.unwrap().unwrap();
-    assert!(!bench.rack.installed(Duration::from_millis(10)).await);
-    let version = bench.rack.desired().version;
+    assert!(!bench.shared.installed(Duration::from_millis(10)).await);
+    let version = bench.shared.desired().version;
     bench.view.send_modify(|view| {
         view.version = version;
         view.state = SwitchState::InSync;
     });
-    assert!(bench.rack.installed(Duration::from_secs(5)).await);
+    assert!(bench.shared.installed(Duration::from_secs(5)).await);
     bench.view.send_modify(|view| view.state = SwitchState::Disconnected);
-    assert!(!bench.rack.is_installed());
+    assert!(!bench.shared.is_installed());
 }
 
 #[tokio::test]
 async fn a_closed_store_takes_nothing() {
     let bench = Bench::new();
-    bench.rack.close();
+    bench.shared.close();
     assert!(bench.join(1).await.is_err());
 }

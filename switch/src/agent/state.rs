@@ -18,7 +18,7 @@ use crate::dataplane::{DataPlane, PlaneError, Table};
 /// The agent's state. What the data plane holds is read back from it at the start; what only the
 /// agent knows (election ids, members and groups of the action profile, replica instances) is
 /// forgotten with it.
-pub(super) struct Core {
+pub(super) struct AgentState {
     pub(super) plane: Box<dyn DataPlane>,
     pub(super) arbitration: Arbitration,
     pub(super) pipeline: Pipeline,
@@ -37,10 +37,10 @@ pub(super) struct Core {
     pub(super) packet_ins_lost: u64,
 }
 
-impl Core {
+impl AgentState {
     /// The state that fits what the data plane holds.
     pub(super) fn new(device_id: u64, plane: Box<dyn DataPlane>) -> Result<Self, Refusal> {
-        let mut core = Self {
+        let mut state = Self {
             plane,
             arbitration: Arbitration::new(device_id),
             pipeline: Pipeline::default(),
@@ -52,9 +52,9 @@ impl Core {
             told_idle: HashMap::new(),
             packet_ins_lost: 0,
         };
-        core.pipeline = Pipeline::restored(core.plane.pipeline_cookie()?);
-        core.restore()?;
-        Ok(core)
+        state.pipeline = Pipeline::restored(state.plane.pipeline_cookie()?);
+        state.restore()?;
+        Ok(state)
     }
 
     /// Reads back what the data plane holds from before.

@@ -28,7 +28,7 @@ pub(crate) struct CallCounts {
 
 /// The running state that all tasks share.
 #[derive(Debug)]
-pub(crate) struct Rack {
+pub(crate) struct SharedState {
     core: Mutex<Core>,
     /// Empty once the controller has ended, though open connections may outlive it a little.
     store: std::sync::Mutex<Option<Arc<Store>>>,
@@ -40,7 +40,7 @@ pub(crate) struct Rack {
     pub(crate) started: Instant,
 }
 
-impl Rack {
+impl SharedState {
     pub(crate) fn new(
         config: CoreConfig,
         store: Arc<Store>,

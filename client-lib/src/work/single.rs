@@ -1,0 +1,55 @@
+//! One operation.
+
+use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_wire::Pointer;
+
+use super::Work;
+use crate::error::Error;
+
+/// One operation, with what it sends and where its answer's bytes go.
+pub(crate) struct Single<'a> {
+    operation: Operation,
+    pointer: Option<Pointer>,
+    outgoing: &'a [u8],
+    incoming: &'a mut [u8],
+    result: Option<Result<Answer, Error>>,
+}
+
+impl<'a> Single<'a> {
+    /// `pointer` is the memory that the operation is about, for its errors.
+    pub(crate) const fn new(
+        operation: Operation,
+        pointer: Option<Pointer>,
+        outgoing: &'a [u8],
+        incoming: &'a mut [u8],
+    ) -> Self {
+        Self { operation, pointer, outgoing, incoming, result: None }
+    }
+
+    /// How it ended, once the driver has run it.
+    pub(crate) fn result(self) -> Result<Answer, Error> {
+        self.result.unwrap_or(Err(Error::Length))
+    }
+}
+
+impl Work for Single<'_> {
+    fn task_count(&self) -> usize {
+        1
+    }
+
+    fn operation(&self, _task: usize, _number: u32) -> Result<(Operation, Option<Pointer>), Error> {
+        Ok((self.operation, self.pointer))
+    }
+
+    fn outgoing(&self, _task: usize, _number: u32) -> &[u8] {
+        self.outgoing
+    }
+
+    fn incoming(&mut self, _task: usize, _number: u32) -> &mut [u8] {
+        self.incoming
+    }
+
+    fn settle(&mut self, _task: usize, _number: u32, result: Result<Answer, Error>) {
+        self.result = Some(result);
+    }
+}
