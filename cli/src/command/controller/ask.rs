@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge_northbound::CONTROLLER_PORT;
+use bluebridge_northbound::environment::{CONTROLLER_VARIABLE, parse_controller};
 use bluebridge_northbound::proto::{self, watch_response};
-use bluebridge_rack::access::CONTROLLER_VARIABLE;
 use bluebridge_rack::control::{Contact, controller_state, controller_watch};
 use bluebridge_rack::controller_report::{ControllerReport, EntryReport, NodeReport};
 use bluebridge_rack::layout::Layout;
@@ -49,9 +49,9 @@ pub(in crate::command) struct Asked {
     /// The controller of this rack
     #[arg(long, value_name = "NAME", conflicts_with = "controller")]
     rack: Option<RackName>,
-    /// Where the controller listens; without it and --rack, that of the only rack that is up, else
-    /// the one of this machine
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    /// Where the controller listens, with or without http://; without it and --rack, that of the only
+    /// rack that is up, else the one of this machine
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     #[command(flatten)]
     trust: Trust,
