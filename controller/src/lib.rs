@@ -24,7 +24,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bluebridge_northbound::proto::controller_server::ControllerServer;
+use bluebridge_northbound::proto::{
+    controller_server::ControllerServer, operations_server::OperationsServer,
+};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -35,7 +37,7 @@ use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
 use rack::Rack;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
-use service::Northbound;
+use service::{Northbound, Operators};
 use store::{Store, StoreError};
 
 /// How long a call of the northbound API may take.
@@ -180,7 +182,7 @@ impl Controller {
     /// # Errors
     /// [`ControllerError`]: it must not go on.
     pub async fn run_with(
-        self,
+        mut self,
         connector: impl SwitchConnector,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
@@ -205,14 +207,16 @@ impl Controller {
         let _closing = Closing(Arc::clone(&rack));
         let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&rack)));
-        let mut server = self.server;
-        let serving = server.add_service(service).serve_with_incoming_shutdown(
-            TcpIncoming::from(self.listener).with_nodelay(Some(true)),
-            async {
-                // A dropped sender ends the server as well.
-                drop(stopped.await);
-            },
-        );
+        let operators = Operators::new(Arc::clone(&rack), self.config.operators);
+        let server = self.server.add_service(service);
+        let serving =
+            server.add_service(OperationsServer::new(operators)).serve_with_incoming_shutdown(
+                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                async {
+                    // A dropped sender ends the server as well.
+                    drop(stopped.await);
+                },
+            );
         tokio::pin!(serving);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),

@@ -44,7 +44,8 @@ pub(in crate::command) enum Question {
 }
 
 /// Which controller.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Controller")]
 pub(in crate::command) struct Asked {
     /// The controller of this rack
     #[arg(long, value_name = "NAME", conflicts_with = "controller")]
@@ -77,7 +78,7 @@ pub(in crate::command) fn run(question: Question, global: Global) -> anyhow::Res
 
 impl Asked {
     /// The controller; the process moves to where it is.
-    fn reach(&self) -> anyhow::Result<Contact> {
+    pub(in crate::command) fn reach(&self) -> anyhow::Result<Contact> {
         let address = match (self.controller, &self.rack) {
             (Some(address), _) => address,
             (None, Some(name)) => enter_rack(Some(name))?,
