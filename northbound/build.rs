@@ -2,9 +2,11 @@
 
 use std::error::Error;
 
+const FILES: [&str; 2] = ["bluebridge/v1/controller.proto", "bluebridge/v1/operations.proto"];
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(["bluebridge/v1/controller.proto"], ["proto"])?;
+    let descriptors = protox::compile(FILES, ["proto"])?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())
 }

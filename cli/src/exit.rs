@@ -255,7 +255,7 @@ fn of_membership(error: &MembershipError) -> Exit {
 fn of_control(error: &ControlError) -> Exit {
     match error {
         ControlError::Refused { .. } => Exit::Refused,
-        ControlError::Unreachable { .. } => Exit::Unreachable,
+        ControlError::Silent(_) | ControlError::Unreachable { .. } => Exit::Unreachable,
         ControlError::BadAnswer { .. } | ControlError::Runtime(_) => Exit::Failure,
     }
 }

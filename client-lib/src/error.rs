@@ -123,7 +123,8 @@ pub enum Error {
     /// Pointer arithmetic left the region or the arena.
     #[error(transparent)]
     Pointer(#[from] PointerError),
-    /// The server refused, and nothing was done; or, after [`Status::StaleGeneration`], what was done went with
+    /// The server refused. Nothing was done to the page that `pointer` names; of a call about several pages,
+    /// the others may be written, zeroed or read. After [`Status::StaleGeneration`], what was done went with
     /// the lost contents.
     #[error("node {node} refused: {status}{}; {}", at(*.pointer), advice(*.status))]
     Refused {

@@ -103,7 +103,8 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, at most for `timeout` and one call of the client.
+    /// Waits for the lock, for `timeout`. Calls of the client that are under way at that moment end
+    /// first, and two more give the ticket back; each ends by the client's deadline.
     ///
     /// # Errors
     /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and is not served yet is

@@ -38,6 +38,9 @@ pub struct Config {
     pub force: bool,
     /// TLS for the northbound API; `None` for plain connections.
     pub tls: Option<TlsPaths>,
+    /// DNS names of certificates whose holders may look into the memory servers and free what is there;
+    /// whoever may call may do so if [`TlsPaths::client_root`] is not given.
+    pub operators: Vec<String>,
     /// The rules for endpoints.
     pub core: CoreConfig,
     /// How patient the loop over the switch is.
@@ -56,6 +59,7 @@ impl Config {
             store: None,
             force: false,
             tls: None,
+            operators: Vec::new(),
             core: CoreConfig::default(),
             timing: Timing::default(),
         }

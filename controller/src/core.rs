@@ -7,6 +7,7 @@ mod attached;
 mod desired;
 mod event;
 mod join;
+mod operator;
 mod record;
 mod tables;
 mod weight;
@@ -22,6 +23,7 @@ use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
+pub use operator::{Lives, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
@@ -376,7 +378,7 @@ impl Core {
         }
     }
 
-    fn check_member(&self, who: Member) -> Result<(), MemberError> {
+    pub(crate) fn check_member(&self, who: Member) -> Result<(), MemberError> {
         let node = who.node.0;
         let record = &self.nodes.get(&who.node).ok_or(MemberError::Unknown(node))?.record;
         let (caller, current) = (who.incarnation, record.incarnation);

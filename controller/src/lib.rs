@@ -24,7 +24,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bluebridge_northbound::proto::controller_server::ControllerServer;
+use bluebridge_northbound::proto::{
+    controller_server::ControllerServer, operations_server::OperationsServer,
+};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -34,7 +36,7 @@ pub use config::{Config, TlsPaths};
 use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
-use service::Northbound;
+use service::{Northbound, Operators};
 use shared::SharedState;
 use store::{Store, StoreError};
 
@@ -180,7 +182,7 @@ impl Controller {
     /// # Errors
     /// [`ControllerError`]: it must not go on.
     pub async fn run_with(
-        self,
+        mut self,
         connector: impl SwitchConnector,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
@@ -205,14 +207,16 @@ impl Controller {
         let _closing = Closing(Arc::clone(&shared));
         let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&shared)));
-        let mut server = self.server;
-        let serving = server.add_service(service).serve_with_incoming_shutdown(
-            TcpIncoming::from(self.listener).with_nodelay(Some(true)),
-            async {
-                // A dropped sender ends the server as well.
-                drop(stopped.await);
-            },
-        );
+        let operators = Operators::new(Arc::clone(&shared), self.config.operators);
+        let server = self.server.add_service(service);
+        let serving =
+            server.add_service(OperationsServer::new(operators)).serve_with_incoming_shutdown(
+                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+                async {
+                    // A dropped sender ends the server as well.
+                    drop(stopped.await);
+                },
+            );
         tokio::pin!(serving);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),

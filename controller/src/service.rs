@@ -1,6 +1,7 @@
 //! The northbound API as a server.
 
 mod answer;
+mod operations;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,6 +21,7 @@ use tonic::{Request, Response, Status};
 use crate::core::{Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role};
 use crate::shared::{CallCounts, SharedState};
 use crate::store::StoreError;
+pub(crate) use operations::Operators;
 
 /// How long a join waits for the switch to have the endpoint's entries.
 const INSTALL_WAIT: Duration = Duration::from_secs(1);

@@ -7,10 +7,12 @@ mod rig;
 use std::time::Duration;
 
 use bluebridge_controller::TlsPaths;
+use bluebridge_northbound::proto::{PurgeRequest, operations_client::OperationsClient};
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
 use rig::{Agent, Folder, Running, client};
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use tonic::Code;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 /// A root, and what it vouches for.
 struct Root(CertifiedIssuer<'static, KeyPair>);
@@ -108,6 +110,39 @@ fn both_sides_prove_themselves() {
         };
         assert!(error.to_string().contains(hint), "{error}");
     }
+}
+
+#[test]
+fn only_operators_look_into_memory_servers_where_certificates_are_asked_for() {
+    let (folder, root) = (Folder::new("tls-operators"), Root::new());
+    let (certificate, key) = root.issue("controller.test");
+    let file = |name: &str, text: &str| {
+        std::fs::write(folder.file(name), text).unwrap();
+        folder.file(name)
+    };
+    let agent = Agent::start(2);
+    let mut config = Running::config(&agent);
+    config.tls = Some(TlsPaths {
+        certificate: file("controller.pem", &certificate),
+        key: file("controller.key", &key),
+        client_root: Some(file("root.pem", &root.0.pem())),
+    });
+    config.operators = vec!["alice".to_owned()];
+    let controller = Running::start_with(config);
+    let runtime = rig::runtime();
+    let ask = |name: &str| {
+        let (certificate, key) = root.issue(name);
+        let tls = trust(&root).identity(Identity::from_pem(certificate, key));
+        let endpoint = Endpoint::from_shared(controller.uri().replace("http", "https")).unwrap();
+        let endpoint = endpoint.tls_config(tls).unwrap();
+        runtime.block_on(async {
+            let mut calls = OperationsClient::new(endpoint.connect().await.unwrap());
+            let purge = PurgeRequest { server: 1, space: 1, ..PurgeRequest::default() };
+            calls.purge(purge).await.expect_err("there is no memory server").code()
+        })
+    };
+    assert_eq!(ask("alice"), Code::NotFound, "she may, and learns that there is none");
+    assert_eq!(ask("c1"), Code::PermissionDenied);
 }
 
 fn assert_untrusted(refused: Result<Membership, MembershipError>, whose: &str) {

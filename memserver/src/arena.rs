@@ -6,13 +6,13 @@ mod tests;
 use core::ops::Range;
 use std::collections::VecDeque;
 
-use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
+use bluebridge_protocol::store::{Access, Creator, Grant, PageStore, StoreUsage};
 use bluebridge_wire::{
     ArenaGeneration, Location, Space, Status, Tag,
     address::{PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
 };
 
-use crate::{extent_tree::ExtentTree, memory::Memory};
+use crate::{extent_tree::ExtentTree, memory::Memory, survey};
 
 /// The last colour; an offset that had it is not used again in this generation.
 const LAST_TAG: u8 = u8::MAX;
@@ -124,6 +124,9 @@ pub struct Arena {
     first_page: u64,
     memory: Memory,
     pages: Vec<PageState>,
+    /// For whom the allocation was made whose first page this is; apart from the pages' states, which
+    /// every access looks at.
+    creators: Vec<Creator>,
     free: ExtentTree,
     resting: VecDeque<Resting>,
     /// How many of `resting`, from its front, were zeroed.
@@ -179,6 +182,7 @@ impl Arena {
             first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
             memory,
             pages: vec![PageState::default(); page_count],
+            creators: vec![Creator::default(); page_count],
             free: ExtentTree::new(capacity),
             // An extent has a page at least, and one more than the limit is there for a moment.
             resting: VecDeque::with_capacity(rest_limit_pages as usize + 1),
@@ -227,6 +231,56 @@ impl Arena {
             }
         }
         budget - left
+    }
+
+    /// Shows the allocations from a page on, by their first pages, until `each` returns false or
+    /// `budget` pages were looked at (an allocation counts as one); the page to go on from, `None` at
+    /// the end.
+    pub(crate) fn survey(
+        &self,
+        from: u64,
+        budget: u32,
+        each: &mut dyn FnMut(survey::Allocation) -> bool,
+    ) -> Option<u64> {
+        let mut number = index_of(from.saturating_sub(self.first_page));
+        for _ in 0..budget {
+            let page = self.pages.get(number)?;
+            match page.part {
+                Use::None => number += 1,
+                // The rest of an allocation that began before.
+                Use::Body => number = number - page.link as usize + self.length_of(number),
+                Use::Head => {
+                    if let Some(location) = self.location_of(number) {
+                        let go_on = each(survey::Allocation {
+                            space: page.space,
+                            grant: Grant { location, tag: Tag(page.tag) },
+                            pages: page.link,
+                            creator: self.creators[number],
+                        });
+                        if !go_on {
+                            return Some(self.first_page + number as u64);
+                        }
+                    }
+                    number += page.link as usize;
+                }
+            }
+        }
+        (number < self.pages.len()).then(|| self.first_page + number as u64)
+    }
+
+    /// Pages of the allocation that a page belongs to.
+    fn length_of(&self, number: usize) -> usize {
+        let page = &self.pages[number];
+        match page.part {
+            Use::None => 0,
+            Use::Head => page.link as usize,
+            Use::Body => self.pages[number - page.link as usize].link as usize,
+        }
+    }
+
+    /// The location of a page's first byte.
+    fn location_of(&self, number: usize) -> Option<Location> {
+        Location::new(self.generation, (self.first_page + number as u64) << PAGE_SHIFT)
     }
 
     /// Where the allocation at a location begins here, and its pages, if it has so many.
@@ -398,6 +452,12 @@ impl PageStore for Arena {
             *page = PageState { version, link, space, tag, part, contents };
         }
         Ok(Grant { location, tag: Tag(tag) })
+    }
+
+    fn note_creator(&mut self, location: Location, creator: Creator) {
+        if let Some(start) = self.index(location.page()) {
+            self.creators[start] = creator;
+        }
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {

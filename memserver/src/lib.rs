@@ -4,6 +4,7 @@
 //!   over memory that a [`Reservation`] had, or over plain process memory.
 //! * [`serve::Shard`]: one carrier, one responder, one store, one thread.
 //! * [`run`]: a whole server with a shard per carrier, its live statistics, and its end.
+//! * [`survey`]: what a shard tells an operator of its allocations, and frees for one.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
 //!
 //! ```
@@ -32,6 +33,7 @@ mod reserve;
 pub mod serve;
 pub mod server;
 pub mod statistics;
+pub mod survey;
 
 pub use arena::{Arena, ArenaConfig, ArenaUsage};
 pub use member::{Member, MemberError};

@@ -12,6 +12,8 @@ use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
 use bluebridge_wire::Space;
 
+mod operator;
+
 use crate::{
     Reserved, Server, ServerConfig, StartError,
     serve::{Order, ServeError},
@@ -116,6 +118,11 @@ impl Member {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
             self.membership.report_free_pages(self.free_pages());
+            while let Some(question) = self.membership.next_question() {
+                let node = self.membership.assignment().node;
+                let answer = operator::answer(question.ask(), node, &self.server);
+                question.answer(answer);
+            }
             rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
         }
         Ok(())

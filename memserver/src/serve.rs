@@ -8,6 +8,7 @@ use core::{
     time::Duration,
 };
 use std::{
+    collections::VecDeque,
     net::Ipv6Addr,
     sync::{Arc, mpsc::Receiver},
 };
@@ -26,6 +27,7 @@ use crate::{
     Arena, ArenaUsage,
     backlog::{Backlog, Glance, Place, Sender},
     statistics::ShardStatistics,
+    survey::{Allocation, Survey},
 };
 
 /// Replies that are sent in one call.
@@ -50,6 +52,9 @@ const SEND_PATIENCE: Duration = Duration::from_millis(2);
 /// Resting pages that are zeroed in one idle moment: at most about 16 us, measured.
 const TIDY_PAGES: u32 = 16;
 
+/// What operators may ask for at once.
+const SURVEYS_MAX: usize = 4;
+
 /// How often the statistics are shown to other threads while there is work.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -63,6 +68,19 @@ pub trait Store: PageStore {
 
     /// Prepares up to `budget` pages for later, and says how many.
     fn tidy(&mut self, budget: u32) -> u32;
+
+    /// Shows the allocations from a page on, by their first pages, until `each` returns false or
+    /// `budget` pages were looked at, an allocation counting as one; the page to go on from, `None` at
+    /// the end. A store that keeps no list shows none.
+    fn survey(
+        &self,
+        from: u64,
+        budget: u32,
+        each: &mut dyn FnMut(Allocation) -> bool,
+    ) -> Option<u64> {
+        let _ = (from, budget, each);
+        None
+    }
 }
 
 impl Store for Arena {
@@ -72,6 +90,15 @@ impl Store for Arena {
 
     fn tidy(&mut self, budget: u32) -> u32 {
         Self::tidy(self, budget)
+    }
+
+    fn survey(
+        &self,
+        from: u64,
+        budget: u32,
+        each: &mut dyn FnMut(Allocation) -> bool,
+    ) -> Option<u64> {
+        Self::survey(self, from, budget, each)
     }
 }
 
@@ -112,6 +139,8 @@ pub enum Order {
     Release(Adopted),
     /// Serve these pages again.
     Return(core::ops::Range<u64>),
+    /// Tell of allocations, or free them, for an operator.
+    Survey(Survey),
 }
 
 /// A loop ended for another reason than that it was told to.
@@ -152,12 +181,15 @@ pub struct Shard<T, S> {
     pub idle: Idle,
     /// What was received and waits for its turn.
     backlog: Backlog,
+    /// What operators asked for; a step of the first is done in each turn of the loop.
+    surveys: VecDeque<Survey>,
 }
 
 impl<T: Transport, S: Store> Shard<T, S> {
     /// A shard that received nothing yet.
     pub fn new(transport: T, responder: Responder, store: S, idle: Idle) -> Self {
-        Self { transport, responder, store, idle, backlog: Backlog::new() }
+        let surveys = VecDeque::with_capacity(SURVEYS_MAX);
+        Self { transport, responder, store, idle, backlog: Backlog::new(), surveys }
     }
 
     /// Serves until told to stop, then answers SHUTTING_DOWN for the grace time.
@@ -190,7 +222,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in strings.orders.try_iter() {
                 self.obey(order, &strings.statistics);
             }
-            let count = if self.backlog.is_empty() {
+            let is_surveying = self.survey(&strings.statistics);
+            let count = if self.backlog.is_empty() && !is_surveying {
                 self.wait(now, ends_at, strings)?
             } else {
                 self.transport.receive(Wait::NONE)?
@@ -203,6 +236,18 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 is_warned = is_warned || self.warn_of_retirement();
             }
         }
+    }
+
+    /// Goes on with what an operator asked for; says whether there was anything.
+    fn survey(&mut self, statistics: &ShardStatistics) -> bool {
+        let Some(mut survey) = self.surveys.pop_front() else { return false };
+        // Whoever gets the answer may look at the statistics next.
+        self.publish(statistics);
+        let now = Instant::from_nanos(self.transport.now().as_nanos());
+        if !survey.go_on(now, &mut self.responder, &mut self.store) {
+            self.surveys.push_front(survey);
+        }
+        true
     }
 
     /// Polls for the spinning time; then tidies, or shows the statistics and sleeps.
@@ -397,6 +442,12 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
             Order::Release(adopted) => self.responder.remove_adopted(&adopted),
             Order::Return(pages) => self.responder.remove_moved(&pages),
+            // Whoever asked learns it by the end of its channel.
+            Order::Survey(_) if self.surveys.len() >= SURVEYS_MAX => false,
+            Order::Survey(survey) => {
+                self.surveys.push_back(survey);
+                true
+            }
         };
         statistics.add_order(is_done);
     }

@@ -1,11 +1,14 @@
 //! A whole memory server: shards on threads, started, watched, told, and stopped.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use std::{
     io,
     sync::{
         Arc,
-        mpsc::{SyncSender, TrySendError, sync_channel},
+        mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     thread::{Builder, JoinHandle},
 };
@@ -19,6 +22,7 @@ use crate::{
     Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError, Reserved,
     serve::{Idle, Order, ServeError, Shard, Strings},
     statistics::{ShardStatistics, Snapshot},
+    survey::{Findings, Query, Survey},
 };
 
 /// Orders that may wait for a shard.
@@ -161,6 +165,17 @@ pub enum OrderError {
     Gone(u16),
 }
 
+/// A shard did not tell what was asked of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SurveyError {
+    /// It was not asked.
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    /// It has too much to do; try later. What was to be freed may be freed.
+    #[error("shard {0} did not answer in time; try later")]
+    TimedOut(u16),
+}
+
 struct RunningShard {
     thread: JoinHandle<Result<(), ServeError>>,
     orders: SyncSender<Order>,
@@ -266,6 +281,12 @@ impl Server {
         self.page_kind
     }
 
+    /// Serving cores.
+    #[must_use]
+    pub fn shard_count(&self) -> u16 {
+        u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
+    }
+
     /// The statistics of every shard, a millisecond or a sleep old at most.
     #[must_use]
     pub fn statistics(&self) -> Vec<Snapshot> {
@@ -288,6 +309,25 @@ impl Server {
         running.orders.try_send(order).map_err(|error| match error {
             TrySendError::Disconnected(_) => OrderError::Gone(shard),
             TrySendError::Full(_) => OrderError::Busy(shard),
+        })
+    }
+
+    /// Asks one shard for allocations, or to free them, and waits for what it found.
+    ///
+    /// # Errors
+    /// [`SurveyError`].
+    pub fn survey(
+        &self,
+        shard: u16,
+        query: Query,
+        patience: Duration,
+    ) -> Result<Findings, SurveyError> {
+        let (reply, findings) = sync_channel(1);
+        self.order(shard, Order::Survey(Survey::new(query, reply)))?;
+        findings.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => SurveyError::TimedOut(shard),
+            // It ended, or has as many of these to do as it may.
+            RecvTimeoutError::Disconnected => OrderError::Busy(shard).into(),
         })
     }
 

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::attend::attend;
 use crate::error::MembershipError;
 use crate::membership::{Connection, Options, Shared, Snapshot};
 use crate::proto;
@@ -35,7 +36,19 @@ pub(crate) struct Goodbye {
 }
 
 type Joined = Result<(Assignment, Arc<Shared>), MembershipError>;
-type Client = ControllerClient<Channel>;
+
+/// The controller as it was reached; the channel connects again by itself.
+struct Client {
+    channel: Channel,
+    calls: ControllerClient<Channel>,
+}
+
+impl Client {
+    fn new(endpoint: &Endpoint) -> Self {
+        let channel = endpoint.connect_lazy();
+        Self { channel: channel.clone(), calls: ControllerClient::new(channel) }
+    }
+}
 
 /// What the thread does from its first to its last moment.
 pub(crate) fn run(
@@ -66,7 +79,14 @@ pub(crate) fn run(
                 let told = joined.send(Ok((assignment, Arc::clone(&shared)))).is_ok();
                 let uri = uri.to_owned();
                 let mut member = Member { uri, client, assignment, shared, version };
-                if told {
+                if told && matches!(registration.role, Role::Memory { .. }) {
+                    let channel = member.client.channel.clone();
+                    let (assignment, shared) = (member.assignment, Arc::clone(&member.shared));
+                    tokio::select! {
+                        () = member.live(farewell, options.leave_deadline) => {}
+                        never = attend(channel, &assignment, &shared) => match never {},
+                    }
+                } else if told {
                     member.live(farewell, options.leave_deadline).await;
                 } else if let Err(error) = member.leave(options.leave_deadline).await {
                     tracing::debug!(%error, "leaving was not confirmed");
@@ -112,8 +132,7 @@ async fn join(
     options: &Options,
 ) -> Result<(Client, Assignment, Arc<Shared>, u64), MembershipError> {
     let mut connect_deadline = CONNECT_DEADLINE.0;
-    let mut client =
-        ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
+    let mut client = Client::new(&endpoint(uri, options, connect_deadline)?);
     let mut deadline = Instant::now() + options.join_deadline;
     let request = registration.request(nonce());
     let mut wait = RETRY.0;
@@ -122,40 +141,41 @@ async fn join(
         let left = deadline.saturating_duration_since(Instant::now());
         let patience =
             if options.wait_for_controller { CALL_DEADLINE } else { left.min(CALL_DEADLINE) };
-        let error = match timeout(patience, client.join(limited(request.clone(), patience))).await {
-            Ok(Ok(answer)) => {
-                let answer = answer.into_inner();
-                let assignment = Assignment::parse(&answer)?;
-                tracing::info!(
-                    name = registration.name,
-                    node = assignment.node.0,
-                    incarnation = assignment.incarnation,
-                    "joined the rack"
-                );
-                let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
-                let shared = Shared::new(
-                    Snapshot {
-                        version: 1,
-                        connection: Connection::Connected,
-                        memory_nodes: nodes.into(),
-                        range_epoch: assignment.range_epoch,
-                        piece_bytes: assignment.piece_bytes,
-                        installed: assignment.installed,
-                        notices_wanted: assignment.notices_wanted,
-                    },
-                    match registration.role {
-                        Role::Client => 0,
-                        Role::Memory { capacity_pages, .. } => capacity_pages,
-                    },
-                );
-                return Ok((client, assignment, Arc::new(shared), version));
-            }
-            Ok(Err(status)) => MembershipError::of(uri, &status),
-            Err(_) => MembershipError::Unreachable {
-                uri: uri.to_owned(),
-                reason: format!("no answer within {patience:?}"),
-            },
-        };
+        let error =
+            match timeout(patience, client.calls.join(limited(request.clone(), patience))).await {
+                Ok(Ok(answer)) => {
+                    let answer = answer.into_inner();
+                    let assignment = Assignment::parse(&answer)?;
+                    tracing::info!(
+                        name = registration.name,
+                        node = assignment.node.0,
+                        incarnation = assignment.incarnation,
+                        "joined the rack"
+                    );
+                    let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
+                    let shared = Shared::new(
+                        Snapshot {
+                            version: 1,
+                            connection: Connection::Connected,
+                            memory_nodes: nodes.into(),
+                            range_epoch: assignment.range_epoch,
+                            piece_bytes: assignment.piece_bytes,
+                            installed: assignment.installed,
+                            notices_wanted: assignment.notices_wanted,
+                        },
+                        match registration.role {
+                            Role::Client => 0,
+                            Role::Memory { capacity_pages, .. } => capacity_pages,
+                        },
+                    );
+                    return Ok((client, assignment, Arc::new(shared), version));
+                }
+                Ok(Err(status)) => MembershipError::of(uri, &status),
+                Err(_) => MembershipError::Unreachable {
+                    uri: uri.to_owned(),
+                    reason: format!("no answer within {patience:?}"),
+                },
+            };
         if options.wait_for_controller && error.is_absence() {
             // Once, however often it is tried.
             if !std::mem::replace(&mut absent, true) {
@@ -167,8 +187,7 @@ async fn join(
         }
         if matches!(error, MembershipError::Closed { .. } | MembershipError::Unreachable { .. }) {
             connect_deadline = (connect_deadline * 2).min(CONNECT_DEADLINE.1);
-            client =
-                ControllerClient::new(endpoint(uri, options, connect_deadline)?.connect_lazy());
+            client = Client::new(&endpoint(uri, options, connect_deadline)?);
         }
         sleep(wait).await;
         wait = (wait * 2).min(RETRY.1);
@@ -268,14 +287,18 @@ impl Member {
             free_pages: self.shared.free_pages.load(Ordering::Relaxed),
             memory_nodes_version: self.version,
         };
-        let answer =
-            match timeout(patience, self.client.heartbeat(limited(request, patience))).await {
-                Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
-                Err(_) => {
-                    let reason = format!("no answer within {patience:?}");
-                    return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
-                }
-            };
+        let answer = match timeout(
+            patience,
+            self.client.calls.heartbeat(limited(request, patience)),
+        )
+        .await
+        {
+            Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
+            Err(_) => {
+                let reason = format!("no answer within {patience:?}");
+                return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
+            }
+        };
         self.shared.beat_count.fetch_add(1, Ordering::Relaxed);
         self.learn(&answer.into_inner())
     }
@@ -329,7 +352,7 @@ impl Member {
             incarnation: self.assignment.incarnation,
             token: self.assignment.token.0.to_vec(),
         };
-        match timeout(deadline, self.client.leave(limited(request, deadline))).await {
+        match timeout(deadline, self.client.calls.leave(limited(request, deadline))).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) => Err(MembershipError::of(&self.uri, &status)),
             Err(_) => Err(MembershipError::Unreachable {

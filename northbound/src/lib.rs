@@ -1,19 +1,23 @@
 //! The API between endpoints and the controller, and an endpoint's side of it.
 //!
-//! * [`proto`]: the messages and the service `bluebridge.v1.Controller`.
+//! * [`proto`]: the messages and the services `bluebridge.v1.Controller` and
+//!   `bluebridge.v1.Operations`.
 //! * [`Registration`] in, [`Assignment`] out: what joining means, in the project's types.
 //! * [`Membership`]: joins, beats in the background, leaves. It outlives restarts of the
 //!   controller: a beat that fails is tried again, nothing is assigned anew.
+//! * [`Question`]: what an operator asks of a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
 
 pub mod environment;
 pub mod proto;
 
+mod attend;
 mod beat;
 mod error;
 mod membership;
 mod registration;
 
+pub use attend::{Answer, Ask, Question};
 pub use error::MembershipError;
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{

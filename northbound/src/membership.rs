@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use crate::attend::{Question, Questions};
 use crate::beat::{self, Goodbye};
 use crate::error::MembershipError;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
@@ -83,6 +84,7 @@ pub(crate) struct Shared {
     pub(crate) free_pages: AtomicU64,
     pub(crate) beat_count: AtomicU64,
     pub(crate) beat_now: Notify,
+    pub(crate) questions: Questions,
 }
 
 impl Shared {
@@ -94,12 +96,24 @@ impl Shared {
             free_pages: AtomicU64::new(free_pages),
             beat_count: AtomicU64::new(0),
             beat_now: Notify::new(),
+            questions: Questions::default(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
         // A snapshot is replaced field by field without panicking in between.
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
+        self.lock().connection
+    }
+
+    /// Wakes whoever waits for news.
+    pub(crate) fn wake(&self) {
+        // Whoever looks for questions does so with the lock, and sleeps or sees this one.
+        drop(self.lock());
+        self.changed.notify_all();
     }
 
     /// The controller does not count this endpoint as a member any more.
@@ -223,13 +237,13 @@ impl Membership {
         Arc::clone(&self.shared.expulsion)
     }
 
-    /// Waits until the snapshot is newer than `version`, at most for `timeout`; returns what there
-    /// is then.
+    /// Waits until the snapshot is newer than `version` or there is a question, at most for `timeout`;
+    /// returns what there is then.
     #[must_use]
     pub fn wait_newer(&self, version: u64, timeout: Duration) -> Snapshot {
         let deadline = Instant::now() + timeout;
         let mut snapshot = self.shared.lock();
-        while snapshot.version <= version {
+        while snapshot.version <= version && self.shared.questions.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -242,6 +256,12 @@ impl Membership {
                 .0;
         }
         snapshot.clone()
+    }
+
+    /// The next question of an operator to this memory server; clients are asked none.
+    #[must_use]
+    pub fn next_question(&self) -> Option<Question> {
+        self.shared.questions.take()
     }
 
     /// Says how many pages a memory node has left; the next heartbeat carries it. When the pages

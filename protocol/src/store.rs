@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, Location, Space, Status, Tag};
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
 
 /// What an allocation got: where it begins and its colour.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -11,6 +11,15 @@ pub struct Grant {
     pub location: Location,
     /// The colour that pointers to it carry.
     pub tag: Tag,
+}
+
+/// The endpoint that an allocation was made for.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Creator {
+    /// Its node.
+    pub node: NodeId,
+    /// Its incarnation; with the node it names one life of one endpoint.
+    pub incarnation: u32,
 }
 
 /// What a location, a tag and a space must match for an access (protocol, section 7, step 7).
@@ -39,6 +48,12 @@ pub trait PageStore {
     /// # Errors
     /// [`Status::BadLength`] for 0 pages, [`Status::QuotaExceeded`], [`Status::OutOfMemory`].
     fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status>;
+
+    /// Notes for whom the allocation that begins at `location` was made. A store that lists its
+    /// allocations to operators keeps it.
+    fn note_creator(&mut self, location: Location, creator: Creator) {
+        let _ = (location, creator);
+    }
 
     /// Frees the allocation that begins at `access.location`; `pages` is its length, or 0 for
     /// whatever it has. Answers how many pages were freed.

@@ -1,6 +1,6 @@
 //! `bluebridge controller`: the controller, in the foreground, or a running one, asked.
 
-mod ask;
+pub(super) mod ask;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -78,6 +78,10 @@ struct Serve {
     /// name that is a DNS name of its certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_client_root: Option<PathBuf>,
+    /// A DNS name of the certificates whose holders may list and purge the memory of all spaces; may be
+    /// given several times. Without --tls-client-root whoever reaches the controller may
+    #[arg(long = "operator", value_name = "NAME", requires = "tls_client_root")]
+    operators: Vec<String>,
 }
 
 pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit> {
@@ -92,6 +96,7 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     config.device_id = controller.device_id;
     config.store = controller.store;
     config.force = controller.force;
+    config.operators = controller.operators;
     config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
     config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;

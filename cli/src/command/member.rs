@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::MemoryNodeStatus;
-use bluebridge_rack::RackError;
-use bluebridge_rack::access::{
-    self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
+use bluebridge_northbound::environment::{
+    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
+    parse_controller, parse_switch_port,
 };
+use bluebridge_rack::RackError;
+use bluebridge_rack::access;
 use bluebridge_rack::layout::{ENDPOINT_INTERFACE, Layout};
 use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
@@ -53,14 +55,14 @@ pub(super) struct Member {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     interface: Option<String>,
-    /// The switch's port that this interface is connected to
-    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N")]
+    /// The switch's port that this interface is connected to, such as 3 or p3
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
     switch_port: Option<u16>,
-    /// Where the controller listens
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    /// Where the controller listens, with or without http://
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     /// The space (tenant) to be in
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     space: u16,
     #[command(flatten)]
     trust: Trust,
@@ -299,7 +301,28 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        member: Member,
+    }
+
+    #[test]
+    fn a_port_may_have_its_letter_and_a_controller_its_scheme() {
+        for (port, controller) in [("3", "[fd00:bb::1]:7700"), ("p3", "http://[fd00:bb::1]:7700/")]
+        {
+            let words = ["read", "--switch-port", port, "--controller", controller];
+            let member = Line::try_parse_from(words).expect("both are understood").member;
+            assert_eq!(member.switch_port, Some(3));
+            assert_eq!(member.controller, "[fd00:bb::1]:7700".parse().ok());
+        }
+        let error = Line::try_parse_from(["read", "--switch-port", "eth3"]).expect_err("no port");
+        assert!(error.to_string().contains("write a number such as 3, or p3"), "{error}");
+    }
 
     #[test]
     fn a_deadline_has_a_unit_and_bounds() {

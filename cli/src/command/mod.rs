@@ -11,6 +11,7 @@ mod logging;
 mod member;
 mod memory;
 mod memserver;
+mod operator;
 mod rack;
 mod shutdown;
 mod steps;
@@ -82,13 +83,15 @@ enum Command {
     Host(host::HostCommand),
     /// Run a memory server in the foreground
     Memserver(memserver::MemoryServer),
+    List(operator::list::List),
     Notices(memory::notices::Notices),
     Ping(memory::ping::Ping),
+    Purge(operator::purge::Purge),
     /// Build, look at and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
     Read(memory::read::Read),
-    Stat(memory::stat::Stat),
+    Stat(operator::stat::Stat),
     /// Run the embedded switch and its P4Runtime agent in the foreground, or ask a running one
     Switch(switch::Switch),
     Update(memory::update::Update),
@@ -131,12 +134,14 @@ pub fn run() -> ExitCode {
         Command::Demo(command) => demo::run(command, line.global),
         Command::Experiment(command) => experiment::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
+        Command::List(command) => operator::list::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
         Command::Notices(command) => memory::notices::run(command, line.global),
         Command::Ping(command) => memory::ping::run(command, line.global),
+        Command::Purge(command) => operator::purge::run(command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
         Command::Read(command) => memory::read::run(command, line.global),
-        Command::Stat(command) => memory::stat::run(command, line.global),
+        Command::Stat(command) => operator::stat::run(command, line.global),
         Command::Switch(command) => switch::run(command, line.global),
         Command::Update(command) => memory::update::run(command, line.global),
         Command::Write(command) => memory::write::run(command, line.global),

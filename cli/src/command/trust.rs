@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use bluebridge_northbound::environment::{
+    TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE, TLS_NAME_VARIABLE, TLS_ROOT_VARIABLE,
+};
 use clap::Args;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -14,16 +17,16 @@ use crate::exit::UsageError;
 #[derive(Clone, Debug, Args)]
 pub(super) struct Trust {
     /// Join by TLS: the root (PEM) that the controller's certificate must lead to
-    #[arg(long, env = "BLUEBRIDGE_TLS_ROOT", value_name = "FILE")]
+    #[arg(long, env = TLS_ROOT_VARIABLE, value_name = "FILE")]
     tls_root: Option<PathBuf>,
     /// The name in the controller's certificate; without it, its address
-    #[arg(long, env = "BLUEBRIDGE_TLS_NAME", value_name = "NAME", requires = "tls_root")]
+    #[arg(long, env = TLS_NAME_VARIABLE, value_name = "NAME", requires = "tls_root")]
     tls_name: Option<String>,
     /// The own certificate chain (PEM), if the controller asks for one
-    #[arg(long, env = "BLUEBRIDGE_TLS_CERTIFICATE", value_name = "FILE", requires_all = ["tls_root", "tls_key"])]
+    #[arg(long, env = TLS_CERTIFICATE_VARIABLE, value_name = "FILE", requires_all = ["tls_root", "tls_key"])]
     tls_certificate: Option<PathBuf>,
     /// The own certificate's private key (PEM)
-    #[arg(long, env = "BLUEBRIDGE_TLS_KEY", value_name = "FILE", requires = "tls_certificate")]
+    #[arg(long, env = TLS_KEY_VARIABLE, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
 }
 

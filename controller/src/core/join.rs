@@ -396,6 +396,7 @@ impl Core {
             role: join.role,
             space: join.space.0,
             incarnation: 1,
+            first_incarnation: 1,
             generation: match join.role {
                 Role::Client => 0,
                 Role::Memory => self.first_generation,
@@ -419,7 +420,13 @@ impl Core {
         {
             let record = succeed(rested)?;
             let (node, incarnation) = (record.node, record.incarnation);
-            return Ok(NodeRecord { node, incarnation, range_epoch: record.range_epoch, ..fresh });
+            return Ok(NodeRecord {
+                node,
+                incarnation,
+                first_incarnation: incarnation,
+                range_epoch: record.range_epoch,
+                ..fresh
+            });
         }
         let node = self.unused_id(join.role).ok_or(JoinError::Exhausted("node ids"))?;
         Ok(NodeRecord { node: node.0, ..fresh })

@@ -37,6 +37,10 @@ pub struct NodeRecord {
     pub space: u16,
     /// Raised by every join.
     pub incarnation: u32,
+    /// The first incarnation under this name: a client's node id may have had another before. 0 if that
+    /// was not recorded yet.
+    #[serde(default)]
+    pub first_incarnation: u32,
     /// The generation of its arena.
     pub generation: u16,
     /// Raised by every join: under which it serves its own range.

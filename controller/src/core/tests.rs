@@ -781,3 +781,62 @@ proptest! {
         prop_assert_eq!(same.desired(), model.core.desired(), "a restart changes no table");
     }
 }
+
+#[test]
+fn what_is_left_of_a_client_is_what_its_lives_that_are_over_had() {
+    let (mut core, now) = core();
+    let request = client("c1", 1);
+    let first = join(&mut core, now, &request);
+    let name = Named::Name("c1");
+    let lives = |first: u32, last: u32| Lives { node: NodeId(0xfffe), incarnations: first..=last };
+    assert_eq!(core.lives(SPACE, name), Ok(lives(1, 1)));
+    let there = OperatorError::StillThere("c1".to_owned());
+    assert_eq!(core.lives_over(SPACE, name), Err(there.clone()));
+    let second = join(&mut core, now, &again(&request));
+    assert_eq!((second.node, second.incarnation), (first.node, 2));
+    assert_eq!(core.lives_over(SPACE, name), Ok(lives(1, 1)), "the second is there");
+    let one = |incarnation| Named::One(NodeId(0xfffe), incarnation);
+    assert_eq!(core.lives_over(SPACE, one(1)), Ok(lives(1, 1)));
+    assert_eq!(core.lives_over(SPACE, one(2)), Err(there));
+    assert!(core.is_heard(second.id(), 2) && !core.is_heard(second.id(), 1));
+    // One that is not heard is as good as gone.
+    core.handle_timeout(now + core.silence());
+    assert_eq!(core.lives_over(SPACE, name), Ok(lives(1, 2)));
+    for unknown in ["c2", ""] {
+        let error = core.lives(SPACE, Named::Name(unknown)).expect_err("nobody has that name");
+        assert!(matches!(error, OperatorError::NoClient { .. }), "{error}");
+    }
+    assert!(core.lives(Space(2), name).is_err(), "a client of another space");
+}
+
+#[test]
+fn a_name_stands_for_its_own_lives_when_its_id_was_anothers() {
+    let (mut core, now) = core();
+    let former = join(&mut core, now, &client("c1", 1));
+    core.leave(now, member(&former)).unwrap();
+    let later = now + CoreConfig::default().client_rest;
+    let heir = join(&mut core, later, &client("c2", 1));
+    assert_eq!((heir.node, heir.incarnation), (former.node, 2));
+    let lives = core.lives(SPACE, Named::Name("c2")).unwrap();
+    assert_eq!(lives, Lives { node: heir.id(), incarnations: 2..=2 });
+    assert!(core.lives(SPACE, Named::Name("c1")).is_err(), "it is forgotten");
+    assert_eq!(core.client(heir.id(), 1), None, "that was another's");
+    assert_eq!(core.client(heir.id(), 2).map(|record| record.name.as_str()), Some("c2"));
+    assert_eq!(core.client(heir.id(), 3), None);
+    let heir = join(&mut core, later, &again(&client("c2", 1)));
+    assert_eq!((heir.incarnation, heir.first_incarnation), (3, 2));
+}
+
+#[test]
+fn memory_servers_are_asked_about_their_own_space() {
+    let (mut core, now) = core();
+    let server = join(&mut core, now, &memory("m1", 1, 10));
+    let client = join(&mut core, now, &client("c1", 2));
+    assert_eq!(core.memory_server(server.id(), SPACE).unwrap().record, server);
+    let other = core.memory_server(server.id(), Space(2)).map(|_| ()).unwrap_err();
+    assert_eq!(other.to_string(), "m1 serves space 1, not space 2");
+    for id in [client.id(), NodeId(77)] {
+        let error = core.memory_server(id, SPACE).map(|_| ()).unwrap_err();
+        assert_eq!(error, OperatorError::NoServer(id.0));
+    }
+}

@@ -29,6 +29,7 @@ fn record(node: u16, incarnation: u32) -> NodeRecord {
         role: Role::Memory,
         space: 3,
         incarnation,
+        first_incarnation: 1,
         generation: 4,
         range_epoch: 5,
         token: [6; 16],

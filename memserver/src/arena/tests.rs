@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use bluebridge_wire::NodeId;
 use proptest::prelude::*;
 
 use super::*;
@@ -416,6 +417,54 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
         }
     }
     Ok(())
+}
+
+/// All allocations, a few pages at a time.
+fn surveyed(arena: &Arena, budget: u32) -> Vec<survey::Allocation> {
+    let mut found = Vec::new();
+    let mut next = Some(0);
+    while let Some(from) = next {
+        next = arena.survey(from, budget, &mut |allocation| {
+            found.push(allocation);
+            true
+        });
+        assert!(next.is_none_or(|next| next > from), "it goes on");
+    }
+    found
+}
+
+#[test]
+fn every_allocation_is_shown_once_with_its_creator() {
+    let mut arena = arena(64);
+    let creator = |node| Creator { node: NodeId(node), incarnation: u32::from(node) * 7 };
+    let mut expected = Vec::new();
+    for (number, pages) in (1..).zip([1, 3, 8, 1, 16, 2]) {
+        let grant = arena.create(SPACE, pages).unwrap();
+        arena.note_creator(grant.location, creator(number));
+        expected.push(survey::Allocation { space: SPACE, grant, pages, creator: creator(number) });
+    }
+    let freed = expected.remove(2);
+    arena.delete(all(freed.grant, 8), 0).unwrap();
+    for budget in [1, 2, 7, 1000] {
+        assert_eq!(surveyed(&arena, budget), expected, "{budget}");
+    }
+    // One that is not taken is shown again from where the survey ended.
+    let mut count = 0;
+    let next = arena.survey(0, 1000, &mut |_| {
+        count += 1;
+        count <= 2
+    });
+    assert_eq!(next, Some(expected[2].grant.location.page()));
+    // A page inside of an allocation leads to the next one.
+    let inside = expected[1].grant.location.page() + 1;
+    let mut first = None;
+    arena.survey(inside, 1000, &mut |allocation| {
+        first.get_or_insert(allocation);
+        false
+    });
+    assert_eq!(first, Some(expected[2]));
+    assert_eq!(arena.survey(64, 1000, &mut |_| true), None);
+    assert_eq!(arena.survey(u64::MAX, 1000, &mut |_| true), None);
 }
 
 proptest! {

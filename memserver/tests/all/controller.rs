@@ -6,13 +6,19 @@ use std::{
 };
 
 use bluebridge_northbound::proto::{
-    HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse,
-    StatusRequest, StatusResponse, WatchRequest, WatchResponse,
+    AllocationsRequest, AllocationsResponse, AttendRequest, AttendResponse, HeartbeatRequest,
+    HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, PurgeRequest,
+    PurgeResponse, StatisticsRequest, StatisticsResponse, StatusRequest, StatusResponse,
+    WatchRequest, WatchResponse,
+    attend_request::Body as Said,
+    attend_response::Body as Asked,
     controller_server::{Controller, ControllerServer},
+    operations_server::{Operations, OperationsServer},
 };
-use tokio::{net::TcpListener, runtime::Runtime};
+use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
-    Request, Response, Status,
+    Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
 };
 
@@ -30,6 +36,10 @@ pub(crate) struct Script {
     pub(crate) expels: bool,
     pub(crate) free_pages: Vec<u64>,
     pub(crate) leave_count: u32,
+    /// What the server said through its open call, beginning with who it is.
+    pub(crate) said: Vec<AttendRequest>,
+    /// The way of questions to the server, once it attends.
+    pub(crate) questions: Option<mpsc::UnboundedSender<Result<AttendResponse, Status>>>,
 }
 
 /// A running controller; its drop ends it.
@@ -40,6 +50,49 @@ pub(crate) struct FakeController {
 }
 
 struct Service(Arc<Mutex<Script>>);
+
+#[tonic::async_trait]
+impl Operations for Service {
+    type AttendStream = UnboundedReceiverStream<Result<AttendResponse, Status>>;
+
+    async fn attend(
+        &self,
+        request: Request<Streaming<AttendRequest>>,
+    ) -> Result<Response<Self::AttendStream>, Status> {
+        let (questions, outgoing) = mpsc::unbounded_channel();
+        let mut said = request.into_inner();
+        let script = Arc::clone(&self.0);
+        let mut questions = Some(questions);
+        tokio::spawn(async move {
+            while let Ok(Some(message)) = said.message().await {
+                let mut script = script.lock().expect("no test failed with it");
+                if matches!(message.body, Some(Said::Member(_))) {
+                    script.questions = questions.take();
+                }
+                script.said.push(message);
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
+    }
+
+    async fn allocations(
+        &self,
+        _: Request<AllocationsRequest>,
+    ) -> Result<Response<AllocationsResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not ask"))
+    }
+
+    async fn purge(&self, _: Request<PurgeRequest>) -> Result<Response<PurgeResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not ask"))
+    }
+
+    async fn statistics(
+        &self,
+        _: Request<StatisticsRequest>,
+    ) -> Result<Response<StatisticsResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not ask"))
+    }
+}
 
 impl FakeController {
     pub(crate) fn start(script: Script) -> Self {
@@ -52,14 +105,33 @@ impl FakeController {
         let listener = runtime.block_on(TcpListener::bind("[::1]:0")).expect("a port of loopback");
         let address = listener.local_addr().expect("it is bound");
         let service = ControllerServer::new(Service(Arc::clone(&script)));
-        runtime.spawn(
-            Server::builder().add_service(service).serve_with_incoming(TcpIncoming::from(listener)),
-        );
+        let operations = OperationsServer::new(Service(Arc::clone(&script)));
+        let server = Server::builder().add_service(service).add_service(operations);
+        runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         Self { script, uri: format!("http://{address}"), _runtime: runtime }
     }
 
     pub(crate) fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// Asks the server through its open call; whether there was one.
+    pub(crate) fn ask(&self, id: u64, question: Asked) -> bool {
+        let question = AttendResponse { id, body: Some(question) };
+        let questions = self.script().questions.clone();
+        questions.is_some_and(|questions| questions.send(Ok(question)).is_ok())
+    }
+
+    /// What the server answered to a question.
+    pub(crate) fn answer(&self, id: u64) -> Option<Said> {
+        let script = self.script();
+        let said = script.said.iter().find(|said| said.id == id);
+        said.and_then(|said| said.body.clone())
+    }
+
+    /// Ends the server's open call.
+    pub(crate) fn hang_up(&self) {
+        self.script().questions = None;
     }
 
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {

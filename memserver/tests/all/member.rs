@@ -3,15 +3,19 @@
 use std::time::{Duration, Instant};
 
 use bluebridge_memserver::{Claim, Member, MemberError, ServerConfig, StartError};
+use bluebridge_northbound::proto::{
+    Incarnations, PurgeResponse, StatisticsQuestion, StatisticsResponse, SurveyAnswer,
+    SurveyQuestion, attend_request::Body as Said, attend_response::Body as Asked,
+};
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_protocol::responder::Event;
 use bluebridge_transport::memory::{Hub, MemoryTransport};
-use bluebridge_wire::{Status, UDP_PORT};
+use bluebridge_wire::{Pointer, Status, UDP_PORT};
 
 use crate::{
     controller::{FakeController, GENERATION, Script},
     eventually,
-    peer::{Peer, SPACE},
+    peer::{CLIENT, Peer, SERVER, SPACE},
 };
 
 const PAGE_COUNT: u64 = 2048;
@@ -141,4 +145,182 @@ fn one_that_cannot_start_leaves_the_rack() {
     let started = Member::start(membership, &config, reserved, none);
     assert!(matches!(started, Err(StartError::Carriers(0))));
     assert_eq!(controller.script().leave_count, 1);
+}
+
+/// An operator who asks a member through the controller.
+struct Operator<'a> {
+    controller: &'a FakeController,
+    last_id: u64,
+}
+
+impl Operator<'_> {
+    fn ask(&mut self, member: &mut Member, question: Asked) -> Said {
+        self.last_id += 1;
+        let id = self.last_id;
+        eventually("the call of the server", || {
+            serve_once(member).expect("it serves");
+            self.controller.ask(id, question.clone())
+        });
+        let mut answer = None;
+        eventually("the answer", || {
+            serve_once(member).expect("it serves");
+            answer = self.controller.answer(id);
+            answer.is_some()
+        });
+        answer.expect("it came")
+    }
+
+    fn survey(&mut self, member: &mut Member, question: SurveyQuestion) -> SurveyAnswer {
+        match self.ask(member, Asked::Survey(question)) {
+            Said::Survey(answer) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn statistics(&mut self, member: &mut Member) -> StatisticsResponse {
+        let question = StatisticsQuestion { space: SPACE.0.into() };
+        match self.ask(member, Asked::Statistics(question)) {
+            Said::Statistics(answer) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn all() -> SurveyQuestion {
+    SurveyQuestion { space: SPACE.0.into(), limit: 1024, ..SurveyQuestion::default() }
+}
+
+/// The pointers of an answer, and how many pages each has.
+fn listed(answer: &SurveyAnswer) -> Vec<(Pointer, u32)> {
+    let pointer = |bytes: &[u8]| {
+        let octets: [u8; 16] = bytes.try_into().expect("an address");
+        Pointer::from_ipv6(octets.into()).expect("a pointer")
+    };
+    answer.allocations.iter().map(|it| (pointer(&it.pointer), it.pages)).collect()
+}
+
+#[test]
+fn operators_see_allocations_and_free_those_that_nobody_holds() {
+    let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
+    let (mut member, client) = start(&controller);
+    let mut operator = Operator { controller: &controller, last_id: 0 };
+    let mut peer = Peer::open(client, 4096);
+    let mut made = Vec::new();
+    for pages in [1, 4, 2] {
+        made.push((peer.create(pages).expect("there is room"), u32::try_from(pages).unwrap()));
+    }
+    assert_eq!(peer.lease(made[1].0, 9000).status, Status::Ok);
+
+    let answer = operator.survey(&mut member, all());
+    assert_eq!(listed(&answer), made);
+    assert_eq!(answer.next_page, None);
+    let leased: Vec<_> = answer.allocations.iter().map(|it| it.leased).collect();
+    assert_eq!(leased, [false, true, false]);
+    for it in &answer.allocations {
+        assert_eq!((it.client_node, it.client_incarnation), (CLIENT.0.into(), 1));
+    }
+    // A page of the list at a time.
+    let first = operator.survey(&mut member, SurveyQuestion { limit: 2, ..all() });
+    assert_eq!(listed(&first), made[..2]);
+    let from_page = first.next_page.expect("there is one more");
+    let rest = operator.survey(&mut member, SurveyQuestion { limit: 2, from_page, ..all() });
+    assert_eq!((listed(&rest), rest.next_page), (made[2..].to_vec(), None));
+
+    // Another space, another client and another life of this one have nothing.
+    let of = |node: u16, first, last| Some(Incarnations { node: node.into(), first, last });
+    for question in [
+        SurveyQuestion { space: 77, ..all() },
+        SurveyQuestion { creators: of(CLIENT.0 + 1, 0, 9), ..all() },
+        SurveyQuestion { creators: of(CLIENT.0, 2, 9), ..all() },
+    ] {
+        for frees in [false, true] {
+            let answer = operator.survey(&mut member, SurveyQuestion { frees, ..question });
+            assert_eq!((listed(&answer), answer.next_page), (vec![], None));
+            let freed = answer.purged.map_or(0, |purged| purged.freed_count);
+            assert_eq!(freed, 0, "{question:?}");
+        }
+    }
+    let question = SurveyQuestion { creators: of(CLIENT.0, 0, 1), frees: true, ..all() };
+    let purged = operator.survey(&mut member, question).purged;
+    let expected =
+        PurgeResponse { freed_count: 2, freed_pages: 3, busy_count: 1, ..PurgeResponse::default() };
+    assert_eq!(purged, Some(expected));
+    assert_eq!(peer.delete(made[0].0), Status::NotAllocated);
+    let answer = operator.survey(&mut member, all());
+    assert_eq!(listed(&answer), made[1..2]);
+
+    let statistics = operator.statistics(&mut member);
+    assert_eq!((statistics.used_pages, statistics.capacity_pages), (4, PAGE_COUNT));
+    assert_eq!((statistics.quota_pages, statistics.leased_pages), (u64::MAX, 1));
+    let [refusals] = &statistics.refusals[..] else { panic!("{:?}", statistics.refusals) };
+    assert_eq!((refusals.reason.as_str(), refusals.count), ("the page is not allocated", 1));
+    member.stop().expect("no shard failed");
+}
+
+#[test]
+fn a_server_says_who_it_is_and_calls_again_when_the_controller_ends_its_call() {
+    let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
+    let (mut member, _client) = start(&controller);
+    let mut operator = Operator { controller: &controller, last_id: 0 };
+    assert_eq!(operator.statistics(&mut member).shard_count, 1);
+    controller.hang_up();
+    assert_eq!(operator.statistics(&mut member).shard_count, 1);
+    // A question of a later version is answered too.
+    assert!(controller.ask(99, Asked::Survey(SurveyQuestion { space: 1 << 16, ..all() })));
+    eventually("the refusal", || {
+        let answer = controller.answer(99);
+        matches!(answer, Some(Said::Failure(words)) if words.contains("a space has 16 bits"))
+    });
+    for said in &controller.script().said {
+        if let Some(Said::Member(member)) = &said.body {
+            assert_eq!((member.node, member.incarnation), (SERVER.0.into(), 1));
+            assert_eq!(member.token, [7; 16]);
+        }
+    }
+    member.stop().expect("no shard failed");
+}
+
+/// The same over sockets, where several shards can be steered to.
+mod netns {
+    use bluebridge_testkit::namespace::in_local_fabric;
+    use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+    use bluebridge_wire::address::SHARD_ADDRESS_BYTE;
+
+    use super::*;
+
+    #[test]
+    fn operators_go_through_the_shards_one_after_the_other() {
+        in_local_fabric(9000, || {
+            let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
+            let membership = join(&controller);
+            let udp = UdpConfig { port: UDP_PORT, ..UdpConfig::default() };
+            let carriers = UdpTransport::open_steered(&udp, 3, SHARD_ADDRESS_BYTE).unwrap();
+            let config = config(&membership);
+            let reserved = config.reservation(3).reserve().expect("8 MiB");
+            let mut member = Member::start(membership, &config, reserved, carriers).unwrap();
+            let mut operator = Operator { controller: &controller, last_id: 0 };
+            let mut made = Vec::new();
+            for shard in [0, 2] {
+                let carrier = UdpTransport::open(&UdpConfig::default()).unwrap();
+                let mut peer = Peer::open_shard(carrier, 4096, shard);
+                for _ in 0..3 {
+                    made.push((peer.create(1).expect("there is room"), 1));
+                }
+            }
+            for limit in 1..=7 {
+                let (mut found, mut next) = (Vec::new(), Some(0));
+                while let Some(from_page) = next {
+                    let question = SurveyQuestion { limit, from_page, ..all() };
+                    let answer = operator.survey(&mut member, question);
+                    found.extend(listed(&answer));
+                    next = answer.next_page;
+                }
+                assert_eq!(found, made, "{limit}");
+            }
+            let purged = operator.survey(&mut member, SurveyQuestion { frees: true, ..all() });
+            assert_eq!(purged.purged.map(|it| (it.freed_count, it.busy_count)), Some((6, 0)));
+            assert_eq!(operator.statistics(&mut member).used_pages, 0);
+            member.stop().expect("no shard failed");
+        });
+    }
 }

@@ -7,6 +7,8 @@ use crate::events::events;
 events! {
     "What a responder counts, beside its answers by status.";
 
+    /// An allocation that an operator freed.
+    AllocationPurged = "allocation_purged",
     /// An ALLOC_WRITE that was given up before its last piece came; its pages were freed.
     AllocationAbandoned = "allocation_abandoned",
     /// The answer of a mutating request was recorded.

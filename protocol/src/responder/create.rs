@@ -12,9 +12,10 @@ use super::{
     execute::{access, memory, no_data},
     provisional::{Excess, Provisional},
     record::{Progress, Record},
+    sessions::Asker,
     write::piece_of,
 };
-use crate::store::{Access, Grant, PageStore};
+use crate::store::{Access, Creator, Grant, PageStore};
 
 impl Responder {
     pub(super) fn create<S: PageStore + ?Sized>(
@@ -191,6 +192,7 @@ impl Responder {
             Status::from(excess)
         })?;
         let grant = store.create(asker.space, pages)?;
+        store.note_creator(grant.location, creator(request));
         self.raise_incarnation(request, store);
         let expires_at = request.now + self.timers.provisional;
         self.wake_by(expires_at);
@@ -288,8 +290,15 @@ impl Responder {
     ) -> Result<Grant, Refusal> {
         self.check_epoch(request)?;
         self.check_authority(request)?;
-        Ok(store.create(request.datagram.target.space, pages)?)
+        let grant = store.create(request.datagram.target.space, pages)?;
+        store.note_creator(grant.location, creator(request));
+        Ok(grant)
     }
+}
+
+fn creator(request: &Request<'_>) -> Creator {
+    let Asker { node, incarnation, .. } = request.asker();
+    Creator { node, incarnation }
 }
 
 fn pages_of_create(request: &Request<'_>) -> Result<u32, Status> {

@@ -13,7 +13,10 @@ use super::{
     record::Record,
     replies::{INLINE_BYTES, Way},
 };
-use crate::store::{Access, Grant, PageStore};
+use crate::{
+    Instant,
+    store::{Access, Grant, PageStore},
+};
 
 /// The page shift that every header states.
 pub(super) const HEADER_PAGE_SHIFT: u8 = 12;
@@ -474,10 +477,12 @@ impl Responder {
     }
 
     pub(super) fn check_authority(&self, request: &Request<'_>) -> Result<(), Status> {
-        let holds = self.authority.is_some_and(|authority| {
-            authority.expires_at.is_none_or(|expires_at| request.now < expires_at)
-        });
-        if holds { Ok(()) } else { Err(Status::NoAuthority) }
+        if self.has_authority(request.now) { Ok(()) } else { Err(Status::NoAuthority) }
+    }
+
+    pub(super) fn has_authority(&self, now: Instant) -> bool {
+        self.authority
+            .is_some_and(|authority| authority.expires_at.is_none_or(|expires_at| now < expires_at))
     }
 }
 

@@ -21,6 +21,7 @@ mod lease_queue;
 mod lease_table;
 mod lease_wait;
 mod notice;
+mod operator;
 mod provisional;
 mod ranges;
 mod record;

@@ -2,7 +2,7 @@
 //! section 10).
 
 use bluebridge_wire::{
-    Command, EndpointAddress, Header, NodeId, UDP_PORT, WireCommand, address::Fields,
+    Command, EndpointAddress, Header, NodeId, Space, UDP_PORT, WireCommand, address::Fields,
 };
 
 use super::{Event, Responder, admit::Request, replies::Way};
@@ -12,6 +12,13 @@ impl Responder {
     /// Tells that the pages of a DELETE are gone or zero.
     pub(super) fn tell_invalid(&mut self, request: &Request<'_>, pages: u64) {
         let target = request.datagram.target;
+        self.tell(Command::Invalidate, target, pages);
+    }
+
+    /// Tells that an operator freed pages of this server's own.
+    pub(super) fn tell_purged(&mut self, space: Space, grant: Grant, pages: u64) {
+        let location = grant.location.bits();
+        let target = Fields { space, node: self.node, command: 0, tag: grant.tag.0, location };
         self.tell(Command::Invalidate, target, pages);
     }
 

@@ -107,6 +107,12 @@ impl Ranges {
         range.contains(&page).then_some(*node)
     }
 
+    /// Whether a page of this server's store holds a page of another node.
+    pub(super) fn is_adopted(&self, page: u64) -> bool {
+        let offset = |range: &Adopted| page.checked_sub(range.local_page);
+        self.adopted.iter().any(|range| offset(range).is_some_and(|it| it < range.page_count))
+    }
+
     /// Where a page of another node is in this server's store, which has `generation`.
     pub(super) fn local(
         &self,

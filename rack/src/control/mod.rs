@@ -2,6 +2,7 @@
 //!
 //! Every call blocks, from the network namespace of the calling thread, and ends by its deadline.
 
+pub mod operations;
 pub mod tables;
 
 use std::future::Future;
@@ -35,6 +36,9 @@ pub enum ControlError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Somebody that it asked did not answer it.
+    #[error("{0}")]
+    Silent(String),
     /// It refused; the reason says what to change.
     #[error("{whom} refused: {reason}")]
     Refused {
@@ -199,13 +203,25 @@ fn ask<T, A>(
 where
     A: Future<Output = Result<T, Status>>,
 {
+    ask_within(CALL_DEADLINE, whom, contact, question)
+}
+
+fn ask_within<T, A>(
+    patience: Duration,
+    whom: Whom,
+    contact: &Contact,
+    question: impl FnOnce(Channel) -> A,
+) -> Result<T, ControlError>
+where
+    A: Future<Output = Result<T, Status>>,
+{
     let address = contact.address;
     runtime()?.block_on(async {
-        let answer = tokio::time::timeout(CALL_DEADLINE, async {
+        let answer = tokio::time::timeout(patience, async {
             let channel = contact.connect(whom).await?;
             question(channel).await.map_err(|status| failure(whom, address, &status))
         });
-        let reason = format!("no answer within {CALL_DEADLINE:?}");
+        let reason = format!("no answer within {patience:?}");
         answer.await.unwrap_or(Err(ControlError::Unreachable { whom, address, reason }))
     })
 }
@@ -218,6 +234,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, ControlError> {
 fn failure(whom: Whom, address: SocketAddr, status: &Status) -> ControlError {
     let reason = status.message().to_owned();
     match status.code() {
+        Code::DeadlineExceeded if whom == Whom::Controller => ControlError::Silent(reason),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
             ControlError::Unreachable { whom, address, reason }
         }

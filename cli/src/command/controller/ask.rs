@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge_northbound::CONTROLLER_PORT;
+use bluebridge_northbound::environment::{CONTROLLER_VARIABLE, parse_controller};
 use bluebridge_northbound::proto::{self, watch_response};
-use bluebridge_rack::access::CONTROLLER_VARIABLE;
 use bluebridge_rack::control::{Contact, controller_state, controller_watch};
 use bluebridge_rack::controller_report::{ControllerReport, EntryReport, NodeReport};
 use bluebridge_rack::layout::Layout;
@@ -44,14 +44,15 @@ pub(in crate::command) enum Question {
 }
 
 /// Which controller.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Controller")]
 pub(in crate::command) struct Asked {
     /// The controller of this rack
     #[arg(long, value_name = "NAME", conflicts_with = "controller")]
     rack: Option<RackName>,
-    /// Where the controller listens; without it and --rack, that of the only rack that is up, else
-    /// the one of this machine
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    /// Where the controller listens, with or without http://; without it and --rack, that of the only
+    /// rack that is up, else the one of this machine
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     #[command(flatten)]
     trust: Trust,
@@ -77,7 +78,7 @@ pub(in crate::command) fn run(question: Question, global: Global) -> anyhow::Res
 
 impl Asked {
     /// The controller; the process moves to where it is.
-    fn reach(&self) -> anyhow::Result<Contact> {
+    pub(in crate::command) fn reach(&self) -> anyhow::Result<Contact> {
         let address = match (self.controller, &self.rack) {
             (Some(address), _) => address,
             (None, Some(name)) => enter_rack(Some(name))?,

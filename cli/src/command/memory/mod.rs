@@ -8,7 +8,6 @@ pub(super) mod notices;
 pub(super) mod ping;
 mod progress;
 pub(super) mod read;
-pub(super) mod stat;
 pub(super) mod update;
 pub(super) mod write;
 pub(super) mod zero;

@@ -383,6 +383,84 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0);
 }
 
+/// The rows of a table that are of a node.
+fn of_node<'a>(rows: &'a Value, node: &str) -> Vec<&'a Value> {
+    rows.as_array().expect("rows").iter().filter(|row| row["node"] == node).collect()
+}
+
+#[test]
+fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
+    let rack = TestRack::up("cmd-purge", &["--memory", "16M"]);
+    let left = rack.text(&["create", "10K", "--on", "s1"]);
+    let of_c2 = rack.text(&["create", "1", "--on", "s2", "--as", "c2"]);
+    let mut program = rack.command(&["notices", "--count", "1000", "--within", "100s"]);
+    let program = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let mut program = Killed(program);
+    let live = || of_node_named(&rack.json(&["controller", "members"]), "c1") == "live";
+    until("the program is c1", live);
+
+    let listed = rack.json(&["list"]);
+    let [row] = of_node(&listed, "s1")[..] else { panic!("{listed}") };
+    assert_eq!((&row["pointer"], &row["bytes"]), (&left.as_str().into(), &12_288.into()));
+    assert_eq!((&row["client"], &row["client_live"]), (&"c1".into(), &false.into()));
+    let [row] = of_node(&listed, "s2")[..] else { panic!("{listed}") };
+    assert_eq!((&row["pointer"], &row["client"]), (&of_c2.as_str().into(), &"c2".into()));
+    let life = format!("{}:{}", row["client_id"], row["client_incarnation"]);
+    assert_eq!(rack.json(&["list", "--client", &life]).as_array().map(Vec::len), Some(1));
+    assert!(rack.text(&["list", "s1"]).contains(&left));
+    assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 3);
+
+    // What c1 left before the program was c1; not what c2 has.
+    let purged = rack.json(&["purge", "--left-by", "c1"]);
+    assert_eq!((&purged[0]["freed_pages"], &purged[1]["freed_count"]), (&3.into(), &0.into()));
+    assert_eq!(rack.failure(&["read", &left, "--as", "c2"]).0, Some(3));
+    rack.text(&["read", &of_c2, "--as", "c2"]);
+    let counted = rack.json(&["stat", "s1", "--refusals"]);
+    let refusals = counted[0]["refusals"].as_array().expect("rows");
+    let refused = refusals.iter().find(|it| it["reason"] == "the page is not allocated");
+    assert_eq!(refused.expect("the READ was refused")["count"], 1);
+    assert!(rack.text(&["stat", "--refusals"]).contains("the page is not allocated"));
+    assert_eq!(program.0.try_wait().expect("our child"), None, "the program is still c1");
+    assert!(live());
+
+    // What is leased stays, and the command says so.
+    let mut update =
+        rack.command(&["update", &of_c2, "--set", "x", "--hold", "100s", "--as", "c2"]);
+    let update = update.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let update = Killed(update);
+    until("the page is leased", || rack.json(&["list", "s2"])[0]["leased"] == true);
+    let kept = rack.call(&["purge", "--all", "--json"]);
+    assert_eq!(kept.status.code(), Some(1), "{}", String::from_utf8_lossy(&kept.stderr));
+    let kept: Value = serde_json::from_slice(&kept.stdout).expect("JSON");
+    assert_eq!((&kept[1]["busy_count"], &kept[1]["freed_count"]), (&1.into(), &0.into()));
+    drop(update);
+    until("the lease ran out", || rack.call(&["purge", "--all"]).status.success());
+    assert_eq!(rack.json(&["list"]).as_array().map(Vec::len), Some(0));
+
+    let (code, said) = rack.failure(&["purge", "--left-by", "c9"]);
+    assert!(code == Some(3) && said.contains("no client c9"), "{code:?}: {said}");
+    let (code, said) = rack.failure(&["list", "s9"]);
+    assert!(code == Some(2) && said.contains("no memory node s9 here, only s1, s2"), "{said}");
+    assert_eq!(rack.failure(&["purge"]).0, Some(2), "it says what");
+    assert_eq!(rack.failure(&["purge", "--all", "--left-by", "c1"]).0, Some(2), "one of them");
+}
+
+/// The state of a member.
+fn of_node_named(members: &Value, name: &str) -> String {
+    let member = members.as_array().expect("rows").iter().find(|it| it["name"] == name);
+    member.map_or_else(String::new, |it| it["state"].as_str().expect("text").to_owned())
+}
+
+/// A child that is killed when dropped.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().expect("our own child");
+        self.0.wait().expect("our own child");
+    }
+}
+
 #[test]
 fn no_notice_in_time_has_its_exit_code() {
     let rack = TestRack::up("cmd-quiet", &["--memory", "16M", "--servers", "1", "--clients", "2"]);
@@ -563,9 +641,9 @@ fn commands_join_a_controller_that_speaks_tls() {
     let address = format!("[{}]:7701", switch["control_address"].as_str().expect("text"));
     let joins = |node: &str, port: &str, trust: &[&str]| {
         let exec = ["rack", "exec", "--name", &rack.name, node, "--"];
-        let stat = [env!("CARGO_BIN_EXE_bluebridge"), "stat", "--json", "--deadline", "20s"];
+        let create = [env!("CARGO_BIN_EXE_bluebridge"), "create", "1", "--deadline", "20s"];
         let to = ["--controller", &address, "--switch-port", port];
-        rack.call(&[&exec[..], &stat, &to, trust].concat())
+        rack.call(&[&exec[..], &create, &to, trust].concat())
     };
     let root = root.to_string_lossy().into_owned();
     let trusted = joins("c1", "3", &["--tls-root", &root, "--tls-name", "controller.test"]);
@@ -573,7 +651,12 @@ fn commands_join_a_controller_that_speaks_tls() {
     let other_name = joins("c2", "4", &["--tls-root", &root]);
     controller.kill().expect("killed");
     controller.wait().expect("ends");
-    assert!(trusted.status.success(), "{}", String::from_utf8_lossy(&trusted.stderr));
+    let said = String::from_utf8_lossy(&trusted.stderr);
+    let is_member = said.contains("no memory node is known");
+    assert!(
+        is_member && trusted.status.code() == Some(4),
+        "no server joined this controller: {said}"
+    );
     assert_eq!(plain.status.code(), Some(3), "{}", String::from_utf8_lossy(&plain.stderr));
     assert_eq!(
         other_name.status.code(),

@@ -341,3 +341,43 @@ pub(super) fn wrong_configurations_are_refused() {
     assert!(refused(|config| config.piece_bytes = 1023).contains("1023"));
     assert!(refused(|config| config.limits.reply_count = 63).contains("reply_count"));
 }
+
+/// Whoever writes another implementation has the book only.
+#[test]
+fn the_book_tells_the_limits() {
+    let book = include_str!("../../../../docs/protocol.md");
+    let thousands = |number: u64| match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", number / 1000, number % 1000),
+    };
+    let limits = Limits::default();
+    for (name, number) in [
+        ("sessions", u64::from(limits.session_count)),
+        ("sessions of one node", limits.node_session_count.into()),
+        ("window of a session, in numbers", bluebridge_wire::SESSION_WINDOW),
+        ("credit of all sessions together, in pages", limits.credit_pages.into()),
+        ("pages of trains that are put together", limits.buffer_pages.into()),
+        ("the same of one node", limits.node_buffer_pages.into()),
+        ("anywhere-CREATEs that wait for CONFIRM", limits.provisional_count.into()),
+        ("leased pages", limits.lease_count.into()),
+        ("requests that wait for leased pages", limits.wait_count.into()),
+    ] {
+        let row = format!("| {name} | {} |", thousands(number));
+        assert!(book.contains(&row), "{row}");
+    }
+    let credit = format!("| credit of a session, in pages | {}", Limits::SESSION_CREDIT_PAGES);
+    assert!(book.contains(&credit), "{credit}");
+    for mtu in [1280, 1500, 4228] {
+        let bytes = bluebridge_wire::piece_bytes(mtu).unwrap();
+        let row = format!("{bytes} | {} |", PAGE_BYTES.div_ceil(bytes));
+        let line = book.lines().find(|line| line.starts_with(&format!("| {mtu}")));
+        assert!(line.is_some_and(|line| line.ends_with(&row)), "{mtu}: {row}");
+    }
+    assert_eq!(bluebridge_wire::piece_bytes(4227), Some(4088), "4228 is the least for a page");
+    let mut world = World::unopened(&config(), 1);
+    for command in [Command::Ping, Command::Stat] {
+        assert_eq!(world.status(&Ask::server(command)), Status::NoSession, "as the book says");
+    }
+    let small = open(CLIENT, 1, 1, 1023);
+    assert_eq!(world.status(&small), Status::BadLength, "as the book says");
+}

@@ -9,6 +9,7 @@ mod counters;
 mod lease_model;
 mod leases;
 mod model;
+mod operator;
 mod sessions;
 mod store;
 mod trains;

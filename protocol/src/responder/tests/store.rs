@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use bluebridge_wire::{ArenaGeneration, Location, Space, Status, Tag, address::PAGE_BYTES};
 
-use crate::store::{Access, Grant, PageStore, StoreUsage};
+use crate::store::{Access, Creator, Grant, PageStore, StoreUsage};
 
 pub(crate) const GENERATION: ArenaGeneration = match ArenaGeneration::new(2) {
     Some(generation) => generation,
@@ -27,13 +27,15 @@ pub(crate) struct PlainStore {
     pub(crate) refuses: Option<Status>,
     /// Pages are not taken back.
     pub(crate) keeps: bool,
+    /// For whom each allocation was made, in order.
+    pub(crate) creators: Vec<(Location, Creator)>,
 }
 
 impl PlainStore {
     pub(crate) fn new(pages: u32) -> Self {
         let page = Page { bytes: vec![0; PAGE_BYTES], held: None, last_tag: 0, version: 0 };
         let pages = vec![page; pages as usize];
-        Self { pages, quota_pages: u64::MAX, refuses: None, keeps: false }
+        Self { pages, quota_pages: u64::MAX, refuses: None, keeps: false, creators: Vec::new() }
     }
 
     pub(crate) fn used_pages(&self) -> usize {
@@ -73,6 +75,10 @@ impl PageStore for PlainStore {
         }
         let location = Location::new(GENERATION, (start * PAGE_BYTES) as u64).unwrap();
         Ok(Grant { location, tag: Tag(tag) })
+    }
+
+    fn note_creator(&mut self, location: Location, creator: Creator) {
+        self.creators.push((location, creator));
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {

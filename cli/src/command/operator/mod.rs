@@ -1,0 +1,145 @@
+//! The commands that look into memory servers and free what is left there, one file each.
+//!
+//! They ask the controller, which asks the servers; so they need no endpoint of the fabric, and disturb
+//! no program that is one.
+
+pub(super) mod list;
+pub(super) mod purge;
+pub(super) mod stat;
+
+use std::str::FromStr;
+
+use bluebridge_northbound::environment::SPACE_VARIABLE;
+use bluebridge_northbound::proto;
+use bluebridge_rack::control::operations::ALLOCATIONS_MAX;
+use bluebridge_rack::control::{Contact, ControlError, controller_state};
+use bluebridge_rack::controller_report::ControllerReport;
+use clap::Args;
+
+use super::controller::ask::Asked;
+use super::member::Deadline;
+use crate::exit::UsageError;
+
+/// Which memory servers.
+#[derive(Clone, Debug, Args)]
+struct Servers {
+    /// The space (tenant)
+    #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
+    space: u16,
+    /// How long each answer may take, such as 500ms or 5s
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    deadline: Deadline,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+/// A memory server as the controller knows it.
+#[derive(Clone, Debug)]
+struct Server {
+    name: String,
+    id: u16,
+}
+
+/// The memory servers that were chosen, and the way to them.
+struct Chosen {
+    controller: Contact,
+    servers: Vec<Server>,
+}
+
+impl Servers {
+    /// The servers of the space, or the one of them with a name or id.
+    fn choose(&self, node: Option<&str>) -> anyhow::Result<Chosen> {
+        let controller = self.asked.reach()?;
+        let report = ControllerReport::of(&controller_state(&controller, false)?);
+        let members = report.nodes.into_iter().filter(|member| {
+            member.role == "memory" && member.state != "gone" && member.space == self.space
+        });
+        let mut servers: Vec<_> =
+            members.map(|member| Server { name: member.name, id: member.id }).collect();
+        // Ids are given in the order of joining.
+        servers.sort_by(|one, other| one.name.cmp(&other.name));
+        if let Some(node) = node {
+            servers = vec![pick(servers, node)?];
+        }
+        Ok(Chosen { controller, servers })
+    }
+}
+
+fn pick(servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
+    let names: Vec<_> = servers.iter().map(|server| server.name.clone()).collect();
+    let id = node.parse::<u16>().ok();
+    let mut found = servers.into_iter();
+    found.find(|server| server.name == node || Some(server.id) == id).ok_or_else(|| {
+        UsageError(format!("there is no memory node {node} here, only {}", names.join(", ")))
+    })
+}
+
+/// A client as the command line names it: by its name, or by a node id and an incarnation.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct ClientName(proto::Client);
+
+impl FromStr for ClientName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((node, incarnation)) = text.split_once(':') {
+            let numbers = node.parse::<u16>().ok().zip(incarnation.parse::<u32>().ok());
+            let (node, incarnation) = numbers.ok_or_else(|| {
+                format!("{text:?} is no node id with an incarnation, such as 65534:7")
+            })?;
+            let node = node.into();
+            return Ok(Self(proto::Client { name: String::new(), node, incarnation }));
+        }
+        if bluebridge_northbound::is_name(text) {
+            return Ok(Self(proto::Client { name: text.to_owned(), ..proto::Client::default() }));
+        }
+        Err(format!("{text:?} is no name of an endpoint, and no node id with an incarnation"))
+    }
+}
+
+/// The first of several failures is the command's; the others are told when they happen.
+#[derive(Debug, Default)]
+struct Failures(Option<ControlError>);
+
+impl Failures {
+    /// Keeps the first, and says of another that it happened.
+    fn add(&mut self, error: ControlError) {
+        match &self.0 {
+            None => self.0 = Some(error),
+            Some(_) => crate::output::complain(&error.to_string()),
+        }
+    }
+
+    fn end<T>(self, done: T) -> anyhow::Result<T> {
+        self.0.map_or(Ok(done), |error| Err(error.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_has_a_name_or_an_id_with_an_incarnation() {
+        let parse = |text: &str| text.parse::<ClientName>().map(|client| client.0);
+        let named = proto::Client { name: "c1".to_owned(), ..proto::Client::default() };
+        assert_eq!(parse("c1"), Ok(named));
+        let one = proto::Client { name: String::new(), node: 65_534, incarnation: 7 };
+        assert_eq!(parse("65534:7"), Ok(one));
+        for bad in ["", "a b", ":", "65536:1", "7:", ":7", "c1:2"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_server_has_a_name_or_an_id() {
+        let servers = || {
+            [("s1", 2), ("s2", 1)].map(|(name, id)| Server { name: name.to_owned(), id }).to_vec()
+        };
+        for (text, id) in [("s1", 2), ("1", 1), ("2", 2)] {
+            assert_eq!(pick(servers(), text).expect("it is there").id, id);
+        }
+        let error = pick(servers(), "s3").expect_err("it is not there");
+        assert_eq!(error.to_string(), "there is no memory node s3 here, only s1, s2");
+    }
+}

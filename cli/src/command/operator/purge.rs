@@ -1,0 +1,129 @@
+//! `bluebridge purge`: memory freed that nobody will free.
+
+use bluebridge_northbound::proto;
+use bluebridge_rack::control::operations::purge;
+use clap::Args;
+use serde_json::json;
+
+use super::{ClientName, Failures, Server, Servers};
+use crate::command::Global;
+use crate::exit::Exit;
+use crate::output;
+
+/// Free all memory of a space, or what a client left that is gone, as the controller's operators may.
+///
+/// Pointers to it are refused from then on. What is leased at the moment stays, and so does what is not
+/// confirmed yet; then the command says so and ends with 1.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Purge {
+    #[command(flatten)]
+    what: What,
+    /// On this memory server only, by name or id
+    #[arg(long, value_name = "NODE")]
+    on: Option<String>,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// What is freed.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct What {
+    /// All memory of the space, whoever uses it
+    #[arg(long)]
+    all: bool,
+    /// What this client allocated in its lives that are over: its name, or a node id and an incarnation as
+    /// `list` shows them. A client that is not heard counts as gone
+    #[arg(long, value_name = "CLIENT")]
+    left_by: Option<ClientName>,
+}
+
+/// What happened on one server.
+#[derive(Debug, Default)]
+struct Outcome {
+    freed_count: u64,
+    freed_pages: u64,
+    busy_count: u64,
+    refused_count: u64,
+    refusal: String,
+}
+
+impl Outcome {
+    fn add(&mut self, answer: &proto::PurgeResponse) {
+        self.freed_count += answer.freed_count;
+        self.freed_pages += answer.freed_pages;
+        self.busy_count += answer.busy_count;
+        self.refused_count += answer.refused_count;
+        if !answer.refusal.is_empty() {
+            self.refusal.clone_from(&answer.refusal);
+        }
+    }
+
+    const fn is_whole(&self) -> bool {
+        self.busy_count + self.refused_count == 0
+    }
+
+    fn line(&self, server: &Server) -> String {
+        let Self { freed_count, freed_pages, busy_count, refused_count, refusal } = self;
+        let mut line =
+            format!("{}: freed {freed_count} allocations, {freed_pages} pages", server.name);
+        if *busy_count > 0 {
+            line += &format!("; {busy_count} stay, leased or not confirmed: try again later");
+        }
+        if *refused_count > 0 {
+            line += &format!("; {refused_count} stay: {refusal}");
+        }
+        line
+    }
+}
+
+pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<Exit> {
+    let Purge { what, on, servers } = options;
+    let chosen = servers.choose(on.as_deref())?;
+    let mut failures = Failures::default();
+    let mut outcomes = Vec::new();
+    for server in &chosen.servers {
+        let mut outcome = Outcome::default();
+        let mut next = Some(0);
+        while let Some(from_page) = next {
+            let request = proto::PurgeRequest {
+                server: server.id.into(),
+                space: servers.space.into(),
+                from_page,
+                client: what.left_by.clone().map(|client| client.0),
+            };
+            match purge(&chosen.controller, request, servers.deadline.0) {
+                Ok(answer) => {
+                    outcome.add(&answer);
+                    // One that leads back would never end.
+                    next = answer.next_page.filter(|next| *next > from_page);
+                }
+                Err(error) => {
+                    failures.add(error);
+                    next = None;
+                }
+            }
+        }
+        if !global.json {
+            output::text(&outcome.line(server))?;
+        }
+        outcomes.push((server, outcome));
+    }
+    if global.json {
+        let documents: Vec<_> = outcomes.iter().map(|(server, it)| document(server, it)).collect();
+        output::json(&documents)?;
+    }
+    let is_whole = outcomes.iter().all(|(_, outcome)| outcome.is_whole());
+    failures.end(if is_whole { Exit::Ok } else { Exit::Failure })
+}
+
+fn document(server: &Server, outcome: &Outcome) -> serde_json::Value {
+    json!({
+        "node": server.name,
+        "node_id": server.id,
+        "freed_count": outcome.freed_count,
+        "freed_pages": outcome.freed_pages,
+        "busy_count": outcome.busy_count,
+        "refused_count": outcome.refused_count,
+    })
+}

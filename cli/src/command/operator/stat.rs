@@ -1,0 +1,154 @@
+//! `bluebridge stat`: how full the memory servers are, and what they refused.
+
+use bluebridge_northbound::proto::{StatisticsRequest, StatisticsResponse};
+use bluebridge_rack::control::ControlError;
+use bluebridge_rack::control::operations::statistics;
+use bluebridge_wire::address::PAGE_BYTES;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{Failures, Server, Servers};
+use crate::command::Global;
+use crate::exit::Exit;
+use crate::output;
+
+/// Ask memory servers how full they are, through the controller.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Stat {
+    /// One memory server, by name or id
+    #[arg(conflicts_with = "all")]
+    node: Option<String>,
+    /// Every memory server of the space (the default)
+    #[arg(long)]
+    all: bool,
+    /// Also what they refused and dropped since they started, and how often
+    #[arg(long)]
+    refusals: bool,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+type Answer = Result<StatisticsResponse, ControlError>;
+
+const COLUMNS: [&str; 10] = [
+    "node",
+    "id",
+    "shards",
+    "capacity",
+    "free",
+    "yours",
+    "quota",
+    "provisional",
+    "sessions",
+    "answered",
+];
+
+pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<Exit> {
+    let Stat { node, all: _, refusals, servers } = options;
+    let chosen = servers.choose(node.as_deref())?;
+    let ask = |server: &Server| {
+        let request = StatisticsRequest { server: server.id.into(), space: servers.space.into() };
+        statistics(&chosen.controller, request, servers.deadline.0)
+    };
+    let answers: Vec<(&Server, Answer)> =
+        chosen.servers.iter().map(|server| (server, ask(server))).collect();
+    if global.json {
+        let documents = answers.iter().map(|(server, answer)| document(server, answer, refusals));
+        output::json(&documents.collect::<Vec<_>>())?;
+    } else {
+        output::table(&COLUMNS, answers.iter().map(|(server, it)| row(server, it)).collect())?;
+        if refusals {
+            let rows = answers.iter().flat_map(|(server, answer)| refusal_rows(server, answer));
+            output::text("")?;
+            output::table(&["node", "refused or dropped", "times"], rows.collect())?;
+        }
+    }
+    let mut failures = Failures::default();
+    answers.into_iter().filter_map(|(_, answer)| answer.err()).for_each(|it| failures.add(it));
+    failures.end(Exit::Ok)
+}
+
+fn refusal_rows(server: &Server, answer: &Answer) -> Vec<Vec<String>> {
+    let refusals = answer.as_ref().map_or(&[][..], |answer| &answer.refusals);
+    let row = |(reason, count): (&str, u64)| {
+        vec![server.name.clone(), reason.to_owned(), count.to_string()]
+    };
+    match (answer, refusals) {
+        (Err(_), _) => vec![vec![server.name.clone(), "no answer".to_owned(), String::new()]],
+        (Ok(_), []) => vec![row(("nothing", 0))],
+        (Ok(_), refusals) => refusals.iter().map(|it| row((&it.reason, it.count))).collect(),
+    }
+}
+
+fn document(server: &Server, answer: &Answer, refusals: bool) -> Value {
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            return json!({ "node": server.name, "node_id": server.id, "error": error.to_string() });
+        }
+    };
+    let mut document = json!({
+        "node": server.name,
+        "node_id": server.id,
+        "shard_count": answer.shard_count,
+        "page_bytes": PAGE_BYTES,
+        "capacity_pages": answer.capacity_pages,
+        "free_pages": answer.free_pages,
+        "used_pages": answer.used_pages,
+        "quota_pages": (answer.quota_pages != u64::MAX).then_some(answer.quota_pages),
+        "provisional_pages": answer.provisional_pages,
+        "session_count": answer.session_count,
+        "answered_count": answer.answered_count,
+    });
+    if let (true, Some(fields)) = (refusals, document.as_object_mut()) {
+        let listed = answer.refusals.iter();
+        let listed = listed.map(|it| json!({ "reason": it.reason, "count": it.count }));
+        fields.insert("refusals".to_owned(), listed.collect());
+    }
+    document
+}
+
+fn row(server: &Server, answer: &Answer) -> Vec<String> {
+    let mut row = vec![server.name.clone(), server.id.to_string()];
+    match answer {
+        Ok(answer) => row.extend([
+            answer.shard_count.to_string(),
+            size(answer.capacity_pages),
+            size(answer.free_pages),
+            size(answer.used_pages),
+            match answer.quota_pages {
+                u64::MAX => "none".to_owned(),
+                pages => size(pages),
+            },
+            size(answer.provisional_pages),
+            answer.session_count.to_string(),
+            answer.answered_count.to_string(),
+        ]),
+        Err(_) => row.push("no answer".to_owned()),
+    }
+    row
+}
+
+/// Pages in the largest unit of which there is at least one.
+fn size(pages: u64) -> String {
+    let bytes = pages as f64 * PAGE_BYTES as f64;
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB")];
+    let fitting = units.iter().find(|(shift, _)| bytes >= (1_u64 << shift) as f64);
+    let (shift, unit) = fitting.unwrap_or(&(10, "KiB"));
+    let number = bytes / (1_u64 << shift) as f64;
+    if number.fract() == 0.0 { format!("{number} {unit}") } else { format!("{number:.2} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_a_unit_that_can_be_read() {
+        assert_eq!(size(0), "0 KiB");
+        assert_eq!(size(1), "4 KiB");
+        assert_eq!(size(256), "1 MiB");
+        assert_eq!(size(65_535), "256.00 MiB");
+        assert_eq!(size(1 << 18), "1 GiB");
+    }
+}

@@ -1,0 +1,130 @@
+//! Whose memory an operator means, and who is asked for it.
+
+use std::ops::RangeInclusive;
+
+use bluebridge_wire::{NodeId, Space};
+
+use super::{Core, Node, NodeRecord, Role};
+
+/// Some incarnations of a client's node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Lives {
+    /// The node.
+    pub node: NodeId,
+    /// The first and the last of them.
+    pub incarnations: RangeInclusive<u32>,
+}
+
+/// Which client an operator names.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Named<'a> {
+    /// By its name: all its incarnations.
+    Name(&'a str),
+    /// One incarnation of a node, whose name may be forgotten.
+    One(NodeId, u32),
+}
+
+/// Why an operator's question cannot be asked; it is for the operator to mend.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum OperatorError {
+    /// No memory server has the node id.
+    #[error("node {0} is no memory server of this rack")]
+    NoServer(u16),
+    /// The memory server is of another space.
+    #[error("{server} serves space {theirs}, not space {asked}")]
+    OtherSpace {
+        /// The server's name.
+        server: String,
+        /// Its space.
+        theirs: u16,
+        /// What was asked for.
+        asked: u16,
+    },
+    /// No client of the space has, or had, the name.
+    #[error("no client {name} is known in space {space}; allocations show who they were made for")]
+    NoClient {
+        /// The name.
+        name: String,
+        /// The space.
+        space: u16,
+    },
+    /// The client is there, and was never gone before.
+    #[error("{0} is a member and is heard, so nothing is left of it; end it first")]
+    StillThere(String),
+}
+
+impl Core {
+    /// A memory server, attached or not, that serves a space.
+    ///
+    /// # Errors
+    /// [`OperatorError`].
+    pub fn memory_server(&self, id: NodeId, space: Space) -> Result<&Node, OperatorError> {
+        let node = self.node(id).filter(|node| node.record.role == Role::Memory);
+        let node = node.ok_or(OperatorError::NoServer(id.0))?;
+        let record = &node.record;
+        if record.space() != space {
+            let server = record.name.clone();
+            return Err(OperatorError::OtherSpace { server, theirs: record.space, asked: space.0 });
+        }
+        Ok(node)
+    }
+
+    /// The incarnations that an operator names.
+    ///
+    /// # Errors
+    /// [`OperatorError::NoClient`].
+    pub fn lives(&self, space: Space, named: Named<'_>) -> Result<Lives, OperatorError> {
+        match named {
+            Named::One(node, incarnation) => {
+                Ok(Lives { node, incarnations: incarnation..=incarnation })
+            }
+            Named::Name(name) => {
+                let clients = self.nodes().map(|node| &node.record).filter(|record| {
+                    record.role == Role::Client && record.space() == space && record.name == name
+                });
+                // Of several ids that had the name, the one that has it now.
+                let record = clients.min_by_key(|record| record.retired);
+                let record = record.ok_or_else(|| OperatorError::NoClient {
+                    name: name.to_owned(),
+                    space: space.0,
+                })?;
+                let incarnations = record.first_incarnation..=record.incarnation;
+                Ok(Lives { node: record.id(), incarnations })
+            }
+        }
+    }
+
+    /// Those of them that are over: the one that is a member and is heard is not.
+    ///
+    /// # Errors
+    /// [`OperatorError`].
+    pub fn lives_over(&self, space: Space, named: Named<'_>) -> Result<Lives, OperatorError> {
+        let Lives { node, incarnations } = self.lives(space, named)?;
+        let (first, mut last) = incarnations.into_inner();
+        if self.is_heard(node, last) {
+            last = last.saturating_sub(1);
+        }
+        if first > last {
+            let name = self.node(node).map_or_else(String::new, |node| node.record.name.clone());
+            return Err(OperatorError::StillThere(name));
+        }
+        Ok(Lives { node, incarnations: first..=last })
+    }
+
+    /// Whether an incarnation is a member whose heartbeats come.
+    #[must_use]
+    pub fn is_heard(&self, id: NodeId, incarnation: u32) -> bool {
+        self.node(id).is_some_and(|node| {
+            node.record.attached && node.live && node.record.incarnation == incarnation
+        })
+    }
+
+    /// The client that an incarnation of a node was, if it is remembered: ids of clients are given to
+    /// others.
+    #[must_use]
+    pub fn client(&self, id: NodeId, incarnation: u32) -> Option<&NodeRecord> {
+        let record = &self.node(id)?.record;
+        let lives = record.first_incarnation..=record.incarnation;
+        (record.role == Role::Client && lives.contains(&incarnation)).then_some(record)
+    }
+}

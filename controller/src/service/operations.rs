@@ -1,0 +1,346 @@
+//! What operators ask of memory servers, handed on through the calls that those hold open.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bluebridge_northbound::proto;
+use bluebridge_wire::{NodeId, Space};
+use proto::attend_request::Body as Said;
+use proto::attend_response::Body as Asked;
+use proto::operations_server::Operations;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{certified_names, member_refused, parse_member, parse_node};
+use crate::core::{Core, Lives, Named, OperatorError, Role};
+use crate::shared::SharedState;
+
+/// How long a memory server may take to say who it is, and to answer.
+const GREETING: Duration = Duration::from_secs(3);
+const ANSWER_WAIT: Duration = Duration::from_secs(4);
+
+/// Questions that are on their way to one memory server, and to all.
+const QUESTIONS_PER_SERVER: usize = 8;
+const QUESTIONS_MAX: usize = 32;
+
+/// The most allocations in an answer.
+const ALLOCATIONS_MAX: u32 = 1024;
+
+/// The operators' API.
+#[derive(Debug)]
+pub(crate) struct Operators {
+    shared: Arc<SharedState>,
+    /// The names of certificates whose holders may ask; of no use without certificates.
+    names: Vec<String>,
+    links: Arc<Links>,
+    places: Semaphore,
+}
+
+/// The open calls of memory servers.
+#[derive(Debug, Default)]
+struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
+
+/// One of them.
+#[derive(Debug)]
+struct Link {
+    incarnation: u32,
+    questions: mpsc::Sender<Result<proto::AttendResponse, Status>>,
+    waiting: Mutex<Waiting>,
+    ended: Notify,
+}
+
+/// Who waits for answers.
+#[derive(Debug, Default)]
+struct Waiting {
+    last_id: u64,
+    askers: HashMap<u64, oneshot::Sender<Said>>,
+    is_over: bool,
+}
+
+impl Links {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Link>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a question; the answer comes through what is returned. `None` if the server is busy or gone.
+    fn ask(&self, question: Asked) -> Option<(u64, oneshot::Receiver<Said>)> {
+        let (asker, answer) = oneshot::channel();
+        let mut waiting = self.waiting();
+        if waiting.is_over {
+            return None;
+        }
+        waiting.last_id += 1;
+        let id = waiting.last_id;
+        let message = proto::AttendResponse { id, body: Some(question) };
+        self.questions.try_send(Ok(message)).ok()?;
+        waiting.askers.insert(id, asker);
+        Some((id, answer))
+    }
+
+    /// Passes an answer on; one that nobody waits for is dropped.
+    fn answered(&self, answer: proto::AttendRequest) {
+        let asker = self.waiting().askers.remove(&answer.id);
+        if let Some((asker, body)) = asker.zip(answer.body) {
+            let _ = asker.send(body);
+        }
+    }
+
+    /// The server will answer nothing any more.
+    fn end(&self) {
+        let mut waiting = self.waiting();
+        waiting.is_over = true;
+        waiting.askers.clear();
+        self.ended.notify_one();
+    }
+}
+
+impl Operators {
+    pub(crate) fn new(shared: Arc<SharedState>, names: Vec<String>) -> Self {
+        let places = Semaphore::new(QUESTIONS_MAX);
+        Self { shared, names, links: Arc::default(), places }
+    }
+
+    /// Whether the caller may ask, and a place for its question.
+    fn admit<T>(&self, request: &Request<T>) -> Result<SemaphorePermit<'_>, Status> {
+        check_operator(certified_names(request).as_deref(), &self.names).inspect_err(|status| {
+            SharedState::count(&self.shared.counts.refused);
+            tracing::info!("refused an operator: {}", status.message());
+        })?;
+        self.places.try_acquire().map_err(|_| {
+            SharedState::count(&self.shared.counts.refused);
+            let words = format!("{QUESTIONS_MAX} questions at once are the most; try again");
+            Status::resource_exhausted(words)
+        })
+    }
+
+    /// Asks a memory server and waits for its answer.
+    async fn ask(&self, server: u32, space: u32, question: Asked) -> Result<Said, Status> {
+        let server = parse_node(server).map_err(Status::invalid_argument)?;
+        let space = parse_space(space)?;
+        let record = self
+            .shared
+            .look(|core| core.memory_server(server, space).map(|node| node.record.clone()));
+        let record = record.await.map_err(|error| not_asked(&error))?;
+        let silent = |why: &str| {
+            let name = &record.name;
+            Status::deadline_exceeded(format!("the memory server {name} does not answer: {why}"))
+        };
+        if !record.attached {
+            return Err(silent("it left"));
+        }
+        let link = self.links.lock().get(&server).cloned();
+        let link = link.filter(|link| link.incarnation == record.incarnation);
+        let link = link.ok_or_else(|| silent("it has no connection to the controller"))?;
+        let (id, answer) = link.ask(question).ok_or_else(|| silent("it has too much to do"))?;
+        match timeout(ANSWER_WAIT, answer).await {
+            Ok(Ok(Said::Failure(words))) => Err(silent(&words)),
+            Ok(Ok(said)) => Ok(said),
+            Ok(Err(_)) => Err(silent("it was lost")),
+            Err(_) => {
+                link.waiting().askers.remove(&id);
+                Err(silent("no answer in time"))
+            }
+        }
+    }
+
+    /// The incarnations that a request names; `None` for anybody.
+    async fn lives(
+        &self,
+        client: Option<proto::Client>,
+        space: u32,
+        lives: impl FnOnce(&Core, Space, Named<'_>) -> Result<Lives, OperatorError>,
+    ) -> Result<Option<proto::Incarnations>, Status> {
+        let Some(client) = client else { return Ok(None) };
+        let space = parse_space(space)?;
+        let node = parse_node(client.node).map_err(Status::invalid_argument)?;
+        let named = match client.name.as_str() {
+            "" => Named::One(node, client.incarnation),
+            name => Named::Name(name),
+        };
+        let found = self.shared.look(|core| lives(core, space, named)).await;
+        let Lives { node, incarnations } = found.map_err(|error| not_asked(&error))?;
+        let (first, last) = incarnations.into_inner();
+        Ok(Some(proto::Incarnations { node: node.0.into(), first, last }))
+    }
+}
+
+#[tonic::async_trait]
+impl Operations for Operators {
+    type AttendStream = ReceiverStream<Result<proto::AttendResponse, Status>>;
+
+    async fn attend(
+        &self,
+        request: Request<Streaming<proto::AttendRequest>>,
+    ) -> Result<Response<Self::AttendStream>, Status> {
+        let mut said = request.into_inner();
+        let first = timeout(GREETING, said.message()).await;
+        let first = first.map_err(|_| Status::invalid_argument("say who you are, at once"))??;
+        let Some(Said::Member(member)) = first.and_then(|first| first.body) else {
+            return Err(Status::invalid_argument("say who you are first"));
+        };
+        let who = parse_member(member.node, member.incarnation, &member.token)
+            .map_err(Status::invalid_argument)?;
+        let is_memory = self.shared.look(|core| {
+            core.check_member(who)?;
+            Ok(core.node(who.node).is_some_and(|node| node.record.role == Role::Memory))
+        });
+        if !is_memory.await.map_err(|error| member_refused(&error))? {
+            return Err(Status::invalid_argument("only memory servers are asked questions"));
+        }
+        let (questions, outgoing) = mpsc::channel(QUESTIONS_PER_SERVER);
+        let incarnation = who.incarnation;
+        let (waiting, ended) = (Mutex::default(), Notify::new());
+        let link = Arc::new(Link { incarnation, questions, waiting, ended });
+        // A call before this one, of a connection that was lost, ends with its link.
+        if let Some(former) = self.links.lock().insert(who.node, Arc::clone(&link)) {
+            former.end();
+        }
+        let links = Arc::clone(&self.links);
+        tokio::spawn(async move {
+            loop {
+                let next = tokio::select! {
+                    next = said.message() => next,
+                    () = link.ended.notified() => break,
+                };
+                let Ok(Some(answer)) = next else { break };
+                link.answered(answer);
+            }
+            link.end();
+            let mut links = links.lock();
+            if links.get(&who.node).is_some_and(|current| Arc::ptr_eq(current, &link)) {
+                links.remove(&who.node);
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(outgoing)))
+    }
+
+    async fn allocations(
+        &self,
+        request: Request<proto::AllocationsRequest>,
+    ) -> Result<Response<proto::AllocationsResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let proto::AllocationsRequest { server, space, from_page, limit, client } =
+            request.into_inner();
+        if !(1..=ALLOCATIONS_MAX).contains(&limit) {
+            return Err(Status::invalid_argument("the limit is 1 to 1024 allocations"));
+        }
+        let creators = self.lives(client, space, Core::lives).await?;
+        let question = proto::SurveyQuestion { space, from_page, limit, creators, frees: false };
+        let Said::Survey(found) = self.ask(server, space, Asked::Survey(question)).await? else {
+            return Err(confused());
+        };
+        let proto::SurveyAnswer { mut allocations, next_page, .. } = found;
+        self.shared.look(|core| allocations.iter_mut().for_each(|it| name(core, it))).await;
+        Ok(Response::new(proto::AllocationsResponse { allocations, next_page }))
+    }
+
+    async fn purge(
+        &self,
+        request: Request<proto::PurgeRequest>,
+    ) -> Result<Response<proto::PurgeResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let proto::PurgeRequest { server, space, from_page, client } = request.into_inner();
+        let creators = self.lives(client, space, Core::lives_over).await?;
+        let limit = ALLOCATIONS_MAX;
+        let question = proto::SurveyQuestion { space, from_page, limit, creators, frees: true };
+        let Said::Survey(found) = self.ask(server, space, Asked::Survey(question)).await? else {
+            return Err(confused());
+        };
+        let purged = found.purged.ok_or_else(confused)?;
+        tracing::info!(
+            server,
+            space,
+            client = ?creators.map(|it| (it.node, it.first..=it.last)),
+            freed = purged.freed_count,
+            pages = purged.freed_pages,
+            "an operator freed memory"
+        );
+        Ok(Response::new(purged))
+    }
+
+    async fn statistics(
+        &self,
+        request: Request<proto::StatisticsRequest>,
+    ) -> Result<Response<proto::StatisticsResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let proto::StatisticsRequest { server, space } = request.into_inner();
+        let question = proto::StatisticsQuestion { space };
+        match self.ask(server, space, Asked::Statistics(question)).await? {
+            Said::Statistics(statistics) => Ok(Response::new(statistics)),
+            _ => Err(confused()),
+        }
+    }
+}
+
+/// Where certificates are asked for, operators have one with a name that the controller was told.
+fn check_operator(certified: Option<&[String]>, operators: &[String]) -> Result<(), Status> {
+    let is_one = |certified: &[String]| certified.iter().any(|name| operators.contains(name));
+    if certified.is_none_or(is_one) {
+        return Ok(());
+    }
+    Err(Status::permission_denied(
+        "the caller's certificate is not an operator's; its DNS name must be one that the controller \
+         was started with (--operator)",
+    ))
+}
+
+/// Says which client an allocation was made for.
+fn name(core: &Core, allocation: &mut proto::Allocation) {
+    let Ok(node) = parse_node(allocation.client_node) else { return };
+    let client = core.client(node, allocation.client_incarnation);
+    allocation.client_name = client.map_or_else(String::new, |record| record.name.clone());
+    allocation.client_live = core.is_heard(node, allocation.client_incarnation);
+}
+
+fn parse_space(number: u32) -> Result<Space, Status> {
+    let space = u16::try_from(number).map(Space);
+    space.map_err(|_| Status::invalid_argument("a space has 16 bits"))
+}
+
+fn not_asked(error: &OperatorError) -> Status {
+    let words = error.to_string();
+    match error {
+        OperatorError::NoServer(_) | OperatorError::NoClient { .. } => Status::not_found(words),
+        OperatorError::OtherSpace { .. } | OperatorError::StillThere(_) => {
+            Status::failed_precondition(words)
+        }
+    }
+}
+
+fn confused() -> Status {
+    Status::internal("the memory server answered something else; compare the versions")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_shown_a_certificate_needs_an_operators() {
+        let names =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let operators = names(&["alice", "bob"]);
+        check_operator(None, &operators).expect("certificates are not asked for");
+        check_operator(None, &[]).expect("certificates are not asked for");
+        check_operator(Some(&names(&["c1", "bob"])), &operators).expect("one of the names");
+        for (certified, operators) in [
+            (&["c1"][..], &operators[..]),
+            (&[], &operators),
+            (&["alice"], &[]),
+            (&["Alice"], &operators),
+        ] {
+            let refused =
+                check_operator(Some(&names(certified)), operators).expect_err("no operator");
+            assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{certified:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What operators ask of memory servers, through a controller.
+
+#[expect(dead_code, reason = "this test needs a part of the rig")]
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bluebridge_northbound::proto::operations_client::OperationsClient;
+use bluebridge_northbound::proto::{
+    Allocation, AllocationsRequest, Client, PurgeRequest, PurgeResponse, StatisticsRequest,
+    StatisticsResponse, SurveyAnswer,
+};
+use bluebridge_northbound::{Answer, Ask, Membership};
+use bluebridge_wire::{NodeId, Space};
+use rig::{Agent, Running, client, memory, runtime, until};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+/// A memory server that answers as `say` says, until it is dropped.
+struct Server {
+    membership: Arc<Membership>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(membership: Membership, say: impl Fn(&Ask) -> Answer + Send + 'static) -> Self {
+        let (membership, stop) = (Arc::new(membership), Arc::new(AtomicBool::new(false)));
+        let (served, stopped) = (Arc::clone(&membership), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let version = served.snapshot().version;
+                let _ = served.wait_newer(version, Duration::from_millis(10));
+                while let Some(question) = served.next_question() {
+                    let answer = say(question.ask());
+                    question.answer(answer);
+                }
+            }
+        });
+        Self { membership, stop, thread: Some(thread) }
+    }
+
+    fn node(&self) -> u32 {
+        self.membership.assignment().node.0.into()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// An operator.
+struct Operator {
+    runtime: tokio::runtime::Runtime,
+    calls: OperationsClient<Channel>,
+}
+
+impl Operator {
+    fn new(controller: &Running) -> Self {
+        let runtime = runtime();
+        let calls = runtime.block_on(OperationsClient::connect(controller.uri())).unwrap();
+        Self { runtime, calls }
+    }
+
+    fn statistics(&mut self, server: u32) -> Result<StatisticsResponse, Status> {
+        let asked = self.calls.statistics(StatisticsRequest { server, space: 1 });
+        self.runtime.block_on(asked).map(tonic::Response::into_inner)
+    }
+
+    fn list(&mut self, request: AllocationsRequest) -> Result<Vec<Allocation>, Status> {
+        let asked = self.calls.allocations(request);
+        self.runtime.block_on(asked).map(|answer| answer.into_inner().allocations)
+    }
+
+    fn purge(&mut self, request: PurgeRequest) -> Result<PurgeResponse, Status> {
+        self.runtime.block_on(self.calls.purge(request)).map(tonic::Response::into_inner)
+    }
+}
+
+/// Answers with what was asked, so that a test sees it.
+fn echo(ask: &Ask) -> Answer {
+    match ask {
+        Ask::Statistics { space } => Answer::Statistics(StatisticsResponse {
+            used_pages: space.0.into(),
+            ..StatisticsResponse::default()
+        }),
+        Ask::Survey { creators, frees: true, .. } => {
+            let lives = creators.clone().map_or(0..=0, |(_, lives)| lives);
+            let (freed_count, freed_pages) = ((*lives.start()).into(), (*lives.end()).into());
+            let purged = PurgeResponse { freed_count, freed_pages, ..PurgeResponse::default() };
+            Answer::Survey(SurveyAnswer { purged: Some(purged), ..SurveyAnswer::default() })
+        }
+        // An allocation of each of three lives of the first client's node.
+        Ask::Survey { .. } => {
+            let allocation = |client_incarnation| Allocation {
+                pointer: vec![0; 16],
+                pages: 1,
+                client_node: 0xfffe,
+                client_incarnation,
+                ..Allocation::default()
+            };
+            let allocations = (1..=3).map(allocation).collect();
+            Answer::Survey(SurveyAnswer { allocations, ..SurveyAnswer::default() })
+        }
+    }
+}
+
+fn join(controller: &Running, registration: bluebridge_northbound::Registration) -> Membership {
+    Membership::join(&controller.uri(), registration).unwrap()
+}
+
+fn code<T: std::fmt::Debug>(outcome: Result<T, Status>) -> Code {
+    outcome.expect_err("refused").code()
+}
+
+#[test]
+fn an_operator_asks_memory_servers_through_the_controller() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let server = Server::start(join(&controller, memory("m1", 1)), echo);
+    let mut operator = Operator::new(&controller);
+    until("the server's open call", || {
+        Operator::new(&controller).statistics(server.node()).is_ok()
+    });
+    assert_eq!(operator.statistics(server.node()).unwrap().used_pages, 1);
+
+    join(&controller, client("c1", 2)).leave().unwrap();
+    let user = join(&controller, client("c1", 2));
+    assert_eq!(user.assignment().node, NodeId(0xfffe));
+    let all = AllocationsRequest {
+        server: server.node(),
+        space: 1,
+        limit: 10,
+        ..AllocationsRequest::default()
+    };
+    let named: Vec<_> = operator
+        .list(all.clone())
+        .unwrap()
+        .into_iter()
+        .map(|it| (it.client_name, it.client_live))
+        .collect();
+    let expected = [("c1", false), ("c1", true), ("", false)];
+    assert_eq!(named, expected.map(|(name, live)| (name.to_owned(), live)));
+
+    // What is left of a client is what its life before had.
+    let of = |name: &str| Some(Client { name: name.to_owned(), ..Client::default() });
+    let purge = PurgeRequest { server: server.node(), space: 1, ..PurgeRequest::default() };
+    let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 1), "its first life");
+    drop(user);
+    let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 2), "both are over");
+    let purged = operator.purge(purge.clone()).unwrap();
+    assert_eq!(purged.freed_count, 0, "no lives are named: anybody's");
+
+    let unknown = PurgeRequest { client: of("c9"), ..purge.clone() };
+    assert_eq!(code(operator.purge(unknown)), Code::NotFound);
+    assert_eq!(code(operator.purge(PurgeRequest { space: 2, ..purge })), Code::FailedPrecondition);
+    assert_eq!(code(operator.statistics(77)), Code::NotFound);
+    assert_eq!(code(operator.statistics(1 << 16)), Code::InvalidArgument);
+    for limit in [0, 1025] {
+        let wrong = AllocationsRequest { limit, ..all.clone() };
+        assert_eq!(code(operator.list(wrong)), Code::InvalidArgument);
+    }
+    let node = server.node();
+    drop(server);
+    until("the server is gone", || {
+        code(Operator::new(&controller).statistics(node)) == Code::DeadlineExceeded
+    });
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_told_in_time() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    // It hears the questions, and answers none.
+    let silent = join(&controller, memory("m1", 1));
+    let server = silent.assignment().node.0.into();
+    let mut operator = Operator::new(&controller);
+    let mut words = String::new();
+    until("a question is on its way", || {
+        let status = Operator::new(&controller).statistics(server).expect_err("nobody answers");
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        status.message().contains("no answer in time")
+    });
+    // One that it cannot answer is told at once.
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| operator.statistics(server).expect_err("nobody answers"));
+        until("the question", || {
+            silent.next_question().map(|question| {
+                question.answer(Answer::Failure("its disk is full".to_owned()));
+            });
+            asked.is_finished()
+        });
+        words = asked.join().unwrap().message().to_owned();
+    });
+    assert_eq!(words, "the memory server m1 does not answer: its disk is full");
+}
+
+#[test]
+fn only_memory_servers_attend_and_they_prove_it() {
+    use bluebridge_northbound::proto::{AttendRequest, Attendance, attend_request::Body};
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let (home, user) = (join(&controller, memory("m1", 1)), join(&controller, client("c1", 2)));
+    let proof = |membership: &Membership| {
+        let assignment = membership.assignment();
+        Attendance {
+            node: assignment.node.0.into(),
+            incarnation: assignment.incarnation,
+            token: assignment.token.0.to_vec(),
+        }
+    };
+    let runtime = runtime();
+    let attend = |body: Body| {
+        let first = AttendRequest { id: 0, body: Some(body) };
+        runtime.block_on(async {
+            let mut calls = OperationsClient::connect(controller.uri()).await.unwrap();
+            let said = tokio_stream::iter([first]);
+            calls.attend(said).await.map(|_| ()).map_err(|status| status.code())
+        })
+    };
+    let wrong_token = Attendance { token: vec![0; 16], ..proof(&home) };
+    let stale = Attendance { incarnation: 0, ..proof(&home) };
+    for (body, expected) in [
+        (Body::Member(proof(&user)), Code::InvalidArgument),
+        (Body::Member(wrong_token), Code::PermissionDenied),
+        (Body::Member(stale), Code::FailedPrecondition),
+        (Body::Failure("I am nobody".to_owned()), Code::InvalidArgument),
+    ] {
+        assert_eq!(attend(body.clone()), Err(expected), "{body:?}");
+    }
+    assert_eq!(attend(Body::Member(proof(&home))), Ok(()));
+    assert_eq!(home.assignment().space, Space(1));
+}

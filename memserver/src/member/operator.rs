@@ -1,0 +1,149 @@
+//! Answers to what operators ask, shard by shard.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use bluebridge_northbound::{Answer, Ask, proto};
+use bluebridge_wire::{
+    NodeId, Pointer, Space, Status,
+    address::{PAGE_SHIFT, SHARD_SHIFT},
+};
+
+use crate::{
+    Server,
+    server::SurveyError,
+    statistics::refusals,
+    survey::{Creators, FOUND_MAX, Findings, Found, Query},
+};
+
+/// How long all shards together may take for one question; the controller waits a little longer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Pages that a shard's offsets span.
+const SHARD_PAGES_SHIFT: u32 = SHARD_SHIFT - PAGE_SHIFT;
+
+/// What a server says to a question; it takes [`PATIENCE`] at most.
+pub(super) fn answer(ask: &Ask, node: NodeId, server: &Server) -> Answer {
+    let answered = match ask {
+        Ask::Statistics { space } => statistics(server, *space).map(Answer::Statistics),
+        Ask::Survey { space, from_page, limit, creators, frees } => {
+            let creators =
+                creators.clone().map(|(node, incarnations)| Creators { node, incarnations });
+            let limit = (*limit).min(FOUND_MAX);
+            let query =
+                Query { space: *space, creators, from_page: *from_page, limit, frees: *frees };
+            survey(server, node, query).map(Answer::Survey)
+        }
+    };
+    answered.unwrap_or_else(|error| Answer::Failure(error.to_string()))
+}
+
+fn survey(
+    server: &Server,
+    node: NodeId,
+    mut query: Query,
+) -> Result<proto::SurveyAnswer, SurveyError> {
+    let until = Instant::now() + PATIENCE;
+    let shard_count = server.shard_count();
+    let mut answer = proto::SurveyAnswer::default();
+    let mut purged = proto::PurgeResponse::default();
+    let first = u16::try_from(query.from_page >> SHARD_PAGES_SHIFT).unwrap_or(u16::MAX);
+    for shard in first..shard_count {
+        if query.limit == 0 {
+            answer.next_page = Some(query.from_page);
+            break;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let asked = server.survey(shard, query.clone(), left);
+        let Findings { found, next_page, .. } = match asked {
+            // What was found before is told; the caller goes on from there.
+            Err(_) if shard > first => {
+                answer.next_page = Some(query.from_page);
+                break;
+            }
+            asked => asked?,
+        };
+        query.limit = query.limit.saturating_sub(u32::try_from(found.len()).unwrap_or(u32::MAX));
+        if query.frees {
+            found.iter().for_each(|found| count(&mut purged, found));
+        } else {
+            answer.allocations.extend(found.iter().map(|found| describe(found, node)));
+        }
+        if next_page.is_some() {
+            answer.next_page = next_page;
+            break;
+        }
+        query.from_page = (u64::from(shard) + 1) << SHARD_PAGES_SHIFT;
+    }
+    if query.frees {
+        purged.next_page = answer.next_page;
+        answer.purged = Some(purged);
+    }
+    Ok(answer)
+}
+
+fn count(purged: &mut proto::PurgeResponse, found: &Found) {
+    match found.freed {
+        Some(Ok(())) => {
+            purged.freed_count += 1;
+            purged.freed_pages += u64::from(found.allocation.pages);
+        }
+        Some(Err(Status::Busy)) => purged.busy_count += 1,
+        Some(Err(status)) => {
+            purged.refused_count += 1;
+            purged.refusal = status.to_string();
+        }
+        None => {}
+    }
+}
+
+fn describe(found: &Found, node: NodeId) -> proto::Allocation {
+    let allocation = &found.allocation;
+    let pointer = Pointer {
+        space: allocation.space,
+        node,
+        tag: allocation.grant.tag,
+        location: allocation.grant.location,
+    };
+    proto::Allocation {
+        pointer: pointer.to_ipv6().octets().to_vec(),
+        pages: allocation.pages,
+        client_node: allocation.creator.node.0.into(),
+        client_incarnation: allocation.creator.incarnation,
+        client_name: String::new(),
+        client_live: false,
+        leased: found.is_leased,
+        provisional: found.is_provisional,
+    }
+}
+
+fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse, SurveyError> {
+    let until = Instant::now() + PATIENCE;
+    let mut total = proto::StatisticsResponse {
+        shard_count: server.shard_count().into(),
+        ..proto::StatisticsResponse::default()
+    };
+    for shard in 0..server.shard_count() {
+        let query = Query { space, creators: None, from_page: 0, limit: 0, frees: false };
+        let left = until.saturating_duration_since(Instant::now());
+        let usage = server.survey(shard, query, left)?.usage;
+        total.capacity_pages += usage.capacity_pages;
+        total.free_pages += usage.free_pages;
+        total.used_pages += usage.used_pages;
+        total.quota_pages = total.quota_pages.saturating_add(usage.quota_pages);
+    }
+    let shards = server.statistics();
+    for shard in &shards {
+        total.retired_pages += shard.arena.retired_pages;
+        total.provisional_pages += shard.provisional_pages;
+        total.leased_pages += shard.leased_pages;
+        total.waiting_count += shard.waiting_count;
+        total.session_count += shard.session_count;
+        total.answered_count += shard.answers.iter().map(|(_, count)| count).sum::<u64>();
+    }
+    let refused = refusals(&shards).into_iter();
+    total.refusals = refused
+        .map(|(reason, count)| proto::Refusals { reason: reason.to_owned(), count })
+        .collect();
+    Ok(total)
+}

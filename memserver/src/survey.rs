@@ -1,0 +1,226 @@
+//! What a shard tells an operator of its allocations, and frees for one.
+//!
+//! A shard goes through its pages a few at a time, between requests, so that an arena of any size keeps
+//! nobody waiting. What it finds is bounded by the query, which names where to go on from.
+
+use core::ops::RangeInclusive;
+use std::sync::mpsc::SyncSender;
+
+use bluebridge_protocol::{
+    Instant,
+    responder::Responder,
+    store::{Creator, Grant, StoreUsage},
+};
+use bluebridge_wire::{NodeId, Space, Status};
+
+use crate::serve::Store;
+
+/// Pages that are looked at in one turn, an allocation counting as one: some 20 us.
+const STEP_PAGES: u32 = 8192;
+
+/// Allocations, and pages of them, that are freed in one turn.
+const STEP_FREED: u32 = 16;
+const STEP_FREED_PAGES: u32 = 2048;
+
+/// The most allocations in one answer.
+pub const FOUND_MAX: u32 = 1024;
+
+/// An allocation as its arena knows it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Allocation {
+    /// The tenant.
+    pub space: Space,
+    /// Where it begins, and its colour.
+    pub grant: Grant,
+    /// Its length.
+    pub pages: u32,
+    /// For whom it was made.
+    pub creator: Creator,
+}
+
+/// Some lives of one endpoint.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Creators {
+    /// Its node.
+    pub node: NodeId,
+    /// The first and the last incarnation.
+    pub incarnations: RangeInclusive<u32>,
+}
+
+impl Creators {
+    fn contain(&self, creator: Creator) -> bool {
+        creator.node == self.node && self.incarnations.contains(&creator.incarnation)
+    }
+}
+
+/// Which allocations of a shard an operator wants to see, or freed.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// Of this tenant.
+    pub space: Space,
+    /// Made for these; `None` for anybody.
+    pub creators: Option<Creators>,
+    /// From this page on, by the numbers of [`bluebridge_wire::Location::page`].
+    pub from_page: u64,
+    /// At most so many, and never more than [`FOUND_MAX`]; 0 asks for the usage alone.
+    pub limit: u32,
+    /// Whether they are to be freed; those that are leased or wait for a CONFIRM stay.
+    pub frees: bool,
+}
+
+/// An allocation that was found, or freed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Found {
+    /// The allocation.
+    pub allocation: Allocation,
+    /// Whether pages of it are leased.
+    pub is_leased: bool,
+    /// Whether it waits for its CONFIRM.
+    pub is_provisional: bool,
+    /// `None` if it was not to be freed; else whether it was, or why it stays.
+    pub freed: Option<Result<(), Status>>,
+}
+
+/// What a shard found.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// In the order of their addresses.
+    pub found: Vec<Found>,
+    /// Where to go on from; `None`: there is no more.
+    pub next_page: Option<u64>,
+    /// What the space has in this shard.
+    pub usage: StoreUsage,
+}
+
+/// What another thread asks of a shard.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    query: Query,
+    next_page: u64,
+    findings: Findings,
+    reply: SyncSender<Findings>,
+}
+
+impl Survey {
+    /// What `query` asks for; the findings go to `reply`, which has room for them.
+    #[must_use]
+    pub fn new(query: Query, reply: SyncSender<Findings>) -> Self {
+        let limit = query.limit.min(FOUND_MAX);
+        // The shard's thread allocates nothing for it.
+        let found = Vec::with_capacity(limit as usize);
+        let next_page = query.from_page;
+        let query = Query { limit, ..query };
+        Self { query, next_page, findings: Findings { found, ..Findings::default() }, reply }
+    }
+
+    /// Goes on for a turn; says whether it is done, and then it has replied.
+    ///
+    /// Replies that wait to be sent may refer to pages, so they come first.
+    pub(crate) fn go_on<S: Store>(
+        &mut self,
+        now: Instant,
+        responder: &mut Responder,
+        store: &mut S,
+    ) -> bool {
+        let turn = match (self.query.limit, self.query.frees) {
+            (0, _) => Turn::Done(None),
+            (_, true) => self.free(now, responder, store),
+            (_, false) => self.look(now, responder, store),
+        };
+        let Turn::Done(next_page) = turn else { return false };
+        self.findings.next_page = next_page;
+        self.findings.usage = store.usage(self.query.space);
+        // Whoever asked may have given up.
+        let _ = self.reply.try_send(core::mem::take(&mut self.findings));
+        true
+    }
+
+    /// Takes note of some allocations more.
+    fn look<S: Store>(&mut self, now: Instant, responder: &Responder, store: &S) -> Turn {
+        let Self { query, findings, .. } = self;
+        // Whether an allocation is leased is looked up page by page.
+        let mut budget = STEP_PAGES;
+        let next = store.survey(self.next_page, STEP_PAGES, &mut |allocation| {
+            if !is_wanted(query, &allocation, responder) {
+                return true;
+            }
+            if findings.found.len() >= query.limit as usize || budget == 0 {
+                return false;
+            }
+            budget = budget.saturating_sub(allocation.pages);
+            findings.found.push(found(allocation, now, responder));
+            true
+        });
+        self.turn(next)
+    }
+
+    /// Frees some allocations more.
+    fn free<S: Store>(&mut self, now: Instant, responder: &mut Responder, store: &mut S) -> Turn {
+        let mut freed_pages = 0_u32;
+        for _ in 0..STEP_FREED {
+            if self.findings.found.len() >= self.query.limit as usize {
+                return Turn::Done(Some(self.next_page));
+            }
+            let mut candidate = None;
+            let query = &self.query;
+            let budget = STEP_PAGES / STEP_FREED;
+            let next = store.survey(self.next_page, budget, &mut |allocation| {
+                candidate = is_wanted(query, &allocation, responder).then_some(allocation);
+                candidate.is_none()
+            });
+            let Some(allocation) = candidate else { return self.turn(next) };
+            let noted = found(allocation, now, responder);
+            let purged = responder.purge(now, allocation.space, allocation.grant, store);
+            // Replies that wait are sent first.
+            let Ok(purged) = purged else { break };
+            self.findings.found.push(Found { freed: Some(purged.map(|_| ())), ..noted });
+            let pages = allocation.pages;
+            self.next_page = allocation.grant.location.page() + u64::from(pages);
+            freed_pages = freed_pages.saturating_add(pages);
+            if freed_pages >= STEP_FREED_PAGES {
+                break;
+            }
+        }
+        Turn::Over
+    }
+
+    fn turn(&mut self, next: Option<u64>) -> Turn {
+        match next {
+            None => Turn::Done(None),
+            Some(next) if self.findings.found.len() >= self.query.limit as usize => {
+                Turn::Done(Some(next))
+            }
+            Some(next) => {
+                self.next_page = next;
+                Turn::Over
+            }
+        }
+    }
+}
+
+/// How a turn ended.
+enum Turn {
+    /// There is more to look at.
+    Over,
+    /// It was the last; where another query may go on from.
+    Done(Option<u64>),
+}
+
+/// What another node serves now, or has here, is for that node to tell.
+fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> bool {
+    let creators = query.creators.as_ref();
+    allocation.space == query.space
+        && creators.is_none_or(|creators| creators.contain(allocation.creator))
+        && responder.is_own_page(allocation.grant.location.page())
+}
+
+fn found(allocation: Allocation, now: Instant, responder: &Responder) -> Found {
+    let first = allocation.grant.location.page();
+    let pages = first..first + u64::from(allocation.pages);
+    Found {
+        allocation,
+        is_leased: responder.are_leased(now, pages),
+        is_provisional: responder.is_provisional(first),
+        freed: None,
+    }
+}

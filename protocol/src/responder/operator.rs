@@ -1,0 +1,79 @@
+//! What an operator orders past any session: freeing what a space or a client left.
+
+use core::ops::Range;
+
+use bluebridge_wire::{Space, Status};
+
+use super::{DrainFirst, Event, Responder, config::Limits};
+use crate::{
+    Instant,
+    store::{Access, Grant, PageStore},
+};
+
+impl Responder {
+    /// Whether a page of the store is of this server's own range, and served here.
+    #[must_use]
+    pub fn is_own_page(&self, page: u64) -> bool {
+        self.ranges.moved_to(page).is_none() && !self.ranges.is_adopted(page)
+    }
+
+    /// Whether any of some pages of the store is leased.
+    #[must_use]
+    pub fn are_leased(&self, now: Instant, pages: Range<u64>) -> bool {
+        self.leases.holder_in(now, pages).is_some()
+    }
+
+    /// Whether a page belongs to an anywhere-CREATE that nobody confirmed yet.
+    #[must_use]
+    pub fn is_provisional(&self, page: u64) -> bool {
+        self.provisional.holding(page).is_some()
+    }
+
+    /// Frees an allocation of this server's own range as a DELETE by its space would; answers its
+    /// pages, or why it stays: [`Status::Busy`] if it is leased or waits for its CONFIRM.
+    ///
+    /// # Errors
+    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    pub fn purge<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        space: Space,
+        grant: Grant,
+        store: &mut S,
+    ) -> Result<Result<u32, Status>, DrainFirst> {
+        if self.has_page_replies() || self.replies.room() < Limits::REPLIES_PER_REQUEST {
+            return Err(DrainFirst);
+        }
+        let purged = self.try_purge(now, space, grant, store);
+        if purged.is_ok() && !self.queue.is_empty() {
+            self.settle(now, store);
+        }
+        Ok(purged)
+    }
+
+    fn try_purge<S: PageStore + ?Sized>(
+        &mut self,
+        now: Instant,
+        space: Space,
+        grant: Grant,
+        store: &mut S,
+    ) -> Result<u32, Status> {
+        let Grant { location, tag } = grant;
+        let access = Access { location, length_bytes: 1, tag, space };
+        if !self.has_authority(now) {
+            return Err(Status::NoAuthority);
+        }
+        if !self.is_own_page(location.page()) {
+            return Err(Status::Moved);
+        }
+        let pages = store.allocation(access, 0)?;
+        if self.leases.holder_in(now, pages.clone()).is_some() || self.is_provisional(pages.start) {
+            return Err(Status::Busy);
+        }
+        let freed = store.delete(access, 0)?;
+        self.forget_leases(pages);
+        self.tell_purged(space, grant, u64::from(freed));
+        self.counters.count(Event::AllocationPurged);
+        Ok(freed)
+    }
+}

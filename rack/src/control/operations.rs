@@ -1,0 +1,56 @@
+//! What operators ask of memory servers, through the controller.
+
+use std::time::Duration;
+
+use bluebridge_northbound::proto;
+use proto::operations_client::OperationsClient;
+
+use super::{Contact, ControlError, Whom, ask_within};
+
+/// The most allocations in one answer.
+pub const ALLOCATIONS_MAX: u32 = 1024;
+
+/// Some allocations of a space on a memory server.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn allocations(
+    controller: &Contact,
+    request: proto::AllocationsRequest,
+    patience: Duration,
+) -> Result<proto::AllocationsResponse, ControlError> {
+    ask_within(patience, Whom::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.allocations(request).await.map(tonic::Response::into_inner)
+    })
+}
+
+/// Frees some allocations of a space on a memory server.
+///
+/// # Errors
+/// [`ControlError`]; if there was no answer, some may be freed.
+pub fn purge(
+    controller: &Contact,
+    request: proto::PurgeRequest,
+    patience: Duration,
+) -> Result<proto::PurgeResponse, ControlError> {
+    ask_within(patience, Whom::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.purge(request).await.map(tonic::Response::into_inner)
+    })
+}
+
+/// How full a memory server is, and what it refused and dropped.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn statistics(
+    controller: &Contact,
+    request: proto::StatisticsRequest,
+    patience: Duration,
+) -> Result<proto::StatisticsResponse, ControlError> {
+    ask_within(patience, Whom::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.statistics(request).await.map(tonic::Response::into_inner)
+    })
+}
