@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::MemoryNode;
+use bluebridge_northbound::environment::{parse_controller, parse_switch_port};
 use bluebridge_rack::RackError;
 use bluebridge_rack::access::{
     self, CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SWITCH_PORT_VARIABLE,
@@ -53,11 +54,11 @@ pub(super) struct Member {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     interface: Option<String>,
-    /// The switch's port that this interface is connected to
-    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N")]
+    /// The switch's port that this interface is connected to, such as 3 or p3
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
     switch_port: Option<u16>,
-    /// Where the controller listens
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    /// Where the controller listens, with or without http://
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     /// The space (tenant) to be in
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -300,6 +301,24 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_endpoint_is_described_as_the_environment_has_it() {
+        use clap::Parser;
+
+        #[derive(Debug, Parser)]
+        struct Line {
+            #[command(flatten)]
+            member: Member,
+        }
+        for (port, controller) in [("3", "[fd00:bb::1]:7700"), ("p3", "http://[fd00:bb::1]:7700")] {
+            let words = ["ping", "--switch-port", port, "--controller", controller];
+            let member = Line::try_parse_from(words).expect("both are understood").member;
+            assert_eq!(member.switch_port, Some(3));
+            let controller = member.controller.expect("given").to_string();
+            assert_eq!(controller, "[fd00:bb::1]:7700");
+        }
+    }
 
     #[test]
     fn a_deadline_has_a_unit_and_bounds() {

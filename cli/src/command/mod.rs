@@ -18,10 +18,12 @@ mod switch;
 mod switch_control;
 mod trust;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use bluebridge_rack::state::LOG_FORMAT_VARIABLE;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use self::logging::{LogFormat, Program};
 use crate::exit::Exit;
@@ -52,16 +54,9 @@ struct Global {
     /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
-    /// How log lines on standard error are written
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value_t,
-        env = "BLUEBRIDGE_LOG_FORMAT",
-        value_name = "FORMAT"
-    )]
-    log_format: LogFormat,
+    /// How log lines on standard error are written; text without it
+    #[arg(long, global = true, value_enum, env = LOG_FORMAT_VARIABLE, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -121,7 +116,10 @@ pub fn run() -> ExitCode {
         false if json => Program::ErrorAlone,
         false => Program::Command,
     };
-    logging::begin(program, line.global.verbose, line.global.log_format);
+    if let Err(error) = logging::begin(program, line.global.verbose, line.global.log_format) {
+        output::failure(&error.to_string(), Exit::Usage, json);
+        return Exit::Usage.into();
+    }
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
@@ -154,34 +152,45 @@ pub fn run() -> ExitCode {
 
 /// Says what is wrong with the command line, or what was asked for: --help, --version.
 fn misread(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    let given: Vec<_> = std::env::args_os().take_while(|it| it != "--").collect();
+    let wants_json = given.iter().any(|it| it == "--json");
+    let lacks_command = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || (lacks_command && !wants_json) {
         // A closed standard output or error must not change the exit code.
         let _ = error.print();
         return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
-    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
-    let words = usage_in_a_line(&error.render().to_string());
-    output::failure(&words, Exit::Usage, wants_json);
+    let text = match lacks_command {
+        true => "a subcommand is missing".to_owned(),
+        false => error.render().to_string(),
+    };
+    output::failure(&usage_in_a_line(&text, &subcommand_of(&given)), Exit::Usage, wants_json);
     Exit::Usage.into()
 }
 
-/// What clap says in several lines: the error and its tips, then the usage, of which the command is enough.
-fn usage_in_a_line(text: &str) -> String {
-    let (error, usage) = text.split_once("\n\nUsage: ").unwrap_or((text, ""));
+/// The names of the subcommands in the words of a command line, the program's name first.
+fn subcommand_of(given: &[OsString]) -> String {
+    let mut command = &CommandLine::command();
+    let mut names = vec![command.get_name()];
+    for word in given.iter().skip(1) {
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            names.push(command.get_name());
+        }
+    }
+    names.join(" ")
+}
+
+/// What clap says in several lines: the error and its tips. Of the usage, the way to it is enough.
+fn usage_in_a_line(text: &str, subcommand: &str) -> String {
+    let error = text.split("\n\nUsage: ").next().unwrap_or(text);
     let error = error.split("\n\nFor more information").next().unwrap_or(error);
     let error = error.strip_prefix("error: ").unwrap_or(error);
     // Tips are paragraphs of their own, and lists have a line for each entry.
     let parts =
         error.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
     let error = parts.collect::<Vec<_>>().join("; ");
-    let words = usage.split_whitespace().skip(1);
-    let command: Vec<_> = words
-        .take_while(|word| !word.starts_with(['[', '<', '-']))
-        .map(str::to_lowercase)
-        .collect();
-    let help =
-        [&["bluebridge".to_owned()][..], &command, &["--help".to_owned()]].concat().join(" ");
-    format!("{error}; see `{help}`")
+    format!("{error}; see `{subcommand} --help`")
 }
 
 /// The error and its causes, without those that the error's own words tell already.
@@ -199,8 +208,6 @@ fn in_words(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -212,7 +219,8 @@ mod tests {
     fn a_wrong_command_line_is_reported_in_a_line() {
         let reported = |words: &[&str]| {
             let refused = CommandLine::try_parse_from(words).expect_err("it is wrong");
-            usage_in_a_line(&refused.render().to_string())
+            let words: Vec<_> = words.iter().map(Into::into).collect();
+            usage_in_a_line(&refused.render().to_string(), &subcommand_of(&words))
         };
         assert_eq!(
             reported(&["bluebridge", "create"]),
@@ -226,7 +234,7 @@ mod tests {
         assert_eq!(
             reported(&["bluebridge", "rack", "up", "--deadline", "x"]),
             "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
-             `bluebridge --help`"
+             `bluebridge rack up --help`"
         );
     }
 

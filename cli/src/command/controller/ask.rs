@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge_northbound::CONTROLLER_PORT;
+use bluebridge_northbound::environment::parse_controller;
 use bluebridge_northbound::proto::{self, watch_response};
 use bluebridge_rack::access::CONTROLLER_VARIABLE;
 use bluebridge_rack::control::{Contact, controller_state, controller_watch};
@@ -51,7 +52,7 @@ pub(in crate::command) struct Asked {
     rack: Option<RackName>,
     /// Where the controller listens; without it and --rack, that of the only rack that is up, else
     /// the one of this machine
-    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS")]
+    #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     #[command(flatten)]
     trust: Trust,
