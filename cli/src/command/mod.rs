@@ -96,7 +96,9 @@ impl Command {
     fn is_daemon(&self) -> bool {
         match self {
             Self::Controller(controller) => controller.is_daemon(),
+            Self::Host(host) => host.is_daemon(),
             Self::Memserver(_) => true,
+            Self::Rack(rack) => rack.is_daemon(),
             Self::Switch(switch) => switch.is_daemon(),
             _ => false,
         }
@@ -154,15 +156,16 @@ pub fn run() -> ExitCode {
 fn misread(error: &clap::Error) -> ExitCode {
     let given: Vec<_> = std::env::args_os().take_while(|it| it != "--").collect();
     let wants_json = given.iter().any(|it| it == "--json");
-    let lacks_command = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-    if !error.use_stderr() || (lacks_command && !wants_json) {
+    let shows_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || shows_help {
         // A closed standard output or error must not change the exit code.
         let _ = error.print();
         return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
-    let text = match lacks_command {
-        true => "a subcommand is missing".to_owned(),
-        false => error.render().to_string(),
+    let text = match error.kind() {
+        // The list of them would name those that are for daemons only.
+        ErrorKind::MissingSubcommand => "a subcommand is missing".to_owned(),
+        _ => error.render().to_string(),
     };
     output::failure(&usage_in_a_line(&text, &subcommand_of(&given)), Exit::Usage, wants_json);
     Exit::Usage.into()
@@ -238,6 +241,26 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_serves_until_it_is_ended_logs_as_a_daemon() {
+        let is_daemon = |line: &str| {
+            let line = CommandLine::try_parse_from(line.split(' ')).expect("well formed");
+            line.command.is_daemon()
+        };
+        for daemon in [
+            "bluebridge controller --store x",
+            "bluebridge host up --interface eth0 --watch",
+            "bluebridge memserver --name a --interface b --switch-port 1 --controller [::1]:1",
+            "bluebridge rack watch",
+            "bluebridge switch",
+        ] {
+            assert!(is_daemon(daemon), "{daemon}");
+        }
+        for command in ["bluebridge host up --interface eth0", "bluebridge rack status"] {
+            assert!(!is_daemon(command), "{command}");
+        }
+    }
+
     /// The words of a line of a shell, without what the shell takes of it; `None` where a line goes on or leaves
     /// words out.
     fn words_of(line: &str) -> Option<Vec<String>> {
@@ -246,13 +269,17 @@ mod tests {
             match (quote, letter) {
                 (Some(mark), _) if mark == letter => quote = None,
                 (None, '"' | '\'') => quote = Some(letter),
-                (None, '&' | '|' | '>' | '<') => break,
+                (None, '&' | '|' | '>' | '<' | ';') => break,
                 (None, ' ') => words.push(std::mem::take(&mut word)),
                 _ => word.push(letter),
             }
         }
         words.push(word);
         words.retain(|word| !word.is_empty());
+        // What a variable of the shell holds in the book.
+        for word in words.iter_mut().filter(|word| *word == "$P") {
+            *word = "fdbb:1:1:1::".to_owned();
+        }
         let is_whole = !words.iter().any(|word| word == ".." || word.starts_with('['));
         is_whole.then_some(words)
     }

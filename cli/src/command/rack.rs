@@ -52,6 +52,13 @@ pub(super) enum RackCommand {
     Watch(Named),
 }
 
+impl RackCommand {
+    /// Whether it is one of the rack's own daemons.
+    pub(super) const fn is_daemon(&self) -> bool {
+        matches!(self, Self::Watch(_))
+    }
+}
+
 /// The name of a rack that gets none.
 const USUAL_NAME: &str = "rack";
 

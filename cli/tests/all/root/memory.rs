@@ -12,7 +12,7 @@ use serde_json::Value;
 /// A rack made by the binary, taken down when dropped.
 pub(super) struct Rack {
     scratch: Scratch,
-    name: String,
+    pub(super) name: String,
 }
 
 impl Rack {
@@ -30,11 +30,11 @@ impl Rack {
         rack
     }
 
-    fn state(&self) -> PathBuf {
+    pub(super) fn state(&self) -> PathBuf {
         self.scratch.path().join("state")
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bluebridge"));
         command.args(arguments).env("BLUEBRIDGE_STATE", self.state()).stdin(Stdio::null());
         command
@@ -44,7 +44,7 @@ impl Rack {
         self.command(arguments).output().expect("runs")
     }
 
-    fn text(&self, arguments: &[&str]) -> String {
+    pub(super) fn text(&self, arguments: &[&str]) -> String {
         let output = self.call(arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {said}");
