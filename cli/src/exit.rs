@@ -1,7 +1,6 @@
 //! How the binary ends, so that scripts can tell one failure from another.
 
 use std::io::ErrorKind;
-use std::path::Path;
 use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
@@ -18,8 +17,6 @@ use bluebridge_switch::agent::AgentError;
 use bluebridge_switch::dataplane::{PlaneError, PortError};
 use bluebridge_switch::offload::OffloadError;
 use bluebridge_transport::OpenError;
-use rustix::fs::{Access, access};
-use rustix::io::Errno;
 use serde::Serialize;
 
 /// The exit codes of every subcommand.
@@ -170,10 +167,12 @@ fn of_controller(error: &ControllerError) -> Exit {
         ControllerError::Listen { source, .. } => of_listen(source),
         ControllerError::Store(error) => match &**error {
             StoreError::NoFolder { .. } => Exit::Usage,
-            // The store tells the reason in words only.
-            StoreError::Open { path, .. } if is_forbidden(Path::new(path)) => Exit::NotPermitted,
+            StoreError::Open { source, .. } => of_file(source),
+            StoreError::OpenToOthers { .. } => Exit::NotPermitted,
             _ => Exit::Failure,
         },
+        ControllerError::TlsFile { source, .. } => of_file(source),
+        ControllerError::Tls(_) => Exit::Usage,
         ControllerError::WasFenced { .. }
         | ControllerError::Switch(DriverError::InUse { .. } | DriverError::Fenced { .. }) => {
             Exit::Refused
@@ -182,17 +181,12 @@ fn of_controller(error: &ControllerError) -> Exit {
     }
 }
 
-/// Whether this user may not write a file, or may not make it where it would be.
-fn is_forbidden(path: &Path) -> bool {
-    let forbids = |path: &Path| {
-        let asked = access(path, Access::READ_OK | Access::WRITE_OK);
-        matches!(asked, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
-    };
-    if path.exists() {
-        return forbids(path);
+/// A file that this user may not read or write, or that nobody may.
+fn of_file(error: &std::io::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem => Exit::NotPermitted,
+        _ => of_io(error),
     }
-    let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
-    forbids(path) || forbids(directory.unwrap_or(Path::new(".")))
 }
 
 /// An address that is no own one is wrong usage; one that is taken or forbidden is not.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use serde_json::json;
 
@@ -37,18 +37,75 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A table without frames, its columns named in the first line. At a terminal, rows that are wider than it
-/// continue in their cells; elsewhere each is one line, for programs that read lines.
+/// A table without frames, its columns named in the first line. At a terminal, columns that do not fit follow
+/// in further tables, and words that do not fit continue in their cells; elsewhere each row is one line, for
+/// programs that read lines.
 pub(crate) fn table(columns: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
     let width = console::Term::stdout().size_checked().map(|(_, columns)| columns);
-    text(&laid_out(columns, rows, width.filter(|width| *width > 0)))
+    text(&laid_out(columns, &rows, width.filter(|width| *width > 0)))
 }
 
-fn laid_out(columns: &[&str], rows: Vec<Vec<String>>, width: Option<u16>) -> String {
+/// The blanks around a column.
+const PADDING: usize = 2;
+
+/// A cell is at most this wide before its words continue on a line of their own, where a table does not fit.
+const WIDE_CELL: usize = 24;
+
+fn laid_out(columns: &[&str], rows: &[Vec<String>], width: Option<u16>) -> String {
+    let Some(width) = width else { return arranged(columns, rows, None) };
+    let cells = |at: usize| {
+        let below = rows.iter().filter_map(move |row| row.get(at)).map(String::as_str);
+        columns.get(at).copied().into_iter().chain(below)
+    };
+    let longest = |at: usize| cells(at).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let needed: usize = (0..columns.len()).map(|at| longest(at) + PADDING).sum();
+    if needed <= usize::from(width) {
+        return arranged(columns, rows, None);
+    }
+    // Numbers and names are never broken: the longest word of a column is the least that it takes.
+    let words = |at| cells(at).flat_map(str::split_whitespace);
+    let longest_word = |at| words(at).map(|word| word.chars().count()).max().unwrap_or(0);
+    let least: Vec<usize> =
+        (0..columns.len()).map(|at| longest_word(at).max(longest(at).min(WIDE_CELL))).collect();
+    let parts = parts(&least, usize::from(width));
+    let pick = |part: &[usize], from: &[String]| -> Vec<String> {
+        part.iter().filter_map(|at| from.get(*at)).cloned().collect()
+    };
+    let tables = parts.iter().map(|part| {
+        let names: Vec<&str> = part.iter().filter_map(|at| columns.get(*at)).copied().collect();
+        let rows: Vec<_> = rows.iter().map(|row| pick(part, row)).collect();
+        let least: Vec<usize> = part.iter().map(|at| longest_word(*at)).collect();
+        arranged(&names, &rows, Some((width, &least)))
+    });
+    tables.collect::<Vec<_>>().join("\n")
+}
+
+/// Which columns go into which table: as many as fit, the first one into each, since it says what a row is about.
+fn parts(least: &[usize], width: usize) -> Vec<Vec<usize>> {
+    let Some(first) = least.first() else { return Vec::new() };
+    let (mut parts, mut part, mut used) = (Vec::new(), vec![0], first + PADDING);
+    for (at, least) in least.iter().enumerate().skip(1) {
+        if used + least + PADDING > width && part.len() > 1 {
+            parts.push(std::mem::replace(&mut part, vec![0]));
+            used = first + PADDING;
+        }
+        part.push(at);
+        used += least + PADDING;
+    }
+    parts.push(part);
+    parts
+}
+
+/// One table; with a width, no wider than that if the words allow it.
+fn arranged(columns: &[&str], rows: &[Vec<String>], fit: Option<(u16, &[usize])>) -> String {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(columns).add_rows(rows);
-    if let Some(width) = width {
+    table.load_style(presets::NOTHING).set_header(columns).add_rows(rows.iter().cloned());
+    if let Some((width, least)) = fit {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        for (column, least) in table.column_iter_mut().zip(least) {
+            let least = u16::try_from(least + PADDING).unwrap_or(u16::MAX);
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
+        }
     }
     table.trim_fmt()
 }
@@ -57,37 +114,76 @@ fn laid_out(columns: &[&str], rows: Vec<Vec<String>>, width: Option<u16>) -> Str
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_table_fits_its_terminal_and_loses_nothing() {
-        let columns = ["member", "id", "prefix", "role", "state", "space", "port", "incarnation"];
-        let columns = [&columns[..], &["generation", "free pages", "of", "weight"]].concat();
-        let row = [
-            "s1",
-            "1",
-            "fdbb:1:1::/48",
-            "memory",
-            "live",
-            "1",
-            "p1",
-            "1",
-            "0",
-            "16381",
-            "16384",
-            "16",
+    /// The members of a rack, as `rack status` shows them.
+    const MEMBERS: [&str; 12] = [
+        "member",
+        "id",
+        "prefix",
+        "role",
+        "state",
+        "space",
+        "port",
+        "incarnation",
+        "generation",
+        "free pages",
+        "of",
+        "weight",
+    ];
+
+    fn members() -> Vec<Vec<String>> {
+        let rows = [
+            "s1 1 fdbb:1:1::/48 memory live 1 p1 1 8759 16381 16384 16",
+            "c1 65534 fdbb:1:fffe::/48 client gone 1 p4 3 0",
         ];
-        let rows = || vec![row.map(str::to_owned).to_vec()];
-        let wide = laid_out(&columns, rows(), None);
-        assert_eq!(wide.lines().count(), 2, "{wide}");
-        let fitting = laid_out(&columns, rows(), Some(80));
+        let cells = |row: &str| row.split(' ').map(str::to_owned).collect();
+        rows.into_iter().map(cells).collect()
+    }
+
+    fn words(text: &str) -> Vec<&str> {
+        let mut words: Vec<_> = text.split_whitespace().collect();
+        words.sort_unstable();
+        words
+    }
+
+    #[test]
+    fn a_table_that_fits_its_terminal_has_a_line_for_each_row() {
+        let wide = laid_out(&MEMBERS, &members(), None);
+        assert_eq!(wide.lines().count(), 3, "{wide}");
+        assert_eq!(laid_out(&MEMBERS, &members(), Some(200)), wide);
+    }
+
+    /// A number that continues on the next line would be read as two.
+    #[test]
+    fn a_table_that_is_wider_than_its_terminal_breaks_between_columns_and_words() {
+        let wide = laid_out(&MEMBERS, &members(), None);
+        for width in [60, 72, 80, 100] {
+            let fitting = laid_out(&MEMBERS, &members(), Some(width));
+            assert!(fitting.lines().all(|line| line.len() <= usize::from(width)), "{fitting}");
+            let mut expected = words(&wide);
+            // Each further table names the rows again.
+            let tables = fitting.lines().filter(|line| line.starts_with(" member")).count();
+            for _ in 1..tables {
+                expected.extend(["member", "s1", "c1"]);
+            }
+            expected.sort_unstable();
+            assert_eq!(words(&fitting), expected, "{fitting}");
+            assert_eq!(fitting.lines().count(), 3 * tables, "{fitting}");
+        }
+    }
+
+    #[test]
+    fn long_cells_continue_at_their_words() {
+        let columns = ["table", "match", "action", "packets"];
+        let action = "one of s1 (weight 16), s2 (weight 16), s3 (weight 16), s4 (weight 16)";
+        let row = ["anycast", "fdbb:1::/48 (CREATE anywhere)", action, "1234567"];
+        let rows = [row.map(str::to_owned).to_vec()];
+        let fitting = laid_out(&columns, &rows, Some(80));
         assert!(fitting.lines().all(|line| line.len() <= 80), "{fitting}");
-        assert!(fitting.lines().count() > 2, "{fitting}");
-        let letters = |text: &str| {
-            let mut letters: Vec<char> = text.chars().filter(|it| !it.is_whitespace()).collect();
-            letters.sort_unstable();
-            letters
-        };
-        assert_eq!(letters(&fitting), letters(&wide));
-        let roomy = laid_out(&columns, rows(), Some(200));
-        assert_eq!(roomy, wide);
+        let wide = laid_out(&columns, &rows, None);
+        assert_eq!(words(&fitting), words(&wide), "{fitting}");
+        assert_eq!(fitting.lines().filter(|line| line.starts_with(" table")).count(), 1);
+        // Nothing can be done about a word that is longer than the line.
+        let narrow = laid_out(&columns, &rows, Some(10));
+        assert!(narrow.contains("1234567"), "{narrow}");
     }
 }

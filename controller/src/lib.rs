@@ -21,6 +21,9 @@ pub mod store;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+#[cfg(feature = "tls")]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,7 +83,15 @@ pub enum ControllerError {
         /// The other's election id.
         by: store::ElectionId,
     },
-    /// The certificate or key is not there or not right.
+    /// A file of TLS cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    TlsFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The certificate, the key or the root is not right, or they do not belong together.
     #[error("TLS: {0}")]
     Tls(String),
     /// The northbound server failed.
@@ -282,13 +293,17 @@ fn server(config: &Config) -> Result<Server, ControllerError> {
     }
 }
 
+/// What the lines of PEM say that begin and end a certificate, and a private key of any kind (RFC 7468).
+#[cfg(feature = "tls")]
+const CERTIFICATE: &str = "CERTIFICATE-----";
+#[cfg(feature = "tls")]
+const KEY: &str = "PRIVATE KEY-----";
+
 #[cfg(feature = "tls")]
 fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> {
     use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-    let read = |path: &std::path::Path| {
-        std::fs::read(path)
-            .map_err(|error| ControllerError::Tls(format!("{}: {error}", path.display())))
-    };
+    let certificate = read_pem(&paths.certificate, CERTIFICATE)?;
+    let key = read_pem(&paths.key, KEY)?;
     if secret::is_open_to_all(&paths.key) {
         // Refusing would stop a rack whose key may be known already; the operator has to decide.
         tracing::warn!(
@@ -296,12 +311,37 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
             "everybody on this machine can read the private key; use `chmod 600`"
         );
     }
-    let identity = Identity::from_pem(read(&paths.certificate)?, read(&paths.key)?);
-    let mut tls = ServerTlsConfig::new().identity(identity);
+    let mut tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
     if let Some(root) = &paths.client_root {
-        tls = tls.client_ca_root(Certificate::from_pem(read(root)?));
+        tls = tls.client_ca_root(Certificate::from_pem(read_pem(root, CERTIFICATE)?));
     }
-    server.tls_config(tls).map_err(|error| ControllerError::Tls(error.to_string()))
+    server.tls_config(tls).map_err(|error| {
+        // The outer errors only say that it failed.
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        let (certificate, key) = (paths.certificate.display(), paths.key.display());
+        let words = format!("{certificate} and {key} cannot be used together: {cause}");
+        ControllerError::Tls(match &paths.client_root {
+            Some(root) => format!("{words}; or {} holds no root", root.display()),
+            None => words,
+        })
+    })
+}
+
+/// Reads a file of PEM that must hold something of a kind.
+#[cfg(feature = "tls")]
+fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, ControllerError> {
+    let bytes = std::fs::read(path)
+        .map_err(|source| ControllerError::TlsFile { path: path.to_owned(), source })?;
+    let text = String::from_utf8_lossy(&bytes);
+    if text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label))
+    {
+        return Ok(bytes);
+    }
+    let words = format!("{} holds no -----BEGIN {label}, as PEM has it", path.display());
+    Err(ControllerError::Tls(words))
 }
 
 #[cfg(not(feature = "tls"))]

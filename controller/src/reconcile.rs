@@ -229,11 +229,14 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.serve(driver.as_mut()).await
     }
 
-    /// Logs why there is no connection: each kind of trouble once until all is well again.
+    /// Logs why there is no connection: each kind of trouble once until all is well again, and what ends
+    /// the loop.
     fn log_trouble(&mut self, error: &DriverError) {
         let kind = std::mem::discriminant(error);
         let uri = self.connector.uri();
-        if self.troubles.contains(&kind) {
+        if error.is_final() {
+            tracing::error!(uri, %error, "this controller cannot have the switch");
+        } else if self.troubles.contains(&kind) {
             tracing::debug!(uri, %error, "still no connection to the switch");
         } else {
             self.troubles.push(kind);

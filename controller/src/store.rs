@@ -1,12 +1,16 @@
 //! What the controller remembers, in redb.
 
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redb::backends::InMemoryBackend;
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition,
+};
 
 use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
 use crate::secret;
@@ -52,9 +56,35 @@ pub enum StoreError {
         /// The directory.
         folder: String,
     },
-    /// The file is not there, not ours, damaged, or another controller has it open.
-    #[error("the controller's store {path}: {reason}")]
+    /// Another process has the file open: a controller, most likely.
+    #[error(
+        "the controller's store {path} is in use by another process; end that controller, or give this \
+         one a --store of its own"
+    )]
+    InUse {
+        /// The file.
+        path: String,
+    },
+    /// The system does not let this user have the file, or cannot read it.
+    #[error("cannot open the controller's store {path}: {source}")]
     Open {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is something else than a store: its first bytes say so.
+    #[error("{path} is no controller's store; give the right --store")]
+    NotAStore {
+        /// The file.
+        path: String,
+    },
+    /// The file was a store and was cut short or changed.
+    #[error(
+        "the controller's store {path} is damaged ({reason}); restore it from a backup. Without one, \
+         move it away and start once with --force: the switch is emptied, and every endpoint must join again"
+    )]
+    Damaged {
         /// The file.
         path: String,
         /// What is wrong.
@@ -84,6 +114,26 @@ pub enum StoreError {
 
 fn io(error: impl Into<redb::Error>) -> StoreError {
     StoreError::Io(error.into().to_string())
+}
+
+/// Why the database does not take a file: it is in use, is something else, or is damaged.
+fn unusable(file: &File, path: String, error: DatabaseError) -> StoreError {
+    match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path },
+        DatabaseError::Storage(StorageError::Io(source)) if source.raw_os_error().is_some() => {
+            StoreError::Open { path, source }
+        }
+        _ if !begins_as_store(file) => StoreError::NotAStore { path },
+        error => StoreError::Damaged { path, reason: error.to_string() },
+    }
+}
+
+/// The first bytes of every file of redb, by its file format.
+const MAGIC: &[u8] = b"redb";
+
+fn begins_as_store(file: &File) -> bool {
+    let mut begin = [0; MAGIC.len()];
+    file.read_exact_at(&mut begin, 0).is_ok() && begin == MAGIC
 }
 
 /// A number by which a switch knows who may write: the greatest wins.
@@ -142,18 +192,26 @@ impl Store {
     /// # Errors
     /// [`StoreError`]: the file cannot be opened, read or written.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let open = |reason: String| StoreError::Open { path: path.display().to_string(), reason };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            let found = std::fs::metadata(folder);
-            if found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
-                let (path, folder) = (path.display().to_string(), folder.display().to_string());
-                return Err(StoreError::NoFolder { path, folder });
+        let shown = || path.display().to_string();
+        let open = |source| StoreError::Open { path: shown(), source };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
+            && let Err(error) = std::fs::metadata(folder)
+        {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                return Err(open(error));
             }
-            found.map_err(|error| open(format!("{}: {error}", folder.display())))?;
+            return Err(StoreError::NoFolder {
+                path: shown(),
+                folder: folder.display().to_string(),
+            });
         }
-        let file = secret::open_or_create(path).map_err(|error| open(error.to_string()))?;
-        let own = file.try_clone().map_err(|error| open(error.to_string()))?;
-        let database = Builder::new().create_file(file).map_err(|error| open(error.to_string()))?;
+        let file = secret::open_or_create(path).map_err(open)?;
+        let own = file.try_clone().map_err(open)?;
+        if !own.metadata().map_err(open)?.is_file() {
+            return Err(StoreError::NotAStore { path: shown() });
+        }
+        let database =
+            Builder::new().create_file(file).map_err(|error| unusable(&own, shown(), error))?;
         // Not before it is known to be a store: the file of something else stays as it is.
         match secret::close_to_others(&own) {
             Ok(None) => {}
@@ -164,11 +222,7 @@ impl Store {
             ),
             Err(source) => {
                 let mode = own.metadata().map_or(0, |found| found.mode() & 0o777);
-                return Err(StoreError::OpenToOthers {
-                    path: path.display().to_string(),
-                    mode,
-                    source,
-                });
+                return Err(StoreError::OpenToOthers { path: shown(), mode, source });
             }
         }
         Self::start(database)
@@ -180,10 +234,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn in_memory() -> Result<Self, StoreError> {
-        let database =
-            Builder::new().create_with_backend(InMemoryBackend::new()).map_err(|error| {
-                StoreError::Open { path: "in memory".to_owned(), reason: error.to_string() }
-            })?;
+        let database = Builder::new()
+            .create_with_backend(InMemoryBackend::new())
+            .map_err(|error| StoreError::Io(error.to_string()))?;
         Self::start(database)
     }
 

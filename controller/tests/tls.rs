@@ -169,18 +169,50 @@ fn a_plain_controller_is_told_from_one_that_is_not_there() {
 #[tokio::test]
 async fn missing_and_wrong_files_are_named() {
     let folder = Folder::new("tls-files");
-    std::fs::write(folder.file("empty.pem"), "").unwrap();
-    for certificate in ["missing.pem", "empty.pem"] {
+    let (certificate, key) = Root::new().issue("x");
+    let (_, other_key) = Root::new().issue("x");
+    let damaged = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";
+    for (name, text) in [
+        ("empty.pem", ""),
+        ("certificate.pem", &certificate),
+        ("key.pem", &key),
+        ("other.pem", &other_key),
+        ("damaged.pem", damaged),
+    ] {
+        std::fs::write(folder.file(name), text).unwrap();
+    }
+    for (certificate, key, root, words) in [
+        ("missing.pem", "key.pem", None, "missing.pem: No such file"),
+        ("empty.pem", "key.pem", None, "empty.pem holds no -----BEGIN CERTIFICATE-----"),
+        ("key.pem", "key.pem", None, "key.pem holds no -----BEGIN CERTIFICATE-----"),
+        ("certificate.pem", "missing.pem", None, "missing.pem: No such file"),
+        (
+            "certificate.pem",
+            "certificate.pem",
+            None,
+            "certificate.pem holds no -----BEGIN PRIVATE KEY-----",
+        ),
+        ("certificate.pem", "other.pem", None, "other.pem cannot be used together: "),
+        ("damaged.pem", "key.pem", None, "key.pem cannot be used together: "),
+        (
+            "certificate.pem",
+            "key.pem",
+            Some("key.pem"),
+            "key.pem holds no -----BEGIN CERTIFICATE-----",
+        ),
+        ("certificate.pem", "key.pem", Some("damaged.pem"), "damaged.pem holds no root"),
+    ] {
         let mut config = bluebridge_controller::Config::new(
             std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
             "http://127.0.0.1:9",
         );
         config.tls = Some(TlsPaths {
             certificate: folder.file(certificate),
-            key: folder.file("empty.pem"),
-            client_root: None,
+            key: folder.file(key),
+            client_root: root.map(|root| folder.file(root)),
         });
         let error = bluebridge_controller::run(config, std::future::pending()).await.unwrap_err();
-        assert!(error.to_string().starts_with("TLS: "), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.to_string().contains("transport error"), "{error}");
     }
 }

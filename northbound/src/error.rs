@@ -17,7 +17,7 @@ pub enum MembershipError {
         reason: String,
     },
     /// The controller was not reached, or was not ready, before the deadline. Is it running?
-    #[error("the controller at {uri} did not answer in time: {reason}")]
+    #[error("the controller at {uri} does not answer: {reason}")]
     Unreachable {
         /// Its address.
         uri: String,

@@ -196,7 +196,11 @@ impl ControllerReport {
         let silent =
             self.nodes.iter().filter(|node| (node.role, node.state) == ("memory", "silent"));
         let silent = silent.map(|node| {
-            format!("the memory server {} is silent for {} s", node.name, node.silent_ms / 1000)
+            format!(
+                "the memory server {} has been silent for {} s",
+                node.name,
+                node.silent_ms / 1000
+            )
         });
         switch.into_iter().chain(silent).collect()
     }
@@ -302,7 +306,7 @@ mod tests {
         };
         assert_eq!(
             ControllerReport::of(&ill).faults(),
-            ["the switch is disconnected: refused", "the memory server s2 is silent for 7 s"]
+            ["the switch is disconnected: refused", "the memory server s2 has been silent for 7 s"]
         );
     }
 

@@ -15,7 +15,7 @@ use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, P4RUNTIME}
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
 use crate::spec::Node;
-use crate::state::{DaemonRecord, LOG_VARIABLE, RackState};
+use crate::state::{DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState};
 use crate::{DaemonFailure, Rack, RackError};
 
 /// How long a daemon may take until it reports ready, or that it goes on.
@@ -97,6 +97,8 @@ struct Starting {
     index: usize,
     child: Child,
     ready: ReadySocket,
+    /// How long its log was before, in bytes: what earlier runs wrote says nothing of this one.
+    log_begin: u64,
 }
 
 /// Everything a rack runs, in the order of starting; daemons of the same stage start together.
@@ -192,7 +194,7 @@ impl Rack {
             for daemon in stage {
                 self.cancel.check()?;
                 self.state.daemons.push(daemon);
-                starting.push(self.start(program, self.state.daemons.len() - 1)?);
+                starting.push(self.start(program, self.state.daemons.len() - 1, &[])?);
             }
             let patience = self.patience(deadline);
             for daemon in starting {
@@ -240,23 +242,31 @@ impl Rack {
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }
 
-    /// What daemons that are started from now on log, as a filter of `tracing`; `None` leaves it to them.
+    /// What daemons that are started from now on log, as a filter of `tracing`, and how they write it, as
+    /// [`LOG_FORMAT_VARIABLE`] has it. `None` leaves either as it was.
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn set_log_filter(&mut self, filter: Option<String>) -> Result<(), RackError> {
-        self.state.log_filter = filter;
+    pub fn set_logging(
+        &mut self,
+        filter: Option<String>,
+        format: Option<String>,
+    ) -> Result<(), RackError> {
+        self.state.log_filter = filter.or_else(|| self.state.log_filter.take());
+        self.state.log_format = format.or_else(|| self.state.log_format.take());
         self.save()
     }
 
-    /// Starts a daemon that was stopped or has ended, as it was started first.
+    /// Starts a daemon that was stopped or has ended, as it was started first; this once with `more`
+    /// arguments.
     pub fn restart_daemon(
         &mut self,
         program: &Path,
         name: &str,
+        more: &[&str],
         deadline: Duration,
     ) -> Result<(), RackError> {
-        let starting = self.start(program, self.find_daemon(name)?)?;
+        let starting = self.start(program, self.find_daemon(name)?, more)?;
         self.wait(starting, self.patience(deadline))
     }
 
@@ -269,7 +279,12 @@ impl Rack {
     }
 
     /// Starts the daemon of a record, which is told first, so that it can be found and stopped.
-    fn start(&mut self, program: &Path, index: usize) -> Result<Starting, RackError> {
+    fn start(
+        &mut self,
+        program: &Path,
+        index: usize,
+        more: &[&str],
+    ) -> Result<Starting, RackError> {
         let Some(record) = self.state.daemons.get_mut(index) else {
             return Err(RackError::NoDaemon(format!("number {index}")));
         };
@@ -283,16 +298,19 @@ impl Rack {
             .map_err(failed(format!("make the socket on which {name} reports")))?;
         let log = File::options().create(true).append(true).open(&daemon.log);
         let log = log.map_err(failed(format!("make the log of {name}")))?;
+        let log_begin = log.metadata().map_err(failed(format!("read the log of {name}")))?.len();
         let log_too = log.try_clone().map_err(failed(format!("make the log of {name}")))?;
         let mut command = Command::new(program);
-        command.args(&daemon.arguments).envs(rack_environment(
+        command.args(&daemon.arguments).args(more).envs(rack_environment(
             &self.state_root,
             &self.state,
             daemon.node,
         ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
-        if let Some(filter) = &self.state.log_filter {
-            command.env(LOG_VARIABLE, filter);
+        for (variable, value) in
+            [(LOG_VARIABLE, &self.state.log_filter), (LOG_FORMAT_VARIABLE, &self.state.log_format)]
+        {
+            command.envs(value.as_ref().map(|value| (variable, value)));
         }
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = self
@@ -304,7 +322,7 @@ impl Rack {
             record.process = Some(process);
         }
         self.save()?;
-        Ok(Starting { index, child, ready })
+        Ok(Starting { index, child, ready, log_begin })
     }
 
     fn wait(&mut self, mut daemon: Starting, patience: Patience) -> Result<(), RackError> {
@@ -331,16 +349,44 @@ impl Rack {
                 doing: daemon.ready.doing().map(str::to_owned),
             },
         };
-        let log_tail = tail(&record.log).unwrap_or_else(|error| format!("(unreadable: {error})"));
+        let log_tail = tail(&record.log, daemon.log_begin)
+            .unwrap_or_else(|error| format!("(unreadable: {error})"));
         Err(RackError::Daemon { name: record.name.clone(), reason, log_tail })
     }
 }
 
-fn tail(log: &Path) -> io::Result<String> {
+/// The end of a log, in whole lines, of what was added after its first `begin` bytes.
+fn tail(log: &Path, begin: u64) -> io::Result<String> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+    let from = length.saturating_sub(LOG_TAIL_BYTES).max(begin);
+    file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
     file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let text = String::from_utf8_lossy(&bytes);
+    let whole = if from == begin { None } else { text.split_once('\n') };
+    Ok(whole.map_or(&*text, |(_, rest)| rest).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_testkit::Scratch;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_of_the_last_run_and_has_whole_lines() {
+        let scratch = Scratch::new("tail");
+        let log = scratch.path().join("log");
+        fs::write(&log, "an earlier run\nthis run\n").expect("written");
+        let begin = "an earlier run\n".len() as u64;
+        assert_eq!(tail(&log, begin).expect("read"), "this run\n");
+        let line = |number: usize| format!("line {number:04}\n");
+        let lines: String = (0..1000).map(line).collect();
+        fs::write(&log, format!("an earlier run\n{lines}")).expect("written");
+        let end = tail(&log, begin).expect("read");
+        let first = 1000 - end.lines().count();
+        assert_eq!(end, (first..1000).map(line).collect::<String>());
+        assert!(end.len() as u64 > LOG_TAIL_BYTES - 20, "{}", end.len());
+    }
 }

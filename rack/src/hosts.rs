@@ -25,6 +25,7 @@ pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Resul
             .map_err(|source| RackError::Network { node: port.peer, source })?;
         watches.push((port.peer, opened));
     }
+    tracing::info!(nodes = watches.len(), "watching the interfaces of the rack's nodes");
     ready().map_err(failed("report that the interfaces are watched"))?;
     let (ended, end) = std::sync::mpsc::channel();
     for (node, watch) in watches {

@@ -23,6 +23,9 @@ pub const RACK_VARIABLE: &str = "BLUEBRIDGE_RACK_ID";
 /// What a process of a rack logs, as a filter of `tracing`.
 pub const LOG_VARIABLE: &str = "BLUEBRIDGE_LOG";
 
+/// How a process of a rack writes its log lines: `text` or `json`.
+pub const LOG_FORMAT_VARIABLE: &str = "BLUEBRIDGE_LOG_FORMAT";
+
 /// Names the rack that commands are for.
 pub const CHOICE_VARIABLE: &str = "BLUEBRIDGE_RACK";
 
@@ -145,6 +148,9 @@ pub struct RackState {
     /// What its daemons log, as a filter of `tracing`; `None` leaves it to them.
     #[serde(default)]
     pub log_filter: Option<String>,
+    /// How its daemons write their log lines, as [`LOG_FORMAT_VARIABLE`] has it; `None` leaves it to them.
+    #[serde(default)]
+    pub log_format: Option<String>,
 }
 
 impl RackState {
@@ -159,6 +165,7 @@ impl RackState {
             bpf_directory: None,
             daemons: Vec::new(),
             log_filter: None,
+            log_format: None,
         }
     }
 

@@ -39,6 +39,13 @@ pub(super) struct Up {
     addresses: Vec<Ipv6Net>,
 }
 
+impl HostCommand {
+    /// Whether it stays in the foreground until it is told to end.
+    pub(super) const fn is_daemon(&self) -> bool {
+        matches!(self, Self::Up(Up { watch: true, .. }))
+    }
+}
+
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {

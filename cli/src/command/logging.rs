@@ -2,10 +2,13 @@
 
 use std::io::IsTerminal;
 
+use bluebridge_rack::state::LOG_VARIABLE;
 use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::exit::UsageError;
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -28,13 +31,33 @@ pub(super) enum Program {
     ErrorAlone,
 }
 
+impl LogFormat {
+    /// Its name on the command line.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
 /// Logs to standard error from now on. `BLUEBRIDGE_LOG` goes before `verbose`.
-pub(super) fn begin(program: Program, verbose: u8, format: LogFormat) {
-    let filter = EnvFilter::try_from_env("BLUEBRIDGE_LOG")
-        .unwrap_or_else(|_| EnvFilter::new(level(program, verbose)));
+///
+/// # Errors
+/// The variable holds no filter; nothing is logged.
+pub(super) fn begin(
+    program: Program,
+    verbose: u8,
+    format: Option<LogFormat>,
+) -> Result<(), UsageError> {
+    let wanted = std::env::var(LOG_VARIABLE).unwrap_or_default();
+    let filter = if wanted.is_empty() { level(program, verbose).to_owned() } else { wanted };
+    let filter = EnvFilter::try_new(&filter)
+        .map_err(|error| UsageError(format!("{LOG_VARIABLE}={filter} is no filter: {error}")))?;
     // A file wants no colours.
     let colours = std::io::stderr().is_terminal();
-    subscriber(filter, format, colours, std::io::stderr).init();
+    subscriber(filter, format.unwrap_or_default(), colours, std::io::stderr).init();
+    Ok(())
 }
 
 /// The level that follows from so many `-v`.
@@ -97,6 +120,15 @@ mod tests {
         assert_eq!(levels(Program::Daemon), ["info", "debug", "trace", "trace"]);
         assert_eq!(levels(Program::Command), ["warn", "info", "debug", "trace"]);
         assert_eq!(levels(Program::ErrorAlone), ["off", "info", "debug", "trace"]);
+    }
+
+    #[test]
+    fn a_format_has_one_name() {
+        use clap::ValueEnum;
+        for format in LogFormat::value_variants() {
+            let name = format.to_possible_value().expect("none is hidden");
+            assert_eq!(name.get_name(), format.as_str());
+        }
     }
 
     #[test]

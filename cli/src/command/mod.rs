@@ -19,10 +19,12 @@ mod switch;
 mod switch_control;
 mod trust;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use bluebridge_rack::state::LOG_FORMAT_VARIABLE;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use self::logging::{LogFormat, Program};
 use crate::exit::Exit;
@@ -53,16 +55,9 @@ struct Global {
     /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
-    /// How log lines on standard error are written
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value_t,
-        env = "BLUEBRIDGE_LOG_FORMAT",
-        value_name = "FORMAT"
-    )]
-    log_format: LogFormat,
+    /// How log lines on standard error are written; text without it
+    #[arg(long, global = true, value_enum, env = LOG_FORMAT_VARIABLE, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -104,7 +99,9 @@ impl Command {
     fn is_daemon(&self) -> bool {
         match self {
             Self::Controller(controller) => controller.is_daemon(),
+            Self::Host(host) => host.is_daemon(),
             Self::Memserver(_) => true,
+            Self::Rack(rack) => rack.is_daemon(),
             Self::Switch(switch) => switch.is_daemon(),
             _ => false,
         }
@@ -124,7 +121,10 @@ pub fn run() -> ExitCode {
         false if json => Program::ErrorAlone,
         false => Program::Command,
     };
-    logging::begin(program, line.global.verbose, line.global.log_format);
+    if let Err(error) = logging::begin(program, line.global.verbose, line.global.log_format) {
+        output::failure(&error.to_string(), Exit::Usage, json);
+        return Exit::Usage.into();
+    }
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
@@ -159,34 +159,46 @@ pub fn run() -> ExitCode {
 
 /// Says what is wrong with the command line, or what was asked for: --help, --version.
 fn misread(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    let given: Vec<_> = std::env::args_os().take_while(|it| it != "--").collect();
+    let wants_json = given.iter().any(|it| it == "--json");
+    let shows_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || shows_help {
         // A closed standard output or error must not change the exit code.
         let _ = error.print();
         return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
-    let wants_json = std::env::args_os().take_while(|it| it != "--").any(|it| it == "--json");
-    let words = usage_in_a_line(&error.render().to_string());
-    output::failure(&words, Exit::Usage, wants_json);
+    let text = match error.kind() {
+        // The list of them would name those that are for daemons only.
+        ErrorKind::MissingSubcommand => "a subcommand is missing".to_owned(),
+        _ => error.render().to_string(),
+    };
+    output::failure(&usage_in_a_line(&text, &subcommand_of(&given)), Exit::Usage, wants_json);
     Exit::Usage.into()
 }
 
-/// What clap says in several lines: the error and its tips, then the usage, of which the command is enough.
-fn usage_in_a_line(text: &str) -> String {
-    let (error, usage) = text.split_once("\n\nUsage: ").unwrap_or((text, ""));
+/// The names of the subcommands in the words of a command line, the program's name first.
+fn subcommand_of(given: &[OsString]) -> String {
+    let mut command = &CommandLine::command();
+    let mut names = vec![command.get_name()];
+    for word in given.iter().skip(1) {
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            names.push(command.get_name());
+        }
+    }
+    names.join(" ")
+}
+
+/// What clap says in several lines: the error and its tips. Of the usage, the way to it is enough.
+fn usage_in_a_line(text: &str, subcommand: &str) -> String {
+    let error = text.split("\n\nUsage: ").next().unwrap_or(text);
     let error = error.split("\n\nFor more information").next().unwrap_or(error);
     let error = error.strip_prefix("error: ").unwrap_or(error);
     // Tips are paragraphs of their own, and lists have a line for each entry.
     let parts =
         error.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
     let error = parts.collect::<Vec<_>>().join("; ");
-    let words = usage.split_whitespace().skip(1);
-    let command: Vec<_> = words
-        .take_while(|word| !word.starts_with(['[', '<', '-']))
-        .map(str::to_lowercase)
-        .collect();
-    let help =
-        [&["bluebridge".to_owned()][..], &command, &["--help".to_owned()]].concat().join(" ");
-    format!("{error}; see `{help}`")
+    format!("{error}; see `{subcommand} --help`")
 }
 
 /// The error and its causes, without those that the error's own words tell already.
@@ -204,8 +216,6 @@ fn in_words(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -217,7 +227,8 @@ mod tests {
     fn a_wrong_command_line_is_reported_in_a_line() {
         let reported = |words: &[&str]| {
             let refused = CommandLine::try_parse_from(words).expect_err("it is wrong");
-            usage_in_a_line(&refused.render().to_string())
+            let words: Vec<_> = words.iter().map(Into::into).collect();
+            usage_in_a_line(&refused.render().to_string(), &subcommand_of(&words))
         };
         assert_eq!(
             reported(&["bluebridge", "create"]),
@@ -231,8 +242,28 @@ mod tests {
         assert_eq!(
             reported(&["bluebridge", "rack", "up", "--deadline", "x"]),
             "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
-             `bluebridge --help`"
+             `bluebridge rack up --help`"
         );
+    }
+
+    #[test]
+    fn what_serves_until_it_is_ended_logs_as_a_daemon() {
+        let is_daemon = |line: &str| {
+            let line = CommandLine::try_parse_from(line.split(' ')).expect("well formed");
+            line.command.is_daemon()
+        };
+        for daemon in [
+            "bluebridge controller --store x",
+            "bluebridge host up --interface eth0 --watch",
+            "bluebridge memserver --name a --interface b --switch-port 1 --controller [::1]:1",
+            "bluebridge rack watch",
+            "bluebridge switch",
+        ] {
+            assert!(is_daemon(daemon), "{daemon}");
+        }
+        for command in ["bluebridge host up --interface eth0", "bluebridge rack status"] {
+            assert!(!is_daemon(command), "{command}");
+        }
     }
 
     /// The words of a line of a shell, without what the shell takes of it; `None` where a line goes on or leaves
@@ -243,13 +274,17 @@ mod tests {
             match (quote, letter) {
                 (Some(mark), _) if mark == letter => quote = None,
                 (None, '"' | '\'') => quote = Some(letter),
-                (None, '&' | '|' | '>' | '<') => break,
+                (None, '&' | '|' | '>' | '<' | ';') => break,
                 (None, ' ') => words.push(std::mem::take(&mut word)),
                 _ => word.push(letter),
             }
         }
         words.push(word);
         words.retain(|word| !word.is_empty());
+        // What a variable of the shell holds in the book.
+        for word in words.iter_mut().filter(|word| *word == "$P") {
+            *word = "fdbb:1:1:1::".to_owned();
+        }
         let is_whole = !words.iter().any(|word| word == ".." || word.starts_with('['));
         is_whole.then_some(words)
     }

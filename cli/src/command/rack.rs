@@ -52,6 +52,13 @@ pub(super) enum RackCommand {
     Watch(Named),
 }
 
+impl RackCommand {
+    /// Whether it is one of the rack's own daemons.
+    pub(super) const fn is_daemon(&self) -> bool {
+        matches!(self, Self::Watch(_))
+    }
+}
+
 /// The name of a rack that gets none.
 const USUAL_NAME: &str = "rack";
 
@@ -147,7 +154,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     let program = std::env::current_exe().context("cannot find the own program")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let mut rack = Rack::build(&site, spec, cancel)?;
-    rack.set_log_filter(log_filter(global))?;
+    rack.set_logging(log_filter(global), log_format(global))?;
     if !up.network_only {
         rack.start_daemons(&program, Duration::from_secs(up.deadline))?;
     }
@@ -166,6 +173,11 @@ fn log_filter(global: Global) -> Option<String> {
         _ => Some("trace"),
     };
     filter.or_else(|| level.map(str::to_owned))
+}
+
+/// How daemons are asked to write their log lines, if this command was asked for something.
+fn log_format(global: Global) -> Option<String> {
+    global.log_format.map(|format| format.as_str().to_owned())
 }
 
 fn watch(named: &Named) -> anyhow::Result<Exit> {

@@ -73,6 +73,7 @@ fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
             "tip: a similar argument exists: '--memory'; see `bluebridge rack up",
         ),
         (&["read", "nowhere"], "invalid value 'nowhere' for '<POINTER>'"),
+        (&["rack", "up", "--memory", "1X"], "see `bluebridge rack up --help`"),
     ] {
         let (code, said) = told(&call(arguments));
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
@@ -80,6 +81,32 @@ fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
         let error = error(&call(&[arguments, &["--json"]].concat()));
         assert_eq!(format!("bluebridge: {}\n", error["message"].as_str().expect("text")), said);
     }
+    let error = error(&call(&["rack", "--json"]));
+    assert_eq!(error["message"], "a subcommand is missing; see `bluebridge rack --help`");
+}
+
+#[test]
+fn a_filter_of_logs_that_is_none_is_named() {
+    for wrong in ["bluebridge_controller=loud", "a=b=c"] {
+        let mut command = Command::new(BINARY);
+        command.env("BLUEBRIDGE_LOG", wrong).args(["rack", "list"]).stdin(Stdio::null());
+        let (code, said) = told(&command.output().expect("runs"));
+        assert_eq!(code, Some(2), "{wrong}: {said}");
+        assert!(said.contains(&format!("BLUEBRIDGE_LOG={wrong} is no filter")), "{said}");
+    }
+}
+
+#[test]
+fn files_of_tls_that_a_controller_cannot_use_are_wrong_usage() {
+    let scratch = Scratch::new("usage-controller-tls");
+    let file = |name: &str| scratch.path().join(name).to_str().expect("text").to_owned();
+    std::fs::write(file("empty.pem"), "").expect("written");
+    let (store, empty) = (file("c.redb"), file("empty.pem"));
+    let controller = ["controller", "--listen", "[::1]:0", "--store", &store];
+    let trust = ["--tls-certificate", &empty, "--tls-key", &empty];
+    let (code, said) = told(&call(&[&controller[..], &trust].concat()));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("empty.pem holds no -----BEGIN CERTIFICATE-----"), "{said}");
 }
 
 #[test]
@@ -303,7 +330,11 @@ mod root {
         let others = scratch.path().join("others.redb");
         std::fs::write(&others, "").expect("written");
         open(&others, 0o600);
-        for store in [others, scratch.path().join("new.redb")] {
+        // Anybody may write this one, but only its owner can close it to others.
+        let shared = scratch.path().join("shared.redb");
+        std::fs::write(&shared, "").expect("written");
+        open(&shared, 0o666);
+        for store in [others, shared, scratch.path().join("new.redb")] {
             let mut command = Command::new(&binary);
             command.args(["controller", "--listen", "[::1]:0", "--json", "--store"]).arg(&store);
             let output = command.uid(59_999).gid(59_999).current_dir("/").output().expect("runs");

@@ -261,6 +261,20 @@ async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_cannot_have_the_switch_does_not_log_that_it_tries_again() {
+    let (log, _guard) = Log::begin();
+    let switch = FakeSwitch::new(1);
+    let right = Bench::new(&switch, 2);
+    right.desire(tables(2, 2));
+    right.settled(&tables(2, 2)).await;
+    let mut fenced = Bench::new(&switch, 1);
+    let end = timeout(Duration::from_secs(5), &mut fenced.running).await;
+    assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
+    assert_eq!(log.count("this controller cannot have the switch"), 1);
+    assert_eq!(log.count("trying again"), 0);
+}
+
 /// What was logged by this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<u8>>>);

@@ -127,7 +127,7 @@ fn one_process_at_a_time_has_the_store() {
     let folder = Folder::new("exclusive");
     let store = Store::open(&folder.file()).unwrap();
     let error = Store::open(&folder.file()).unwrap_err();
-    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     drop(store);
     Store::open(&folder.file()).unwrap();
 }
@@ -137,8 +137,30 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
     let folder = Folder::new("foreign");
     let file = folder.0.join("letter.txt");
     std::fs::write(&file, "Dear Sir or Madam").unwrap();
-    assert!(matches!(Store::open(&file), Err(StoreError::Open { .. })));
+    assert!(matches!(Store::open(&file), Err(StoreError::NotAStore { .. })));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
+    for device in ["/dev/null", "/dev/full"] {
+        let error = Store::open(Path::new(device)).unwrap_err();
+        assert!(matches!(error, StoreError::NotAStore { .. }), "{device}: {error}");
+    }
+}
+
+#[test]
+fn a_store_that_was_cut_short_is_named_as_damaged_and_left_alone() {
+    let folder = Folder::new("cut");
+    let store = Store::open(&folder.file()).unwrap();
+    store.commit(&[Change::Node(record(1, 1))]).unwrap();
+    drop(store);
+    let whole = std::fs::read(folder.file()).unwrap();
+    for length in [100, 5000, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(folder.file(), &whole[..length]).unwrap();
+        let error = Store::open(&folder.file()).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }), "{length}: {error}");
+        assert!(error.to_string().contains("move it away and start once with --force"), "{error}");
+        assert_eq!(std::fs::metadata(folder.file()).unwrap().len(), length as u64);
+    }
+    std::fs::write(folder.file(), &whole).unwrap();
+    assert_eq!(Store::open(&folder.file()).unwrap().load().unwrap().nodes, [record(1, 1)]);
 }
 
 fn mode(file: &Path) -> u32 {

@@ -50,6 +50,9 @@ pub(super) struct Arbitration {
     bids: HashMap<StreamId, String>,
     roles: BTreeMap<String, Role>,
     next: u64,
+    /// The upper half of the election id that was logged last. A controller that connects again and again
+    /// keeps it (its lower half counts), and is logged once.
+    logged: Option<u128>,
 }
 
 impl Arbitration {
@@ -60,6 +63,7 @@ impl Arbitration {
             bids: HashMap::new(),
             roles: BTreeMap::from([(String::new(), Role::default())]),
             next: 0,
+            logged: None,
         }
     }
 
@@ -122,6 +126,7 @@ impl Arbitration {
         if election_id.is_some() && election_id >= role.highest {
             role.highest = election_id;
             role.primary = Some(stream);
+            self.log_primary(name, election_id);
             self.advise(name, Some(stream));
         } else if was_primary {
             role.primary = None;
@@ -130,6 +135,19 @@ impl Arbitration {
             self.tell(stream, name);
         }
         Ok(())
+    }
+
+    /// Logs that a controller may write now, unless it is the one of before.
+    fn log_primary(&mut self, role: &str, election_id: Option<u128>) {
+        let high = election_id.map(|id| id >> 64);
+        let low = election_id.and_then(|id| u64::try_from(id & u128::from(u64::MAX)).ok());
+        let election_id = format!("{}:{}", high.unwrap_or(0), low.unwrap_or(0));
+        if high == self.logged {
+            tracing::debug!(role, election_id, "the controller is connected again");
+        } else {
+            self.logged = high;
+            tracing::info!(role, election_id, "a controller has the switch");
+        }
     }
 
     fn check(

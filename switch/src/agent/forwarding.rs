@@ -95,7 +95,9 @@ impl AgentState {
 
     fn commit(&mut self, config: v1::ForwardingPipelineConfig) -> Result<(), Refusal> {
         // Without a cookie of the controller's, the declaration's marks that there is a pipeline.
-        self.clear(config.cookie.as_ref().map_or_else(cookie, |given| given.cookie))?;
+        let cookie = config.cookie.as_ref().map_or_else(cookie, |given| given.cookie);
+        self.clear(cookie)?;
+        tracing::info!(cookie, "a controller set the pipeline, which emptied the tables");
         self.pipeline = Pipeline { committed: Some(config), saved: None };
         Ok(())
     }

@@ -155,8 +155,9 @@ impl Agent {
         let address = listener.local_addr().map_err(refused)?;
         let events = data_plane.event_fd().map(|fd| fd.try_clone_to_owned()).transpose();
         let events = events.map_err(system("duplicating the event descriptor"))?;
-        let state = AgentState::new(config.device_id, data_plane)
+        let mut state = AgentState::new(config.device_id, data_plane)
             .map_err(|refusal| AgentError::Restore(refusal.to_string()))?;
+        state.log_start(address).map_err(|error| AgentError::Restore(error.to_string()))?;
         let (executor, thread) =
             Executor::start(state).map_err(system("starting the agent's thread"))?;
         Ok(Self { listener, address, executor, thread, events })
@@ -183,6 +184,7 @@ impl Agent {
         packets.abort();
         idle.abort();
         executor.stop().await;
+        tracing::info!("the switch's agent ends");
         let plane = tokio::time::timeout(DRAIN, thread.join()).await.ok().flatten();
         served?;
         plane.ok_or(AgentError::Panicked)

@@ -4,6 +4,7 @@
 //! that no other changes, and a new primary is told only after the writes of the old one ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use bluebridge_p4::pipeline::{Counter, DropReason, Key};
@@ -55,6 +56,19 @@ impl AgentState {
         state.pipeline = Pipeline::restored(state.plane.pipeline_cookie()?);
         state.restore()?;
         Ok(state)
+    }
+
+    /// Logs what the switch is, and what it holds from before.
+    pub(super) fn log_start(&mut self, listen: SocketAddr) -> Result<(), PlaneError> {
+        let mut entries = 0;
+        for table in Table::ALL {
+            entries += self.plane.entries(table)?.len();
+        }
+        let ports = self.plane.ports()?;
+        let ports: Vec<_> = ports.iter().map(|it| format!("{}={}", it.port.0, it.name)).collect();
+        let (data_plane, ports) = (self.plane.name(), ports.join(" "));
+        tracing::info!(%listen, data_plane, ports, entries, "the switch's agent starts");
+        Ok(())
     }
 
     /// Reads back what the data plane holds from before.

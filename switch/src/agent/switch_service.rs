@@ -67,7 +67,9 @@ impl AgentState {
             corrupt: wanted.corrupt,
             delay: delay.map_err(|_| invalid("the delay is negative or too long"))?,
         };
-        Ok(self.plane.set_impairment(port, impairment)?)
+        self.plane.set_impairment(port, impairment)?;
+        tracing::info!(port = port.0, ?impairment, "an operator set the impairment of a port");
+        Ok(())
     }
 }
 

@@ -12,8 +12,8 @@ use std::{
 use crate::{command::Failure, setup};
 
 /// Programs of packages that every Debian has (coreutils, dash, mount, util-linux).
-const BASE: [&str; 9] =
-    ["cat", "id", "mount", "nsenter", "setpriv", "sh", "sleep", "umount", "unshare"];
+const BASE: [&str; 10] =
+    ["cat", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep", "umount", "unshare"];
 
 /// Makes a directory of links to the declared programs that are there.
 pub(super) fn link_into(directory: &Path) -> Result<(), Failure> {

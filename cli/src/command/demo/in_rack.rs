@@ -301,7 +301,7 @@ impl<'a> Stage<'a> {
         thread::sleep(DEAD);
         self.cancel.check()?;
         let start = Instant::now();
-        self.rack.restart_daemon(&self.program, CONTROLLER, READY_DEADLINE)?;
+        self.rack.restart_daemon(&self.program, CONTROLLER, &[], READY_DEADLINE)?;
         Ok(start.elapsed())
     }
 

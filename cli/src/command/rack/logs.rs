@@ -1,7 +1,7 @@
 //! `bluebridge rack logs`: what the daemons of a rack logged.
 
 use std::io;
-use std::thread;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,6 +10,8 @@ use bluebridge_rack::daemon::Part;
 use bluebridge_rack::logs;
 use bluebridge_rack::state::StateRoot;
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::Named;
 use crate::exit::Exit;
@@ -48,8 +50,19 @@ fn copy(logs: &mut logs::Logs, follow: bool) -> io::Result<()> {
         if !follow {
             return logs.copy_rest(&mut output);
         }
-        if !any {
-            thread::sleep(LOOK);
+        if !any && has_no_reader(&output)? {
+            return Ok(());
         }
+    }
+}
+
+/// Waits for [`LOOK`], or until nobody reads the output any more: then nothing that is written would tell.
+fn has_no_reader(output: &impl AsFd) -> io::Result<bool> {
+    let timeout = Timespec::try_from(LOOK).map_err(io::Error::other)?;
+    let mut polled = [PollFd::new(output, PollFlags::empty())];
+    match poll(&mut polled, Some(&timeout)) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }

@@ -11,9 +11,9 @@ use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
 use serde_json::json;
 
-use super::{Named, log_filter};
+use super::{Named, log_filter, log_format};
 use crate::command::{Global, interrupt};
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -23,6 +23,9 @@ pub(in crate::command) struct Restart {
     /// Seconds that the daemon may take to start
     #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
     deadline: u64,
+    /// Let the controller take the switch from another one, this once; see `bluebridge controller --help`
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -37,16 +40,18 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let Kill { named, part } = &options.kill;
     let program = std::env::current_exe().context("cannot find the own program")?;
     // Before any thread starts: without root the process moves to the rack's user namespace.
+    if options.force && *part != Part::Controller {
+        return Err(UsageError(format!("--force is for the controller, not for {part}")).into());
+    }
     let root = StateRoot::locate();
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
-    if let Some(filter) = log_filter(global) {
-        rack.set_log_filter(Some(filter))?;
-    }
+    rack.set_logging(log_filter(global), log_format(global))?;
     let name = part.daemon();
     let was = rack.stop_daemon(&name, GRACE)?;
-    rack.restart_daemon(&program, &name, Duration::from_secs(options.deadline))?;
+    let more: &[&str] = if options.force { &["--force"] } else { &[] };
+    rack.restart_daemon(&program, &name, more, Duration::from_secs(options.deadline))?;
     let pid = rack.pid(&name);
     if global.json {
         output::json(&json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid }))?;
@@ -54,8 +59,8 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
         let was = match was {
             Stopped::AlreadyGone => "it was not running",
-            Stopped::Killed => "it did not end when asked, and was killed",
-            Stopped::Terminated => "it had ended in good order",
+            Stopped::Killed => "it did not end when asked, and was killed first",
+            Stopped::Terminated => "it was ended in good order first",
         };
         output::text(&format!("{name} runs again{pid}; {was}"))?;
     }

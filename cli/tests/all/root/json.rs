@@ -1,22 +1,29 @@
 //! The book's examples of JSON, compared with what the commands print now: names and types of all fields.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use super::memory::TestRack;
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 
+/// The documents of a text, one after the other.
+fn documents(text: &str, of: &str) -> Vec<Value> {
+    let documents: Result<_, _> = serde_json::Deserializer::from_str(text).into_iter().collect();
+    documents.unwrap_or_else(|error| panic!("{of}: {error}: {text}"))
+}
+
 /// The commands of the chapter without `--json`, and what it says that they print.
-fn examples() -> Vec<(Vec<String>, Value)> {
+fn examples() -> Vec<(Vec<String>, Vec<Value>)> {
     let book = std::fs::read_to_string(BOOK).expect("the chapter is there");
     let sections = book.split("\n### `bluebridge ").skip(1);
     let examples = sections.map(|section| {
         let (command, rest) = section.split_once(" --json`\n").expect("a command with --json");
         let (_, rest) = rest.split_once("```json\n").expect("an example");
         let (text, _) = rest.split_once("\n```").expect("the end of the example");
-        let document =
-            serde_json::from_str(text).unwrap_or_else(|error| panic!("{command}: {error}"));
-        (command.split(' ').map(str::to_owned).collect(), document)
+        (command.split(' ').map(str::to_owned).collect(), documents(text, command))
     });
     examples.collect()
 }
@@ -55,13 +62,33 @@ fn commands_print_what_the_book_shows() {
             .iter()
             .map(|word| if word == "POINTER" { pointer.as_str() } else { word })
             .collect();
-        let real = rack.json(&arguments);
-        let difference = differs(&real, &example, &command.join(" "));
-        assert_eq!(difference, None, "docs/json.md");
+        let shown = command.join(" ");
+        let text = match shown.starts_with("controller watch") {
+            true => watched(&rack, &arguments),
+            false => rack.text(&[&arguments[..], &["--json"]].concat()),
+        };
+        let real = documents(&text, &shown);
+        assert_eq!(real.len(), example.len(), "{shown}: {text}");
+        for (real, example) in real.iter().zip(&example) {
+            assert_eq!(differs(real, example, &shown), None, "docs/json.md");
+        }
         if command[0] == "create" {
-            pointer = real[0]["pointer"].as_str().expect("text").to_owned();
+            pointer = real[0][0]["pointer"].as_str().expect("text").to_owned();
         }
     }
+}
+
+/// What a watch prints that begins before a client joins.
+fn watched(rack: &TestRack, arguments: &[&str]) -> String {
+    let mut watch = rack.command(arguments);
+    let mut watch = watch.arg("--json").stdout(Stdio::piped()).spawn().expect("starts");
+    let mut output = BufReader::new(watch.stdout.take().expect("piped"));
+    let mut text = String::new();
+    output.read_line(&mut text).expect("a line");
+    rack.text(&["ping", "s1"]);
+    output.read_to_string(&mut text).expect("text");
+    assert!(watch.wait().expect("ends").success(), "{text}");
+    text
 }
 
 #[test]

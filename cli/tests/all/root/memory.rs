@@ -12,7 +12,7 @@ use serde_json::Value;
 /// A rack made by the binary, taken down when dropped.
 pub(super) struct TestRack {
     scratch: Scratch,
-    name: String,
+    pub(super) name: String,
 }
 
 impl TestRack {
@@ -30,11 +30,11 @@ impl TestRack {
         rack
     }
 
-    fn state(&self) -> PathBuf {
+    pub(super) fn state(&self) -> PathBuf {
         self.scratch.path().join("state")
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bluebridge"));
         command.args(arguments).env("BLUEBRIDGE_STATE", self.state()).stdin(Stdio::null());
         command
@@ -44,7 +44,7 @@ impl TestRack {
         self.command(arguments).output().expect("runs")
     }
 
-    fn text(&self, arguments: &[&str]) -> String {
+    pub(super) fn text(&self, arguments: &[&str]) -> String {
         let output = self.call(arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {said}");
@@ -271,8 +271,86 @@ fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
     follow.wait().expect("waited");
     assert!(line.is_some(), "the log ended");
     assert!(has_debug("controller"));
+    // The followers end with their readers, though nothing is logged.
+    let mut follow = rack.command(&["rack", "logs", "-f", "hosts"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().expect("starts");
+    drop(follow.stdout.take());
+    until("it ends", || follow.try_wait().expect("a child").is_some());
+    // So does the format, once it was asked for.
+    rack.text(&["rack", "restart", "s1", "--log-format", "json"]);
+    rack.text(&["rack", "restart", "switch"]);
+    for part in ["s1", "switch"] {
+        let log = shown(&[part]);
+        let last = log.lines().last().expect("a line");
+        let event: Value = serde_json::from_str(last).unwrap_or_else(|error| {
+            panic!("{part} logs no JSON: {error}: {last}");
+        });
+        assert!(event["level"].is_string(), "{event}");
+    }
     let (code, said) = rack.failure(&["rack", "logs", "s7"]);
     assert!(code == Some(2) && said.contains("no daemon memserver-s7"), "{code:?}: {said}");
+}
+
+/// What an operator sees without asking for more: who started, and who has the switch.
+#[test]
+fn a_restarted_switch_is_seen_in_the_logs_at_the_default_level() {
+    let rack =
+        TestRack::up("cmd-log-info", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let log = |part: &str| rack.text(&["rack", "logs", part]);
+    let count = |part: &str, words: &str| log(part).matches(words).count();
+    let starts = "the switch's agent starts";
+    assert_eq!(count("switch", starts), 1, "{}", log("switch"));
+    let said = log("switch");
+    assert!(said.contains("1=p1 2=p2 3=p3") && said.contains("ebpf"), "{said}");
+    until("a controller has the switch", || count("switch", "a controller has the switch") == 1);
+    rack.text(&["rack", "kill", "switch"]);
+    until("the controller misses it", || count("controller", "no connection to the switch") > 0);
+    rack.text(&["rack", "restart", "switch"]);
+    assert_eq!(count("switch", starts), 2, "{}", log("switch"));
+    let is_back = || count("controller", "its tables are in sync") == 2;
+    until("the controller has it again", is_back);
+    let kept = log("switch").lines().filter(|line| line.contains(starts)).last().map(str::to_owned);
+    assert!(kept.is_some_and(|line| !line.contains("entries=0")), "{}", log("switch"));
+    assert!(log("hosts").contains("watching the interfaces"), "{}", log("hosts"));
+}
+
+/// The way back in a rack: the same order that is given by hand elsewhere.
+#[test]
+fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
+    let rack = TestRack::up("cmd-fenced", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let bluebridge = env!("CARGO_BIN_EXE_bluebridge");
+    let store = rack.scratch.path().join("other.redb");
+    let store = store.to_str().expect("text");
+    let other = |more: &[&str]| {
+        let exec = ["rack", "exec", "switch", "--", bluebridge, "controller", "--store", store];
+        let mut command = rack.command(&[&exec[..], &["--listen", "[::1]:7799"], more].concat());
+        command.stderr(Stdio::piped()).spawn().expect("starts")
+    };
+    // By accident it changes nothing, and says what it found.
+    let accident = other(&[]).wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&accident.stderr).into_owned();
+    assert_eq!(accident.status.code(), Some(3), "{said}");
+    assert!(said.contains("entries of 1 endpoints") && !said.contains("trying again"), "{said}");
+    assert_eq!(problems(&rack), Vec::<String>::new());
+    let mut intruder = other(&["--force"]);
+    let has_ended =
+        |found: &[String]| found.iter().any(|it| it.starts_with("controller does not run"));
+    until("the right controller is fenced", || has_ended(&problems(&rack)));
+    let pid = Pid::from_child(&intruder);
+    kill_process(pid, Signal::TERM).expect("signalled");
+    intruder.wait().expect("ends");
+    let (code, said) = rack.failure(&["rack", "restart", "controller"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("start this one once with --force"), "{said}");
+    // Nothing of the first run, which began in good order.
+    assert!(!said.contains("the controller starts"), "{said}");
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--force"]);
+    assert_eq!(code, Some(2), "{said}");
+    rack.text(&["rack", "restart", "controller", "--force"]);
+    until("the rack is well again", || problems(&rack).is_empty());
+    rack.text(&["ping", "s1"]);
+    rack.text(&["rack", "restart", "controller"]);
+    assert_eq!(problems(&rack), Vec::<String>::new(), "it has the switch for good");
 }
 
 #[test]

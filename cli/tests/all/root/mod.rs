@@ -1,5 +1,6 @@
 //! Racks of namespaces on this machine, made and used by the binary.
 
+mod book;
 mod command;
 mod json;
 mod memory;
