@@ -53,6 +53,8 @@ mod tests {
     fn a_key_for_a_group_is_not_one_for_all() {
         let path = std::env::temp_dir().join(format!("bb-secret-{}", std::process::id()));
         let file = open_or_create(&path).unwrap();
+        // From the first moment, and not only once somebody closes it.
+        assert_eq!(file.metadata().unwrap().mode() & PERMISSIONS, OWNER_ONLY);
         for (mode, open) in [(0o600, false), (0o640, false), (0o644, true), (0o601, true)] {
             file.set_permissions(Permissions::from_mode(mode)).unwrap();
             assert_eq!(is_open_to_all(&path), open, "{mode:o}");

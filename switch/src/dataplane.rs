@@ -90,7 +90,7 @@ pub enum TableError {
 #[non_exhaustive]
 pub enum PlaneError {
     /// A system call failed.
-    #[error("{doing}: {source}")]
+    #[error("cannot {doing}: {source}")]
     Io {
         /// What was being done.
         doing: String,

@@ -1,9 +1,9 @@
 //! `bluebridge host`: a machine with a real interface in the fabric.
 
 use anyhow::Context;
-use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
 use bluebridge_rack::network::watch::{InterfaceWatch, Wanted};
+use bluebridge_rack::network::{Netlink, NetworkError};
 use bluebridge_rack::readiness;
 use clap::{Args, Subcommand};
 use ipnet::Ipv6Net;
@@ -46,6 +46,13 @@ impl HostCommand {
     }
 }
 
+/// The error, with what helps if this user may not do that.
+fn explained(error: NetworkError) -> anyhow::Error {
+    let forbidden = error.is_permission();
+    let error = anyhow::Error::new(error);
+    if forbidden { error.context("this needs root, or CAP_NET_ADMIN") } else { error }
+}
+
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
@@ -59,7 +66,7 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                 })
             });
             let watch = watch.transpose()?;
-            let report = fabric.up(&netlink)?;
+            let report = fabric.up(&netlink).map_err(explained)?;
             if global.json {
                 output::json(&report)?;
             } else {
@@ -83,7 +90,7 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
             }
         }
         HostCommand::Down(Interface { interface }) => {
-            let removal = HostFabric::new(interface).down(&netlink)?;
+            let removal = HostFabric::new(interface).down(&netlink).map_err(explained)?;
             if global.json {
                 output::json(&removal)?;
             } else {

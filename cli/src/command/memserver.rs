@@ -1,7 +1,7 @@
 //! `bluebridge memserver`: a memory server, in the foreground.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge_memserver::{Claim, Member, Reservation, ReserveError, Reserved, ServerConfig};
@@ -75,13 +75,16 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack shall not send requests to a server that has none yet.
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
-    check_fabric(&options.endpoint)?;
+    let mut way = Way::open(&options.endpoint)?;
     report_progress("joining the rack");
     let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::notify_ready().context("cannot report that the server is ready")?;
-    let served = member.serve_until(|| cancel.is_cancelled());
+    let served = member.serve_until(|| {
+        way.look(Instant::now());
+        cancel.is_cancelled()
+    });
     let totals = member.stop()?;
     for (shard, total) in totals.iter().enumerate() {
         let answered: u64 = total.answers.iter().map(|(_, count)| count).sum();
@@ -91,10 +94,48 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A server that requests do not reach would get its share of new memory, and never answer.
-fn check_fabric(endpoint: &Endpoint) -> anyhow::Result<()> {
-    let fabric = HostFabric::new(&endpoint.interface);
-    Ok(fabric.check(&Netlink::open()?, Space(endpoint.space))?)
+/// How often a server looks whether requests can still reach it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The way of requests to the server, and of its answers.
+struct Way {
+    fabric: HostFabric,
+    netlink: Netlink,
+    space: Space,
+    is_lost: bool,
+    looked_at: Instant,
+}
+
+impl Way {
+    /// A server that requests do not reach would get its share of new memory, and never answer.
+    fn open(endpoint: &Endpoint) -> anyhow::Result<Self> {
+        let fabric = HostFabric::new(&endpoint.interface);
+        let (netlink, space) = (Netlink::open()?, Space(endpoint.space));
+        fabric.check(&netlink, space)?;
+        Ok(Self { fabric, netlink, space, is_lost: false, looked_at: Instant::now() })
+    }
+
+    /// Logs once that the way is lost, and that it is back. To restore it is for `bluebridge host up --watch`:
+    /// a server may lack the privilege, and would undo what an operator does by `bluebridge host down`.
+    fn look(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.looked_at) < LOOK {
+            return;
+        }
+        self.looked_at = now;
+        let interface = &self.fabric.interface;
+        match self.fabric.check(&self.netlink, self.space) {
+            Ok(()) => {
+                if std::mem::take(&mut self.is_lost) {
+                    tracing::info!(interface, "requests can reach this server again");
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_lost, true) {
+                    tracing::warn!(interface, %error, "requests cannot reach this server");
+                }
+            }
+        }
+    }
 }
 
 fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {

@@ -342,6 +342,31 @@ mod root {
         }
     }
 
+    #[test]
+    fn what_another_user_may_not_do_is_named() {
+        require_root();
+        let scratch = Scratch::new("usage-user");
+        let binary = scratch.path().join("bluebridge");
+        std::fs::copy(BINARY, &binary).expect("copied");
+        for path in [scratch.path(), &binary] {
+            std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("set");
+        }
+        let soft = ["switch", "--data-plane", "soft", "--listen", "[::1]:0", "--port", "1=lo"];
+        for (arguments, words) in [
+            (&["host", "up", "--interface", "lo"][..], "this needs root, or CAP_NET_ADMIN: "),
+            (&soft, "cannot open a packet socket on lo: Operation not permitted"),
+            (&["switch", "--port", "1=lo"], "the eBPF data plane needs root"),
+        ] {
+            // A network of its own, whose interface is not the machine's.
+            let mut command = Command::new("unshare");
+            command.args(["--net", "setpriv", "--reuid=59998", "--clear-groups"]).arg(&binary);
+            command.args(arguments).current_dir("/").stdin(Stdio::null());
+            let (code, said) = told(&command.output().expect("runs"));
+            assert_eq!(code, Some(5), "{arguments:?}: {said}");
+            assert!(said.contains(words), "{arguments:?}: {said}");
+        }
+    }
+
     /// Measuring for minutes, interrupted once it has begun.
     fn interrupted(name: &str, arguments: &[&str], begun: &str) {
         require_root();

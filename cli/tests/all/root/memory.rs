@@ -201,11 +201,16 @@ fn an_interface_that_goes_down_and_up_is_set_up_again() {
     // Without the watch the status says what is lost, and a command says what to do, at once.
     rack.text(&["rack", "kill", "hosts"]);
     flap("c1");
+    flap("s1");
+    let server_logs = |words: &str| rack.text(&["rack", "logs", "s1"]).matches(words).count() == 1;
+    until("the server logs that", || server_logs("requests cannot reach this server"));
     let found = problems(&rack);
     let lost = "eth0 of c1 lost its route to the fabric";
     assert!(found.iter().any(|it| it.starts_with(lost)), "{found:?}");
     rack.text(&["rack", "restart", "hosts"]);
     assert_eq!(problems(&rack), Vec::<String>::new(), "a watch begins with a look");
+    until("the server logs that too", || server_logs("requests can reach this server again"));
+    assert!(server_logs("requests cannot reach this server"), "once");
     rack.text(&[
         "rack",
         "exec",
