@@ -11,6 +11,7 @@ use std::{
     thread,
 };
 
+use bluebridge_protocol::{owner, requester};
 use bluebridge_tests::sim::{
     Report,
     leases::{Bug, Plan, run},
@@ -87,6 +88,38 @@ fn check_coverage(sum: &Report) {
         let count = sum.counts.get(&("lease world", event.to_owned())).copied().unwrap_or(0);
         assert!(count > 0, "never {event}");
     }
+    for event in [
+        requester::Event::Grant,
+        requester::Event::LeaseLost,
+        requester::Event::OwnerWait,
+        requester::Event::Queue,
+        requester::Event::QueueRepeat,
+        requester::Event::RedirectReturn,
+        requester::Event::Renewal,
+        requester::Event::Resumed,
+        requester::Event::ResumeUnsafe,
+        requester::Event::Retransmit,
+        requester::Event::StaleJoin,
+        requester::Event::TrainRepair,
+    ] {
+        let count = sum.counts.get(&("requester", event.name().to_owned())).copied().unwrap_or(0);
+        assert!(count > 0, "no requester ever {}", event.name());
+    }
+    for event in [
+        owner::Event::Hold,
+        owner::Event::NotOwner,
+        owner::Event::Reject,
+        owner::Event::Release,
+        owner::Event::Serve,
+        owner::Event::Wait,
+        owner::Event::WaitEnd,
+        owner::Event::WaitOver,
+    ] {
+        let count = sum.counts.get(&("owner", event.name().to_owned())).copied().unwrap_or(0);
+        assert!(count > 0, "no owner ever {}", event.name());
+    }
+    let commits = sum.outcomes.get(&("commit", "ok".to_owned())).copied().unwrap_or(0);
+    assert!(commits > 1000, "{commits} commits");
 }
 
 #[test]

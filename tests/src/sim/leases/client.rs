@@ -1,5 +1,7 @@
 //! A client: a requester, the owner that answers for its leases, and its jobs.
 
+use core::time::Duration;
+
 use bluebridge_protocol::{
     Instant,
     owner::{Owner, OwnerConfig, Policy},
@@ -28,8 +30,12 @@ impl Jobs {
         self.0.len() as u64 - 1
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Job> {
+        self.0.iter().flatten()
+    }
+
     pub(super) fn count(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.iter().count()
     }
 }
 
@@ -44,33 +50,48 @@ impl Buffers for Jobs {
     }
 }
 
+/// How all clients of a run are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    pub(super) seed: u64,
+    /// What an owner does with requests that are redirected to it.
+    pub(super) policy: Policy,
+    /// How long an owner lets a request wait.
+    pub(super) owner_wait: Duration,
+    /// After how long a session ends that is idle.
+    pub(super) session_idle: Duration,
+}
+
 pub(super) struct Client {
     pub(super) requester: Requester,
     pub(super) owner: Owner,
     pub(super) jobs: Jobs,
+    manner: Manner,
     incarnation: u32,
 }
 
 impl Client {
-    pub(super) fn new(seed: u64, index: usize, policy: Policy, incarnation: u32) -> Self {
+    pub(super) fn new(manner: Manner, index: usize, incarnation: u32) -> Self {
         let node = client_node(index);
-        let seed = seed ^ (index as u64 + 1) << 40 ^ u64::from(incarnation) << 20;
+        let seed = manner.seed ^ (index as u64 + 1) << 40 ^ u64::from(incarnation) << 20;
         let mut owner = OwnerConfig::new(SPACE, node, incarnation);
-        owner.policy = policy;
+        (owner.policy, owner.wait) = (manner.policy, manner.owner_wait);
         owner.wait_count = 2;
         let mut config = Config::new(SPACE, node, incarnation, seed);
         config.piece_bytes = 1368;
+        config.timing.session_idle = manner.session_idle;
         Self {
             requester: Requester::new(config),
             owner: Owner::new(owner),
             jobs: Jobs::default(),
+            manner,
             incarnation,
         }
     }
 
     /// The process dies, and starts again.
-    pub(super) fn next_life(&self, seed: u64, index: usize) -> Self {
-        Self::new(seed, index, self.owner.config().policy, self.incarnation + 1)
+    pub(super) fn next_life(&self, index: usize) -> Self {
+        Self::new(self.manner, index, self.incarnation + 1)
     }
 
     pub(super) fn hear(&mut self, now: Instant, heard: &network::Heard<'_>, payload: &[u8]) {

@@ -3,8 +3,16 @@
 //! a lease; and what the clients saw, decided by [`crate::history`].
 //!
 //! One server holds two pages. The first is read, overwritten and updated as a whole, always with
-//! a value that is new; a word of the second is a counter, which is added to and updated. A run is
-//! decided by its seed alone.
+//! a value that is new; a word of the second is a counter, which is added to and updated. Every
+//! endpoint's clock runs at a rate of its own. A run is decided by its seed alone.
+//!
+//! What must hold: the histories of both pages are linearizable, no page is read half old and half
+//! new, nobody is granted a page while another believes by the own clock to have it, and once all
+//! is well again every operation succeeds.
+//!
+//! * `client`: a requester and an owner; `job`: what it does with the pages.
+//! * `controller`: what copies of replies make of the redirects.
+//! * `world`: the events; `world/jobs`: how jobs go on and end; `world/traffic`: datagrams and mistakes.
 
 mod client;
 mod controller;
@@ -22,6 +30,8 @@ pub enum Bug {
     ForgetWindow,
     /// The store does not do every write that it was asked to do.
     LoseWrites,
+    /// A client believes in its lease for longer than it was granted.
+    Overstay,
     /// An owner executes what is redirected to it, and is believed.
     OwnerExecutes,
     /// An owner is not told that its lease is over, and serves on what was committed before.
@@ -30,10 +40,11 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::AnyEpoch,
         Self::ForgetWindow,
         Self::LoseWrites,
+        Self::Overstay,
         Self::OwnerExecutes,
         Self::ServeReleased,
     ];

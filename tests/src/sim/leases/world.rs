@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
 use super::{
     Bug, Plan,
-    client::Client,
+    client::{Client, Manner},
     controller::{Controller, Redirect},
     job::{Kind, Place},
 };
@@ -32,6 +32,9 @@ const EVENTS_MAX: u64 = 5_000_000;
 
 /// How long a host takes to look at a timer again that is due at once.
 const SPIN: Duration = Duration::from_nanos(1);
+
+/// How fast or slow a clock is at most: any two differ by less than one part in 64, as leases assume.
+const SKEW_PPM: i64 = 7_000;
 
 enum Event {
     Act { client: usize, life: u32, token: u64 },
@@ -103,7 +106,11 @@ impl World {
         rack.client_piece_bytes = vec![1368; clients];
         (rack.server_piece_bytes, rack.arena_pages) = (vec![1368], vec![64]);
         (rack.quota_pages, rack.tight_limits) = (None, false);
-        rack.session_idle = Duration::from_secs(60);
+        // Mostly far longer than a run; else sessions end between two requests, and with them all that
+        // is known of what was answered.
+        let is_forgetful = rng.random_bool(0.25);
+        let idle_ms = if is_forgetful { rng.random_range(5..50) } else { 60_000 };
+        rack.session_idle = Duration::from_millis(idle_ms);
         rack.bug = (plan.bug == Some(Bug::LoseWrites)).then_some(bugs::Bug::LoseWrites);
         let link = *rack.links.first().expect("a rack has links");
         let mut server = Server::new(&rack, 0);
@@ -113,8 +120,14 @@ impl World {
         let counter = register.checked_add(4096).expect("the second page");
         let policy = [Policy::Reject, Policy::Serve, Policy::Wait];
         let policy = *policy.choose(&mut rng).expect("some");
-        let client = |index| Client::new(plan.seed, index, policy, 1);
-        let mut clock = || Clock::new(rng.random_range(-5_000..=5_000));
+        let manner = Manner {
+            seed: plan.seed,
+            policy,
+            owner_wait: Duration::from_millis(*[3, 100].choose(&mut rng).expect("some")),
+            session_idle: rack.session_idle,
+        };
+        let client = |index| Client::new(manner, index, 1);
+        let mut clock = || Clock::new(rng.random_range(-SKEW_PPM..=SKEW_PPM));
         let clocks = (0..=clients).map(|_| clock()).collect();
         Self {
             now: Instant::default() + Duration::from_millis(1),
@@ -232,7 +245,7 @@ impl World {
                     self.forget(&job);
                 }
                 self.lives[client] += 1;
-                let ended = self.clients[client].next_life(self.plan.seed, client);
+                let ended = self.clients[client].next_life(client);
                 let ended = core::mem::replace(&mut self.clients[client], ended);
                 self.keep_counters(&ended);
                 return self.think(client);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use bluebridge_protocol::{
     Instant,
     owner::Committed,
-    requester::{Answer, Failure, Operation},
+    requester::{Answer, Failure, Lease, Operation},
 };
 use rand::{Rng, seq::IndexedRandom};
 
@@ -23,6 +23,15 @@ use crate::{
 
 /// No lease lasts longer than this after its grant or its last RENEW.
 const LEASE_MAX: Duration = Duration::from_millis(41);
+
+/// For how long a client asks when it extends a lease.
+const RENEWAL_MS: u16 = 20;
+
+/// For how long it may rely on that from when it asks, however the clocks run.
+const RENEWAL_SAFE: Duration = Duration::from_millis(18);
+
+/// By how much a client believes in a lease too long, for [`Bug::Overstay`].
+const OVERSTAY: Duration = Duration::from_millis(20);
 
 impl World {
     /// A client begins jobs until it has enough.
@@ -84,7 +93,7 @@ impl World {
             self.push(later, Event::Act { client, life, token });
             return Ok(());
         }
-        let now = self.now;
+        let (now, local) = (self.now, self.local(client));
         let drawn = self.rng.random_range(0..10);
         self.next_value += 1;
         let new = self.next_value;
@@ -101,8 +110,10 @@ impl World {
                 Operation::Abort { pointer, length, epoch }
             }
             1 => {
-                job.stage = Stage::Renewing(holding);
-                Operation::Renew { pointer, length, epoch, lease_ms: 20 }
+                // It may be for less than is left, and the home may do it though its answer is lost.
+                let expires_at = holding.expires_at.min(local + RENEWAL_SAFE);
+                job.stage = Stage::Renewing(Holding { expires_at, ..holding });
+                Operation::Renew { pointer, length, epoch, lease_ms: RENEWAL_MS }
             }
             _ => {
                 let after = match place {
@@ -192,12 +203,16 @@ impl World {
             (Stage::Asking, Kind::Update { .. }, Ok(Answer::Leased(lease))) => {
                 let before = seen(&job)?;
                 self.record(&job, Action::Read { value: before }, true);
-                let expires_at = lease.expires_at;
+                let expires_at = self.believed(lease);
+                // Who stood still may hear of a grant that is over.
+                if self.local(client) < lease.expires_at {
+                    self.check_sole_holder(client, job.place)?;
+                }
                 let holding = Holding { epoch: lease.epoch, before, expires_at };
                 return self.hold(client, job, holding);
             }
             (Stage::Renewing(holding), _, Ok(Answer::Leased(lease))) => {
-                let holding = Holding { expires_at: lease.expires_at, ..holding };
+                let holding = Holding { expires_at: self.believed(lease), ..holding };
                 return self.hold(client, job, holding);
             }
             (Stage::Committing { holding, after }, _, Ok(_)) => {
@@ -211,6 +226,36 @@ impl World {
         job.incoming.clear();
         let pause = Duration::from_micros(self.rng.random_range(0..2_000));
         self.push(self.now + pause, Event::Think { client });
+        Ok(())
+    }
+
+    /// Until when a client believes that it has a lease, by its own clock.
+    fn believed(&self, lease: Lease) -> Instant {
+        let overstay = if self.plan.bug == Some(Bug::Overstay) { OVERSTAY } else { Duration::ZERO };
+        lease.expires_at + overstay
+    }
+
+    /// Who has a page finds nobody else who believes, by the own clock, to have it still.
+    ///
+    /// A home that begins anew has forgotten the leases that their owners still believe in.
+    fn check_sole_holder(&self, client: usize, place: Place) -> Result<(), String> {
+        if self.restarts.iter().any(|(_, back)| *back + LEASE_MAX > self.now) {
+            return Ok(());
+        }
+        for (other, holder) in self.clients.iter().enumerate() {
+            let now = self.local(other);
+            for job in holder.jobs.iter().filter(|job| job.place == place) {
+                if let Stage::Holding(held) | Stage::Renewing(held) = job.stage
+                    && now < held.expires_at
+                {
+                    return Err(format!(
+                        "client {client} got the {place:?} while client {other} believes that it \
+                         has it under epoch {}",
+                        held.epoch
+                    ));
+                }
+            }
+        }
         Ok(())
     }
 
