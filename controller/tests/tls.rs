@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bluebridge_controller::TlsPaths;
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
+use bluebridge_testkit::Scratch;
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use rig::{Agent, Folder, Running, client};
+use rig::{Agent, Running, client};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// A root, and what it vouches for.
@@ -50,7 +51,7 @@ fn join(
 
 #[test]
 fn both_sides_prove_themselves() {
-    let (folder, root, stranger) = (Folder::new("tls"), Root::new(), Root::new());
+    let (folder, root, stranger) = (Scratch::new("tls"), Root::new(), Root::new());
     let (certificate, key) = root.issue("controller.test");
     let file = |name: &str, text: &str| {
         std::fs::write(folder.file(name), text).unwrap();
@@ -133,7 +134,7 @@ fn a_plain_controller_is_told_from_one_that_is_not_there() {
 
 #[tokio::test]
 async fn missing_and_wrong_files_are_named() {
-    let folder = Folder::new("tls-files");
+    let folder = Scratch::new("tls-files");
     std::fs::write(folder.file("empty.pem"), "").unwrap();
     for certificate in ["missing.pem", "empty.pem"] {
         let mut config = bluebridge_controller::Config::new(
