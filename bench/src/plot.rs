@@ -109,18 +109,20 @@ fn draw(
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_testkit::Scratch;
+
     use super::*;
 
     const LABELS: Labels<'_> = Labels { title: "a title", x: "clients", y: "time (us)" };
 
     #[test]
     fn a_plot_names_its_axes_and_its_lines() {
-        let path = std::env::temp_dir().join(format!("bluebridge-plot-{}.svg", std::process::id()));
+        let scratch = Scratch::new("plot");
+        let path = scratch.file("plot.svg");
         let series = ["ours", "theirs"]
             .map(|name| Series { name: name.to_owned(), points: vec![(1.0, 10.0), (2.0, 12.5)] });
         lines(&path, LABELS, &series).expect("it can be drawn");
         let text = std::fs::read_to_string(&path).expect("it was written");
-        std::fs::remove_file(&path).expect("it is ours");
         for word in ["a title", "clients", "time (us)", "ours", "theirs", "</svg>"] {
             assert!(text.contains(word), "{word} is missing");
         }

@@ -47,11 +47,14 @@ pub(crate) fn is_open_to_all(path: &Path) -> bool {
 
 #[cfg(all(test, feature = "tls"))]
 mod tests {
+    use bluebridge_testkit::Scratch;
+
     use super::*;
 
     #[test]
     fn a_key_for_a_group_is_not_one_for_all() {
-        let path = std::env::temp_dir().join(format!("bb-secret-{}", std::process::id()));
+        let scratch = Scratch::new("secret");
+        let path = scratch.file("key");
         let file = open_or_create(&path).unwrap();
         // From the first moment, and not only once somebody closes it.
         assert_eq!(file.metadata().unwrap().mode() & PERMISSIONS, OWNER_ONLY);

@@ -13,8 +13,9 @@ use bluebridge_northbound::{
     Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
 };
 use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary};
+use bluebridge_testkit::Scratch;
 use bluebridge_wire::{NodeId, Space};
-use rig::{Agent, Folder, Running, client, memory, until};
+use rig::{Agent, Running, client, memory, until};
 
 const SCOPE: u32 = Space(1).scope();
 
@@ -93,7 +94,7 @@ fn anycast_follows_free_memory_and_silence() {
 #[test]
 fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
     let agent = Agent::start(4);
-    let folder = Folder::new("killed");
+    let folder = Scratch::new("killed");
     let controller = Running::start(&agent, Some(&folder));
     let home = join(&controller, memory("m1", 1));
     let user = join(&controller, client("c1", 2));
@@ -199,8 +200,8 @@ fn a_controller_with_an_empty_store_leaves_a_full_switch_alone() {
 #[test]
 fn a_fenced_controller_comes_back_by_order_and_stays() {
     let agent = Agent::start(4);
-    let (folder, other_folder) = (Folder::new("right"), Folder::new("intruder"));
-    let config = |folder: &Folder, listen, force| Config {
+    let (folder, other_folder) = (Scratch::new("right"), Scratch::new("intruder"));
+    let config = |folder: &Scratch, listen, force| Config {
         listen,
         store: Some(folder.file("controller.redb")),
         force,

@@ -9,8 +9,9 @@ use std::time::Duration;
 use bluebridge_controller::TlsPaths;
 use bluebridge_northbound::proto::{PurgeRequest, operations_client::OperationsClient};
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
+use bluebridge_testkit::Scratch;
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use rig::{Agent, Folder, Running, client};
+use rig::{Agent, Running, client};
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -52,7 +53,7 @@ fn join(
 
 #[test]
 fn both_sides_prove_themselves() {
-    let (folder, root, stranger) = (Folder::new("tls"), Root::new(), Root::new());
+    let (folder, root, stranger) = (Scratch::new("tls"), Root::new(), Root::new());
     let (certificate, key) = root.issue("controller.test");
     let file = |name: &str, text: &str| {
         std::fs::write(folder.file(name), text).unwrap();
@@ -114,7 +115,7 @@ fn both_sides_prove_themselves() {
 
 #[test]
 fn only_operators_look_into_memory_servers_where_certificates_are_asked_for() {
-    let (folder, root) = (Folder::new("tls-operators"), Root::new());
+    let (folder, root) = (Scratch::new("tls-operators"), Root::new());
     let (certificate, key) = root.issue("controller.test");
     let file = |name: &str, text: &str| {
         std::fs::write(folder.file(name), text).unwrap();
@@ -168,7 +169,7 @@ fn a_plain_controller_is_told_from_one_that_is_not_there() {
 
 #[tokio::test]
 async fn missing_and_wrong_files_are_named() {
-    let folder = Folder::new("tls-files");
+    let folder = Scratch::new("tls-files");
     let (certificate, key) = Root::new().issue("x");
     let (_, other_key) = Root::new().issue("x");
     let damaged = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";

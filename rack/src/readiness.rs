@@ -174,16 +174,19 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_testkit::Scratch;
+
     use super::*;
 
-    fn socket(name: &str) -> ReadySocket {
-        let path = env::temp_dir().join(format!("bb-ready-{name}-{}", std::process::id()));
-        ReadySocket::bind(&path).expect("binds")
+    /// A socket, and the directory that it is in.
+    fn socket() -> (ReadySocket, Scratch) {
+        let scratch = Scratch::new("ready");
+        (ReadySocket::bind(&scratch.file("socket")).expect("binds"), scratch)
     }
 
     #[test]
     fn a_report_among_other_lines_counts() {
-        let mut socket = socket("lines");
+        let (mut socket, _scratch) = socket();
         let daemon = UnixDatagram::unbound().expect("socket");
         daemon.send_to(b"STATUS=half way", socket.path()).expect("sent");
         daemon.send_to(b"STATUS=done\nREADY=1\n", socket.path()).expect("sent");
@@ -194,7 +197,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_at_the_deadline_and_when_the_daemon_is_gone() {
-        let mut socket = socket("ends");
+        let (mut socket, _scratch) = socket();
         let now = Patience::until(Instant::now());
         assert_eq!(socket.wait(now, || true).expect("waits"), Readiness::Late);
         let far = Patience::until(Instant::now() + Duration::from_secs(60));
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn one_that_asks_for_time_gets_it_up_to_a_limit() {
-        let mut socket = socket("asks");
+        let (mut socket, _scratch) = socket();
         let daemon = UnixDatagram::unbound().expect("socket");
         let first = b"STATUS=about to take memory\nEXTEND_TIMEOUT_USEC=60000000";
         daemon.send_to(first, socket.path()).expect("sent");

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use bluebridge_switch::dataplane::GROUP_PORTS_MAX;
+use bluebridge_testkit::Scratch;
 use proptest::prelude::*;
 
 use crate::daemon::{CONTROLLER, HOSTS, SWITCH, stages};
@@ -23,9 +24,10 @@ fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
     }
 }
 
-fn scratch(name: &str) -> StateRoot {
-    let path = std::env::temp_dir().join(format!("bb-state-{name}-{}", std::process::id()));
-    StateRoot::at(path)
+/// Where records are kept, and the directory that it is in.
+fn scratch() -> (StateRoot, Scratch) {
+    let scratch = Scratch::new("state");
+    (StateRoot::at(scratch.file("root")), scratch)
 }
 
 #[test]
@@ -121,7 +123,7 @@ fn daemons_start_from_the_switch_to_the_servers() {
 
 #[test]
 fn a_record_is_locked_written_whole_and_removed() {
-    let root = scratch("whole");
+    let (root, _scratch) = scratch();
     let spec = spec("one", 1, 1);
     let directory = root.create(&spec.name).expect("made");
     assert!(directory.read().expect("readable").is_none());
@@ -143,19 +145,18 @@ fn a_record_is_locked_written_whole_and_removed() {
 #[test]
 fn records_that_others_may_write_are_not_believed() {
     use std::os::unix::fs::PermissionsExt;
-    let root = scratch("shared");
+    let (root, _scratch) = scratch();
     let name: RackName = "one".parse().expect("a name");
     drop(root.create(&name).expect("made"));
     let open = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(root.path(), open).expect("opened");
     assert!(matches!(root.read(&name), Err(StateError::NotPrivate(_))));
     assert!(matches!(root.lock(&name), Err(StateError::NotPrivate(_))));
-    std::fs::remove_dir_all(root.path()).expect("removed");
 }
 
 #[test]
 fn the_only_rack_that_is_up_is_meant_unless_one_is_named() {
-    let root = scratch("choice");
+    let (root, _scratch) = scratch();
     assert!(matches!(root.choose(None), Err(StateError::None)));
     let record = |name: &str, phase| {
         let state = RackState { phase, ..RackState::new(spec(name, 1, 1)) };
@@ -175,12 +176,11 @@ fn the_only_rack_that_is_up_is_meant_unless_one_is_named() {
     let error = chosen(None).expect_err("either could be meant");
     assert!(error.to_string().contains("(one, two): say which with --rack"), "{error}");
     assert_eq!(chosen(Some("three")).expect("named"), "three");
-    std::fs::remove_dir_all(root.path()).expect("removed");
 }
 
 #[test]
 fn a_record_that_was_cut_short_names_the_command_that_helps() {
-    let root = scratch("damaged");
+    let (root, _scratch) = scratch();
     let state = RackState::new(spec("one", 1, 1));
     let directory = root.create(&state.spec.name).expect("made");
     directory.write(&state).expect("written");

@@ -1,17 +1,17 @@
 //! Files of a test.
 
 use std::{
-    env, fs, io,
+    env,
     path::{Path, PathBuf},
-    process,
 };
 
-/// Directories of one name and process number that killed tests may have left.
-const LEFT_MAX: u32 = 100;
+use tempfile::TempDir;
 
 /// A temporary directory of one test, removed at its end.
+///
+/// What a test left mounted or running in it is what its own assertions tell of.
 #[derive(Debug)]
-pub struct Scratch(PathBuf);
+pub struct Scratch(TempDir);
 
 impl Scratch {
     /// A new directory, whose path contains `name`.
@@ -20,29 +20,18 @@ impl Scratch {
     /// If it cannot be made.
     #[track_caller]
     pub fn new(name: &str) -> Self {
-        let parent = env::temp_dir();
-        // A test that was killed leaves its directory, and another process may get its number.
-        for left in 0..LEFT_MAX {
-            let path = parent.join(format!("bb-{name}-{}.{left}", process::id()));
-            match fs::create_dir(&path) {
-                Ok(()) => return Self(path),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => panic!("cannot make the directory {}: {error}", path.display()),
-            }
-        }
-        panic!("{} is full of directories of killed tests: remove bb-{name}-*", parent.display());
+        let made = tempfile::Builder::new().prefix(&format!("bb-{name}-")).tempdir();
+        Self(made.unwrap_or_else(|error| panic!("cannot make a directory: {error}")))
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
-}
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Whatever a test left mounted or running is what its own assertions tell of.
-        let _ = fs::remove_dir_all(&self.0);
+    /// Where a file of it is, or would be.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
     }
 }
 
@@ -80,6 +69,8 @@ fn built(name: &str, how: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -90,14 +81,5 @@ mod tests {
         fs::write(path.join("inner/file"), "text").expect("it is writable");
         drop(scratch);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_scratch_directory_that_was_left_is_not_taken() {
-        let left = Scratch::new("left");
-        fs::write(left.path().join("file"), "of another test").expect("it is writable");
-        let own = Scratch::new("left");
-        assert_ne!(own.path(), left.path());
-        assert_eq!(fs::read_dir(own.path()).expect("readable").count(), 0);
     }
 }

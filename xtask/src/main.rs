@@ -1,7 +1,7 @@
 //! Set-up, demo, test and bench as plain cargo commands, for a machine that has only Rust.
 
 mod command;
-mod licences;
+mod dependencies;
 mod setup;
 mod test;
 
@@ -25,7 +25,8 @@ usage: cargo xtask <command> [options]
   bench [options]     build for speed and run `bluebridge bench`
   p4info              write p4/bluebridge.p4info.txtpb from its declaration
   vectors             write the golden vectors of the wire format
-  licences            check the licences of all dependencies against deny.toml
+  dependencies        check licences and sources of all dependencies against deny.toml
+      --advisories    and whether faults of them are known, whose list it fetches
 
 Options behind `demo` and `bench` go to `bluebridge`.
 ";
@@ -51,7 +52,11 @@ fn main() -> ExitCode {
             "write_vectors",
         ])
         .go(),
-        Some("licences") => licences::check(),
+        Some("dependencies") => match rest.as_slice() {
+            [] => dependencies::check(false),
+            [option] if option == "--advisories" => dependencies::check(true),
+            _ => Err(Failure::usage(format!("dependencies takes --advisories only\n\n{HELP}"))),
+        },
         // What follows is for `test` itself.
         Some("isolated") => return finish(test::isolated(&rest)),
         Some("isolated-init") => return finish(test::init(&rest)),

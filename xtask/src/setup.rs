@@ -1,9 +1,6 @@
 //! What the other commands need beside Rust: installed where we may, named where we may not.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use crate::command::{Failure, Run, root, target_directory};
 
@@ -46,9 +43,25 @@ static IP: Tool = Tool {
 /// The tools that the tests call by name. The test runner shows them no other programs.
 static OF_TESTS: [&Tool; 2] = [&TSHARK, &IP];
 
-/// The test runner, and the version that is installed where there is none.
-const NEXTEST: &str = "cargo-nextest";
-const NEXTEST_VERSION: &str = "0.9.143";
+/// A cargo command, and the version that is built where there is none.
+pub(crate) struct CargoTool {
+    program: &'static str,
+    command: &'static str,
+    version: &'static str,
+    features: &'static [&'static str],
+}
+
+/// Runs the tests.
+pub(crate) static NEXTEST: CargoTool = CargoTool {
+    program: "cargo-nextest",
+    command: "nextest",
+    version: "0.9.143",
+    features: &["--features", "default-no-update"],
+};
+
+/// Checks the dependencies.
+pub(crate) static DENY: CargoTool =
+    CargoTool { program: "cargo-deny", command: "deny", version: "0.20.2", features: &[] };
 
 /// P4Runtime clients that others wrote, each in a virtual environment of its own.
 const CLIENTS: [&str; 2] = ["finsy", "shell"];
@@ -60,7 +73,8 @@ pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
 
 /// Everything that the other commands use.
 pub(crate) fn all() -> Result<(), Failure> {
-    for_tests(|_| true)
+    for_tests(|_| true)?;
+    DENY.install()
 }
 
 /// What the tests of the tiers use that are to run.
@@ -81,7 +95,7 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
         needed.push(&PYTHON_VENV);
     }
     require(&needed)?;
-    install_nextest()?;
+    NEXTEST.install()?;
     if runs("clients") {
         CLIENTS.iter().try_for_each(|client| install_client(client))?;
     }
@@ -100,32 +114,33 @@ fn require(tools: &[&'static Tool]) -> Result<(), Failure> {
     )))
 }
 
-/// The test runner, wherever it is installed.
-pub(crate) fn nextest() -> Run {
-    let own = own_nextest();
-    if own.is_file() { Run::new(own).arg("nextest") } else { Run::new(NEXTEST).arg("nextest") }
-}
-
-fn own_nextest() -> PathBuf {
-    target_directory().join("tools/bin").join(NEXTEST)
-}
-
-/// Builds the test runner below the target directory if there is none, so that nothing of the
-/// user's changes. Unoptimized, because it waits most of the time and builds in half the time.
-fn install_nextest() -> Result<(), Failure> {
-    if nextest().arg("--version").succeeds() {
-        return Ok(());
+impl CargoTool {
+    /// The command, wherever it is installed.
+    pub(crate) fn run(&self) -> Run {
+        let own = target_directory().join("tools/bin").join(self.program);
+        let run = if own.is_file() { Run::new(own) } else { Run::new(self.program) };
+        run.arg(self.command)
     }
-    println!("xtask: building {NEXTEST} {NEXTEST_VERSION} (once; some minutes)");
-    Run::cargo(["install", "--quiet", "--locked", "--debug", "--no-default-features"])
-        .args(["--features", "default-no-update", "--version", NEXTEST_VERSION, NEXTEST])
-        .arg("--root")
-        .arg(target_directory().join("tools"))
-        .arg("--target-dir")
-        .arg(target_directory().join("tools/build"))
-        .go()?;
-    fs::remove_dir_all(target_directory().join("tools/build"))
-        .map_err(|error| Failure::new(format!("cannot remove what building left: {error}")))
+
+    /// Builds it below the target directory if there is none, so that nothing of the user's changes.
+    /// Unoptimized, because it waits most of the time and builds in half the time.
+    pub(crate) fn install(&self) -> Result<(), Failure> {
+        if self.run().arg("--version").succeeds() {
+            return Ok(());
+        }
+        println!("xtask: building {} {} (once; some minutes)", self.program, self.version);
+        let build = target_directory().join("tools/build");
+        Run::cargo(["install", "--quiet", "--locked", "--debug", "--no-default-features"])
+            .args(self.features)
+            .args(["--version", self.version, self.program])
+            .arg("--root")
+            .arg(target_directory().join("tools"))
+            .arg("--target-dir")
+            .arg(&build)
+            .go()?;
+        fs::remove_dir_all(build)
+            .map_err(|error| Failure::new(format!("cannot remove what building left: {error}")))
+    }
 }
 
 /// Installs a P4Runtime client with pip, in pinned versions, if that was not done before.

@@ -1,26 +1,10 @@
+use bluebridge_testkit::Scratch;
+
 use super::*;
 use crate::core::{Carrier, Role};
 
-/// A folder that goes with its value.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("bb-store-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self) -> std::path::PathBuf {
-        self.0.join("controller.redb")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
-}
+/// What the store is called in its folder.
+const FILE: &str = "controller.redb";
 
 fn record(node: u16, incarnation: u32) -> NodeRecord {
     NodeRecord {
@@ -49,8 +33,8 @@ fn record(node: u16, incarnation: u32) -> NodeRecord {
 
 #[test]
 fn what_was_committed_is_there_after_a_restart() {
-    let folder = Folder::new("restart");
-    let store = Store::open(&folder.file()).unwrap();
+    let folder = Scratch::new("restart");
+    let store = Store::open(&folder.file(FILE)).unwrap();
     let first = store.election_id();
     let first_generation = store.first_generation();
     assert_eq!(store.load().unwrap(), Stored { first_generation, ..Stored::default() });
@@ -65,7 +49,7 @@ fn what_was_committed_is_there_after_a_restart() {
         .unwrap();
     store.commit(&[Change::Node(record(1, 2)), Change::SpaceGone(4)]).unwrap();
     drop(store);
-    let store = Store::open(&folder.file()).unwrap();
+    let store = Store::open(&folder.file(FILE)).unwrap();
     let nodes = vec![record(1, 2), record(0xfffe, 1)];
     let expected = Stored { nodes, spaces: vec![spaces[0]], first_generation };
     assert_eq!(store.load().unwrap(), expected);
@@ -82,20 +66,20 @@ fn a_newer_store_beats_an_older_one() {
 
 #[test]
 fn a_fenced_store_stays_fenced_until_it_outbids_the_other() {
-    let folder = Folder::new("fenced");
-    let right = Store::open(&folder.file()).unwrap();
+    let folder = Scratch::new("fenced");
+    let right = Store::open(&folder.file(FILE)).unwrap();
     let intruder = Store::in_memory().unwrap().election_id().connection(7);
     assert!(intruder > right.election_id());
     assert_eq!(right.fenced_by(), None);
     right.note_fenced(intruder).unwrap();
     drop(right);
-    let right = Store::open(&folder.file()).unwrap();
+    let right = Store::open(&folder.file(FILE)).unwrap();
     assert_eq!(right.fenced_by(), Some(intruder), "a restart changes nothing");
     assert!(right.election_id() < intruder);
     let above = right.outbid(intruder).unwrap();
     assert!(above > intruder && above == right.election_id());
     drop(right);
-    let right = Store::open(&folder.file()).unwrap();
+    let right = Store::open(&folder.file(FILE)).unwrap();
     assert_eq!(right.fenced_by(), None);
     let later = right.election_id();
     assert!(later > above.connection(u64::MAX), "later starts win as well");
@@ -124,18 +108,18 @@ fn stores_of_other_times_begin_at_other_generations() {
 
 #[test]
 fn one_process_at_a_time_has_the_store() {
-    let folder = Folder::new("exclusive");
-    let store = Store::open(&folder.file()).unwrap();
-    let error = Store::open(&folder.file()).unwrap_err();
+    let folder = Scratch::new("exclusive");
+    let store = Store::open(&folder.file(FILE)).unwrap();
+    let error = Store::open(&folder.file(FILE)).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     drop(store);
-    Store::open(&folder.file()).unwrap();
+    Store::open(&folder.file(FILE)).unwrap();
 }
 
 #[test]
 fn a_file_of_something_else_is_refused_and_left_alone() {
-    let folder = Folder::new("foreign");
-    let file = folder.0.join("letter.txt");
+    let folder = Scratch::new("foreign");
+    let file = folder.file("letter.txt");
     std::fs::write(&file, "Dear Sir or Madam").unwrap();
     assert!(matches!(Store::open(&file), Err(StoreError::NotAStore { .. })));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
@@ -147,20 +131,20 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
 
 #[test]
 fn a_store_that_was_cut_short_is_named_as_damaged_and_left_alone() {
-    let folder = Folder::new("cut");
-    let store = Store::open(&folder.file()).unwrap();
+    let folder = Scratch::new("cut");
+    let store = Store::open(&folder.file(FILE)).unwrap();
     store.commit(&[Change::Node(record(1, 1))]).unwrap();
     drop(store);
-    let whole = std::fs::read(folder.file()).unwrap();
+    let whole = std::fs::read(folder.file(FILE)).unwrap();
     for length in [100, 5000, whole.len() / 2, whole.len() - 1] {
-        std::fs::write(folder.file(), &whole[..length]).unwrap();
-        let error = Store::open(&folder.file()).unwrap_err();
+        std::fs::write(folder.file(FILE), &whole[..length]).unwrap();
+        let error = Store::open(&folder.file(FILE)).unwrap_err();
         assert!(matches!(error, StoreError::Damaged { .. }), "{length}: {error}");
         assert!(error.to_string().contains("move it away and start once with --force"), "{error}");
-        assert_eq!(std::fs::metadata(folder.file()).unwrap().len(), length as u64);
+        assert_eq!(std::fs::metadata(folder.file(FILE)).unwrap().len(), length as u64);
     }
-    std::fs::write(folder.file(), &whole).unwrap();
-    assert_eq!(Store::open(&folder.file()).unwrap().load().unwrap().nodes, [record(1, 1)]);
+    std::fs::write(folder.file(FILE), &whole).unwrap();
+    assert_eq!(Store::open(&folder.file(FILE)).unwrap().load().unwrap().nodes, [record(1, 1)]);
 }
 
 fn mode(file: &Path) -> u32 {
@@ -170,8 +154,8 @@ fn mode(file: &Path) -> u32 {
 #[test]
 fn only_its_owner_can_read_the_store() {
     use std::os::unix::fs::PermissionsExt as _;
-    let folder = Folder::new("mode");
-    let file = folder.file();
+    let folder = Scratch::new("mode");
+    let file = folder.file(FILE);
     drop(Store::open(&file).unwrap());
     assert_eq!(mode(&file), 0o600, "a new one");
     for wide in [0o644, 0o660, 0o777, 0o604] {
@@ -181,7 +165,7 @@ fn only_its_owner_can_read_the_store() {
         assert!(Store::open(&file).is_err(), "it is still locked");
         drop(store);
     }
-    let letter = folder.0.join("letter.txt");
+    let letter = folder.file("letter.txt");
     std::fs::write(&letter, "Dear Sir or Madam").unwrap();
     std::fs::set_permissions(&letter, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(Store::open(&letter).is_err());
@@ -200,12 +184,12 @@ fn a_record_that_cannot_be_read_is_named() {
 
 #[test]
 fn a_folder_that_is_not_there_is_named_and_not_made() {
-    let folder = Folder::new("absent");
-    let absent = folder.0.join("mount");
+    let folder = Scratch::new("absent");
+    let absent = folder.file("mount");
     let error = Store::open(&absent.join("controller.redb")).unwrap_err();
     assert!(matches!(error, StoreError::NoFolder { .. }), "{error}");
     assert!(error.to_string().contains(&format!("no directory {}", absent.display())), "{error}");
     assert!(!absent.exists());
-    let error = Store::open(&folder.0).unwrap_err();
+    let error = Store::open(folder.path()).unwrap_err();
     assert!(matches!(error, StoreError::Open { .. }), "a directory is no store: {error}");
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -19,6 +18,7 @@ use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::agent::{Agent as SwitchAgent, AgentConfig};
 use bluebridge_switch::dataplane::DataPlane;
 use bluebridge_switch::soft::{Link, Pipeline};
+use bluebridge_testkit::Scratch;
 use bluebridge_wire::Space;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -71,27 +71,6 @@ pub(crate) fn memory(name: &str, port: u16) -> Registration {
     Registration {
         role: Role::Memory { capacity_pages: 1000, shard_count: 1 },
         ..client(name, port)
-    }
-}
-
-/// A folder that goes with its value.
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("bb-rack-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
     }
 }
 
@@ -340,11 +319,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(agent: &Agent, folder: Option<&Folder>) -> Self {
+    pub(crate) fn start(agent: &Agent, folder: Option<&Scratch>) -> Self {
         Self::start_at(agent, folder, SocketAddr::from((own_loopback(), 0)))
     }
 
-    pub(crate) fn start_at(agent: &Agent, folder: Option<&Folder>, listen: SocketAddr) -> Self {
+    pub(crate) fn start_at(agent: &Agent, folder: Option<&Scratch>, listen: SocketAddr) -> Self {
         let mut config = Self::config(agent);
         config.listen = listen;
         config.store = folder.map(|folder| folder.file("controller.redb"));

@@ -19,8 +19,8 @@ use report::Report;
 
 use crate::{
     command::{Failure, Run, root, target_directory},
-    licences,
-    setup::{self, Privilege},
+    dependencies,
+    setup::{self, NEXTEST, Privilege},
 };
 
 /// How long the examples in the documentation may take, building included.
@@ -45,8 +45,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
             Run::cargo(["clippy", "--workspace", "--all-targets", "--all-features", "--quiet"])
                 .args(["--", "-D", "warnings"]),
         )?;
-        println!("== licences");
-        licences::check()?;
+        println!("== dependencies");
+        dependencies::check(false)?;
     }
     if options.needs_product() {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
@@ -115,7 +115,7 @@ fn list_skipped(options: &Options) -> Result<(), Failure> {
 }
 
 fn nextest(command: &str, options: &Options) -> Run {
-    let mut run = setup::nextest().arg(command).arg("--all-features");
+    let mut run = NEXTEST.run().arg(command).arg("--all-features");
     if options.packages.is_empty() {
         run = run.arg("--workspace");
     }

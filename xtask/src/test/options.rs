@@ -8,7 +8,7 @@ use crate::command::Failure;
 pub(super) struct Options {
     /// Tiers whose tests are skipped.
     pub(super) left_out: Vec<Tier>,
-    /// Fewer cases in the random tests, and no formatting, lints, licences or doctests.
+    /// Fewer cases in the random tests, and no formatting, lints, check of dependencies or doctests.
     pub(super) fast: bool,
     /// Run a failed test with real packets once more, and report it as flaky if it then passes.
     pub(super) retry: bool,
