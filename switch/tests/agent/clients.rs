@@ -38,7 +38,7 @@ fn python(client: &str) -> PathBuf {
     let installed = std::fs::read_to_string(environment.join("installed.txt"));
     assert!(
         installed.is_ok_and(|installed| installed == wanted),
-        "{} does not hold what {} names: run `cargo xtask setup`, or leave the tier out: \
+        "{} does not hold what {} names: run `cargo xtask setup`, or skip the tier: \
          `cargo xtask test --without clients`",
         environment.display(),
         requirements.display()

@@ -224,7 +224,7 @@ async fn only_this_pipeline_is_taken() {
     other.p4info.as_mut().unwrap().tables[1].size = 5;
     let status = client.push(ConfigAction::Verify, Some(other)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert!(status.message().contains("table ingress.redirect is declared otherwise"));
+    assert!(status.message().contains("table ingress.redirect is declared differently"));
     let mut compiled = config(1);
     compiled.p4_device_config = b"{}".to_vec();
     let status = client.push(ConfigAction::VerifyAndCommit, Some(compiled)).await.unwrap_err();
