@@ -17,11 +17,11 @@ impl Scratch {
     /// A new directory, whose path contains `name`.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     #[track_caller]
     pub fn new(name: &str) -> Self {
         let parent = env::temp_dir();
-        // A test that was killed leaves its directory, and another process may get its number.
+        // A killed test leaves its directory, and another process may get the same number.
         for left in 0..LEFT_MAX {
             let path = parent.join(format!("bb-{name}-{}.{left}", process::id()));
             match fs::create_dir(&path) {
@@ -33,7 +33,7 @@ impl Scratch {
         panic!("{} is full of directories of killed tests: remove bb-{name}-*", parent.display());
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -41,7 +41,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Whatever a test left mounted or running is what its own assertions tell of.
+        // If something is still mounted or running, the test's own assertions report it.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,6 +1,6 @@
-//! The licences of all dependencies, checked against the list in `deny.toml`.
+//! Checks the licences of all dependencies against the list in `deny.toml`.
 //!
-//! `cargo deny check` reads the same file and checks more; this needs nothing installed.
+//! `cargo deny check` reads the same file and checks more; this check needs no installed program.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -31,7 +31,7 @@ pub(crate) fn check() -> Result<(), Failure> {
         .map(|(licence, package)| format!("  {package}: {licence}\n"))
         .collect();
     if packages.is_empty() {
-        return Err(Failure::new("`cargo tree` named no package"));
+        return Err(Failure::new("`cargo tree` listed no packages"));
     }
     if refused.is_empty() {
         println!("licences: {} packages, all permitted", packages.len());
@@ -48,13 +48,13 @@ fn allowed() -> Result<Vec<Licensee>, Failure> {
     let list = text
         .split_once("allow = [")
         .and_then(|(_, rest)| rest.split_once(']'))
-        .ok_or_else(|| failed(&"it has no `allow = [...]`"))?
+        .ok_or_else(|| failed(&"it has no list `allow = [...]`"))?
         .0;
     let licences = list.split('"').skip(1).step_by(2);
     licences.map(|one| Licensee::parse(one).map_err(|error| failed(&error))).collect()
 }
 
-/// Whether the permitted licences meet an SPDX expression; old crates write a slash for OR.
+/// Whether an SPDX expression is satisfied by the permitted licences; old crates use a slash for OR.
 fn permits(expression: &str, allowed: &[Licensee]) -> bool {
     Expression::parse_mode(expression, ParseMode::LAX)
         .is_ok_and(|read| read.evaluate(|wanted| allowed.iter().any(|one| one.satisfies(wanted))))

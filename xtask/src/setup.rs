@@ -1,4 +1,4 @@
-//! What the other commands need beside Rust: installed where we may, named where we may not.
+//! Programs that the other commands need in addition to Rust: installed if permitted, otherwise listed.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::command::{Failure, Run, root, target_directory};
 
-/// A program, and the Debian package that has it.
+/// A program and its Debian package.
 struct Tool {
     program: &'static str,
     probe: &'static [&'static str],
@@ -33,27 +33,27 @@ static TSHARK: Tool = Tool {
     program: "tshark",
     probe: &["--version"],
     package: "tshark",
-    purpose: "reads our packet captures in the tests",
+    purpose: "reads packet captures in the tests",
 };
 
 static IP: Tool = Tool {
     program: "ip",
     probe: &["-V"],
     package: "iproute2",
-    purpose: "shows in the tests what the kernel has",
+    purpose: "shows the kernel's network state in the tests",
 };
 
-/// The tools that the tests call by name. The test runner shows them no other programs.
+/// The tools that tests may call by name. The test runner hides all other programs.
 static OF_TESTS: [&Tool; 2] = [&TSHARK, &IP];
 
-/// The test runner, and the version that is installed where there is none.
+/// The test runner, and the version that is installed if it is missing.
 const NEXTEST: &str = "cargo-nextest";
 const NEXTEST_VERSION: &str = "0.9.143";
 
-/// P4Runtime clients that others wrote, each in a virtual environment of its own.
+/// P4Runtime clients of other authors, each in its own virtual environment.
 const CLIENTS: [&str; 2] = ["finsy", "shell"];
 
-/// The names of the programs that tests may call, beside those that every Debian has.
+/// The names of the programs that tests may call, in addition to those of every Debian.
 pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
     OF_TESTS.iter().map(|tool| tool.program)
 }
@@ -63,7 +63,7 @@ pub(crate) fn all() -> Result<(), Failure> {
     for_tests(|_| true)
 }
 
-/// What the tests of the tiers use that are to run.
+/// The programs needed by the tests of the selected tiers.
 pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let mut needed = Vec::new();
     if runs("root") {
@@ -110,8 +110,8 @@ fn own_nextest() -> PathBuf {
     target_directory().join("tools/bin").join(NEXTEST)
 }
 
-/// Builds the test runner below the target directory if there is none, so that nothing of the
-/// user's changes. Unoptimized, because it waits most of the time and builds in half the time.
+/// Builds the test runner below the target directory if it is missing, so that nothing else of the
+/// user's changes. Unoptimized, because it waits most of the time and then builds in half the time.
 fn install_nextest() -> Result<(), Failure> {
     if nextest().arg("--version").succeeds() {
         return Ok(());
@@ -125,10 +125,10 @@ fn install_nextest() -> Result<(), Failure> {
         .arg(target_directory().join("tools/build"))
         .go()?;
     fs::remove_dir_all(target_directory().join("tools/build"))
-        .map_err(|error| Failure::new(format!("cannot remove what building left: {error}")))
+        .map_err(|error| Failure::new(format!("cannot remove temporary build files: {error}")))
 }
 
-/// Installs a P4Runtime client with pip, in pinned versions, if that was not done before.
+/// Installs a P4Runtime client with pip, in pinned versions, unless it is already installed.
 fn install_client(client: &str) -> Result<(), Failure> {
     let requirements = root().join(format!("switch/tests/p4runtime/requirements-{client}.txt"));
     let environment = target_directory().join("p4runtime-clients").join(client);
@@ -150,14 +150,14 @@ fn install_client(client: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("{}: {error}", installed.display())))
 }
 
-/// What the product's build can use: its lack is said, and never an error.
+/// Optional programs for the product's build: a missing one is reported, but is no error.
 pub(crate) fn build_tools() {
     for tool in install(&[&CLANG]) {
         eprintln!("xtask: no {}: it {}", tool.program, tool.purpose);
     }
 }
 
-/// Installs what is missing if that is allowed; gives what is still missing.
+/// Installs missing tools if permitted; returns those that are still missing.
 fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
     let missing: Vec<_> = tools.iter().copied().filter(|tool| !tool.is_there()).collect();
     let Some(privilege) = missing.first().and_then(|_| Privilege::find()) else { return missing };
@@ -168,7 +168,7 @@ fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
         .args(["install", "-y", "--no-install-recommends"])
         .args(&packages)
         .env("DEBIAN_FRONTEND", "noninteractive");
-    // A fresh machine has no package lists yet.
+    // A new machine has no package lists yet.
     let lists = privilege.run("apt-get").args(["update", "-qq"]).output();
     if let Err(failure) = lists.and_then(|_| installed.output()) {
         eprintln!("xtask: {failure}");
@@ -182,11 +182,11 @@ impl Tool {
     }
 }
 
-/// How we may act as root.
+/// How to act as root.
 pub(crate) enum Privilege {
-    /// We are root.
+    /// This process is root.
     Root,
-    /// `sudo` lets us, without a password.
+    /// `sudo` works without a password.
     Sudo,
 }
 
