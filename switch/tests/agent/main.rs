@@ -29,7 +29,7 @@ use v1::stream_message_request::Update as Ask;
 use v1::stream_message_response::Update as Told;
 use v1::update::Type;
 
-/// How long an answer on a stream may take.
+/// How long a response on a stream may take.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A client with a stream.
@@ -46,7 +46,7 @@ async fn channel(running: &Running) -> Channel {
 }
 
 impl Client {
-    /// A client that has bid with an election id and heard the answer.
+    /// A client that has bid with an election id and received the response.
     async fn connect(running: &Running, election_id: u64) -> (Self, Code) {
         let mut rpc = P4RuntimeClient::new(channel(running).await);
         let (asks, asked) = mpsc::channel(4096);
@@ -359,7 +359,7 @@ fn request() -> v1::PacketOut {
     v1::PacketOut { payload: frame.bytes(), metadata: vec![metadata] }
 }
 
-/// Lets node 7 send by port 2 and copies its requests to the controller.
+/// Lets node 7 send through port 2 and copies its requests to the controller.
 async fn copy_requests(client: &mut Client) {
     let guard = Entry {
         key: Key::IngressGuard { port: SwitchPort(2), src_scope: 0xfdbb_0001, src_node: 7 },
@@ -403,7 +403,7 @@ async fn client_that_does_not_read_holds_up_nobody() {
     };
     let lost = tokio::time::timeout(SOON * 4, all_sent).await.expect("every packet is switched");
     assert!(lost > 0, "the client's HTTP/2 window and its queue hold fewer");
-    // The slow client's own writes, and another client, are served all the same.
+    // The slow client's own writes, and another client, are still served.
     client.write(Type::Insert, &[redirect(1)]).await.unwrap();
     let (mut other, code) = Client::connect(&running, 20).await;
     assert_eq!(code, Code::Ok);

@@ -22,7 +22,7 @@ fn role(name: &str, election_id: u64) -> v1::MasterArbitrationUpdate {
     v1::MasterArbitrationUpdate { role: Some(role), ..bid(Some(election_id)) }
 }
 
-/// Everything a client was told: the highest election id and the code.
+/// All notifications that a client received: the highest election id and the code.
 fn told(inbox: &mut Inbox) -> Vec<(Option<u64>, Code)> {
     let mut told = Vec::new();
     while let Ok(message) = inbox.try_recv() {
@@ -121,7 +121,7 @@ fn bids_that_break_the_rules_are_refused() {
     let mut configured = role("a", 1);
     configured.role.as_mut().unwrap().config = Some(prost_types::Any::default());
     assert_eq!(code(arbitration.arbitrate(second, &configured)), Code::InvalidArgument);
-    // Its own id is not taken by another.
+    // A client may bid again with its own id.
     arbitration.arbitrate(first, &bid(Some(9))).unwrap();
 }
 
@@ -166,7 +166,7 @@ fn streams_and_roles_are_bounded() {
         let (stream, inbox) = open(&mut arbitration);
         inboxes.push(inbox);
         let asked = arbitration.arbitrate(stream, &role(&format!("role {number}"), 1));
-        // One role, the default one, is there from the start.
+        // The default role exists from the start.
         assert_eq!(asked.is_ok(), number < ROLES_MAX - 1, "{number}");
     }
     let refusal = arbitration.open(channel(1).0).unwrap_err();
