@@ -74,7 +74,7 @@ impl Batches {
             *slice = iovec { iov_base: base.cast(), iov_len: length };
             point(header, slice, name);
         }
-        // SAFETY: the loop has pointed as many headers as are told at live buffers of this object and
+        // SAFETY: the loop has pointed the passed number of headers at live buffers of this object and
         // of `to`, with their true lengths.
         let sent = unsafe {
             libc::sendmmsg(
@@ -156,7 +156,7 @@ pub fn run(
     let mut answers = Vec::with_capacity(BATCH);
     let (mut answered, mut in_flight) = (0, 0_usize);
     let start = now();
-    let mut heard = start;
+    let mut last_response = start;
     while answered < operation_count {
         let room = outstanding.saturating_sub(in_flight).min(BATCH);
         if room > 0 {
@@ -165,7 +165,7 @@ pub fn run(
         answers.clear();
         batches.receive(socket, &mut answers)?;
         if answers.is_empty() {
-            let silence = now() - heard;
+            let silence = now() - last_response;
             if silence > SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -174,7 +174,7 @@ pub fn run(
             }
             continue;
         }
-        heard = now();
+        last_response = now();
         answered += answers.len();
         in_flight = in_flight.saturating_sub(answers.len());
     }

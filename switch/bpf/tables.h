@@ -11,7 +11,7 @@
 #include "kernel.h"
 
 enum {
-	IFINDEXES = 65536,	/* interfaces are told apart by the low 16 bits of their index */
+	IFINDEXES = 65536,	/* interfaces are distinguished by the low 16 bits of their index */
 	COUNTERS = 1 + TABLE_ENTRIES,
 	/* `drops` counts by reason, and after the reasons the copies that found no room */
 	LOST_PACKET_IN = DROP_REASONS,

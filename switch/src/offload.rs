@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_name_is_told_apart_from_what_is_not_there() {
+    fn an_invalid_name_and_a_missing_interface_are_different_errors() {
         for name in ["", "a/b", "a b", "sixteen-bytes-ok"] {
             let error = has_transmit_offloads(name).expect_err("it is no name");
             assert!(matches!(error, OffloadError::NotAnInterfaceName { .. }), "{error}");

@@ -271,7 +271,7 @@ fn broken_ternary_fields_and_priorities_are_refused() {
         }
     };
     let field = "InvalidArgument: notify: match field src_command:";
-    assert_eq!(refused(notify(), set(3, 1)), format!("{field} bits outside of the mask must be 0"));
+    assert_eq!(refused(notify(), set(3, 1)), format!("{field} bits outside the mask must be 0"));
     assert_eq!(
         refused(notify(), set(0, 0)),
         format!("{field} a field that matches everything must be omitted")

@@ -179,7 +179,7 @@ impl Agent {
     ) -> Result<Box<dyn DataPlane>, AgentError> {
         let Self { listener, executor, thread, events, .. } = self;
         let packets = tokio::spawn(deliver_packets(executor.clone(), events));
-        let idle = tokio::spawn(tell_idle(executor.clone()));
+        let idle = tokio::spawn(notify_idle(executor.clone()));
         let served = serve(listener, &executor, shutdown).await;
         packets.abort();
         idle.abort();
@@ -270,7 +270,7 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
 }
 
 /// Looks for idle entries, then pauses for ten times as long as that took.
-async fn tell_idle(executor: Executor) {
+async fn notify_idle(executor: Executor) {
     let mut pause = IDLE_SCAN;
     loop {
         tokio::time::sleep(pause).await;

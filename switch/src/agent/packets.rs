@@ -105,7 +105,7 @@ impl AgentState {
 
     /// Notifies the primaries of idle entries, and again after every further timeout while they are
     /// idle.
-    pub(super) fn tell_idle(&mut self) -> Result<(), Refusal> {
+    pub(super) fn notify_idle(&mut self) -> Result<(), Refusal> {
         if self.timed.is_empty() || !self.arbitration.has_primary() {
             return Ok(());
         }
@@ -115,9 +115,9 @@ impl AgentState {
             .into_iter()
             .map(|installed| installed.entry)
             .filter(|entry| {
-                let told = self.told_idle.get(&entry.key);
+                let last = self.idle_notified.get(&entry.key);
                 let timeout = entry.idle_timeout.unwrap_or_default();
-                told.is_none_or(|told| now.saturating_duration_since(*told) >= timeout)
+                last.is_none_or(|last| now.saturating_duration_since(*last) >= timeout)
             })
             .collect();
         for entries in due.chunks(IDLE_AT_ONCE) {
@@ -129,7 +129,7 @@ impl AgentState {
                 notification.table_entry.push(v1::TableEntry { action: None, ..encode(entry)? });
             }
             if self.arbitration.send_to_primaries(&Told::IdleTimeoutNotification(notification)) {
-                self.told_idle.extend(entries.iter().map(|entry| (entry.key, now)));
+                self.idle_notified.extend(entries.iter().map(|entry| (entry.key, now)));
             }
         }
         Ok(())

@@ -33,7 +33,7 @@ pub(super) struct AgentState {
     /// The keys of entries with an idle timeout.
     pub(super) timed: HashSet<Key>,
     /// When the controller was last notified that an entry is idle.
-    pub(super) told_idle: HashMap<Key, Instant>,
+    pub(super) idle_notified: HashMap<Key, Instant>,
     /// Packet-ins that no primary received.
     pub(super) packet_ins_lost: u64,
 }
@@ -50,7 +50,7 @@ impl AgentState {
             session: None,
             drops_offset: [0; DropReason::ALL.len()],
             timed: HashSet::new(),
-            told_idle: HashMap::new(),
+            idle_notified: HashMap::new(),
             packet_ins_lost: 0,
         };
         state.pipeline = Pipeline::restored(state.plane.pipeline_cookie()?);
@@ -89,7 +89,7 @@ impl AgentState {
         self.session = None;
         self.drops_offset = [0; DropReason::ALL.len()];
         self.timed.clear();
-        self.told_idle.clear();
+        self.idle_notified.clear();
         Ok(())
     }
 

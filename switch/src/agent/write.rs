@@ -113,7 +113,7 @@ impl AgentState {
         self.plane.delete(key)?;
         self.profile.refer(*key, None);
         self.timed.remove(key);
-        self.told_idle.remove(key);
+        self.idle_notified.remove(key);
         Ok(())
     }
 
@@ -121,10 +121,10 @@ impl AgentState {
     fn time(&mut self, entry: &Entry) {
         if entry.idle_timeout.is_some() {
             self.timed.insert(entry.key);
-            self.told_idle.insert(entry.key, Instant::now());
+            self.idle_notified.insert(entry.key, Instant::now());
         } else {
             self.timed.remove(&entry.key);
-            self.told_idle.remove(&entry.key);
+            self.idle_notified.remove(&entry.key);
         }
     }
 

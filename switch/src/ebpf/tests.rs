@@ -159,7 +159,7 @@ mod root {
     /// space's entry in the element of its key, the result is the same as if the entry
     /// were missing.
     #[test]
-    fn a_reused_element_is_taken_for_missing() {
+    fn a_reused_element_is_treated_as_missing() {
         in_thread(|| {
             const OTHER: u32 = 0xfdbb_0002;
             let mut pinned = Pinned::open("reused");

@@ -136,7 +136,7 @@ impl Worker {
         let mut last_frame = Instant::now();
         loop {
             let now = Instant::now();
-            if !self.obey(now) {
+            if !self.execute_requests(now) {
                 return;
             }
             let had_events = !self.pipeline.events.is_empty();
@@ -154,7 +154,7 @@ impl Worker {
     }
 
     /// Executes waiting requests; false when no caller is left.
-    fn obey(&mut self, now: Instant) -> bool {
+    fn execute_requests(&mut self, now: Instant) -> bool {
         loop {
             match self.requests.try_recv() {
                 Ok(request) => {

@@ -26,7 +26,7 @@ use tonic::{Code, Status, Streaming};
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action as ConfigAction;
 use v1::stream_message_request::Update as Ask;
-use v1::stream_message_response::Update as Told;
+use v1::stream_message_response::Update as Received;
 use v1::update::Type;
 
 /// How long a response on a stream may take.
@@ -36,7 +36,7 @@ const SOON: Duration = Duration::from_secs(20);
 struct Client {
     rpc: P4RuntimeClient<Channel>,
     asks: mpsc::Sender<v1::StreamMessageRequest>,
-    told: Streaming<v1::StreamMessageResponse>,
+    responses: Streaming<v1::StreamMessageResponse>,
     election_id: v1::Uint128,
 }
 
@@ -57,9 +57,11 @@ impl Client {
             ..v1::MasterArbitrationUpdate::default()
         };
         ask(&asks, Ask::Arbitration(bid)).await;
-        let told = rpc.stream_channel(ReceiverStream::new(asked)).await.unwrap().into_inner();
-        let mut client = Self { rpc, asks, told, election_id };
-        let Told::Arbitration(answer) = client.told().await else { panic!("an answer") };
+        let responses = rpc.stream_channel(ReceiverStream::new(asked)).await.unwrap().into_inner();
+        let mut client = Self { rpc, asks, responses, election_id };
+        let Received::Arbitration(answer) = client.next_message().await else {
+            panic!("an answer")
+        };
         let code = answer.status.unwrap().code.into();
         (client, code)
     }
@@ -72,8 +74,8 @@ impl Client {
         client
     }
 
-    async fn told(&mut self) -> Told {
-        let message = tokio::time::timeout(SOON, self.told.message()).await;
+    async fn next_message(&mut self) -> Received {
+        let message = tokio::time::timeout(SOON, self.responses.message()).await;
         message.expect("soon").unwrap().expect("the stream is open").update.unwrap()
     }
 
@@ -255,8 +257,8 @@ async fn pushing_empties_the_tables_and_reconciling_keeps_them() {
     assert_eq!(early.code(), Code::FailedPrecondition);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 1 };
     let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    let told = answer.into_inner().config.unwrap();
-    assert_eq!((told.cookie.unwrap().cookie, told.p4info), (8, None));
+    let pushed = answer.into_inner().config.unwrap();
+    assert_eq!((pushed.cookie.unwrap().cookie, pushed.p4info), (8, None));
     client.push(ConfigAction::Commit, None).await.unwrap();
     assert_eq!(client.entries().await, []);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
@@ -325,7 +327,7 @@ async fn restart(
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
     let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
     assert_eq!(answer.into_inner().config, Some(config(7)));
-    let Told::IdleTimeoutNotification(idle) = client.told().await else {
+    let Received::IdleTimeoutNotification(idle) = client.next_message().await else {
         panic!("an idle notification was expected")
     };
     assert_eq!(idle.table_entry.len(), 1);
@@ -383,7 +385,7 @@ async fn copy_requests(client: &mut Client) {
 }
 
 #[tokio::test]
-async fn client_that_does_not_read_holds_up_nobody() {
+async fn client_that_does_not_read_delays_no_other() {
     const PACKETS: u64 = 50_000;
     let running = Running::start(Box::new(Cabled::new())).await;
     let mut client = Client::primary(&running).await;
@@ -423,7 +425,7 @@ async fn stream_ends_with_the_reason_when_a_bid_breaks_a_rule() {
         ..v1::MasterArbitrationUpdate::default()
     };
     ask(&second.asks, Ask::Arbitration(bid)).await;
-    let ended = tokio::time::timeout(SOON, second.told.message()).await.expect("soon");
+    let ended = tokio::time::timeout(SOON, second.responses.message()).await.expect("soon");
     assert_eq!(ended.unwrap_err().code(), Code::InvalidArgument);
     running.stop().await;
 }
@@ -434,7 +436,9 @@ async fn backup_sends_no_packets() {
     let _primary = Client::primary(&running).await;
     let (mut backup, _) = Client::connect(&running, 2).await;
     ask(&backup.asks, Ask::Packet(request())).await;
-    let Told::Error(error) = backup.told().await else { panic!("an error was expected") };
+    let Received::Error(error) = backup.next_message().await else {
+        panic!("an error was expected")
+    };
     assert_eq!(Code::from(error.canonical_code), Code::PermissionDenied);
     running.stop().await;
 }
