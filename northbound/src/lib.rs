@@ -14,6 +14,7 @@ pub mod proto;
 mod attend;
 mod beat;
 mod error;
+mod heartbeat;
 mod membership;
 mod registration;
 
@@ -27,7 +28,7 @@ pub use registration::{
 #[cfg(feature = "tls")]
 pub use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// The TCP port on which a controller listens unless told otherwise.
+/// The default TCP port of a controller.
 pub const CONTROLLER_PORT: u16 = 7700;
 
 /// The longest name of an endpoint, in bytes.
