@@ -31,7 +31,7 @@ fn main() {
         Ok(status) => panic!("{clang} could not compile bpf/switch.bpf.c: {status}"),
         Err(error) => {
             println!("cargo:warning=no eBPF data plane in this build: {clang}: {error}");
-            // Once clang is installed, the next build must find it: that changes one of these.
+            // Once clang is installed, the next build must find it: the installation changes one of these.
             let path = env::var_os("PATH").unwrap_or_default();
             for directory in env::split_paths(&path).filter(|directory| directory.is_dir()) {
                 println!("cargo:rerun-if-changed={}", directory.display());

@@ -1,4 +1,4 @@
-//! Contestants in alternating turns.
+//! Comparison of contestants in alternating turns.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use crate::{
 
 /// One operation of a contestant, timed from outside.
 pub trait Contestant {
-    /// What it is called in the report.
+    /// Its name in the report.
     fn name(&self) -> &str;
 
-    /// What an operation needs and what is not measured; before each one.
+    /// Work that an operation needs but that is not measured; called before each operation.
     ///
     /// # Errors
-    /// In words; it ends the contest.
+    /// A text; it ends the contest.
     fn prepare(&mut self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Does the operation once and waits for its end.
+    /// Executes the operation once and waits for its end.
     ///
     /// # Errors
-    /// In words; it ends the contest.
+    /// A text; it ends the contest.
     fn operate(&mut self) -> Result<(), String>;
 }
 
-/// How long a contest is.
+/// The length of a contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Length {
-    /// Every contestant has one turn in each.
+    /// Rounds; every contestant has one turn in each.
     pub round_count: usize,
     /// Operations before the timed ones of each turn.
     pub warm_up_count: usize,
@@ -41,30 +41,30 @@ pub struct Length {
     pub operation_count: usize,
 }
 
-/// What one contestant reached.
+/// The result of one contestant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Score {
     /// The contestant.
     pub name: String,
-    /// Over all rounds.
+    /// Percentiles over all rounds.
     #[serde(flatten)]
     pub summary: Summary,
     /// The medians of the rounds, in their order, in microseconds.
     pub round_p50_us: Vec<f64>,
 }
 
-/// What a contest came to.
+/// The result of a contest.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// In the contestants' order.
     pub scores: Vec<Score>,
-    /// The hand-over of a cache line before each round, in microseconds.
+    /// The time to pass a cache line between the cores before each round, in microseconds.
     pub placement_us: Vec<f64>,
 }
 
 impl Outcome {
-    /// The median over the rounds of the ratio of two contestants' medians: what is left when
-    /// both are slowed alike.
+    /// The median over the rounds of the ratio of two contestants' medians. It does not change if
+    /// both are slowed down alike.
     #[must_use]
     pub fn ratio(&self, contestant: usize, to: usize) -> f64 {
         let (Some(ours), Some(theirs)) = (self.scores.get(contestant), self.scores.get(to)) else {
@@ -75,17 +75,17 @@ impl Outcome {
     }
 }
 
-/// The turn in which the placement is probed; contestants' turns are numbered from 0.
+/// The turn for the placement probe; contestants' turns are numbered from 0.
 pub const PROBE_TURN: usize = 1000;
 
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Lets the contestants operate in turns, the order rotating from round to round.
+/// Lets the contestants operate in turns; the order rotates from round to round.
 ///
 /// The serving thread must serve contestant `i` in turn `i`, and `probe` in [`PROBE_TURN`].
 ///
 /// # Errors
-/// The first operation that failed, or a serving thread that does not answer.
+/// The first operation that failed, or a serving thread that does not respond.
 pub fn run(
     contestants: &mut [&mut dyn Contestant],
     length: Length,
@@ -97,7 +97,8 @@ pub fn run(
     let mut placement_us = Vec::with_capacity(length.round_count);
     for round in 0..length.round_count {
         turns.give(PROBE_TURN);
-        placement_us.push(probe.measure(PROBE_DEADLINE).ok_or("the serving thread is silent")?);
+        placement_us
+            .push(probe.measure(PROBE_DEADLINE).ok_or("the serving thread does not respond")?);
         for place in 0..contestants.len() {
             let index = (place + round) % contestants.len();
             turns.give(index);

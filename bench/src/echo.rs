@@ -1,4 +1,4 @@
-//! The floor: a plain UDP echo with one request outstanding, both ends spinning.
+//! The baseline: a plain UDP echo with one request outstanding, both ends spinning.
 
 use std::{
     io,
@@ -14,22 +14,22 @@ use crate::{contest::Contestant, placement::now};
 /// How long an echo may take before the contest ends in an error.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Turns of the serving loop between two looks at the flag.
+/// Iterations of the serving loop between two checks of the flag.
 const LOOK_EVERY: u32 = 64;
 
-/// How long requests and answers are, in bytes of UDP payload.
+/// Lengths of requests and responses, in bytes of UDP payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// What the client sends.
+    /// The length of a request.
     pub request_bytes: usize,
-    /// What the server answers.
+    /// The length of a response.
     pub answer_bytes: usize,
 }
 
 /// A socket on one address, which need not be assigned to an interface.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn bind(address: Ipv6Addr, port: u16) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_freebind_v6(true)?;
@@ -38,10 +38,10 @@ pub fn bind(address: Ipv6Addr, port: u16) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Answers requests with `answer_bytes` bytes until the flag is set.
+/// Responds to requests with `answer_bytes` bytes until the flag is set.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![0; sizes.request_bytes.max(sizes.answer_bytes)];
     let mut quiet = 0_u32;
@@ -67,23 +67,23 @@ pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<
 pub struct Echo {
     name: &'static str,
     socket: UdpSocket,
-    /// Where to send; a connected socket has none.
+    /// The destination; a connected socket has none.
     to: Option<SocketAddr>,
     sizes: Sizes,
     buffer: Vec<u8>,
 }
 
 impl Echo {
-    /// As a program that talks to many would do it: `sendto` and `recvfrom`.
+    /// Like a program with many peers: `sendto` and `recvfrom`.
     #[must_use]
     pub fn unconnected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> Self {
         Self::new("udp echo", socket, Some(SocketAddr::V6(to)), sizes)
     }
 
-    /// As a program that talks to one can do it: the route is looked up once.
+    /// Like a program with one peer: the route is looked up once.
     ///
     /// # Errors
-    /// What the system says to the connecting.
+    /// The system's error when connecting.
     pub fn connected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> io::Result<Self> {
         socket.connect(to)?;
         Ok(Self::new("udp echo, connected", socket, None, sizes))
@@ -109,11 +109,11 @@ impl Echo {
             };
             match received {
                 Ok(bytes) if bytes == self.sizes.answer_bytes => return Ok(()),
-                Ok(bytes) => return Err(io::Error::other(format!("an answer of {bytes} bytes"))),
+                Ok(bytes) => return Err(io::Error::other(format!("a response of {bytes} bytes"))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => spins += 1,
                 Err(error) => return Err(error),
             }
-            // The clock is read seldom, so that it does not add to what is measured.
+            // The clock is read rarely, so that it does not add to the measured time.
             if spins.is_multiple_of(4096) && now() > deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }

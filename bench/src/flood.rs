@@ -1,4 +1,4 @@
-//! The other floor: bare `sendmmsg` and `recvmmsg` with many requests outstanding.
+//! The pipelined baseline: bare `sendmmsg` and `recvmmsg` with many requests outstanding.
 
 use std::{
     io,
@@ -14,10 +14,10 @@ use libc::{c_int, iovec, mmsghdr, sockaddr_in6};
 
 use crate::{echo::Sizes, placement::now};
 
-/// Datagrams in one system call at most.
+/// Most datagrams in one system call.
 const BATCH: usize = 64;
 
-/// How long nothing may come before the run ends in an error.
+/// Time without a datagram after which the run ends with an error.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// Buffers for batches in both directions.
@@ -43,7 +43,7 @@ impl Batches {
         }
     }
 
-    /// What is there, at most a batch; where each came from.
+    /// Receives what has arrived, at most a batch, and records the sources.
     fn receive(&mut self, socket: &UdpSocket, from: &mut Vec<sockaddr_in6>) -> io::Result<()> {
         let parts = self.slices.iter_mut().zip(&mut self.receive).zip(&mut self.from);
         for (header, ((slice, buffer), name)) in self.headers.iter_mut().zip(parts) {
@@ -66,7 +66,7 @@ impl Batches {
         Ok(())
     }
 
-    /// One datagram to each address, at most a batch; how many went out.
+    /// Sends one datagram to each address, at most a batch; returns the number sent.
     fn send(&mut self, socket: &UdpSocket, to: &mut [sockaddr_in6]) -> io::Result<usize> {
         let (base, length) = (self.answer.as_mut_ptr(), self.answer.len());
         let parts = self.slices.iter_mut().zip(to.iter_mut());
@@ -74,7 +74,7 @@ impl Batches {
             *slice = iovec { iov_base: base.cast(), iov_len: length };
             point(header, slice, name);
         }
-        // SAFETY: the loop has pointed as many headers as are told at live buffers of this object and
+        // SAFETY: the loop has pointed the passed number of headers at live buffers of this object and
         // of `to`, with their true lengths.
         let sent = unsafe {
             libc::sendmmsg(
@@ -121,10 +121,10 @@ fn address(of: SocketAddrV6) -> sockaddr_in6 {
     }
 }
 
-/// Answers whole batches until the flag is set.
+/// Responds to whole batches until the flag is set.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<()> {
     let mut batches = Batches::new(sizes.request_bytes, sizes.answer_bytes);
     let mut waiting = Vec::with_capacity(2 * BATCH);
@@ -139,11 +139,11 @@ pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<
     Ok(())
 }
 
-/// Keeps `outstanding` requests on their way until `operation_count` were answered; answers how
-/// long that took. What the network loses is asked again after a silence of a millisecond.
+/// Keeps `outstanding` requests in flight until `operation_count` have a response; returns the elapsed
+/// time. Requests are repeated after a millisecond without a response.
 ///
 /// # Errors
-/// What the system says, or a server that is silent.
+/// The system's error, or a server that does not respond.
 pub fn run(
     socket: &UdpSocket,
     to: SocketAddrV6,
@@ -156,7 +156,7 @@ pub fn run(
     let mut answers = Vec::with_capacity(BATCH);
     let (mut answered, mut in_flight) = (0, 0_usize);
     let start = now();
-    let mut heard = start;
+    let mut last_response = start;
     while answered < operation_count {
         let room = outstanding.saturating_sub(in_flight).min(BATCH);
         if room > 0 {
@@ -165,7 +165,7 @@ pub fn run(
         answers.clear();
         batches.receive(socket, &mut answers)?;
         if answers.is_empty() {
-            let silence = now() - heard;
+            let silence = now() - last_response;
             if silence > SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -174,7 +174,7 @@ pub fn run(
             }
             continue;
         }
-        heard = now();
+        last_response = now();
         answered += answers.len();
         in_flight = in_flight.saturating_sub(answers.len());
     }

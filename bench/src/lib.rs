@@ -1,17 +1,17 @@
-//! Side-by-side measurements: contestants, turns, and what they sum up to.
+//! Side-by-side measurements: contestants, turns, and their results.
 //!
-//! A speed is claimed as a ratio. Two contestants are measured in one run, over the same links
-//! and the same two cores, in turns that are short and alternate, because the machine's own
-//! speed changes by more than what is to be told apart.
+//! A speed is stated as a ratio. Two contestants are measured in one run, over the same links
+//! and the same two cores, in short alternating turns, because the machine's own speed changes by
+//! more than the difference to be measured.
 //!
-//! * [`turns`]: who is served now; one thread serves every contestant, so no contestant's idle
+//! * [`turns`]: which contestant is served; one thread serves every contestant, so no contestant's idle
 //!   server takes a core from another.
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
 //! * [`ours`]: the client library's operations; [`update`]: an UPDATE with its COMMIT.
-//! * [`echo`] and [`flood`]: the plain UDP floors, one outstanding and many.
-//! * [`ownership`]: leases handed from client to client, and how fair that is.
+//! * [`echo`] and [`flood`]: the plain UDP baselines, with one and with many outstanding requests.
+//! * [`ownership`]: leases passed from client to client, and their fairness.
 //! * [`plot`]: series as SVG.
-//! * [`placement`]: how far apart the host has put the two cores, which moves all results.
+//! * [`placement`]: the distance between the two cores as the host placed them, which affects all results.
 
 pub mod contest;
 pub mod echo;
@@ -27,7 +27,7 @@ pub mod update;
 /// Keeps the calling thread on one core.
 ///
 /// # Errors
-/// What the system says, if there is no such core.
+/// The system's error, if there is no such core.
 pub fn pin(core: usize) -> std::io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);

@@ -12,7 +12,7 @@ use crate::{contest::Contestant, echo::Sizes, placement::now};
 /// Requests in one call of the pipelined measurements; far more than are outstanding.
 const CALL_COUNT: usize = 512;
 
-/// What is measured.
+/// The measured operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
@@ -38,8 +38,8 @@ impl Operation {
         }
     }
 
-    /// The UDP payloads of one operation on `bytes` bytes that fit one datagram: what an echo
-    /// must carry to be as long.
+    /// The UDP payloads of one operation on `bytes` bytes that fit one datagram; an echo uses the same
+    /// lengths.
     #[must_use]
     pub const fn sizes(self, bytes: usize) -> Sizes {
         let (asked, answered) = match self {
@@ -65,7 +65,7 @@ impl<T: Transport> Ours<T> {
     /// An operation on `bytes` bytes, at least 1, of memory on `server`.
     ///
     /// # Errors
-    /// In words, if there is no memory.
+    /// A text, if there is no memory.
     pub fn new(
         mut client: Client<T>,
         operation: Operation,
@@ -83,10 +83,10 @@ impl<T: Transport> Ours<T> {
         Ok(Self { client, operation, server, bytes, region, data })
     }
 
-    /// Gives the memory back and the client with it.
+    /// Frees the memory and returns the client.
     ///
     /// # Errors
-    /// In words.
+    /// A text.
     pub fn finish(mut self) -> Result<Client<T>, String> {
         self.delete()?;
         Ok(self.client)
@@ -140,11 +140,11 @@ impl<T: Transport> Contestant for Ours<T> {
     }
 }
 
-/// Does `operation_count` READs or WRITEs of `bytes` bytes, each on a page of its own of `region`,
-/// with as many outstanding as the client allows; answers how long that took.
+/// Executes `operation_count` READs or WRITEs of `bytes` bytes, each on a different page of `region`,
+/// with as many outstanding as the client allows; returns the elapsed time.
 ///
 /// # Errors
-/// In words, the first operation that failed, or an operation that cannot be pipelined.
+/// A text: the first operation that failed, or an operation that cannot be pipelined.
 pub fn pipeline<T: Transport>(
     client: &mut Client<T>,
     operation: Operation,

@@ -1,4 +1,4 @@
-//! Ownership handed from client to client: who had a page when, and how fair that was.
+//! Ownership passed from client to client: who had a page when, and how fair that was.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use crate::{
     summary::{Samples, Summary},
 };
 
-/// One UPDATE and its COMMIT, by the machine's monotonic clock.
+/// One UPDATE and its COMMIT, timed by the machine's monotonic clock.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Turn {
-    /// The lease's number: grants of one page are ordered by it.
+    /// The lease's epoch: grants of one page are ordered by it.
     pub epoch: u64,
-    /// When it was asked for.
+    /// When the UPDATE was called.
     pub asked: Duration,
-    /// When the client had it.
+    /// When the client got the lease.
     pub granted: Duration,
     /// When its COMMIT was called.
     pub committing: Duration,
-    /// When the COMMIT was answered.
+    /// When the COMMIT returned.
     pub committed: Duration,
 }
 
-/// What one client did.
+/// The results of one client.
 #[derive(Clone, Debug, Default)]
 pub struct Turns {
     /// Its turns, in order.
     pub turns: Vec<Turn>,
-    /// BUSY answers, from whomever.
+    /// BUSY responses, from the home or an owner.
     pub busy_count: u64,
-    /// Answers of an owner to redirected requests, after which the home was asked.
+    /// Responses of an owner to redirected requests, after which the home was asked.
     pub redirected_count: u64,
     /// Updates that were not granted in time.
     pub timeout_count: u64,
 }
 
-/// Takes the page at `pointer`, adds 1 to its first 8 bytes (little endian), holds it for `hold`
-/// and commits, again and again until `until` of the monotonic clock.
+/// Leases the page at `pointer`, adds 1 to its first 8 bytes (little endian), holds it for `hold`
+/// and commits, repeatedly until `until` of the monotonic clock.
 ///
 /// # Errors
-/// In words, the first call that failed otherwise than by not being granted in time.
+/// A text: the first call that failed for another reason than a missing grant.
 pub fn contend<T: Transport>(
     client: &mut Client<T>,
     pointer: Pointer,
@@ -85,8 +85,8 @@ fn answers<T: Transport>(client: &Client<T>) -> (u64, u64) {
     (counters.of_status(Status::Busy), counters.of(Event::RedirectReturn))
 }
 
-/// Jain's index of fairness: 1 if all are equal, 1/n if one has all (Jain, Chiu, Hawe, "A
-/// Quantitative Measure of Fairness and Discrimination", DEC-TR-301, 1984). Of nothing: 1.
+/// Jain's index of fairness: 1 if all are equal, 1/n if one has everything (Jain, Chiu, Hawe, "A
+/// Quantitative Measure of Fairness and Discrimination", DEC-TR-301, 1984). 1 for an empty list.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts of turns fit into 53 bits")]
 pub fn fairness(counts: &[u64]) -> f64 {
@@ -95,33 +95,33 @@ pub fn fairness(counts: &[u64]) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (counts.len() as f64 * squares) }
 }
 
-/// What contending clients came to.
+/// The result of contending clients.
 #[derive(Clone, Debug, Serialize)]
 pub struct Contention {
-    /// How many there were.
+    /// The number of clients.
     pub client_count: usize,
-    /// Turns of all, per second.
+    /// Turns of all clients, per second.
     pub turns_per_second: f64,
-    /// From a COMMIT's call to the grant of the next client, another one.
+    /// From the call of a COMMIT to the grant of the next client, if it is another one.
     pub hand_over: Summary,
     /// From the call of an UPDATE to its grant.
     pub acquire: Summary,
     /// Jain's index over the turns of the clients.
     pub fairness: f64,
-    /// Turns of all.
+    /// Turns of all clients.
     pub turn_count: u64,
-    /// BUSY answers per turn.
+    /// BUSY responses per turn.
     pub busy_per_turn: f64,
-    /// Requests that an owner answered, per turn.
+    /// Requests to which an owner responded, per turn.
     pub redirected_per_turn: f64,
     /// Updates that were not granted before their deadline.
     pub timeout_count: u64,
 }
 
-/// Sums the clients' turns on one page up.
+/// Combines the clients' turns on one page.
 ///
 /// # Errors
-/// In words, if two turns have the same epoch or overlap: then the page had two owners.
+/// A text, if two turns have the same epoch or overlap: then the page had two owners.
 #[allow(clippy::cast_precision_loss, reason = "counts of turns fit into 53 bits")]
 pub fn sum_up(clients: &[Turns], time: Duration) -> Result<Contention, String> {
     let mut all: Vec<(usize, Turn)> = (clients.iter().enumerate())
@@ -137,7 +137,7 @@ pub fn sum_up(clients: &[Turns], time: Duration) -> Result<Contention, String> {
         if given.epoch == taken.epoch || taken.granted < given.committing {
             return Err(format!("epochs {} and {} overlap", given.epoch, taken.epoch));
         }
-        // Somebody who asked only later would measure how long nobody wanted it.
+        // A client that asked later would measure a time in which no client wanted the page.
         if giver != taker && taken.asked <= given.committing {
             hand_over.add(taken.granted - given.committing);
         }

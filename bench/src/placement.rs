@@ -1,7 +1,7 @@
-//! How far apart two cores are: a cache line handed to and fro.
+//! The distance between two cores: a cache line passed back and forth.
 //!
-//! On a virtual machine the host moves the cores about. The time of one hand-over was seen to
-//! flip between two values, with all other results following it, so every round carries it.
+//! On a virtual machine the host moves the cores. The time of one pass was seen to
+//! switch between two values, and all other results changed with it, so every round records it.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -12,19 +12,19 @@ use rustix::time::{ClockId, clock_gettime};
 
 const HANDOVERS: u64 = 2000;
 
-/// A cache line of its own.
+/// A separate cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// What the two threads share.
+/// The state shared by the two threads.
 #[derive(Debug, Default)]
 pub struct Probe {
     line: Line,
 }
 
 impl Probe {
-    /// Answers hand-overs until told to stop, on the one core.
+    /// Responds to hand-overs until `stop` is set, on one core.
     pub fn answer(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let seen = self.line.0.load(Ordering::Acquire);
@@ -36,13 +36,13 @@ impl Probe {
     }
 
     /// The mean time of a hand-over to the other core and back, in microseconds; `None` if the
-    /// other thread did not answer within the deadline.
+    /// other thread did not respond within the deadline.
     #[must_use]
     pub fn measure(&self, deadline: Duration) -> Option<f64> {
         let start = now();
         let mut begun = start;
         for handover in 0..HANDOVERS {
-            // The first hand-overs wait until the other thread has come to its turn.
+            // The first hand-overs wait until the other thread has started its turn.
             if handover == HANDOVERS / 4 {
                 begun = now();
             }
@@ -51,7 +51,7 @@ impl Probe {
             let mut spins = 0_u32;
             while self.line.0.load(Ordering::Acquire) == asked {
                 spins = spins.wrapping_add(1);
-                // The clock is read seldom: it takes as long as a fifth of a hand-over.
+                // The clock is read rarely: a reading takes a fifth of a hand-over.
                 if spins.is_multiple_of(4096) && now() - start > deadline {
                     self.line.0.store(asked.wrapping_add(1), Ordering::Release);
                     return None;
@@ -65,7 +65,7 @@ impl Probe {
     }
 }
 
-/// The monotonic clock, as every sample is taken.
+/// The monotonic clock that all samples use.
 #[must_use]
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);

@@ -7,35 +7,35 @@ use plotters::prelude::*;
 /// A line of a plot.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What the legend calls it.
+    /// Its name in the legend.
     pub name: String,
-    /// Its points, in the order of the first coordinate.
+    /// Its points, ordered by the first coordinate.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What a plot says of itself.
+/// The labels of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
-    /// Above the plot.
+    /// The title.
     pub title: &'a str,
-    /// Below it.
+    /// The horizontal axis.
     pub x: &'a str,
-    /// Left of it.
+    /// The vertical axis.
     pub y: &'a str,
 }
 
 /// A plot that could not be drawn or written.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PlotError {
-    /// There is not a single point.
+    /// There are no points.
     #[error("there is nothing to plot")]
     Empty,
     /// The file could not be written.
     #[error("cannot write the plot {path}: {reason}")]
     Write {
-        /// Which file.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -55,7 +55,7 @@ const COLORS: [RGBColor; 6] = [
 /// Draws lines with their points into an SVG file; the vertical axis begins at 0.
 ///
 /// # Errors
-/// [`PlotError`]; no file or an unfinished one is left.
+/// [`PlotError`]; no file or an incomplete one is left.
 pub fn lines(path: &Path, labels: Labels<'_>, series: &[Series]) -> Result<(), PlotError> {
     let points = || series.iter().flat_map(|series| &series.points);
     let largest = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(f64::NAN, f64::max);

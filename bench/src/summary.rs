@@ -18,7 +18,7 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Adds a sample; one longer than the longest counts as that.
+    /// Adds a sample; a longer one counts as the maximum.
     pub fn add(&mut self, time: Duration) {
         self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -29,7 +29,7 @@ impl Samples {
         let _ = self.0.add(&other.0);
     }
 
-    /// What they sum up to.
+    /// The percentiles of the samples.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let at = |quantile| micros(self.0.value_at_quantile(quantile));
@@ -46,7 +46,7 @@ impl Samples {
 /// Percentiles of a contestant.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Summary {
-    /// How many samples there are.
+    /// The number of samples.
     pub sample_count: u64,
     /// The median, in microseconds.
     pub p50_us: f64,
@@ -63,7 +63,7 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1000.0
 }
 
-/// The median of some numbers; 0 of none.
+/// The median of some numbers; 0 for an empty list.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

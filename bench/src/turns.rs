@@ -1,4 +1,4 @@
-//! Whose turn it is, told by the measuring thread to the serving thread.
+//! Turns: the measuring thread tells the serving thread which contestant to serve.
 
 use std::sync::{
     Condvar, Mutex, PoisonError,
@@ -12,9 +12,9 @@ const OVER: usize = usize::MAX;
 #[derive(Debug, Default)]
 pub struct Turns {
     current: AtomicUsize,
-    /// Set for as long as the turn does not change, for loops that watch a flag.
+    /// Set when the turn changes, for loops that check a flag.
     stop: AtomicBool,
-    /// For who sleeps through the turn of a contestant that is served elsewhere.
+    /// For sleeping through the turn of a contestant with its own server.
     sleeper: Mutex<()>,
     changed: Condvar,
 }
@@ -31,17 +31,17 @@ impl Turns {
         }
     }
 
-    /// Gives the turn to a contestant. The one before is still served until its loop looks.
+    /// Gives the turn to a contestant. The former one is still served until its loop checks the flag.
     pub fn give(&self, contestant: usize) {
         if self.current.swap(contestant, Ordering::AcqRel) != contestant {
             self.stop.store(true, Ordering::Release);
-            // With the lock held no sleeper is between its look and its sleep.
+            // With the lock held, no sleeper is between its check and its sleep.
             drop(self.sleeper.lock().unwrap_or_else(PoisonError::into_inner));
             self.changed.notify_all();
         }
     }
 
-    /// Sleeps until `stop` is set: the turn's contestant has a server of its own.
+    /// Sleeps until `stop` is set: the turn's contestant has its own server.
     pub fn sleep(&self, stop: &AtomicBool) {
         let guard = self.sleeper.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_while(guard, |()| !stop.load(Ordering::Acquire));
@@ -53,7 +53,7 @@ impl Turns {
         self.give(OVER);
     }
 
-    /// Serves in turns until the end: `serve` is called with the contestant and a flag that says
+    /// Serves in turns until the end: calls `serve` with the contestant and a flag that says
     /// when to return.
     pub fn serve(&self, mut serve: impl FnMut(usize, &AtomicBool)) {
         loop {

@@ -1,11 +1,11 @@
-//! An UPDATE and its COMMIT, that nobody else contends for.
+//! An uncontended UPDATE and its COMMIT.
 
 use bluebridge::{Client, NodeId, Placement, Region};
 use bluebridge_transport::Transport;
 
 use crate::contest::Contestant;
 
-/// A page's part that is leased, changed and written back, again and again.
+/// A part of a page that is leased, changed and written back repeatedly.
 pub struct UpdateCommit<T: Transport> {
     client: Client<T>,
     region: Region,
@@ -16,17 +16,17 @@ impl<T: Transport> UpdateCommit<T> {
     /// Updates of `bytes` bytes, at least 1, of memory on `server`.
     ///
     /// # Errors
-    /// In words, if there is no memory.
+    /// A text, if there is no memory.
     pub fn new(mut client: Client<T>, server: NodeId, bytes: usize) -> Result<Self, String> {
         let region = client.create_at(bytes as u64, Placement::Node(server));
         let region = region.map_err(|error| error.to_string())?;
         Ok(Self { client, region, buffer: vec![0; bytes] })
     }
 
-    /// Gives the memory back and the client with it.
+    /// Frees the memory and returns the client.
     ///
     /// # Errors
-    /// In words.
+    /// A text.
     pub fn finish(mut self) -> Result<Client<T>, String> {
         self.client.delete(self.region).map_err(|error| error.to_string())?;
         Ok(self.client)

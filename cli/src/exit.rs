@@ -1,4 +1,4 @@
-//! How the binary ends, so that scripts can tell one failure from another.
+//! The exit codes of the binary, with which scripts can distinguish failures.
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -24,30 +24,30 @@ use serde::Serialize;
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Exit {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// It did not work, for a reason that is none of the others.
+    /// A failure for another reason.
     Failure = 1,
-    /// The command line asks for something that cannot be.
+    /// The command line is invalid.
     Usage = 2,
     /// A server, switch or controller refused.
     Refused = 3,
-    /// Nobody answered in time.
+    /// There was no response in time.
     Unreachable = 4,
-    /// The system does not permit it to this user.
+    /// This user lacks the permission.
     NotPermitted = 5,
-    /// `rack exec`: the program is there and cannot be executed, as a shell says it.
+    /// `rack exec`: the program exists but cannot be executed, as in a shell.
     NotExecutable = 126,
-    /// `rack exec`: there is no such program.
+    /// `rack exec`: the program was not found.
     NoProgram = 127,
 }
 
-/// The command line asks for something that cannot be, which only the command itself could see.
+/// The command line is invalid in a way that only the command itself can detect.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// The system does not permit to this user what the command line asks for.
+/// This user lacks the permission for the command line's request.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotPermittedError(pub(crate) &'static str);
@@ -98,7 +98,7 @@ impl Exit {
     }
 }
 
-/// What the daemons run by this binary fail with; `None` for anything else.
+/// The code for the errors of the daemons in this binary; `None` for other errors.
 fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if let Some(error) = cause.downcast_ref::<OpenError>() {
         Some(of_open(error))
@@ -189,7 +189,7 @@ fn of_file(error: &std::io::Error) -> Exit {
     }
 }
 
-/// An address that is no own one is wrong usage; one that is taken or forbidden is not.
+/// An address that is not local is invalid usage; one that is in use or forbidden is not.
 fn of_listen(error: &std::io::Error) -> Exit {
     match error.kind() {
         ErrorKind::AddrNotAvailable => Exit::Usage,
@@ -197,7 +197,7 @@ fn of_listen(error: &std::io::Error) -> Exit {
     }
 }
 
-/// As a shell does it.
+/// The same codes as in a shell.
 fn of_exec(error: &ExecError) -> Exit {
     match error.source.kind() {
         ErrorKind::NotFound => Exit::NoProgram,
@@ -250,7 +250,7 @@ fn of_control(error: &ControlError) -> Exit {
     match error {
         ControlError::Refused { .. } => Exit::Refused,
         ControlError::Silent(_) | ControlError::Unreachable { .. } => Exit::Unreachable,
-        ControlError::BadAnswer { .. } | ControlError::Runtime(_) => Exit::Failure,
+        ControlError::BadResponse { .. } | ControlError::Runtime(_) => Exit::Failure,
     }
 }
 

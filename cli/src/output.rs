@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::exit::Exit;
 
-/// Tells on standard error what went wrong; where that cannot be written, the exit code must do.
+/// Prints an error on standard error; if that fails, only the exit code remains.
 pub(crate) fn complain(words: &str) {
     let _ = writeln!(io::stderr().lock(), "bluebridge: {words}");
 }
 
-/// Tells on standard error how a command failed: `{"error":{"kind":..,"code":..,"message":..}}` in a
-/// line for programs, else words for people.
+/// Prints how a command failed on standard error: for programs `{"error":{"kind":..,"code":..,"message":..}}` in one
+/// line, otherwise text for people.
 pub(crate) fn failure(words: &str, exit: Exit, json: bool) {
     if json {
         let error = json!({ "kind": exit, "code": exit as u8, "message": words });
@@ -29,7 +29,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     text(&serde_json::to_string_pretty(value)?)
 }
 
-/// Prints lines; a reader that went away is no failure.
+/// Prints lines; a reader that closed the output is no error.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -1,14 +1,14 @@
-//! How fast copies become redirects: a controller, an agent and a data plane in one process, and
-//! copies of BUSY answers at several rates.
+//! Measures the rate at which copies become redirects: a controller, an agent and a data plane in one
+//! process, with copies of BUSY replies at several rates.
 //!
 //! ```sh
 //! cargo run --release -p bluebridge-controller --example redirect_rate    # the soft data plane
 //! unshare -n target/release/examples/redirect_rate ebpf                   # as root
 //! ```
 //!
-//! A copy's time runs from when it was due in the data plane until its entry is in the data plane's
-//! table: it includes the agent, both directions of P4Runtime, and the controller's rules. Every lease
-//! lasts 300 ms, so that each entry is also deleted.
+//! The time of a copy runs from its due time in the data plane until its entry is in the data plane's
+//! table. It includes the agent, both directions of P4Runtime, and the controller's rules. Every lease
+//! lasts 300 ms, so each entry is also deleted.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -47,15 +47,15 @@ type Failure = Box<dyn Error + Send + Sync>;
 const SPACE: Space = Space(1);
 const LEASE_MS: u16 = 300;
 const TIME: Duration = Duration::from_secs(3);
-/// What the eBPF switch is called.
+/// The name of the eBPF switch.
 const NAME: &str = "redirect-rate";
 
-/// The copies to be made, and what became of them.
+/// The copies to make, and their results.
 #[derive(Default)]
 struct Load {
     /// The home and the owner, once they have joined.
     ends: Option<(Assignment, Assignment)>,
-    /// Copies a second; 0 for none.
+    /// Copies per second; 0 for none.
     rate: u64,
     began: Option<Instant>,
     sent: u64,
@@ -81,7 +81,7 @@ impl Load {
                 return;
             }
             self.sent += 1;
-            // A line apart, as a renewal or a release looks at the rest of a line.
+            // A line apart, because a renewal or a release changes the rest of a line.
             self.next_page += 8;
             self.due.insert(self.next_page, due);
             out.extend(busy(&home, &owner, self.next_page));
@@ -96,7 +96,7 @@ impl Load {
     }
 }
 
-/// The copy of a contended BUSY answer.
+/// The copy of a contended BUSY reply.
 fn busy(home: &Assignment, owner: &Assignment, page: u64) -> Option<PacketIn> {
     let location = Location::new(home.generation, page << 12)?;
     let source = ReplySource {
@@ -131,13 +131,13 @@ fn busy(home: &Assignment, owner: &Assignment, page: u64) -> Option<PacketIn> {
     Some(PacketIn { ingress_port: SwitchPort(1), frame })
 }
 
-/// What carries the tables.
+/// The data plane with the tables.
 enum Plane {
     Ebpf(Box<EbpfSwitch>),
     Soft(Box<Pipeline>),
 }
 
-/// A data plane that makes copies, and notes when redirects appear.
+/// A data plane that makes copies and records when redirects appear.
 struct Probe {
     plane: Plane,
     load: Arc<Mutex<Load>>,
@@ -349,7 +349,7 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
     let owner = join("c1", Role::Client, 2).await??;
     lock(load).ends = Some((*home.assignment(), *owner.assignment()));
     println!(
-        "  asked/s  installed/s  p50 ms  p99 ms  obeyed  budget full  lost  refused by switch"
+        "  asked/s  installed/s  p50 ms  p99 ms  accepted  budget full  lost  refused by switch"
     );
     for rate in [100, 1000, 5000, 10_000, 20_000, 40_000] {
         let before = leases(&uri).await?;

@@ -1,4 +1,4 @@
-//! What a controller is told when it starts.
+//! Configuration of a controller.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,34 +6,34 @@ use std::path::PathBuf;
 use crate::core::CoreConfig;
 use crate::reconcile::Timing;
 
-/// Where the northbound API finds what TLS needs, as PEM files.
+/// The files that TLS needs for the northbound API, as PEM.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TlsPaths {
-    /// The controller's certificate, with those that lead to its root.
+    /// The controller's certificate, with the chain to its root.
     pub certificate: PathBuf,
     /// The certificate's private key.
     pub key: PathBuf,
-    /// The root that endpoints' certificates must lead to, and then each joins only under a name
-    /// that its certificate has; without it every endpoint may call.
+    /// The root of the endpoints' certificates; each endpoint then joins only under a name in its
+    /// certificate. Without it every endpoint may call.
     pub client_root: Option<PathBuf>,
 }
 
-/// What a controller is told when it starts.
+/// Configuration of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the northbound API listens; port 0 for any.
+    /// The address on which the northbound API listens; port 0 selects any.
     pub listen: SocketAddr,
     /// The P4Runtime server of the switch: `http://host:port`.
     pub switch_uri: String,
     /// The switch's device id.
     pub device_id: u64,
-    /// What the switch runs; `None` for the embedded switch.
+    /// The device configuration of the switch; `None` for the embedded switch.
     pub device_config: Option<Vec<u8>>,
-    /// The store's file; `None` keeps the state in memory, for tests only: after a restart the
-    /// same node ids are given anew.
+    /// The store's file; `None` keeps the state in memory, only for tests: after a restart the
+    /// same node ids are assigned again.
     pub store: Option<PathBuf>,
-    /// Takes the switch from another controller: with a store that was fenced, or with one that knows
-    /// no endpoint although the switch has entries of endpoints. Only by an operator's decision, and
+    /// Takes the switch from another controller: with a store that was fenced, or with a store without
+    /// endpoints although the switch has entries of endpoints. Only by an operator's decision, and
     /// for one start: two controllers that both do this take the switch from each other in turns.
     pub force: bool,
     /// TLS for the northbound API; `None` for plain connections.
@@ -43,12 +43,12 @@ pub struct Config {
     pub operators: Vec<String>,
     /// The rules for endpoints.
     pub core: CoreConfig,
-    /// How patient the loop over the switch is.
+    /// Timing of the loop over the switch.
     pub timing: Timing,
 }
 
 impl Config {
-    /// A controller with the usual rules for a switch.
+    /// A controller for a switch with default settings.
     #[must_use]
     pub fn new(listen: SocketAddr, switch_uri: &str) -> Self {
         Self {

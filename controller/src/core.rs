@@ -1,7 +1,7 @@
-//! The pure state machine of the controller: events and the time in, desired state out.
+//! Pure controller state machine: its inputs are events and the time, its output is the desired state.
 //!
-//! No I/O and no clock in here. A call that changes what must survive a restart leaves it in
-//! [`Core::take_changes`]; whoever calls stores it before anybody hears the answer.
+//! There is no I/O and no clock here. A call whose change must survive a restart leaves it in
+//! [`Core::take_changes`]; the caller stores it before it sends the response.
 
 mod attached;
 mod desired;
@@ -31,31 +31,31 @@ pub use tables::{Body, Tables};
 /// The multicast group through which `l2` floods.
 pub const FLOOD_GROUP: u16 = 1;
 
-/// The most multicast groups, that of the flood included.
+/// The most multicast groups, including that of the flood.
 pub const GROUPS_MAX: u16 = declaration::GROUPS_MAX;
 
-/// The most ports of a multicast group that the embedded switch takes, and so the most endpoints of
+/// The most ports of a multicast group in the embedded switch, and therefore the most endpoints of
 /// a space. A larger group would be refused with every plan.
 pub const GROUP_PORTS_MAX: usize = declaration::GROUP_PORTS_MAX;
 
-/// The Ethernet address that every host sends pointers to. No interface has it: a switch takes what
-/// is sent to it, by the IPv6 address. So no endpoint may have it.
+/// The Ethernet address to which every host sends pointers. No interface has it: the switch forwards
+/// frames to it by their IPv6 address. No endpoint may have it.
 pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 
-/// Heartbeats that may be missing before a node counts as silent.
-pub const BEATS_MISSED: u32 = 3;
+/// Missing heartbeats after which a node counts as silent.
+pub const HEARTBEATS_MISSED: u32 = 3;
 
-/// The most ports of a switch that does not list them: 9 bits, less the controller's and 511.
+/// The most ports of a switch that does not list them: 9 bits, minus the controller's port and 511.
 const PORT_MAX: u16 = declaration::ENDPOINT_PORT_MAX;
 
-/// What the controller wants copies of.
+/// A rule for packets that the controller wants copies of.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct NotifyRule {
-    /// The source's command byte: of replies.
+    /// The source's command byte, for replies.
     pub src_command: Ternary,
-    /// The destination's command byte: of requests.
+    /// The destination's command byte, for requests.
     pub dst_command: Ternary,
-    /// The status of a reply.
+    /// The status, for replies.
     pub src_status: Ternary,
 }
 
@@ -79,18 +79,18 @@ pub struct ControllerPort {
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
     /// The controller's own port, if endpoints reach it through the switch. No endpoint may have
-    /// this port or address; the switch sends frames for the address to this port only, and does
+    /// this port or address. The switch sends frames for the address to this port only, and does
     /// not flood the endpoints' control traffic, tokens included, to all of them.
     pub own_port: Option<ControllerPort>,
-    /// How often endpoints beat.
+    /// The interval of heartbeats.
     pub heartbeat_interval: Duration,
-    /// After how long a silent client is given up. Memory nodes never are.
+    /// The time after which a silent client counts as having left. Memory nodes have no such limit.
     pub client_expiry: Duration,
-    /// How long a client's node id rests before another client gets it.
-    pub client_rest: Duration,
+    /// How long a client's node id is quarantined before another client gets it.
+    pub client_quarantine: Duration,
     /// Ports to flood through if the switch does not list its ports.
     pub ports: Vec<SwitchPort>,
-    /// What the switch copies to the controller beside what redirects need; nothing depends on it.
+    /// Copies in addition to those that redirects need; nothing depends on them.
     pub notify: Vec<NotifyRule>,
     /// Which leased pages are redirected to their owners.
     pub redirects: RedirectPolicy,
@@ -104,7 +104,7 @@ impl Default for CoreConfig {
             own_port: None,
             heartbeat_interval: Duration::from_secs(1),
             client_expiry: Duration::from_secs(600),
-            client_rest: Duration::from_secs(120),
+            client_quarantine: Duration::from_secs(120),
             ports: Vec::new(),
             notify: Vec::new(),
             redirects: RedirectPolicy::default(),
@@ -113,49 +113,49 @@ impl Default for CoreConfig {
     }
 }
 
-/// What is known of the switch's ports.
+/// The known ports of the switch.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Ports {
-    /// They and the names of their interfaces.
+    /// The ports and the names of their interfaces.
     Listed(BTreeMap<SwitchPort, String>),
-    /// Nothing yet: the switch was not reached.
+    /// Unknown: the switch was not reached yet.
     #[default]
     Unknown,
-    /// The switch does not tell.
+    /// The switch does not list them.
     Unlisted,
 }
 
-/// An endpoint as the core sees it.
+/// An endpoint in the core's state.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What is stored of it.
+    /// Its stored record.
     pub record: NodeRecord,
-    /// Whether its heartbeats come; false if it is not attached.
+    /// Whether its heartbeats arrive; false if it is not attached.
     pub live: bool,
-    /// When it was last heard of, or when the controller began to listen.
-    pub last_heard: Instant,
-    /// When it left, or when the controller began to count.
+    /// When it was last seen, or when the controller started.
+    pub last_seen: Instant,
+    /// When it left, or when the controller started.
     pub gone_since: Instant,
-    /// What it said that it has left; an estimate after a restart, until it says so again.
+    /// Its last reported number of free pages; after a restart an estimate until its next report.
     pub free_pages: Option<u64>,
-    /// The free pages that clients were last told.
-    told_pages: u64,
+    /// The free pages that clients were last notified of.
+    reported_pages: u64,
 }
 
 impl Node {
     fn restored(record: NodeRecord, now: Instant) -> Self {
         let live = record.attached;
         let free_pages = record.level.map(|level| weight::pages(level).min(record.capacity_pages));
-        let told_pages = free_pages.unwrap_or(0);
-        Self { record, live, last_heard: now, gone_since: now, free_pages, told_pages }
+        let reported_pages = free_pages.unwrap_or(0);
+        Self { record, live, last_seen: now, gone_since: now, free_pages, reported_pages }
     }
 }
 
-/// Why a heartbeat or a goodbye was refused; always the caller's to mend by joining again.
+/// Why a heartbeat or a leave was refused; the caller can resolve it only by joining again.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemberError {
-    /// The controller never gave this node id, or its store was lost.
+    /// The controller never assigned this node id, or its store was lost.
     #[error("node {0} is not known here; join again")]
     Unknown(u16),
     /// Another incarnation took over.
@@ -165,29 +165,29 @@ pub enum MemberError {
         node: u16,
         /// The caller's incarnation.
         caller: u32,
-        /// The one that counts.
+        /// The current incarnation.
         current: u32,
     },
-    /// It left, was silent for too long, or its port was taken by another.
-    #[error("node {0} left or was given up; join again")]
+    /// It left, was silent for too long, or another endpoint took its port.
+    #[error("node {0} left or was removed after a long silence; join again")]
     Gone(u16),
-    /// The token is another's.
+    /// The token does not belong to the node.
     #[error("the token is not that of node {0}")]
     WrongToken(u16),
 }
 
-/// What an endpoint shows with every call after its join.
+/// The identity that an endpoint shows with every call after its join.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     /// Its node id.
     pub node: NodeId,
     /// Its incarnation.
     pub incarnation: u32,
-    /// Its proof.
+    /// Its token.
     pub token: [u8; 16],
 }
 
-/// The pure state machine of the controller.
+/// Pure controller state machine.
 #[derive(Debug)]
 pub struct Core {
     config: CoreConfig,
@@ -205,8 +205,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// Goes on from what was stored. Whoever was attached counts as live until it has had the
-    /// time to be heard. `first_version` is greater than any that an earlier run used.
+    /// Continues from the stored state. A node that was attached counts as live until its heartbeat
+    /// is overdue. `first_version` is greater than any that an earlier run used.
     #[must_use]
     pub fn new(config: CoreConfig, stored: Stored, first_version: u64, now: Instant) -> Self {
         let nodes: BTreeMap<NodeId, Node> = stored
@@ -234,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Every node, also those gone.
+    /// Every node, including those that left.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
     }
@@ -251,7 +251,7 @@ impl Core {
         &self.config
     }
 
-    /// What is known of the switch's ports.
+    /// The known ports of the switch.
     #[must_use]
     pub const fn ports(&self) -> &Ports {
         &self.ports
@@ -281,19 +281,19 @@ impl Core {
         mtu.and_then(piece_bytes).unwrap_or(bluebridge_wire::address::PAGE_BYTES)
     }
 
-    /// What must be stored before the last answer goes out.
+    /// The changes that must be stored before the last response is sent.
     #[must_use]
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The nodes that watchers should hear about.
+    /// The nodes whose changes watchers must receive.
     #[must_use]
     pub fn take_altered(&mut self) -> BTreeSet<NodeId> {
         std::mem::take(&mut self.altered)
     }
 
-    /// What happened to endpoints since the last call, in order.
+    /// The changes of endpoints since the last call, in order.
     #[must_use]
     pub fn take_events(&mut self) -> Vec<MemberEvent> {
         std::mem::take(&mut self.events)
@@ -305,15 +305,15 @@ impl Core {
         std::mem::take(&mut self.dirty)
     }
 
-    /// The controller's own port, if the switch turns out not to have it: the operator named the
-    /// wrong one.
+    /// The controller's own port, if the switch does not have it: the operator named the wrong
+    /// port.
     #[must_use]
     pub fn missing_own_port(&self) -> Option<SwitchPort> {
         let Ports::Listed(ports) = &self.ports else { return None };
         self.config.own_port.map(|own| own.port).filter(|port| !ports.contains_key(port))
     }
 
-    /// Learns the switch's ports.
+    /// Sets the switch's ports.
     pub fn learn_ports(&mut self, ports: Ports) {
         if self.ports != ports {
             self.ports = ports;
@@ -321,21 +321,26 @@ impl Core {
         }
     }
 
-    /// A sign of life, with the pages that a memory node has left.
+    /// Handles a heartbeat, with a memory node's number of free pages.
     ///
     /// # Errors
     /// [`MemberError`]; nothing changed.
-    pub fn beat(&mut self, now: Instant, who: Member, free_pages: u64) -> Result<(), MemberError> {
+    pub fn heartbeat(
+        &mut self,
+        now: Instant,
+        who: Member,
+        free_pages: u64,
+    ) -> Result<(), MemberError> {
         self.check_member(who)?;
         let Some(node) = self.nodes.get_mut(&who.node) else {
             return Err(MemberError::Unknown(who.node.0));
         };
-        node.last_heard = now;
+        node.last_seen = now;
         let revived = !std::mem::replace(&mut node.live, true);
         if revived {
             self.events.push(MemberEvent::new(MemberChange::Returned, &node.record));
         }
-        let mut told = revived;
+        let mut changed = revived;
         let mut moved = revived;
         if node.record.role == Role::Memory {
             let free = free_pages.min(node.record.capacity_pages);
@@ -346,18 +351,18 @@ impl Core {
                 node.record.level = level;
                 self.changes.push(Change::Node(node.record.clone()));
             }
-            if free.abs_diff(node.told_pages) > node.told_pages / 8
-                || (free == 0) != (node.told_pages == 0)
+            if free.abs_diff(node.reported_pages) > node.reported_pages / 8
+                || (free == 0) != (node.reported_pages == 0)
             {
-                node.told_pages = free;
-                told = true;
+                node.reported_pages = free;
+                changed = true;
             }
         }
         if moved {
             self.dirty = true;
             self.altered.insert(who.node);
         }
-        if moved || told {
+        if moved || changed {
             self.nodes_version += 1;
         }
         Ok(())
@@ -382,7 +387,7 @@ impl Core {
         let node = who.node.0;
         let record = &self.nodes.get(&who.node).ok_or(MemberError::Unknown(node))?.record;
         let (caller, current) = (who.incarnation, record.incarnation);
-        // A successor that did not know the token has another: the predecessor should hear why.
+        // A successor that did not show the token has another one; the predecessor must get this reason.
         if caller < current {
             return Err(MemberError::Stale { node, caller, current });
         }
@@ -403,7 +408,7 @@ impl Core {
         node.live = false;
         node.gone_since = now;
         node.free_pages = None;
-        node.told_pages = 0;
+        node.reported_pages = 0;
         self.changes.push(Change::Node(node.record.clone()));
         self.note(id);
     }
@@ -415,7 +420,7 @@ impl Core {
     }
 
     fn silence(&self) -> Duration {
-        self.config.heartbeat_interval * BEATS_MISSED
+        self.config.heartbeat_interval * HEARTBEATS_MISSED
     }
 
     /// When [`Self::handle_timeout`] has something to do.
@@ -423,17 +428,17 @@ impl Core {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let attached = self.nodes.values().filter(|node| node.record.attached);
         let due = attached.filter_map(|node| match (node.live, node.record.role) {
-            (true, _) => Some(node.last_heard + self.silence()),
-            (false, Role::Client) => Some(node.last_heard + self.config.client_expiry),
+            (true, _) => Some(node.last_seen + self.silence()),
+            (false, Role::Client) => Some(node.last_seen + self.config.client_expiry),
             (false, Role::Memory) => None,
         });
         due.min()
     }
 
-    /// Lets nodes fall silent, and gives up clients that were silent for long.
+    /// Marks nodes as silent, and removes clients that were silent for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         let silence = self.silence();
-        let unheard = |node: &Node| now.saturating_duration_since(node.last_heard);
+        let unheard = |node: &Node| now.saturating_duration_since(node.last_seen);
         let attached = self.nodes.iter().filter(|(_, node)| node.record.attached);
         let (expired, silent): (Vec<_>, Vec<_>) = attached
             .filter(|(_, node)| unheard(node) >= silence)

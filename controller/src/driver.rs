@@ -1,4 +1,4 @@
-//! The seam between the controller and a switch.
+//! The interface between the controller and a switch.
 
 mod p4runtime;
 
@@ -13,7 +13,7 @@ use crate::store::ElectionId;
 
 pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};
 
-/// Why a switch cannot be worked with.
+/// Why the controller cannot work with a switch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -28,142 +28,142 @@ pub enum DriverError {
         /// That of the primary.
         theirs: ElectionId,
     },
-    /// The store knows no endpoint, but the switch serves some: they belong to another controller, or
-    /// the store is the wrong one. The tables were only read, and the other controller goes on.
+    /// The store has no endpoints, but the switch serves some: they belong to another controller, or
+    /// the store is the wrong one. The tables were only read, and the other controller continues.
     #[error(
-        "the store is empty, but the switch has entries of {endpoints} endpoints: another controller's. \
-         Give the right --store; --force empties the switch, and every endpoint must join again"
+        "the store is empty, but the switch has entries of {endpoints} endpoints, which belong to another controller. \
+         Use the correct --store; --force empties the switch, and every endpoint must join again"
     )]
     InUse {
-        /// Endpoints that the switch lets send.
+        /// The number of endpoints with entries in the switch.
         endpoints: usize,
     },
-    /// The connection was lost, or a call failed as a whole. Passing.
+    /// The connection was lost, or a call failed as a whole. Temporary.
     #[error("the connection to the switch was lost: {0}")]
     Lost(String),
-    /// The switch refuses what the controller cannot do without.
+    /// The switch refuses something that the controller needs.
     #[error("the switch refused {what}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The refused request.
         what: &'static str,
-        /// What it said.
+        /// The switch's reason.
         reason: String,
     },
-    /// The switch did not answer in time. Passing.
-    #[error("the switch did not answer to {0} in time")]
+    /// The switch did not respond in time. Temporary.
+    #[error("the switch did not respond in time: {0}")]
     Timeout(&'static str),
-    /// What is not the fabric's is flooded through one group, which could never be installed. The
-    /// operator gave the switch too many ports.
+    /// Traffic outside the fabric is flooded through one group, which could never be installed. The
+    /// operator configured too many ports.
     #[error("the switch has {count} ports, but can flood to {most} at most; start it with fewer")]
     TooManyPorts {
-        /// Its ports.
+        /// The number of its ports.
         count: usize,
-        /// The most that the controller can use.
+        /// The most ports that the controller can use.
         most: usize,
     },
 }
 
 impl DriverError {
-    /// Whether trying again is of no use before an operator did something.
+    /// Whether a retry is useless until an operator acts.
     pub(crate) const fn is_final(&self) -> bool {
         matches!(self, Self::Fenced { .. } | Self::InUse { .. } | Self::TooManyPorts { .. })
     }
 }
 
-/// Why a single update was not made.
+/// Why a single update failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
-    /// There is an entry with this key already.
-    #[error("it is there already: {0}")]
+    /// An entry with this key exists already.
+    #[error("it exists already: {0}")]
     Exists(String),
     /// There is no such entry.
-    #[error("it is not there: {0}")]
+    #[error("it does not exist: {0}")]
     NotFound(String),
-    /// The switch cannot or will not; the table may be full.
+    /// The switch refuses it; the table may be full.
     #[error("{0}")]
     Refused(String),
 }
 
-/// What a driver can do.
+/// The capabilities of a driver.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Capabilities {
     /// The kind of driver, for people.
     pub driver: &'static str,
     /// The most updates of a batch.
     pub batch_max: usize,
-    /// Whether entries that are to end do so in the switch, and say what they have left.
+    /// Whether the switch itself ends expired entries and reports their remaining time.
     pub keeps_time: bool,
 }
 
 /// Whether a switch kept its tables.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Pipeline {
-    /// It had the pipeline, its tables are as they were.
+    /// It had the pipeline; its tables did not change.
     Kept,
-    /// It got the pipeline, its tables are empty.
+    /// The pipeline was pushed; its tables are empty.
     Pushed,
 }
 
-/// What a switch has.
+/// The contents of a switch.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Installed {
     /// Entries, groups and settings.
     pub tables: Tables,
-    /// What hit the entries.
+    /// The packets and bytes that hit the entries.
     pub counters: BTreeMap<Key, Counter>,
 }
 
 /// The most copies of frames in one event.
 pub const PACKET_INS_AT_ONCE: usize = 256;
 
-/// What a switch says of its own accord.
+/// Events that a switch sends without a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum SwitchEvent {
-    /// The driver is of no use any more.
+    /// The driver cannot be used any more.
     Broken(DriverError),
     /// Copies of frames, by rules of `notify`.
     PacketIns {
         /// The copies, [`PACKET_INS_AT_ONCE`] at most.
         packets: Vec<PacketIn>,
-        /// How many were lost on their way here since the last event, because nobody took them.
+        /// How many were lost since the last event because they were not read in time.
         lost: u64,
     },
 }
 
 /// A connection to a switch, on which this controller is the primary.
 ///
-/// After an error of a whole call, or [`SwitchEvent::Broken`], a driver is thrown away and a new
-/// connection starts from a full reading.
+/// After an error of a whole call, or [`SwitchEvent::Broken`], the driver must be dropped; a new
+/// connection starts with a full reading.
 #[tonic::async_trait]
 pub trait SwitchDriver: Send {
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes sure that the switch runs the pipeline. Pushing it empties the tables, so it is pushed
-    /// only onto a switch that has another.
+    /// Makes sure that the switch has the pipeline. A push empties the tables, so it is done
+    /// only if the switch has another pipeline.
     ///
     /// # Errors
     /// [`DriverError`].
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError>;
 
-    /// The switch's ports, if it tells.
+    /// The switch's ports, if it lists them.
     ///
     /// # Errors
     /// [`DriverError`].
     async fn ports(&mut self) -> Result<Ports, DriverError>;
 
-    /// Makes updates (at most [`Capabilities::batch_max`]), in any order, each for itself; one
+    /// Executes updates (at most [`Capabilities::batch_max`]), in any order, independently; one
     /// result per update.
     ///
     /// # Errors
-    /// [`DriverError`]: nobody knows which of them were made.
+    /// [`DriverError`]: any of them may have been applied.
     async fn apply(
         &mut self,
         batch: &[TableUpdate],
     ) -> Result<Vec<Result<(), UpdateError>>, DriverError>;
 
-    /// Reads all that can be programmed.
+    /// Reads everything that can be programmed.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -176,10 +176,10 @@ pub trait SwitchDriver: Send {
 /// Makes connections to a switch.
 #[tonic::async_trait]
 pub trait SwitchConnector: Send {
-    /// Where the switch is, for people.
+    /// The address of the switch, for people.
     fn uri(&self) -> String;
 
-    /// Reads the tables without becoming the primary, so that whoever is goes on.
+    /// Reads the tables without becoming the primary, so that the present primary continues.
     ///
     /// # Errors
     /// [`DriverError`].

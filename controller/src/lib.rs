@@ -1,11 +1,11 @@
 //! The controller: desired state, reconcile loop, southbound drivers, northbound API.
 //!
-//! * [`core`]: the pure state machine. Events and the time in, desired tables out.
+//! * [`core`]: pure controller state machine: its inputs are events and the time, its output is the desired tables.
 //! * [`plan`]: the difference between desired and installed tables, in a safe order.
-//! * [`reconcile`]: makes a switch have what it should, through [`driver`].
-//! * [`redirect`]: which leased pages lead to their owners; kept by the loop of [`reconcile`].
-//! * [`store`]: what survives a restart.
-//! * [`Controller`] and [`run`]: all of it together, with the northbound API in front.
+//! * [`reconcile`]: installs the desired tables in a switch, through [`driver`].
+//! * [`redirect`]: which leased pages lead to their owners; owned by the loop of [`reconcile`].
+//! * [`store`]: the state that survives a restart.
+//! * [`Controller`] and [`run`]: everything together, with the northbound API.
 
 pub mod config;
 pub mod core;
@@ -46,25 +46,25 @@ use store::{Store, StoreError};
 /// How long a call of the northbound API may take.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Calls that one connection may have open.
+/// Open calls per connection.
 const CALLS_PER_CONNECTION: usize = 64;
 
 /// How long open calls may take to end when the controller ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long the switch is waited for before whoever wants to know of it is told.
+/// How long to wait for the switch before the controller reports that it is ready.
 const SWITCH_WAIT: Duration = Duration::from_secs(2);
 
 /// Why the controller ended or did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControllerError {
-    /// Another process has the address, or it is not of this host.
+    /// Another process has the address, or it is not an address of this host.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The store cannot be used; nothing unstored was acknowledged.
@@ -73,8 +73,8 @@ pub enum ControllerError {
     /// Another controller has the switch, or it has more ports than can be flooded to.
     #[error(transparent)]
     Switch(DriverError),
-    /// Another controller took the switch from one with this store. Which of the two is right is an
-    /// operator's to decide.
+    /// Another controller took the switch from one with this store. An operator must decide which of the
+    /// two is the right one.
     #[error(
         "another controller (election id {by}) took the switch from this one. If this is the right one, \
          stop the other and start this one once with --force"
@@ -105,10 +105,10 @@ impl From<StoreError> for ControllerError {
     }
 }
 
-/// Runs a controller until `shutdown`. Its going leaves the switch as it is.
+/// Runs a controller until `shutdown`. The switch does not change when it ends.
 ///
 /// # Errors
-/// [`ControllerError`]: it could not start, or must not go on.
+/// [`ControllerError`]: it could not start, or must not continue.
 pub async fn run(
     config: Config,
     shutdown: impl Future<Output = ()> + Send,
@@ -116,7 +116,7 @@ pub async fn run(
     Controller::bind(config).await?.run(shutdown).await
 }
 
-/// A controller that has its store and its address, and does nothing yet.
+/// A controller with its store and its address that does not work yet.
 #[derive(Debug)]
 pub struct Controller {
     config: Config,
@@ -155,10 +155,10 @@ impl Controller {
         Ok(Self { config, store, listener, server, installed: None })
     }
 
-    /// Where the northbound API listens.
+    /// The address on which the northbound API listens.
     ///
     /// # Errors
-    /// [`ControllerError::Listen`] if the system does not say.
+    /// [`ControllerError::Listen`] if the system does not report it.
     pub fn local_addr(&self) -> Result<SocketAddr, ControllerError> {
         let address = self.config.listen;
         self.listener.local_addr().map_err(|source| ControllerError::Listen { address, source })
@@ -167,15 +167,15 @@ impl Controller {
     /// Resolves once the switch has its first tables, so that endpoints can reach the controller
     /// through it; or after two seconds without a switch.
     pub fn installed(&mut self) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
-        self.installed = Some(tell);
-        told
+        let (send, installed) = oneshot::channel();
+        self.installed = Some(send);
+        installed
     }
 
-    /// Works until `shutdown`.
+    /// Runs until `shutdown`.
     ///
     /// # Errors
-    /// [`ControllerError`]: it must not go on.
+    /// [`ControllerError`]: it must not continue.
     pub async fn run(
         self,
         shutdown: impl Future<Output = ()> + Send,
@@ -188,10 +188,10 @@ impl Controller {
         self.run_with(connector, shutdown).await
     }
 
-    /// Works with another kind of switch.
+    /// Runs with another kind of switch.
     ///
     /// # Errors
-    /// [`ControllerError`]: it must not go on.
+    /// [`ControllerError`]: it must not continue.
     pub async fn run_with(
         mut self,
         connector: impl SwitchConnector,
@@ -248,13 +248,13 @@ impl Controller {
             tracing::info!("the controller ends");
         }
         drop(stop);
-        // Open watches would keep the server for ever.
+        // Open watches would keep the server running without limit.
         drop(tokio::time::timeout(FAREWELL, serving).await);
         outcome
     }
 }
 
-/// Bids above other controllers, for as long as the store is open.
+/// Provides greater election ids than other controllers', while the store is open.
 fn outbid(store: &Arc<Store>) -> Outbid {
     let store = Arc::downgrade(store);
     Box::new(move |theirs| match store.upgrade() {
@@ -305,10 +305,10 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
     let certificate = read_pem(&paths.certificate, CERTIFICATE)?;
     let key = read_pem(&paths.key, KEY)?;
     if secret::is_open_to_all(&paths.key) {
-        // Refusing would stop a rack whose key may be known already; the operator has to decide.
+        // A refusal would stop a rack whose key may be known already; the operator must decide.
         tracing::warn!(
             key = %paths.key.display(),
-            "everybody on this machine can read the private key; use `chmod 600`"
+            "every user of this machine can read the private key; use `chmod 600`"
         );
     }
     let mut tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));

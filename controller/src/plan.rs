@@ -1,10 +1,10 @@
-//! The difference between what a switch should have and what it has, in an order that harms no
+//! The difference between desired and installed state of a switch, in an order that does not disturb
 //! traffic.
 //!
 //! A switch may reorder the updates of a batch, so order exists only between stages: a stage is
-//! acknowledged before the next begins. First comes what others refer to (MAC addresses of ports,
-//! then groups), then ways to nodes, then who may send, then what sends to many; what goes, goes in the
-//! opposite order. An entry that changes is modified in place, so that no packet misses it.
+//! acknowledged before the next begins. First come objects that others refer to (MAC addresses of ports,
+//! then groups), then routes to nodes, then permissions to send, then entries with several destinations; deletions
+//! have the opposite order. A changed entry is modified in place, so that no packet misses it.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use bluebridge_p4::pipeline::{Key, SwitchPort};
 
 use crate::core::{Body, Tables, compared};
 
-/// What can be programmed, with its value.
+/// An object that can be programmed, with its value.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Object {
     /// A table entry.
@@ -25,19 +25,19 @@ pub enum Object {
     NotifySession,
 }
 
-/// One change of a switch. A deletion carries what is deleted, which only the key of counts.
+/// One change of a switch. A deletion contains the deleted object; only its key counts.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum TableUpdate {
-    /// Takes away what is there.
+    /// Deletes an existing object.
     Delete(Object),
-    /// Adds what is not there.
+    /// Adds a new object.
     Insert(Object),
-    /// Replaces what is there.
+    /// Replaces an existing object.
     Modify(Object),
 }
 
 impl TableUpdate {
-    /// What is changed.
+    /// The changed object.
     #[must_use]
     pub const fn object(&self) -> &Object {
         match self {
@@ -45,7 +45,7 @@ impl TableUpdate {
         }
     }
 
-    /// Makes the same change in a picture of the switch.
+    /// Applies the change to a copy of the switch's tables.
     pub fn apply_to(&self, tables: &mut Tables) {
         match self {
             Self::Insert(object) | Self::Modify(object) => match object.clone() {
@@ -64,25 +64,25 @@ impl TableUpdate {
     }
 }
 
-/// Stages in which additions and replacements happen; deletions go the other way.
+/// Stages of additions and replacements; deletions have the opposite order.
 const STAGES: usize = 5;
 
-/// When groups and the clone session may appear.
+/// The stage of groups and the clone session.
 const GROUP_STAGE: usize = 1;
 
-/// When something goes, given when it may appear: what came last goes first.
+/// The stage of a deletion, given that of the addition: the last addition is deleted first.
 const fn last_call(stage: usize) -> usize {
     2 * STAGES - 1 - stage
 }
 
-/// Updates in stages; each stage is to be acknowledged before the next.
+/// Updates in stages; each stage must be acknowledged before the next.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Plan {
     stages: Vec<Vec<TableUpdate>>,
 }
 
 impl Plan {
-    /// The plan that turns `actual` into `desired`, redirects left out: they have a faster way
+    /// The plan that turns `actual` into `desired`, without redirects: they have a faster path
     /// ([`crate::redirect::Redirects`]).
     #[must_use]
     pub fn new(desired: &Tables, actual: &Tables) -> Self {
@@ -122,7 +122,7 @@ impl Plan {
         Self { stages }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether it has no updates.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.stages.is_empty()
@@ -154,7 +154,7 @@ fn plan_settings(desired: &Tables, actual: &Tables, stages: &mut [Vec<TableUpdat
     }
 }
 
-/// When an entry of a table may appear.
+/// The stage in which an entry of a table is added.
 const fn stage(key: &Key) -> usize {
     match key {
         Key::PortMac { .. } => 0,

@@ -1,7 +1,7 @@
-//! Makes a switch have what it should have, whatever happens to either.
+//! Installs the desired tables in a switch, and keeps them installed.
 //!
-//! Connect, read everything, write the difference, then watch: a new desired state, a broken
-//! stream, and the time for the next full reading. Whenever a connection breaks, a new one starts
+//! Connect, read everything, write the difference, then watch for a new desired state, a broken
+//! stream, and the time of the next full reading. After any failure of a connection a new one starts
 //! from the first step; nothing of the old one is resumed.
 
 use std::convert::Infallible;
@@ -21,12 +21,12 @@ use crate::plan::{Plan, TableUpdate};
 use crate::redirect::{LeaseCounts, PacketIn, Redirects};
 use crate::store::{ElectionId, StoreError};
 
-/// How patient the loop is.
+/// Timing of the loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How often the pipeline and all tables are read back.
+    /// The interval at which the pipeline and all tables are read back.
     pub check_interval: Duration,
-    /// How long any call of a driver may take.
+    /// Time limit of any call of a driver.
     pub call_deadline: Duration,
     /// The first wait after a failure; doubles up to `retry_max`.
     pub retry_min: Duration,
@@ -45,35 +45,35 @@ impl Default for Timing {
     }
 }
 
-/// Reading back takes at most this part of the time, however large the tables are.
+/// Reading back takes at most this share of the time, however large the tables are.
 const CHECK_SHARE: u32 = 10;
 
-/// What the switch should have, and the how-manieth that is.
+/// A desired state of the switch, and its version.
 #[derive(Clone, Debug, Default)]
 pub struct Desired {
     /// Counts the desired states.
     pub version: u64,
     /// The state.
     pub tables: Arc<Tables>,
-    /// The endpoints that it has entries for, which redirects may lead to.
+    /// The endpoints with entries, to which redirects may lead.
     pub endpoints: Arc<Endpoints>,
-    /// The ports that it was made for. Nothing is written to a switch with other ports.
+    /// The ports for which it was computed. Nothing is written to a switch with other ports.
     pub ports: Ports,
 }
 
-/// How it stands with the switch.
+/// The state of the connection to the switch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum SwitchState {
     /// There is no connection.
     #[default]
     Disconnected,
-    /// It has what it should have.
+    /// The switch has the desired tables.
     InSync,
     /// Tables are read or written.
     Syncing,
 }
 
-/// What the loop did since it began.
+/// Counts since the start of the loop.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct SwitchCounts {
     /// Connections made.
@@ -90,56 +90,56 @@ pub struct SwitchCounts {
     pub repaired: u64,
     /// Copies of frames.
     pub packet_ins: u64,
-    /// Copies of frames that came too fast for the loop.
+    /// Copies of frames that were lost because the loop was too slow.
     pub packet_ins_lost: u64,
 }
 
-/// The switch as the controller sees it.
+/// The state of the switch, as the controller has it.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchView {
-    /// Where the switch is.
+    /// The address of the switch.
     pub uri: String,
-    /// How it stands.
+    /// The state of the connection.
     pub state: SwitchState,
     /// The election id of the last connection.
     pub election_id: ElectionId,
-    /// What went wrong since all was well.
+    /// The last problem since everything was in sync.
     pub problem: Option<String>,
     /// Its ports.
     pub ports: Ports,
-    /// What it has: as last read, and written since.
+    /// Its contents: as last read, with later writes.
     pub installed: Arc<Installed>,
-    /// The greatest version of the desired state that it had completely.
+    /// The greatest version of the desired state that was completely installed.
     pub version: u64,
-    /// What was done.
+    /// Counts of the loop.
     pub counts: SwitchCounts,
-    /// What is known of leases.
+    /// The state of leases.
     pub leases: LeaseView,
 }
 
-/// Leases and redirects as the controller sees them.
+/// The state of leases and redirects.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LeaseView {
     /// Tracked leases.
     pub known: usize,
     /// The most redirects.
     pub budget: usize,
-    /// What became of copies and updates.
+    /// Counts of copies and updates.
     pub counts: LeaseCounts,
 }
 
-/// Gives an election id above another controller's, if it can be remembered.
+/// Returns an election id above another controller's, if it can be stored.
 pub type Outbid = Box<dyn Fn(ElectionId) -> Result<ElectionId, StoreError> + Send + Sync>;
 
-/// The right by which a controller takes a switch.
+/// The claim with which a controller takes a switch.
 pub struct Claim {
     /// The first election id of this start.
     pub election_id: ElectionId,
-    /// Whether the store knows no endpoint, so that a switch which serves some is another
-    /// controller's.
+    /// Whether the store has no endpoints; a switch that serves some then belongs to another
+    /// controller.
     pub is_new: bool,
-    /// For a controller that shall take the switch from another one, by an operator's decision. It
-    /// counts until the switch is taken: from then on a greater id is again somebody else's decision.
+    /// Set if the controller must take the switch from another one, by an operator's decision. It
+    /// applies until the switch is taken: after that a greater id fences this controller again.
     pub outbid: Option<Outbid>,
 }
 
@@ -159,17 +159,17 @@ pub struct Reconciler<C> {
     view: watch::Sender<SwitchView>,
     /// Connections tried.
     try_count: u64,
-    /// Whether the last plan met refusals. The next one then also deletes, lest a full table keeps
-    /// out what is to replace its entries.
+    /// Whether updates of the last plan were refused. The next one then also deletes, because a full
+    /// table could otherwise block the entries that replace its old ones.
     refused_before: bool,
-    /// The kinds of trouble that were logged since all was well.
+    /// The kinds of problems that were logged since everything was in sync.
     troubles: Vec<Discriminant<DriverError>>,
-    /// Whether it was logged that the switch has what it should have.
+    /// Whether it was logged that the tables are in sync.
     is_known_good: bool,
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
-    /// A loop over one switch, which has no other redirects than `redirects` tells.
+    /// A loop over one switch; its redirects are those of `redirects`.
     pub fn new(
         connector: C,
         claim: impl Into<Claim>,
@@ -195,7 +195,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         (reconciler, seen)
     }
 
-    /// Reconciles until this controller is fenced, the switch is none that it can work with, or nobody desires anything any more.
+    /// Reconciles until this controller is fenced, the switch is unusable, or the desired state is dropped.
     pub async fn run(mut self) -> DriverError {
         let mut retry = self.timing.retry_min;
         loop {
@@ -244,7 +244,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
     }
 
-    /// Logs that the switch has what it should have, if that is news.
+    /// Logs that the tables are in sync, if this is a change.
     fn log_in_sync(&mut self) {
         if self.is_known_good && self.troubles.is_empty() {
             return;
@@ -259,11 +259,11 @@ impl<C: SwitchConnector> Reconciler<C> {
         tracing::info!(uri, entries, election_id = %id, "connected to the switch, its tables are in sync");
     }
 
-    /// Becomes the primary, if the switch is ours to take.
+    /// Becomes the primary, if this controller may take the switch.
     async fn connect(&mut self) -> Result<Box<dyn SwitchDriver>, DriverError> {
         let deadline = self.timing.call_deadline;
         if self.claim.is_new && self.claim.outbid.is_none() {
-            // Before the election, which would end the controller that is at work.
+            // Before the election, which would end the present controller.
             let tables = within(deadline, "looking", self.connector.look()).await?;
             let endpoints = tables.endpoint_count();
             if endpoints != 0 {
@@ -271,7 +271,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             }
         }
         loop {
-            // Every try has an id of its own: a switch may still hold the last one's.
+            // Every try has its own id: a switch may still hold the one of the last try.
             let election_id = self.claim.election_id.connection(self.try_count);
             self.try_count += 1;
             self.view.send_modify(|view| view.election_id = election_id);
@@ -284,7 +284,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                     return Ok(driver);
                 }
                 (Err(DriverError::Fenced { ours, theirs }), Some(outbid)) => {
-                    tracing::warn!(%theirs, "taking the switch from another controller, as told");
+                    tracing::warn!(%theirs, "taking the switch from another controller (--force)");
                     self.claim.election_id = outbid(theirs).map_err(|error| {
                         tracing::error!(%error, "cannot take the switch");
                         DriverError::Fenced { ours, theirs }
@@ -303,7 +303,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             let desired = self.desired.borrow_and_update().clone();
             self.redirects.set_endpoints(&desired.endpoints);
             if desired.ports != self.view.borrow().ports {
-                // Its maker will hear of these ports and make another.
+                // The core will receive these ports and compute new tables.
                 if self.wait(driver, next_check).await? {
                     next_check = self.check(driver, false).await?;
                 }
@@ -330,8 +330,8 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
     }
 
-    /// Keeps the redirects up until there is something else to do; whether it is the next check.
-    /// Whatever comes in, the other work is looked for after each batch.
+    /// Processes redirects until there is other work; returns whether that is the next check.
+    /// Other work is checked after each batch.
     async fn wait(
         &mut self,
         driver: &mut dyn SwitchDriver,
@@ -400,7 +400,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         Ok(())
     }
 
-    /// Makes sure of the pipeline and reads everything; the time for the next check.
+    /// Ensures the pipeline and reads everything; returns the time of the next check.
     async fn check(
         &mut self,
         driver: &mut dyn SwitchDriver,
@@ -430,7 +430,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 if differences != 0 {
                     tracing::warn!(
                         differences,
-                        "the switch's tables were changed by others; they are repaired"
+                        "another program changed the switch's tables; repairing them"
                     );
                 }
                 view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
@@ -443,7 +443,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         Ok(Instant::now() + pause)
     }
 
-    /// Makes the updates of a plan; whether all of them were made.
+    /// Executes the updates of a plan; returns whether all succeeded.
     async fn carry_out(
         &mut self,
         driver: &mut dyn SwitchDriver,
@@ -468,7 +468,7 @@ impl<C: SwitchConnector> Reconciler<C> {
         Ok(all_made)
     }
 
-    /// Notes what became of a batch; whether all of it was made.
+    /// Records the results of a batch; returns whether all succeeded.
     fn record(&mut self, batch: &[TableUpdate], results: &[Result<(), UpdateError>]) -> bool {
         let mut all_made = results.len() == batch.len();
         self.view.send_modify(|view| {
@@ -477,7 +477,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 let gone = matches!(update, TableUpdate::Delete(_));
                 match result {
                     Ok(()) => view.counts.updates += 1,
-                    // That is what a deletion wants.
+                    // The object of a deletion is already gone.
                     Err(UpdateError::NotFound(_)) if gone => {}
                     Err(error) => {
                         all_made = false;

@@ -1,14 +1,14 @@
 //! Redirects of leased pages to the owners of their leases.
 //!
-//! This state belongs to the loop over the switch ([`crate::reconcile`]), not to the core. A redirect
-//! is a hint: a missing one costs a refusal at the home, a stale one a retry. So nothing here is
-//! stored, and no join or plan waits for it. Copies of replies and the time go in
-//! ([`Redirects::handle_packet_in`], [`Redirects::handle_timeout`]); single updates of the switch come
-//! out ([`Redirects::next_updates`]), past the comparison of all tables, which is too slow for them.
+//! The loop over the switch ([`crate::reconcile`]) owns this state, not the core. A redirect is a hint: a
+//! missing one costs a refusal at the home, a stale one a retry. Redirects are therefore not stored, and no join
+//! or plan waits for them. Inputs are copies of replies and the time ([`Redirects::handle_packet_in`],
+//! [`Redirects::handle_timeout`]); outputs are single updates of the switch ([`Redirects::next_updates`]),
+//! without the comparison of all tables, which is too slow for them.
 //!
 //! * `packet_in`: the copies.
-//! * `rule`: which of them are believed.
-//! * `table`: the switch's table: updates, and what a reading finds.
+//! * `rule`: which of them are accepted.
+//! * `table`: the switch's table: updates, and the results of a reading.
 
 mod packet_in;
 mod rule;
@@ -27,16 +27,16 @@ pub use packet_in::PacketIn;
 use rule::{LeaseEvent, client, serving};
 pub use rule::{RedirectPolicy, Refusal};
 
-/// How many pages are tracked, with a redirect or without one.
+/// The most tracked pages, with or without a redirect.
 pub const KNOWN_MAX: usize = 65_536;
 
-/// The most redirects that a switch holds, and so the greatest budget.
+/// The most redirects of a switch, and therefore the greatest budget.
 pub const REDIRECTS_MAX: usize = bluebridge_p4::declaration::REDIRECTS_MAX as usize;
 
-/// The budget unless told otherwise.
+/// The default budget.
 pub const REDIRECT_BUDGET: usize = 4096;
 
-/// How far two ends of the same lease may lie apart: copies take their time.
+/// The most difference between two reported ends of the same lease: copies have a delay.
 const SLACK: Duration = Duration::from_millis(20);
 
 /// A page of a node.
@@ -73,7 +73,7 @@ impl Page {
         Space(self.scope as u16)
     }
 
-    /// The pages behind this one in its line.
+    /// The pages after this one in its line.
     fn rest_of_line(self) -> impl Iterator<Item = Self> {
         let end = (self.number | (LINE_PAGES as u64 - 1)) + 1;
         (self.number + 1..end).map(move |number| Self { number, ..self })
@@ -84,29 +84,29 @@ impl Page {
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     owner: NodeId,
-    /// Which life of the owner it was granted to.
+    /// The incarnation of the owner when it was granted.
     owner_incarnation: u32,
     home_incarnation: u32,
     epoch: u64,
     until: Instant,
-    /// Whether requests are to go to the owner. Otherwise the lease is tracked only to refuse copies
+    /// Whether requests must go to the owner. Otherwise the lease is tracked only to refuse copies
     /// of older ones.
     redirected: bool,
-    /// Whether it was released, or its owner went.
+    /// Whether it was released, or its owner left.
     over: bool,
 }
 
-/// A redirect that the switch has, as far as is known.
+/// A redirect in the switch, as far as known.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct InstalledRedirect {
-    /// `None` for an action that is not known here.
+    /// `None` for an unknown action.
     forward: Option<Forward>,
     /// `None` for one without an end.
     end: Option<EndWindow>,
 }
 
 /// When an entry ends. The switch counts its time from a moment that is not known exactly: between
-/// the call that wrote or read the entry and its answer.
+/// the call that wrote or read the entry and its response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct EndWindow {
     earliest: Instant,
@@ -114,7 +114,7 @@ struct EndWindow {
 }
 
 impl EndWindow {
-    /// Whether both can be the same end, but for `slack`. What is over at `now` is over, however long.
+    /// Whether both can be the same end, within `slack`. An end before `now` equals any other end before `now`.
     fn overlaps(self, other: Self, now: Instant, slack: Duration) -> bool {
         let (first, second) = (self.cut(now), other.cut(now));
         first.earliest <= second.latest + slack && second.earliest <= first.latest + slack
@@ -129,18 +129,18 @@ impl EndWindow {
 struct State {
     lease: Option<Lease>,
     installed: Option<InstalledRedirect>,
-    /// Whether it waits for [`Redirects::next_updates`].
+    /// Whether it is queued for [`Redirects::next_updates`].
     queued: bool,
 }
 
 impl State {
-    /// Whether it takes a place of the budget.
+    /// Whether it counts towards the budget.
     fn is_placed(&self) -> bool {
         self.installed.is_some() || self.lease.is_some_and(|lease| lease.redirected)
     }
 }
 
-/// What happened since the start.
+/// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LeaseCounts {
     /// Copies accepted.
@@ -178,7 +178,7 @@ pub struct Redirects {
 }
 
 impl Redirects {
-    /// Without any lease, for at most `budget` redirects (and [`REDIRECTS_MAX`]).
+    /// An empty state for at most `budget` redirects (and [`REDIRECTS_MAX`]).
     #[must_use]
     pub fn new(policy: RedirectPolicy, budget: usize) -> Self {
         Self {
@@ -206,16 +206,16 @@ impl Redirects {
         self.budget
     }
 
-    /// What happened.
+    /// The counts.
     #[must_use]
     pub const fn counts(&self) -> &LeaseCounts {
         &self.counts
     }
 
-    /// Learns from a copy of a reply, if the rules allow it.
+    /// Processes a copy of a reply, if the rules accept it.
     ///
     /// # Errors
-    /// The rule that it breaks; it is counted.
+    /// The rule that it breaks; the refusal is counted.
     pub fn handle_packet_in(&mut self, now: Instant, copy: &PacketIn) -> Result<(), Refusal> {
         let outcome = self.apply(now, copy);
         match outcome {
@@ -248,8 +248,8 @@ impl Redirects {
         }
     }
 
-    /// A lease was released: this page's for good, and the others' of the line as a guess, because
-    /// the copy does not say how long the range was.
+    /// A lease was released: for certain that of this page, and probably those of the line's other
+    /// pages, because the copy does not contain the length of the range.
     fn release(&mut self, page: Page, epoch: u64) {
         self.change(page, |state| {
             if let Some(lease) = &mut state.lease {
@@ -291,7 +291,7 @@ impl Redirects {
             return Err(Refusal::KnownFull);
         }
         let reported = now + Duration::from_millis(reply.lease_remaining_ms.into());
-        // What is the same end but for the time that copies take stays, so that nothing is written.
+        // An end that differs only by the delay of copies stays, so that nothing is written.
         let until = same.map(|known| known.until).filter(|until| until.abs_diff(reported) <= SLACK);
         let until = until.unwrap_or(reported);
         let is_placed = self.pages.get(&page).is_some_and(State::is_placed);
@@ -312,7 +312,7 @@ impl Redirects {
         if redirected { Ok(()) } else { Err(Refusal::BudgetFull) }
     }
 
-    /// The lease of a range has a new end; where the range ends is a guess.
+    /// The lease of a range has a new end; the length of the range is assumed.
     fn renew_rest(&mut self, page: Page, epoch: u64, until: Instant) {
         for other in page.rest_of_line() {
             self.change(other, |state| {
@@ -324,7 +324,7 @@ impl Redirects {
         }
     }
 
-    /// Learns who is attached; leases of those who went, or came again, are over.
+    /// Sets the attached endpoints; leases of nodes that left, or joined again, are over.
     pub fn set_endpoints(&mut self, endpoints: &Arc<Endpoints>) {
         if Arc::ptr_eq(&self.endpoints, endpoints) || self.endpoints == *endpoints {
             return;
@@ -344,13 +344,13 @@ impl Redirects {
                 if home_is_gone {
                     state.lease = None;
                 } else if let Some(lease) = &mut state.lease {
-                    // Still tracked: a late copy would name the node, which is another now.
+                    // Still tracked: a late copy would name the node, which may be another endpoint now.
                     lease.redirected = false;
                     lease.over = true;
                 }
             });
         }
-        // Whoever stayed may be reached another way.
+        // The route to a remaining endpoint may have changed.
         let pages: Vec<_> = self.pages.keys().copied().collect();
         for page in pages {
             self.change(page, |_| {});
@@ -363,14 +363,14 @@ impl Redirects {
         self.deadlines.first().map(|(due, _)| *due)
     }
 
-    /// Forgets the leases that ran out; their redirects go, also where the switch keeps time.
+    /// Removes expired leases; their redirects are deleted, even if the switch ends them itself.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((_, page)) = self.deadlines.first().copied().filter(|(due, _)| *due <= now) {
             self.change(page, |state| state.lease = None);
         }
     }
 
-    /// Changes what is known of a page, and keeps all that follows from it in step.
+    /// Changes the state of a page, and updates everything that depends on it.
     fn change(&mut self, page: Page, change: impl FnOnce(&mut State)) {
         let mut state = self.pages.get(&page).copied().unwrap_or_default();
         let before = state;
@@ -395,13 +395,13 @@ impl Redirects {
         }
     }
 
-    /// What the switch should have of a page.
+    /// The desired redirect of a page.
     fn wanted(&self, state: &State) -> Option<(Forward, Instant)> {
         let lease = state.lease.filter(|lease| lease.redirected)?;
         Some((self.endpoints.get(&lease.owner)?.forward, lease.until))
     }
 
-    /// Whether the switch has something else than it should.
+    /// Whether the switch differs from the desired state.
     fn differs(&self, state: &State) -> bool {
         match (self.wanted(state), state.installed) {
             (None, installed) => installed.is_some(),
@@ -414,7 +414,7 @@ impl Redirects {
     }
 }
 
-/// The time between two moments, whichever comes first.
+/// The time between two moments, in either order.
 trait AbsDiff {
     fn abs_diff(self, other: Self) -> Duration;
 }
@@ -426,7 +426,7 @@ impl AbsDiff for Instant {
 }
 
 impl InstalledRedirect {
-    /// A redirect as a call wrote or read it that began and was answered at these moments.
+    /// A redirect as written or read by a call that began and got its response at these moments.
     fn new(action: Option<&Action>, began: Instant, answered: Instant) -> Self {
         match action {
             Some(Action::RedirectUntil { forward, lease_ms }) => {

@@ -1,4 +1,4 @@
-//! Files with secrets, which nobody but their owner may read.
+//! Files with secrets, which only their owner may read.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -11,12 +11,12 @@ const OWNER_ONLY: u32 = 0o600;
 /// The permission bits of a mode.
 const PERMISSIONS: u32 = 0o777;
 
-/// What the group and all others may do.
+/// The permissions of group and others.
 const OF_OTHERS: u32 = 0o077;
 
-/// Opens a file for reading and writing; one that is not there is made for its owner alone.
+/// Opens a file for reading and writing; a new one is created for its owner alone.
 ///
-/// The mode is given when the file is made: a file that is closed to others later has been open
+/// The mode is set at creation: a file whose mode is restricted later would be open
 /// for a moment.
 pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     OpenOptions::new()
@@ -28,7 +28,7 @@ pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Takes the group's and everybody's permissions from a file; the mode that it had, if it had any
+/// Removes the permissions of group and others from a file; returns its former mode if it had any
 /// of them.
 pub(crate) fn close_to_others(file: &File) -> io::Result<Option<u32>> {
     let mode = file.metadata()?.mode() & PERMISSIONS;
@@ -39,7 +39,7 @@ pub(crate) fn close_to_others(file: &File) -> io::Result<Option<u32>> {
     Ok(Some(mode))
 }
 
-/// Whether everybody may read a file. A group may be meant to, as it often is with TLS keys.
+/// Whether every user may read a file. Group access may be intended, as is common for TLS keys.
 #[cfg(feature = "tls")]
 pub(crate) fn is_open_to_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.mode() & 0o007 != 0)

@@ -26,7 +26,7 @@ pub(crate) use operations::Operators;
 /// How long a join waits for the switch to have the endpoint's entries.
 const INSTALL_WAIT: Duration = Duration::from_secs(1);
 
-/// Watchers at a time.
+/// The most watchers.
 const WATCHERS_MAX: usize = 64;
 
 /// Events that wait for a watcher's connection.
@@ -35,7 +35,7 @@ const WATCH_QUEUE: usize = 64;
 /// How long a watcher's connection may be full.
 const WATCH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a refusal is remembered so as not to log it again, and how many are.
+/// How long a refusal is recorded so that it is not logged again, and how many are recorded.
 const REFUSAL_MEMORY: Duration = Duration::from_secs(60);
 const REFUSALS_MAX: usize = 64;
 
@@ -47,12 +47,12 @@ pub(crate) struct Northbound {
     refusals: Mutex<RefusalLog>,
 }
 
-/// What was refused lately, so that a caller who tries again and again is logged once.
+/// Recent refusals, so that a caller that retries again and again is logged once.
 #[derive(Debug, Default)]
 struct RefusalLog(VecDeque<(Instant, String)>);
 
 impl RefusalLog {
-    /// Whether a refusal is news.
+    /// Whether a refusal was not logged recently.
     fn is_new(&mut self, now: Instant, words: &str) -> bool {
         while let Some((logged, _)) = self.0.front()
             && now.saturating_duration_since(*logged) >= REFUSAL_MEMORY
@@ -98,7 +98,7 @@ impl Controller for Northbound {
     ) -> Result<Response<proto::JoinResponse>, Status> {
         let names = certified_names(&request);
         let request = request.into_inner();
-        // What comes from outside is in the log only as far as it is a name.
+        // Outside input is logged only if it is a valid name.
         let valid = bluebridge_northbound::is_name(&request.name);
         let name = if valid { request.name.clone() } else { "an endpoint".to_owned() };
         let join = parse_join(request)
@@ -130,11 +130,11 @@ impl Controller for Northbound {
             })?;
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
         let installed = self.shared.is_installed();
-        let beaten = self.shared.change(move |core, now| {
-            core.beat(now, who, free_pages)?;
-            Ok(answer::beaten(core, who.node, version, installed))
+        let response = self.shared.change(move |core, now| {
+            core.heartbeat(now, who, free_pages)?;
+            Ok(answer::response(core, who.node, version, installed))
         });
-        let answer = beaten
+        let answer = response
             .await
             .map_err(|error| store_failed(&error))?
             .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
@@ -168,7 +168,7 @@ impl Controller for Northbound {
         _request: Request<proto::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(|_| {
-            let words = format!("{WATCHERS_MAX} watchers are the most, and all are there; end one");
+            let words = format!("all {WATCHERS_MAX} watchers are in use; end one");
             self.refuse("a watcher", Status::resource_exhausted(words))
         })?;
         let (events, outgoing) = mpsc::channel(WATCH_QUEUE);
@@ -205,12 +205,12 @@ impl Controller for Northbound {
     }
 }
 
-/// The DNS names of the caller's certificate; `None` if none was asked for.
+/// The DNS names of the caller's certificate; `None` if none was required.
 #[cfg(feature = "tls")]
 fn certified_names<T>(request: &Request<T>) -> Option<Vec<String>> {
     let certificates = request.peer_certs()?;
     let parsed = certificates.first().map(webpki::EndEntityCert::try_from);
-    // What TLS has accepted can be read; if not, it has no name.
+    // A certificate that TLS has accepted can be parsed; otherwise it has no name.
     let names = parsed.and_then(Result::ok).map(|certificate| {
         certificate.valid_dns_names().map(str::to_owned).collect::<Vec<String>>()
     });
@@ -222,7 +222,7 @@ const fn certified_names<T>(_: &Request<T>) -> Option<Vec<String>> {
     None
 }
 
-/// Whoever has shown a certificate joins under a name of it only, letter for letter.
+/// A caller with a certificate joins only under one of its names, letter for letter.
 fn check_certified(name: &str, names: Option<&[String]>) -> Result<(), Status> {
     if names.is_none_or(|names| names.iter().any(|known| known == name)) {
         return Ok(());
@@ -262,7 +262,7 @@ async fn watch(
     let mut behind = true;
     loop {
         let event = if behind {
-            // What is altered from here on comes after the snapshot.
+            // Changes from here on come after the snapshot.
             altered = altered.resubscribe();
             behind = false;
             Event::Snapshot(proto::NodeList { nodes: shared.look(answer::nodes).await })
@@ -295,13 +295,13 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
     let role = match request.role() {
         proto::Role::Client => Role::Client,
         proto::Role::Memory => Role::Memory,
-        proto::Role::Unspecified => return Err("say the role: memory or client"),
+        proto::Role::Unspecified => return Err("the role is missing: memory or client"),
     };
     let carrier = match request.carrier() {
         proto::Carrier::PacketRing => Carrier::PacketRing,
         proto::Carrier::Socket => Carrier::Socket,
         proto::Carrier::Xdp => Carrier::Xdp,
-        proto::Carrier::Unspecified => return Err("say the carrier"),
+        proto::Carrier::Unspecified => return Err("the carrier is missing"),
     };
     let mac = <[u8; 6]>::try_from(request.mac.as_slice());
     let attachment = match request.attachment {
@@ -311,7 +311,9 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
             Attachment::Port(SwitchPort(port))
         }
         None => {
-            return Err("say the port or the interface of the switch that you are connected to");
+            return Err(
+                "the switch's port or interface to which the endpoint is connected is missing",
+            );
         }
     };
     let previous = match request.previous {
@@ -325,8 +327,8 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
     Ok(Join {
         name: request.name,
         role,
-        space: Space(u16::try_from(request.space).map_err(|_| "a space has 16 bits")?),
-        mac: MacAddr(mac.map_err(|_| "a MAC address has 6 bytes")?),
+        space: Space(u16::try_from(request.space).map_err(|_| "a space must fit 16 bits")?),
+        mac: MacAddr(mac.map_err(|_| "a MAC address must have 6 bytes")?),
         attachment,
         capacity_pages: request.capacity_pages,
         shard_count: u16::try_from(request.shard_count).map_err(|_| "too many shards")?,
@@ -339,11 +341,11 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
 }
 
 fn parse_node(number: u32) -> Result<NodeId, &'static str> {
-    u16::try_from(number).map(NodeId).map_err(|_| "a node id has 16 bits")
+    u16::try_from(number).map(NodeId).map_err(|_| "a node id must fit 16 bits")
 }
 
 fn parse_token(bytes: &[u8]) -> Result<[u8; 16], &'static str> {
-    bytes.try_into().map_err(|_| "a token has 16 bytes")
+    bytes.try_into().map_err(|_| "a token must have 16 bytes")
 }
 
 fn parse_member(node: u32, incarnation: u32, token: &[u8]) -> Result<Member, &'static str> {

@@ -1,4 +1,4 @@
-//! The core, its store, and those who wait for either.
+//! The core, its store, and the tasks that wait for either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -17,7 +17,7 @@ const WATCH_BACKLOG: usize = 1024;
 /// Bits of a version that count within one start.
 const VERSION_BITS: u32 = 32;
 
-/// What the northbound API counts.
+/// Counters of the northbound API.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounts {
     pub(crate) joins: AtomicU64,
@@ -26,11 +26,11 @@ pub(crate) struct CallCounts {
     pub(crate) refused: AtomicU64,
 }
 
-/// The running state that all tasks share.
+/// The running state shared by all tasks.
 #[derive(Debug)]
 pub(crate) struct SharedState {
     core: Mutex<Core>,
-    /// Empty once the controller has ended, though open connections may outlive it a little.
+    /// Empty once the controller has ended; open connections may exist a little longer.
     store: std::sync::Mutex<Option<Arc<Store>>>,
     desired: watch::Sender<Desired>,
     pub(crate) view: watch::Receiver<SwitchView>,
@@ -65,26 +65,26 @@ impl SharedState {
         }
     }
 
-    /// Remembers that another controller took the switch, so that a restart does not take it back.
+    /// Records that another controller took the switch, so that a restart does not take it back.
     pub(crate) fn note_fenced(&self, by: ElectionId) {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(Err(error)) = store.map(|store| store.note_fenced(by)) {
-            tracing::error!(%error, "cannot remember that another controller has the switch");
+            tracing::error!(%error, "cannot record that another controller has the switch");
         }
     }
 
-    /// Closes the store: what was not answered yet never happened.
+    /// Closes the store: changes without a response are discarded.
     pub(crate) fn close(&self) {
         drop(self.store.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Looks at the core.
+    /// Reads the core.
     pub(crate) async fn look<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
         look(&*self.core.lock().await)
     }
 
-    /// Changes the core. What must survive is on disk, and the tables that follow from it are
-    /// desired, when this returns; also if the caller stops waiting.
+    /// Changes the core. When this returns, stored changes are on disk and the resulting tables are
+    /// desired, even if the caller stops waiting.
     pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut Core, Instant) -> T + Send + 'static,
@@ -97,17 +97,17 @@ impl SharedState {
             }
             let answer = change(&mut core, Instant::now());
             if let Err(error) = this.commit(core.take_changes()).await {
-                // The core is ahead of the store from here on, so this controller must end.
+                // From here on the core is ahead of the store, so this controller must end.
                 let error = Arc::new(error);
                 this.failure.send_replace(Some(Arc::clone(&error)));
                 return Err(error);
             }
-            // Not before it is stored, when it has truly happened.
+            // Logged only after it is stored, when it is final.
             for event in core.take_events() {
                 event.log();
             }
             for id in core.take_altered() {
-                // Nobody may be watching.
+                // There may be no watcher.
                 drop(this.altered.send(id));
             }
             publish(&mut core, &this.desired);
@@ -139,12 +139,12 @@ impl SharedState {
         }
     }
 
-    /// Hears which nodes change.
+    /// A receiver of node changes.
     pub(crate) fn watch(&self) -> broadcast::Receiver<NodeId> {
         self.altered.subscribe()
     }
 
-    /// Waits until the switch has what is desired now, at most for `limit`.
+    /// Waits until the switch has the present desired state, at most for `limit`.
     pub(crate) async fn installed(&self, limit: Duration) -> bool {
         let version = self.desired.borrow().version;
         let mut view = self.view.clone();
@@ -152,18 +152,18 @@ impl SharedState {
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
     }
 
-    /// Whether the switch has what is desired now.
+    /// Whether the switch has the present desired state.
     pub(crate) fn is_installed(&self) -> bool {
         let version = self.desired.borrow().version;
         has(&self.view.borrow(), version)
     }
 
-    /// What is desired.
+    /// The desired state.
     pub(crate) fn desired(&self) -> Desired {
         self.desired.borrow().clone()
     }
 
-    /// Lets time pass for the core, and tells it of the switch's ports.
+    /// Advances the core's time, and passes the switch's ports to it.
     pub(crate) async fn tend(self: Arc<Self>) -> Arc<StoreError> {
         let mut view = self.view.clone();
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
@@ -183,17 +183,17 @@ impl SharedState {
                     if let Some(port) = missing {
                         tracing::warn!(
                             port = port.0,
-                            "the switch has no port of the number that is said to be the controller's own"
+                            "the switch does not have the configured port of the controller"
                         );
                     }
                 }
                 Err(error) => return error,
             }
-            // The view changes with every update; the ports of it seldom do.
+            // The view changes with every update, its ports rarely.
             let ports = self.look(|core| core.ports().clone()).await;
             let other_ports = view.wait_for(|view| view.ports != ports);
             if matches!(tokio::time::timeout(pace, other_ports).await, Ok(Err(_))) {
-                // The loop over the switch has ended, and with it soon the controller.
+                // The loop over the switch has ended, and the controller will end soon.
                 tokio::time::sleep(pace).await;
             }
         }

@@ -1,4 +1,4 @@
-//! What the controller remembers, in redb.
+//! The controller's persistent state, in redb.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -15,7 +15,7 @@ use redb::{
 use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
 use crate::secret;
 
-/// Node id -> [`NodeRecord`] as JSON, so that a person can read it in need.
+/// Node id -> [`NodeRecord`] as JSON, so that a person can read it if necessary.
 const NODES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("nodes");
 
 /// Space -> multicast group.
@@ -24,31 +24,31 @@ const SPACES: TableDefinition<'_, u16, u16> = TableDefinition::new("spaces");
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
-/// The format of all this; raised when an older controller could not read it.
+/// The version of this format; increased when an older controller could not read it.
 const FORMAT: u64 = 1;
 
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
 
-/// First generations lie below this, so that half of all generations is left for a node's restarts.
+/// First generations are below this, so that half of all generations remains for a node's restarts.
 const FIRST_GENERATIONS: u64 = 1 << 14;
 
-/// Nanoseconds of a store's birth that count as one tick, as a power of two: an eighth of a second.
+/// Nanoseconds of a store's creation time that count as one tick, as a power of two: an eighth of a second.
 const BIRTH_TICK_BITS: u32 = 27;
 
-/// Odd, so that the stores of 2^14 ticks in a row begin at 2^14 generations; and by the golden
-/// ratio, so that those made soon after each other begin far from each other.
+/// Odd, so that stores of 2^14 consecutive ticks begin at 2^14 different generations; and near the golden
+/// ratio, so that stores created soon after each other begin far from each other.
 const BIRTH_STRIDE: u64 = 10_125;
 
 /// Why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The folder that the configured file would be in is not there. Whether it is forgotten or a
-    /// disk is not mounted, a store begun elsewhere would forget the rack: the operator decides.
+    /// The directory of the configured file does not exist. It may be forgotten, or a
+    /// disk may not be mounted; a new store elsewhere would lose the rack's records, so the operator decides.
     #[error(
-        "the controller's store {path}: there is no directory {folder}; make it, or mount what \
-         holds it"
+        "the controller's store {path}: there is no directory {folder}; create it, or mount the \
+         disk that contains it"
     )]
     NoFolder {
         /// The file.
@@ -90,10 +90,10 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
-    /// Others can read the file, which holds every endpoint's token, and this user may not change
-    /// that: the file is somebody else's.
+    /// Others can read the file, which contains every endpoint's token, and this user may not change
+    /// that: the file belongs to another user.
     #[error(
-        "the controller's store {path} is open to others (mode {mode:03o}), and that cannot be \
+        "the controller's store {path} is open to others (mode {mode:03o}), and its mode cannot be \
          changed: {source}; make this user its owner"
     )]
     OpenToOthers {
@@ -101,13 +101,13 @@ pub enum StoreError {
         path: String,
         /// Its mode.
         mode: u32,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Reading or writing failed: the disk is full or broken.
     #[error("the controller's store failed: {0}")]
     Io(String),
-    /// A record is not readable: the file was written by another version or is damaged.
+    /// A record cannot be read: the file was written by another version or is damaged.
     #[error("the controller's store holds {0}, which this version cannot read")]
     Unreadable(String),
 }
@@ -138,9 +138,10 @@ fn begins_as_store(file: &File) -> bool {
 
 /// A number by which a switch knows who may write: the greatest wins.
 ///
-/// The upper half is the time at which the store was made, in nanoseconds since 1970, or one more than
-/// that of another controller which an operator decided against; the lower counts the controller's starts and, in its last 32 bits, the connections that a start tried. So
-/// whoever started later wins, and no two connections share an id.
+/// The upper half is the creation time of the store in nanoseconds since 1970, or one more than that of
+/// another controller that an operator overruled. The lower half counts the controller's starts and, in its
+/// last 32 bits, the connections that a start tried. A later start therefore wins, and no two connections
+/// share an id.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ElectionId {
     /// The upper half.
@@ -164,29 +165,29 @@ impl std::fmt::Display for ElectionId {
     }
 }
 
-/// The names of the upper half of this store's election ids, and of both halves of the id by which
+/// The names of the upper half of this store's election ids, and of both halves of the id with which
 /// another controller took the switch.
 const ELECTION: &str = "election";
 const FENCED_HIGH: &str = "fenced_high";
 const FENCED_LOW: &str = "fenced_low";
 
-/// The open store. One process at a time has it.
+/// The open store. Only one process at a time can open it.
 #[derive(Debug)]
 pub struct Store {
     database: Database,
     start_count: u64,
     created: u64,
-    /// The upper half of this store's election ids: when it was made, or more.
+    /// The upper half of this store's election ids: its creation time, or more.
     election: AtomicU64,
     fenced_by: Option<ElectionId>,
 }
 
 impl Store {
-    /// Opens the store, or makes it in a folder that is there, and counts this start.
+    /// Opens the store, or creates it in an existing directory, and counts this start.
     ///
-    /// The file holds every endpoint's token, so only its owner may read it. Earlier versions made
-    /// it with the default mode: such a file is closed to others, and that is logged. It is not
-    /// refused, because that would leave a rack without controller, and each token ends with the
+    /// The file contains every endpoint's token, so only its owner may read it. Earlier versions created
+    /// it with the default mode: the mode of such a file is restricted, and this is logged. It is not
+    /// refused, because that would leave a rack without a controller, and each token becomes invalid with the
     /// next join of its endpoint.
     ///
     /// # Errors
@@ -280,20 +281,20 @@ impl Store {
         ElectionId { high, low: self.start_count << CONNECTION_BITS }
     }
 
-    /// The id by which another controller took the switch from one with this store, unless an
+    /// The id with which another controller took the switch from one with this store, unless an
     /// operator has decided since ([`Self::outbid`]).
     ///
-    /// It is remembered because a switch forgets: after a restart of its agent any controller could
-    /// become the primary again, also one whose state is of yesterday.
+    /// It is stored because a switch forgets it: after a restart of its agent any controller could
+    /// become the primary again, even one with outdated state.
     #[must_use]
     pub const fn fenced_by(&self) -> Option<ElectionId> {
         self.fenced_by
     }
 
-    /// Remembers that another controller took the switch.
+    /// Records that another controller took the switch.
     ///
     /// # Errors
-    /// [`StoreError`]: it is not remembered.
+    /// [`StoreError`]: it is not recorded.
     pub fn note_fenced(&self, by: ElectionId) -> Result<(), StoreError> {
         let write = self.database.begin_write().map_err(io)?;
         {
@@ -304,7 +305,7 @@ impl Store {
         write.commit().map_err(io)
     }
 
-    /// Takes ids above another controller's from now on, in every later start as well, and forgets
+    /// Uses ids above another controller's from now on, also in every later start, and removes the record
     /// that this store was fenced. An operator has decided that this is the right controller.
     ///
     /// # Errors
@@ -334,10 +335,10 @@ impl Store {
         self.start_count
     }
 
-    /// The arena generation that new memory nodes of this store begin with, drawn from its birth.
+    /// The first arena generation of this store's new memory nodes, derived from its creation time.
     ///
-    /// A store that was deleted gave the same node ids as the one after it; were their generations
-    /// the same as well, pointers of then would fit pages of now.
+    /// A deleted store and its successor assign the same node ids; with the same generations,
+    /// old pointers would match new pages.
     #[must_use]
     pub const fn first_generation(&self) -> u16 {
         first_generation(self.created)
@@ -367,7 +368,7 @@ impl Store {
     /// Stores changes, all or none; they are on disk when this returns.
     ///
     /// # Errors
-    /// [`StoreError`]: none is stored.
+    /// [`StoreError`]: no change is stored.
     pub fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
         if changes.is_empty() {
             return Ok(());

@@ -77,14 +77,14 @@ fn anycast_follows_free_memory_and_silence() {
         Some(Action::Select(members)) => members.iter().map(|m| m.forward.port.0).collect(),
         _ => Vec::new(),
     };
-    until("both nodes are led to", || ports() == [1, 2]);
+    until("the table chooses both nodes", || ports() == [1, 2]);
     full.report_free_pages(0);
-    until("the full node is passed by", || ports() == [2]);
+    until("the full node is not chosen", || ports() == [2]);
     let node = silent.assignment().node;
     silent.abandon();
-    until("the silent node is passed by", || ports().is_empty());
+    until("the silent node is not chosen", || ports().is_empty());
     assert!(agent.entries().contains_key(&way(node)), "data traffic needs no heartbeat");
-    until("the client hears of it", || {
+    until("the client is notified", || {
         user.snapshot().memory_nodes.iter().any(|known| known.node == node && !known.live)
     });
     full.report_free_pages(900);
@@ -102,7 +102,7 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
     let pushes = controller.status().switch.unwrap().pipeline_push_count;
     assert_eq!(pushes, 1);
     let address = controller.kill();
-    // One that has not noticed would seem to be back already.
+    // An endpoint that has not noticed would count as reconnected.
     for membership in [&home, &user] {
         until("the endpoints notice", || membership.snapshot().connection == Connection::Lost);
     }
@@ -116,9 +116,9 @@ fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
                 && membership.snapshot().installed
         });
     }
-    let goals = [&home, &user].map(|membership| (membership, membership.beat_count() + 4));
+    let goals = [&home, &user].map(|membership| (membership, membership.heartbeat_count() + 4));
     for (membership, goal) in goals {
-        until("four more heartbeats", || membership.beat_count() >= goal);
+        until("four more heartbeats", || membership.heartbeat_count() >= goal);
     }
     let goal = watching.readings() + 5;
     until("five more readings of the tables", || watching.readings() >= goal);
@@ -141,7 +141,7 @@ fn a_restarted_agent_without_tables_serves_again() {
     let _user = join(&controller, client("c1", 2));
     let installed = agent.entries();
     let groups = agent.groups();
-    // How soon is shown in virtual time, by the tests of the loop over the switch.
+    // The timing is tested in virtual time, by the tests of the loop over the switch.
     for _ in 0..3 {
         agent.stop();
         agent.restart_empty();
@@ -214,7 +214,7 @@ fn a_fenced_controller_comes_back_by_order_and_stays() {
     let home = join(&right, memory("m1", 1));
     let installed = agent.entries();
 
-    // By mistake, and insisting on it.
+    // A mistake, with --force.
     let intruder = Running::start_with(config(&other_folder, anywhere, true));
     let end = right.end();
     let fenced = matches!(end, Err(ControllerError::Switch(DriverError::Fenced { .. })));
@@ -222,7 +222,7 @@ fn a_fenced_controller_comes_back_by_order_and_stays() {
     until("the intruder has emptied the tables", || !agent.entries().contains_key(&way(NodeId(1))));
     drop(join(&intruder, memory("other", 2)));
 
-    // A supervisor that starts the right one again changes nothing, also when the intruder is gone.
+    // A supervisor that restarts the right one changes nothing, even after the intruder ended.
     let refused = || {
         matches!(
             Running::try_start(config(&folder, address, false)),
@@ -233,13 +233,13 @@ fn a_fenced_controller_comes_back_by_order_and_stays() {
     intruder.kill();
     assert!(refused());
 
-    // An operator's order does, and nobody has to join again.
+    // An operator's decision does, and no endpoint has to join again.
     let right = Running::start_with(config(&folder, address, true));
     until("the tables are back", || agent.entries() == installed);
-    until("the server is heard", || home.snapshot().connection == Connection::Connected);
+    until("the server is connected", || home.snapshot().connection == Connection::Connected);
     assert_eq!(home.assignment().incarnation, right.status().nodes[0].incarnation);
 
-    // It is no order for ever, but it is remembered: later starts win without it.
+    // The decision is not permanent, but its effect is stored: later starts win without it.
     right.kill();
     let right = Running::start_with(config(&folder, address, false));
     let intruder = Running::start_with(config(&other_folder, anywhere, false)).end();
@@ -264,7 +264,7 @@ fn joins_wait_for_the_switch_and_say_so_if_it_stays_away() {
     let uri = controller.uri();
     let before = controller.status().refused_call_count;
     let joining = std::thread::spawn(move || Membership::join(&uri, client("c1", 1)));
-    until("the join was put off", || controller.status().refused_call_count > before);
+    until("the join was refused for now", || controller.status().refused_call_count > before);
     agent.restart_empty();
     assert!(joining.join().unwrap().unwrap().assignment().installed);
 }
@@ -287,16 +287,16 @@ fn refused_joins_say_whose_fault_it_is() {
     assert!(join(&controller, named).assignment().installed);
     let error = Membership::join("no uri", client("c4", 4)).unwrap_err();
     assert!(matches!(error, MembershipError::InvalidUri { .. }), "{error}");
-    let nobody = Membership::join_with(
+    let refused = Membership::join_with(
         "http://127.0.0.1:9",
         client("c4", 4),
         patience(Duration::from_millis(200)),
     );
-    assert!(matches!(nobody, Err(MembershipError::Unreachable { .. })));
+    assert!(matches!(refused, Err(MembershipError::Unreachable { .. })));
 }
 
 #[test]
-fn the_controllers_own_address_is_nobodys_and_leads_to_its_port() {
+fn the_controllers_own_address_is_reserved_and_leads_to_its_port() {
     let agent = Agent::start(4);
     let mut config = Running::config(&agent);
     let own = ControllerPort { port: SwitchPort(4), mac: MacAddr([2, 0, 0, 0, 0, 4]) };
@@ -337,7 +337,7 @@ fn a_returning_memory_node_keeps_its_generation_only_with_its_contents() {
     let lost = join(&controller, Registration { previous: previous(false), ..memory("m1", 1) });
     assert_eq!(lost.assignment().generation.number(), given.generation.number() + 1);
     assert_eq!(lost.assignment().node, given.node);
-    until("the predecessor is told", || kept.snapshot().connection == Connection::Expelled);
+    until("the predecessor is notified", || kept.snapshot().connection == Connection::Expelled);
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn watchers_see_a_snapshot_and_every_change() {
     let Some(Event::Snapshot(list)) = watch.next() else { panic!("no snapshot") };
     assert_eq!(list.nodes.len(), 1);
     home.leave().unwrap();
-    // On a busy machine it may have been silent for a while before.
+    // On a busy machine it may have been silent before.
     let gone = loop {
         let Some(Event::Node(node)) = watch.next() else { panic!("no change") };
         if !matches!(node.state(), NodeState::Live | NodeState::Silent) {
@@ -374,7 +374,7 @@ fn watchers_are_bounded_and_make_room_when_they_go() {
 }
 
 #[test]
-fn tables_that_others_wiped_or_added_to_are_mended() {
+fn tables_that_others_wiped_or_extended_are_repaired() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _home = join(&controller, memory("m1", 1));
@@ -383,13 +383,13 @@ fn tables_that_others_wiped_or_added_to_are_mended() {
     let groups = agent.groups();
     let whole = || agent.entries() == installed && agent.groups() == groups;
     agent.meddle(controller.election_id());
-    until("the tables are mended", whole);
+    until("the tables are repaired", whole);
     agent.push(controller.election_id());
-    // The tables may be filled under the foreign pipeline before.
+    // Before that, the tables may be filled under the foreign pipeline.
     until("the pipeline is ours again", || {
         controller.status().switch.unwrap().pipeline_push_count == 2
     });
-    until("the tables are whole", whole);
+    until("the tables are complete", whole);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The northbound API over TLS: who may speak to whom.
+//! The northbound API over TLS: which peers accept each other.
 #![cfg(feature = "tls")]
 
 #[expect(dead_code, reason = "this test needs a part of the rig")]
@@ -15,7 +15,7 @@ use rig::{Agent, Running, client};
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-/// A root, and what it vouches for.
+/// A root and the certificates that it issues.
 struct Root(CertifiedIssuer<'static, KeyPair>);
 
 impl Root {
@@ -71,15 +71,15 @@ fn both_sides_prove_themselves() {
     let mine = root.issue("c1");
     let proven = trust(&root).identity(Identity::from_pem(mine.0, mine.1));
     let membership = join(&controller, "c1", Some(proven.clone())).unwrap();
-    assert!(membership.beat_count() == 0 || membership.assignment().installed);
+    assert!(membership.heartbeat_count() == 0 || membership.assignment().installed);
 
     let others = root.issue("c2");
     let others = trust(&root).identity(Identity::from_pem(others.0, others.1));
     for (name, tls) in [("c1", &others), ("c2", &proven), ("C1", &proven)] {
         let refused = join(&controller, name, Some(tls.clone()));
-        let told = matches!(&refused, Err(MembershipError::Invalid(text))
+        let expected = matches!(&refused, Err(MembershipError::Invalid(text))
             if text.contains(&format!("not for the name {name}")));
-        assert!(told, "{name}: {refused:?}");
+        assert!(expected, "{name}: {refused:?}");
     }
     let untouched = membership.snapshot().connection == Connection::Connected;
     assert!(untouched, "the holder of the port and the name goes on");
@@ -92,14 +92,14 @@ fn both_sides_prove_themselves() {
     let elsewhere = trust(&root).domain_name("another.test");
     let elsewhere = elsewhere.identity(Identity::from_pem(known.0, known.1));
     for (tls, whose) in [
-        (Some(trust(&stranger)), "its certificate is not to be trusted (BadSignature)"),
-        (Some(elsewhere), "for the name by which it is joined"),
+        (Some(trust(&stranger)), "its certificate is not trusted (BadSignature)"),
+        (Some(elsewhere), "for the name that is used to join"),
     ] {
         assert_untrusted(join(&controller, "c1", tls), whose);
     }
-    // The controller closes at once, and its alert may be lost: then the text asks.
+    // The controller closes at once, and its alert may be lost: then the text has a hint.
     for (tls, hint) in [
-        (None, ["plain gRPC", "does it ask for TLS?"]),
+        (None, ["plain gRPC", "it may require TLS"]),
         (Some(trust(&root)), ["certificate of this endpoint"; 2]),
         (Some(forged), ["certificate of this endpoint"; 2]),
     ] {
@@ -147,13 +147,13 @@ fn only_operators_look_into_memory_servers_where_certificates_are_asked_for() {
 }
 
 fn assert_untrusted(refused: Result<Membership, MembershipError>, whose: &str) {
-    let told = matches!(&refused, Err(MembershipError::Untrusted { reason, .. })
+    let expected = matches!(&refused, Err(MembershipError::Untrusted { reason, .. })
         if reason.contains(whose));
-    assert!(told, "{whose}: {refused:?}");
+    assert!(expected, "{whose}: {refused:?}");
 }
 
 #[test]
-fn a_plain_controller_is_told_from_one_that_is_not_there() {
+fn a_plain_controller_and_a_missing_one_are_different_errors() {
     let agent = Agent::start(2);
     let controller = Running::start(&agent, None);
     join(&controller, "c1", None).unwrap().leave().unwrap();
@@ -162,9 +162,9 @@ fn a_plain_controller_is_told_from_one_that_is_not_there() {
     drop(controller);
     let options = Options { join_deadline: Duration::from_secs(2), ..Options::default() };
     let refused = Membership::join_with(&gone, client("c1", 1), options);
-    let told = matches!(&refused, Err(MembershipError::Unreachable { reason, .. })
+    let expected = matches!(&refused, Err(MembershipError::Unreachable { reason, .. })
         if reason.contains("refused"));
-    assert!(told, "{refused:?}");
+    assert!(expected, "{refused:?}");
 }
 
 #[tokio::test]

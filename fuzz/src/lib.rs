@@ -1,4 +1,4 @@
-//! What must hold for any input; one function per fuzz target.
+//! Properties that must hold for any input; one function per fuzz target.
 //!
 //! `wire/tests/smoke.rs` runs the same functions over mutated golden vectors on every test run.
 
@@ -11,15 +11,15 @@ use bluebridge_wire::{
     tlv::{self, Tlvs},
 };
 
-/// A source address, a destination address and a UDP payload: they parse and are emitted as they
-/// came, or are refused; with the right CRC as well.
+/// A source address, a destination address and a UDP payload: they are parsed and emitted
+/// unchanged, or refused; also with a valid CRC.
 pub fn datagram(input: &[u8]) {
     let Some((source, rest)) = input.split_first_chunk::<16>() else { return };
     let Some((destination, payload)) = rest.split_first_chunk::<16>() else { return };
     let (source, destination) = (Ipv6Addr::from(*source), Ipv6Addr::from(*destination));
     check_datagram(source, destination, payload);
 
-    // Random input hardly ever has the right CRC; most checks are behind it.
+    // Random input almost never has a valid CRC, and most checks come after it.
     let mut sealed = payload.to_vec();
     if let Ok(view) = HeaderView::new(payload) {
         let (head, data) = sealed.split_at_mut(HEADER_BYTES + view.options().len());
@@ -56,7 +56,7 @@ fn check_datagram(
     None
 }
 
-/// Options: they end, lie inside of the input, and cover it if none is wrong.
+/// Options: the iteration ends, each lies inside the input, and they cover it if none is invalid.
 pub fn tlv(input: &[u8]) {
     let mut covered = 0;
     let mut errors = 0;
@@ -71,7 +71,7 @@ pub fn tlv(input: &[u8]) {
     assert_eq!(errors == 0, covered == input.len());
 }
 
-/// Text: what is read as a pointer is written as the same address, and means the same.
+/// Text that is parsed as a pointer is printed as the same address with the same meaning.
 pub fn pointer(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let address = text.parse::<Ipv6Addr>();

@@ -1,11 +1,11 @@
 //! The environment variables that describe an endpoint.
 //!
-//! There is one set of them, for the command line, the client library and whatever else joins;
-//! `bluebridge rack exec` sets them all.
+//! There is one set of variables, for the command line, the client library and every other program that
+//! joins; `bluebridge rack exec` sets all of them.
 
 use std::net::SocketAddr;
 
-/// Where the controller listens: `[address]:port`, with or without `http://` or `https://`.
+/// The address of the controller: `[address]:port`, with or without `http://` or `https://`.
 pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
 
 /// The interface that leads to the switch.
@@ -14,34 +14,34 @@ pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
 /// The endpoint's name.
 pub const NAME_VARIABLE: &str = "BLUEBRIDGE_NAME";
 
-/// The space, a number; 1 without it.
+/// The space, a number; 1 if not set.
 pub const SPACE_VARIABLE: &str = "BLUEBRIDGE_SPACE";
 
-/// The switch's port that the interface is connected to: its number, with or without a `p` before
-/// it.
+/// The switch's port to which the interface is connected: its number, with or without a leading
+/// `p`.
 pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
 
-/// The root (a PEM file) that the controller's certificate must lead to; without it, joining is
-/// plain.
+/// The root (a PEM file) of the controller's certificate; without it, joining uses no
+/// TLS.
 pub const TLS_ROOT_VARIABLE: &str = "BLUEBRIDGE_TLS_ROOT";
 
-/// The name in the controller's certificate; without it, its address.
+/// The name in the controller's certificate; the default is its address.
 pub const TLS_NAME_VARIABLE: &str = "BLUEBRIDGE_TLS_NAME";
 
-/// The endpoint's own certificate chain (a PEM file), if the controller asks for one.
+/// The endpoint's own certificate chain (a PEM file), if the controller requires one.
 pub const TLS_CERTIFICATE_VARIABLE: &str = "BLUEBRIDGE_TLS_CERTIFICATE";
 
 /// The private key of the endpoint's own certificate (a PEM file).
 pub const TLS_KEY_VARIABLE: &str = "BLUEBRIDGE_TLS_KEY";
 
-/// A text is not what a variable or an option asks for; correct it.
+/// A variable or an option has an invalid value; correct it.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// It is no address of a controller.
-    #[error("{0:?} is no address of a controller; write [ADDRESS]:PORT")]
+    /// It is not an address of a controller.
+    #[error("{0:?} is not an address of a controller; write [ADDRESS]:PORT")]
     Controller(String),
-    /// It is no port of a switch.
-    #[error("{0:?} is no port of a switch; write a number such as 3, or p3")]
+    /// It is not a port of a switch.
+    #[error("{0:?} is not a port of a switch; write a number such as 3, or p3")]
     SwitchPort(String),
 }
 

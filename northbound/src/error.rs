@@ -1,4 +1,4 @@
-//! Why an endpoint is none.
+//! Errors of a membership.
 
 use std::error::Error;
 
@@ -8,12 +8,12 @@ use tonic::{Code, Status, TimeoutExpired};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// The caller's controller address is no URI of the form `http://host:port`.
-    #[error("{uri} is no address of a controller: {reason}; write http://host:port")]
+    /// The caller's controller address is not a URI of the form `http://host:port`.
+    #[error("{uri} is not an address of a controller: {reason}; write http://host:port")]
     InvalidUri {
-        /// What was given.
+        /// The given address.
         uri: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The controller was not reached, or was not ready, before the deadline. Is it running?
@@ -21,25 +21,25 @@ pub enum MembershipError {
     Unreachable {
         /// Its address.
         uri: String,
-        /// What went wrong last.
+        /// The last failure.
         reason: String,
     },
-    /// The controller took the connection and closed it without an answer: it ended just then, or does
-    /// not want this endpoint, and the alert that told why was lost.
-    #[error("the controller at {uri} closed the connection ({reason}); {}", closed_question(uri))]
+    /// The controller accepted the connection and closed it without a response: it has just ended, or it
+    /// does not accept this endpoint, and its alert with the reason was lost.
+    #[error("the controller at {uri} closed the connection ({reason}); {}", closed_hint(uri))]
     Closed {
         /// Its address.
         uri: String,
-        /// What the connection said.
+        /// The connection's error.
         reason: String,
     },
-    /// The two met, and one of them does not trust the other or does not speak its language; the
-    /// certificates and options of TLS are at fault, and trying again is of no use.
+    /// The two were connected, but one does not trust the other or uses another protocol. The
+    /// certificates and options of TLS are wrong, and a retry is useless.
     #[error("the controller at {uri} was reached, but {reason}")]
     Untrusted {
         /// Its address.
         uri: String,
-        /// Who does not trust whom, and what to compare.
+        /// The reason, and what to compare.
         reason: String,
     },
     /// A live endpoint has the name, the port or the MAC address; end it or choose another.
@@ -48,28 +48,28 @@ pub enum MembershipError {
     /// The caller's registration is wrong.
     #[error("the controller refused the registration: {0}")]
     Invalid(String),
-    /// The rack has no room left for another endpoint.
+    /// The rack has no room for another endpoint.
     #[error("the controller has no room: {0}")]
     Exhausted(String),
-    /// Another incarnation has taken over, or the controller does not know this one; join again.
+    /// Another incarnation has taken over, or the controller has no record of this one; join again.
     #[error("this endpoint is no longer a member: {0}")]
     Expelled(String),
-    /// The caller gave up joining while no controller answered.
-    #[error("joining was given up")]
+    /// The caller stopped joining while no controller responded.
+    #[error("joining was stopped")]
     GivenUp,
-    /// The controller's answer breaks the protocol: the two are of different versions.
-    #[error("the controller's answer makes no sense ({0}); do its version and this one agree?")]
-    BadAnswer(&'static str),
-    /// The controller failed at its own work.
+    /// The controller's response breaks the protocol: the two have different versions.
+    #[error("the controller's response is invalid ({0}); check that both have the same version")]
+    BadResponse(&'static str),
+    /// The controller itself failed.
     #[error("the controller failed: {0}")]
     Controller(String),
-    /// The system gave no thread or runtime for the heartbeats.
+    /// The system could not create a thread or runtime for the heartbeats.
     #[error("cannot start the heartbeats: {0}")]
     Runtime(String),
 }
 
 impl MembershipError {
-    /// Why the endpoint is no member any more, in the controller's words if it said so.
+    /// Why the endpoint is no longer a member, in the controller's words if it gave a reason.
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::Expelled(reason) => reason.clone(),
@@ -77,12 +77,12 @@ impl MembershipError {
         }
     }
 
-    /// Sorts a refused call by who can do something about it.
+    /// Classifies a refused call by who can resolve it.
     pub(crate) fn of(uri: &str, status: &Status) -> Self {
         let text = status.message().to_owned();
-        // A status with a cause was not sent by the controller but made of a broken connection.
+        // A status with a cause was not sent by the controller but made from a broken connection.
         if let Some(cause) = status.source() {
-            // Without a connection it is always that code.
+            // Without a connection the code is always this one.
             return Self::of_connection(uri, cause, status.code() != Code::Unavailable);
         }
         match status.code() {
@@ -98,13 +98,13 @@ impl MembershipError {
         }
     }
 
-    /// Sorts a connection that was not made, or was made and broke, by its innermost cause.
+    /// Classifies a connection that failed or broke, by its innermost cause.
     fn of_connection(uri: &str, cause: &(dyn Error + 'static), was_made: bool) -> Self {
         let mut innermost = cause;
         let mut is_tls = false;
         loop {
             let broken = innermost.downcast_ref::<std::io::Error>();
-            // So the TLS library wraps its own errors.
+            // The TLS library wraps its own errors in this kind.
             is_tls |= broken.is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData);
             match innermost.source() {
                 Some(inner) => innermost = inner,
@@ -114,16 +114,16 @@ impl MembershipError {
         let text = innermost.to_string();
         let uri = uri.to_owned();
         if innermost.is::<TimeoutExpired>() {
-            return Self::Unreachable { uri, reason: "no answer in time".to_owned() };
+            return Self::Unreachable { uri, reason: "no response in time".to_owned() };
         }
         if is_tls {
             let reason = tls_reason(&text);
             return Self::Untrusted { uri, reason };
         }
-        // The alert of a TLS server is no frame of HTTP/2.
+        // The alert of a TLS server is not an HTTP/2 frame.
         if uri.starts_with("http:") && text.contains("frame with invalid size") {
-            let reason = "it does not speak plain gRPC; if it has a certificate, join by TLS and \
-                          say which root to trust";
+            let reason = "it does not speak plain gRPC; if it has a certificate, join with TLS and \
+                          specify its root";
             return Self::Untrusted { uri, reason: reason.to_owned() };
         }
         if was_made {
@@ -133,8 +133,8 @@ impl MembershipError {
         }
     }
 
-    /// Whether it says nothing about the endpoint's place: the controller is away, fails, or is
-    /// another one than it was. Data traffic goes on meanwhile.
+    /// Whether it says nothing about the endpoint's membership: the controller is unreachable, fails, or is
+    /// another one than before. Data traffic continues meanwhile.
     pub(crate) const fn is_of_the_controller(&self) -> bool {
         matches!(
             self,
@@ -145,41 +145,41 @@ impl MembershipError {
         )
     }
 
-    /// Whether no controller is there, or it is not ready. One that took the connection and closed it
-    /// may not want this endpoint, so that is none of these.
+    /// Whether no controller responds, or it is not ready. A controller that accepted the connection and
+    /// closed it may refuse this endpoint, so that case is not included.
     pub(crate) const fn is_absence(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 
     /// Whether the same call may succeed a little later.
-    pub(crate) const fn is_passing(&self) -> bool {
+    pub(crate) const fn is_temporary(&self) -> bool {
         matches!(self, Self::Closed { .. } | Self::Unreachable { .. } | Self::Taken(_))
     }
 }
 
-fn closed_question(uri: &str) -> &'static str {
+fn closed_hint(uri: &str) -> &'static str {
     if uri.starts_with("https:") {
-        "does it ask for a certificate of this endpoint that leads to another root?"
+        "it may require a certificate of this endpoint under another root"
     } else {
-        "does it ask for TLS?"
+        "it may require TLS"
     }
 }
 
-/// What an error of the TLS library means here.
+/// Translates an error of the TLS library.
 fn tls_reason(text: &str) -> String {
     let of = |prefix: &str| text.strip_prefix(prefix).map(str::trim_start);
     if let Some(what) = of("invalid peer certificate:") {
         format!(
-            "its certificate is not to be trusted ({what}): it must be for the name by which it is \
-             joined, and lead to the given root"
+            "its certificate is not trusted ({what}): it must be for the name that is used to \
+             join, and be issued under the given root"
         )
     } else if let Some(what) = of("received fatal alert:") {
         format!(
-            "it does not accept the certificate of this endpoint, or that it shows none ({what}): \
-             it must lead to the root that the controller was given for its clients"
+            "it does not accept the certificate of this endpoint, or requires one ({what}): \
+             the certificate must be issued under the controller's root for clients"
         )
     } else if text.starts_with("received corrupt message") {
-        "it does not speak TLS; join without a root, or give the controller a certificate"
+        "it does not speak TLS; join without a root, or configure a certificate for the controller"
             .to_owned()
     } else {
         format!("TLS failed: {text}")

@@ -3,8 +3,8 @@
 //! * [`proto`]: the messages and the services `bluebridge.v1.Controller` and
 //!   `bluebridge.v1.Operations`.
 //! * [`Registration`] in, [`Assignment`] out: what joining means, in the project's types.
-//! * [`Membership`]: joins, beats in the background, leaves. It outlives restarts of the
-//!   controller: a beat that fails is tried again, nothing is assigned anew.
+//! * [`Membership`]: joins, sends heartbeats in the background, leaves. It outlives restarts of the
+//!   controller: a failed heartbeat is repeated, and nothing is assigned again.
 //! * [`Question`]: what an operator asks of a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
 
@@ -12,8 +12,8 @@ pub mod environment;
 pub mod proto;
 
 mod attend;
-mod beat;
 mod error;
+mod heartbeat;
 mod membership;
 mod registration;
 
@@ -27,7 +27,7 @@ pub use registration::{
 #[cfg(feature = "tls")]
 pub use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// The TCP port on which a controller listens unless told otherwise.
+/// The default TCP port of a controller.
 pub const CONTROLLER_PORT: u16 = 7700;
 
 /// The longest name of an endpoint, in bytes.

@@ -9,56 +9,56 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::attend::{Question, Questions};
-use crate::beat::{self, Goodbye};
 use crate::error::MembershipError;
+use crate::heartbeat::{self, Goodbye};
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
-/// How often whoever joins is asked whether to go on.
+/// The interval at which the caller of a join is asked whether to continue.
 const GO_ON: Duration = Duration::from_millis(100);
 
-/// Whether the controller and this endpoint hear of each other.
+/// The state of the connection to the controller.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Connection {
-    /// The last heartbeat was answered.
+    /// The last heartbeat got a response.
     Connected,
-    /// It was not; it is tried again. Data traffic goes on.
+    /// It did not; it is retried. Data traffic continues.
     Lost,
-    /// The controller gave this incarnation up or another took over. It has to join again.
+    /// The controller removed this incarnation or another took over. The endpoint must join again.
     Expelled,
 }
 
-/// What the endpoint knows of the rack.
+/// The endpoint's view of the rack.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Counts the changes of this snapshot.
     pub version: u64,
-    /// Whether the controller is heard.
+    /// The state of the connection.
     pub connection: Connection,
     /// The memory nodes of the space, in the order of their ids.
     pub memory_nodes: Arc<[MemoryNodeStatus]>,
     /// The epoch under which a memory node serves its own range.
     pub range_epoch: u32,
-    /// The most data bytes in a datagram, as it is now; for sessions opened from now on.
+    /// The most data bytes in a datagram, as of now; for sessions opened from now on.
     pub piece_bytes: usize,
     /// Whether the switch has this endpoint's entries.
     pub installed: bool,
-    /// Whether anybody in the space wants notices, so that a memory node should send them.
+    /// Whether any endpoint in the space asked for notices, so that a memory node should send them.
     pub notices_wanted: bool,
 }
 
-/// How patient and how secret a membership is.
+/// Timeouts and TLS of a membership.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long [`Membership::join`] tries: while no controller answers, and while one says that a
+    /// How long [`Membership::join`] retries: while no controller responds, and while one reports that a
     /// live endpoint has the name, the port or the address.
     pub join_deadline: Duration,
-    /// Whether joining goes on for as long as no controller answers, or the controller has not
-    /// reached its switch yet. [`Self::join_deadline`] then begins when one answers. For memory
+    /// Whether to retry without limit while no controller responds, or the controller has not reached its
+    /// switch yet. [`Self::join_deadline`] then starts with the first response. For memory
     /// servers, which are often started before the controller.
     pub wait_for_controller: bool,
-    /// How long [`Membership::leave`] and dropping a membership try.
+    /// How long [`Membership::leave`] and dropping a membership retry.
     pub leave_deadline: Duration,
-    /// How the controller is to prove itself, and this endpoint to it.
+    /// The TLS settings for both directions of authentication.
     #[cfg(feature = "tls")]
     pub tls: Option<tonic::transport::ClientTlsConfig>,
 }
@@ -75,15 +75,15 @@ impl Default for Options {
     }
 }
 
-/// What the heartbeats' thread and the membership share.
+/// The state shared by the heartbeat thread and the membership.
 #[derive(Debug)]
 pub(crate) struct Shared {
     snapshot: Mutex<Snapshot>,
     changed: Condvar,
     expulsion: Arc<OnceLock<Arc<str>>>,
     pub(crate) free_pages: AtomicU64,
-    pub(crate) beat_count: AtomicU64,
-    pub(crate) beat_now: Notify,
+    pub(crate) heartbeat_count: AtomicU64,
+    pub(crate) heartbeat_now: Notify,
     pub(crate) questions: Questions,
 }
 
@@ -94,14 +94,14 @@ impl Shared {
             changed: Condvar::new(),
             expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
-            beat_count: AtomicU64::new(0),
-            beat_now: Notify::new(),
+            heartbeat_count: AtomicU64::new(0),
+            heartbeat_now: Notify::new(),
             questions: Questions::default(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
-        // A snapshot is replaced field by field without panicking in between.
+        // Each field is replaced without a panic in between.
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,7 +126,7 @@ impl Shared {
         });
     }
 
-    /// Changes the snapshot; `change` says whether it did.
+    /// Changes the snapshot; `change` returns whether it did.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot) -> bool) {
         let mut snapshot = self.lock();
         if change(&mut snapshot) {
@@ -136,9 +136,9 @@ impl Shared {
     }
 }
 
-/// A joined endpoint: beats in the background, leaves when dropped.
+/// A joined endpoint: sends heartbeats in the background, leaves when dropped.
 ///
-/// The heartbeats have a thread of their own, so that nothing the application does delays them.
+/// The heartbeats have their own thread, so that the application cannot delay them.
 #[derive(Debug)]
 pub struct Membership {
     assignment: Assignment,
@@ -149,8 +149,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Joins, trying until the default deadline while the controller is away or a dead namesake
-    /// still counts as alive.
+    /// Joins; retries until the default deadline while the controller is unreachable or an ended endpoint of the
+    /// same name still counts as live.
     ///
     /// # Errors
     /// [`MembershipError`]; nothing keeps running.
@@ -158,7 +158,7 @@ impl Membership {
         Self::join_with(uri, registration, Options::default())
     }
 
-    /// Joins with other deadlines, or over TLS.
+    /// Joins with other deadlines, or with TLS.
     ///
     /// # Errors
     /// [`MembershipError`]; nothing keeps running.
@@ -170,12 +170,12 @@ impl Membership {
         Self::join_while(uri, registration, options, |_| ControlFlow::Continue(()))
     }
 
-    /// Joins for as long as `go_on` allows it, which is asked ten times a second with the time that
-    /// joining has taken so far. Needed with [`Options::wait_for_controller`] by whoever can be told
-    /// to stop, or has to report that it goes on.
+    /// Joins while `go_on` returns true; it is called ten times per second with the elapsed time.
+    /// Needed with [`Options::wait_for_controller`] by callers that can be stopped, or that must report
+    /// progress.
     ///
     /// # Errors
-    /// [`MembershipError`], [`MembershipError::GivenUp`] if `go_on` said so; nothing keeps running.
+    /// [`MembershipError`], [`MembershipError::GivenUp`] if `go_on` returned false; nothing keeps running.
     pub fn join_while(
         uri: &str,
         registration: Registration,
@@ -185,21 +185,21 @@ impl Membership {
         let leave_deadline = options.leave_deadline;
         let (joined, joining) = mpsc::sync_channel(1);
         let (goodbye, farewell) = tokio::sync::oneshot::channel();
-        // A second more than the task itself waits, so that its own error is the one reported.
+        // One second more than the task itself waits, so that its own error is reported.
         let patience = options.join_deadline + Duration::from_secs(1);
         let patience = (!options.wait_for_controller).then_some(patience);
         let uri = uri.to_owned();
         let began = Instant::now();
         let thread = std::thread::Builder::new()
             .name("bb-membership".to_owned())
-            .spawn(move || beat::run(&uri, &registration, &options, &joined, farewell))
+            .spawn(move || heartbeat::run(&uri, &registration, &options, &joined, farewell))
             .map_err(|error| MembershipError::Runtime(error.to_string()))?;
         let (assignment, shared) = loop {
-            // Whoever returns early drops `goodbye`, which ends the thread.
+            // An early return drops `goodbye`, which ends the thread.
             match joining.recv_timeout(GO_ON) {
                 Ok(joined) => break joined?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    let reason = "the thread of the heartbeats has ended".to_owned();
+                    let reason = "the heartbeat thread has ended".to_owned();
                     return Err(MembershipError::Runtime(reason));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -218,20 +218,20 @@ impl Membership {
         Ok(Self { assignment, shared, goodbye, thread: Some(thread), leave_deadline })
     }
 
-    /// What this endpoint is.
+    /// The endpoint's assignment.
     #[must_use]
     pub const fn assignment(&self) -> &Assignment {
         &self.assignment
     }
 
-    /// What it knows of the rack.
+    /// The endpoint's view of the rack.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.shared.lock().clone()
     }
 
-    /// Why the endpoint was expelled, once it was; it stays so until the endpoint joins again. To look
-    /// costs no lock, so the data path can.
+    /// Why the endpoint was expelled, once it was; it stays set until the endpoint joins again. Reading
+    /// it needs no lock, so the data path can use it.
     #[must_use]
     pub fn expulsion(&self) -> Arc<OnceLock<Arc<str>>> {
         Arc::clone(&self.shared.expulsion)
@@ -271,26 +271,26 @@ impl Membership {
         let before = self.shared.free_pages.swap(pages, Ordering::Relaxed);
         let leap = before.abs_diff(pages) > before.min(pages);
         if leap {
-            self.shared.beat_now.notify_one();
+            self.shared.heartbeat_now.notify_one();
         }
     }
 
-    /// Heartbeats that were answered.
+    /// The number of heartbeats with a response.
     #[must_use]
-    pub fn beat_count(&self) -> u64 {
-        self.shared.beat_count.load(Ordering::Relaxed)
+    pub fn heartbeat_count(&self) -> u64 {
+        self.shared.heartbeat_count.load(Ordering::Relaxed)
     }
 
-    /// Leaves, and waits for the controller's answer up to the leave deadline.
+    /// Leaves, and waits for the controller's response up to the leave deadline.
     ///
     /// # Errors
-    /// [`MembershipError`] if the controller did not confirm it; it will then find out by itself.
+    /// [`MembershipError`] if the controller did not confirm it; it will then detect it by itself.
     pub fn leave(mut self) -> Result<(), MembershipError> {
         self.end()
     }
 
-    /// Ends the heartbeats without leaving: for an endpoint that will be back, and for tests that
-    /// let one die.
+    /// Ends the heartbeats without leaving: for an endpoint that will return, and for tests in which
+    /// an endpoint dies.
     pub fn abandon(mut self) {
         self.goodbye = None;
         self.join_thread();
@@ -298,22 +298,22 @@ impl Membership {
 
     fn end(&mut self) -> Result<(), MembershipError> {
         let Some(goodbye) = self.goodbye.take() else { return Ok(()) };
-        let (told, answer) = mpsc::sync_channel(1);
-        let asked = goodbye.send(Goodbye { told }).is_ok();
+        let (result, answer) = mpsc::sync_channel(1);
+        let asked = goodbye.send(Goodbye { result }).is_ok();
         let patience = self.leave_deadline + Duration::from_secs(1);
         let answer = if asked { answer.recv_timeout(patience).ok() } else { None };
         self.join_thread();
         answer.unwrap_or_else(|| {
-            Err(MembershipError::Runtime("the thread of the heartbeats has ended".to_owned()))
+            Err(MembershipError::Runtime("the heartbeat thread has ended".to_owned()))
         })
     }
 
-    /// The thread ends by itself once the goodbye channel is closed or answered.
+    /// The thread ends once the goodbye channel is closed or the goodbye got a response.
     fn join_thread(&mut self) {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of the heartbeats panicked");
+            tracing::error!("the heartbeat thread panicked");
         }
     }
 }

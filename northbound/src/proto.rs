@@ -1,4 +1,4 @@
-//! The generated messages and service; what they mean is said in `proto/`.
+//! The generated messages and service; `proto/` documents them.
 #![allow(
     missing_docs,
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! What an endpoint says of itself, and what the controller makes of it.
+//! An endpoint's registration, and the controller's assignment.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use crate::error::MembershipError;
 use crate::proto;
 
-/// What an endpoint is there for.
+/// The role of an endpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Role {
-    /// Uses pages of others.
+    /// Uses pages of memory nodes.
     Client,
-    /// Holds pages for others.
+    /// Provides pages.
     Memory {
-        /// How many.
+        /// The number of pages.
         capacity_pages: u64,
-        /// By how many serving cores, 1 to 256.
+        /// The number of serving cores, 1 to 256.
         shard_count: u16,
     },
 }
@@ -42,7 +42,7 @@ pub enum Attachment {
     Port(u16),
 }
 
-/// The proof of an endpoint's identity; a secret between it and the controller.
+/// The token that proves an endpoint's identity; a secret between it and the controller.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Token(pub [u8; 16]);
 
@@ -52,24 +52,24 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What an earlier join of the same name was given.
+/// The result of an earlier join under the same name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Previous {
     /// The node id.
     pub node: NodeId,
-    /// The proof.
+    /// The token.
     pub token: Token,
     /// Whether the arena still holds everything that was acknowledged. If not, the node gets the
     /// next arena generation.
     pub contents_kept: bool,
 }
 
-/// What an endpoint says of itself when it joins.
+/// The registration with which an endpoint joins.
 #[derive(Clone, Debug)]
 pub struct Registration {
     /// Its name (see [`crate::is_name`]); the same name is the same node again.
     pub name: String,
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
     /// The tenant that it belongs to.
     pub space: Space,
@@ -81,9 +81,9 @@ pub struct Registration {
     pub carrier: Carrier,
     /// The interface's MTU in bytes.
     pub mtu: u32,
-    /// What an earlier join of the same name was given, if it is known.
+    /// The result of an earlier join under the same name, if known.
     pub previous: Option<Previous>,
-    /// Whether it wants the space's notices of what is created and deleted.
+    /// Whether it asks for the space's notices of allocations and deletions.
     pub notices: bool,
 }
 
@@ -125,7 +125,7 @@ impl Registration {
     }
 }
 
-/// What an endpoint is from its join on; stays the same until it joins again.
+/// The assignment of an endpoint; it stays the same until it joins again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Assignment {
     /// Its node id.
@@ -140,20 +140,20 @@ pub struct Assignment {
     pub range_epoch: u32,
     /// The most data bytes in a datagram at the time of the join.
     pub piece_bytes: usize,
-    /// How often the controller wants to hear of it.
+    /// The interval of heartbeats that the controller requests.
     pub heartbeat_interval: Duration,
-    /// The proof of its identity, to be kept beside an arena that outlives the process.
+    /// The token that proves its identity; keep it beside an arena that outlives the process.
     pub token: Token,
-    /// Whether the switch had its entries when the join was answered. If not they follow; until
-    /// then its packets are lost and sent again.
+    /// Whether the switch had its entries when the response was sent. If not, they follow; until
+    /// then its packets are lost and retransmitted.
     pub installed: bool,
-    /// Whether anybody in the space wanted notices at the time of the join.
+    /// Whether any endpoint in the space had asked for notices at the time of the join.
     pub notices_wanted: bool,
 }
 
 impl Assignment {
     pub(crate) fn parse(answer: &proto::JoinResponse) -> Result<Self, MembershipError> {
-        let bad = MembershipError::BadAnswer;
+        let bad = MembershipError::BadResponse;
         let node = node_id(answer.node)?;
         let space = u16::try_from(answer.space).map_err(|_| bad("space"))?;
         let generation = u16::try_from(answer.arena_generation).ok().and_then(ArenaGeneration::new);
@@ -178,7 +178,7 @@ impl Assignment {
 
 fn node_id(number: u32) -> Result<NodeId, MembershipError> {
     let node = u16::try_from(number).map(NodeId).ok().filter(|node| node.is_unicast());
-    node.ok_or(MembershipError::BadAnswer("node id"))
+    node.ok_or(MembershipError::BadResponse("node id"))
 }
 
 /// What the controller knows of a memory node of the space.
@@ -188,7 +188,7 @@ pub struct MemoryNodeStatus {
     pub node: NodeId,
     /// Its name.
     pub name: String,
-    /// Whether the controller hears of it.
+    /// Whether its heartbeats arrive.
     pub live: bool,
     /// The generation of its arena.
     pub generation: ArenaGeneration,
@@ -196,13 +196,13 @@ pub struct MemoryNodeStatus {
     pub shard_count: u16,
     /// Pages that it can hold.
     pub capacity_pages: u64,
-    /// Pages that it had left when it last said so.
+    /// Its free pages as last reported.
     pub free_pages: u64,
 }
 
 impl MemoryNodeStatus {
     pub(crate) fn parse(node: &proto::MemoryNode) -> Result<Self, MembershipError> {
-        let bad = MembershipError::BadAnswer;
+        let bad = MembershipError::BadResponse;
         let generation = u16::try_from(node.arena_generation).ok().and_then(ArenaGeneration::new);
         Ok(Self {
             node: node_id(node.node)?,

@@ -44,7 +44,7 @@ fn answers_of_another_version_are_refused() {
     ];
     for answer in bad {
         let refused = Assignment::parse(&answer);
-        assert!(matches!(refused, Err(MembershipError::BadAnswer(_))), "{answer:?}");
+        assert!(matches!(refused, Err(MembershipError::BadResponse(_))), "{answer:?}");
     }
 }
 
@@ -54,7 +54,7 @@ fn tokens_are_not_printed() {
 }
 
 #[test]
-fn a_controller_that_is_away_expels_nobody() {
+fn an_unreachable_controller_expels_no_endpoint() {
     use crate::error::MembershipError;
     let (uri, reason) = (String::from("http://[::1]:1"), String::from("gone"));
     for error in [

@@ -1,4 +1,4 @@
-//! Endpoints that start before their controller. One test, since the log has one reader per process.
+//! Endpoints that start before their controller. One test, because the log has one reader per process.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-/// A controller that takes everybody.
+/// A controller that accepts every endpoint.
 struct Willing;
 
 #[tonic::async_trait]
@@ -147,20 +147,20 @@ fn an_endpoint_waits_for_its_controller_and_says_so_once() {
     let bounded = Options { join_deadline: deadline, ..Options::default() };
     let patient = Options { wait_for_controller: true, ..bounded.clone() };
 
-    // A client's wait is bounded, and its error names the controller.
+    // A client's wait is limited, and its error names the controller.
     let refused = Membership::join_with(&uri, server(), bounded).unwrap_err();
     assert!(matches!(refused, MembershipError::Unreachable { .. }), "{refused}");
     assert!(refused.to_string().contains(&uri), "{refused}");
     assert_eq!(log.count("waiting for the controller"), 0);
 
-    // Whoever is told to stop while it waits does so.
+    // A caller that is stopped while it waits returns.
     let given_up = Membership::join_while(&uri, server(), patient.clone(), |waited| {
         if waited > deadline * 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert!(matches!(given_up, Err(MembershipError::GivenUp)), "{given_up:?}");
     assert_eq!(log.count("waiting for the controller"), 1);
 
-    // A memory server waits far beyond the deadline, until the controller is there.
+    // A memory server waits far beyond the deadline, until the controller is running.
     let mut runtime = None;
     let membership = Membership::join_while(&uri, server(), patient, |waited| {
         if waited > deadline * 5 && runtime.is_none() {
@@ -172,7 +172,7 @@ fn an_endpoint_waits_for_its_controller_and_says_so_once() {
     assert_eq!(log.count("waiting for the controller"), 2, "once for each that waited");
     assert_eq!(log.count("joined the rack"), 1);
 
-    // Nor is a lost controller told of with every heartbeat.
+    // A lost controller is not logged with every heartbeat.
     drop(runtime);
     until("it is lost", || membership.snapshot().connection == Connection::Lost);
     std::thread::sleep(Duration::from_millis(500));

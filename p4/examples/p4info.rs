@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let message = DynamicMessage::decode(descriptor, p4info().encode_to_vec().as_slice())?;
     println!("# proto-file: p4/config/v1/p4info.proto");
     println!("# proto-message: p4.config.v1.P4Info");
-    println!("# Made from p4/src/declaration.rs; do not edit.");
+    println!("# Generated from p4/src/declaration.rs; do not edit.");
     println!("{}", message.to_text_format_with_options(&FormatOptions::new().pretty(true)));
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Numbers as P4Runtime byte strings (specification, section 8.4).
 
-/// Why a byte string is no number of the field's width.
+/// Why a byte string is not a number of the field's width.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ByteStringError {
-    /// The sender left the value out.
+    /// The sender omitted the value.
     #[error("the byte string is empty")]
     Empty,
     /// The sender's value does not fit the field.
@@ -19,7 +19,7 @@ pub fn encode(value: u128) -> Vec<u8> {
     bytes.iter().skip(first).copied().collect()
 }
 
-/// The number that a byte string stands for; leading zeros may make it longer than the field.
+/// The number that a byte string encodes; with leading zeros it may be longer than the field.
 ///
 /// # Errors
 /// [`ByteStringError`] if the string is empty or its value has more than `bitwidth` (at most 128)

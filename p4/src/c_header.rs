@@ -49,28 +49,23 @@ pub fn c_header() -> String {
         ("COMMAND_REPLY", WireCommand::REPLY.into()),
     ]);
     let mut header = String::from(
-        "/* SPDX-License-Identifier: GPL-2.0 OR MIT\n *\n * Made from p4/src/declaration.rs; do not edit:\n \
+        "/* SPDX-License-Identifier: GPL-2.0 OR MIT\n *\n * Generated from p4/src/declaration.rs; do not edit:\n \
          * cargo run -p bluebridge-p4 --example c_header > switch/bpf/declaration.h\n */\n#pragma once\n",
     );
-    enumerate(&mut header, "How many entries each table holds, and all of them.", "", {
+    enumerate(&mut header, "Capacity of each table, and of all tables.", "", {
         let mut all = entries;
         all.push(("TABLE_ENTRIES".to_owned(), total));
         all
     });
-    enumerate(&mut header, "How wide the key of each table is.", "", key_bits);
-    enumerate(&mut header, "What entries do.", "action ", actions);
+    enumerate(&mut header, "Key width of each table.", "", key_bits);
+    enumerate(&mut header, "Actions of entries.", "action ", actions);
     enumerate(&mut header, "Why frames are dropped: the index of the counter.", "drop_reason ", {
         let mut all: Vec<_> = reasons.collect();
         all.push(("DROP_REASONS".to_owned(), DropReason::ALL.len()));
         all
     });
     enumerate(&mut header, "Limits.", "", limits);
-    enumerate(
-        &mut header,
-        "Of addresses: the prefix, and the byte with the command.",
-        "",
-        commands,
-    );
+    enumerate(&mut header, "Addresses: the prefix, and the byte with the command.", "", commands);
     header
 }
 

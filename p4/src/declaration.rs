@@ -1,7 +1,7 @@
 //! Every table, action and counter of the pipeline, declared once.
 //!
-//! P4Info is made from this file ([`crate::p4info`]), and so is the C header of the eBPF data plane
-//! ([`crate::c_header`]). The conversions check against it ([`crate::entry`]), the data planes and the
+//! P4Info ([`crate::p4info`]) and the C header of the eBPF data plane ([`crate::c_header`]) are
+//! generated from this file. The conversions check against it ([`crate::entry`]), the data planes and the
 //! controller take their limits from it, and a P4 program of this pipeline must compile to the same
 //! ids and names.
 
@@ -51,7 +51,7 @@ pub struct ActionDeclaration {
     pub name: &'static str,
     /// Its name in tables and on command lines.
     pub alias: &'static str,
-    /// What it takes.
+    /// Its parameters.
     pub params: &'static [Param],
 }
 
@@ -67,7 +67,7 @@ pub enum Scope {
 }
 
 impl ActionDeclaration {
-    /// Its number within the pipeline, which eBPF maps hold: the low 16 bits of the P4Info id.
+    /// Its number within the pipeline, as stored in eBPF maps: the low 16 bits of the P4Info id.
     #[must_use]
     pub const fn number(&self) -> u16 {
         let [_, _, high, low] = self.id.to_be_bytes();
@@ -95,13 +95,13 @@ pub struct TableDeclaration {
     pub alias: &'static str,
     /// Its key.
     pub fields: &'static [MatchField],
-    /// What its entries do; with a selector, what the members do.
+    /// The actions of its entries; with a selector, those of the members.
     pub actions: &'static [ActionRef],
-    /// What happens without a matching entry.
+    /// The action for packets without a matching entry.
     pub default_action: &'static ActionDeclaration,
     /// Whether the default action is fixed.
     pub default_is_const: bool,
-    /// How many entries it holds.
+    /// The number of entries it can hold.
     pub size: u32,
     /// Whether entries can have an idle timeout.
     pub idle_timeout: bool,
@@ -144,7 +144,7 @@ pub static FORWARD: ActionDeclaration = ActionDeclaration {
     ],
 };
 
-/// Sends a copy to every port of a group but the ingress.
+/// Sends a copy to every port of a group except the ingress port.
 pub static SET_MULTICAST_GROUP: ActionDeclaration = ActionDeclaration {
     id: 0x0100_0004,
     name: "ingress.set_multicast_group",
@@ -168,9 +168,9 @@ pub static SET_DST_MAC: ActionDeclaration = ActionDeclaration {
     params: &[Param { id: 1, name: "dst_mac", bitwidth: 48 }],
 };
 
-/// As [`FORWARD`], until so many milliseconds after it was written; then the entry is as if it were
-/// not there. Read back, `lease_ms` is what is left, 0 when that is over. A target that keeps no
-/// time leaves the end to whoever wrote the entry.
+/// Like [`FORWARD`], for this number of milliseconds after it was written; then the entry is ignored.
+/// When it is read back, `lease_ms` is the remaining time, 0 after the end. A target that cannot measure
+/// time leaves the expiry to the client that wrote the entry.
 pub static REDIRECT_UNTIL: ActionDeclaration = ActionDeclaration {
     id: 0x0100_0007,
     name: "ingress.redirect_until",
@@ -201,16 +201,16 @@ pub static ACTIONS: [&ActionDeclaration; 8] = [
 /// The width of a port number in v1model.
 pub const PORT_BITS: u32 = 9;
 
-/// The greatest number that a port of a data plane may have; P4Runtime names those of [`PORT_BITS`] bits.
+/// The greatest port number of a data plane; P4Runtime uses the numbers of [`PORT_BITS`] bits.
 pub const PORT_MAX: u16 = 1023;
 
-/// The greatest number that an endpoint's port may have: below the controller's ([`CPU_PORT`]).
+/// The greatest port number of an endpoint: below the controller's ([`CPU_PORT`]).
 pub const ENDPOINT_PORT_MAX: u16 = CPU_PORT.0 - 1;
 
 /// The width of the page number that `redirect` matches: generation and page of a location.
 pub const PAGE_BITS: u32 = 52;
 
-/// The width of what `directory` matches: scope, node and location.
+/// The width of the key of `directory`: scope, node and location.
 pub const LOCATION_BITS: u32 = 112;
 
 /// The most multicast groups; P4Info does not have this limit.
@@ -222,13 +222,13 @@ pub const GROUP_PORTS_MAX: usize = 64;
 /// The most bytes of an entry's metadata.
 pub const METADATA_BYTES_MAX: usize = 32;
 
-/// How many entries `redirect` holds.
+/// The capacity of `redirect`.
 pub const REDIRECTS_MAX: u32 = 16_384;
 
 /// The id of the action profile of `anycast`.
 pub const ANYCAST_SELECTOR_ID: u32 = 0x1100_0001;
 
-/// How many members the action profile of `anycast` holds in all groups.
+/// The number of members that the action profile of `anycast` can hold in all groups.
 pub const ANYCAST_SELECTOR_SIZE: u32 = 1024;
 
 /// The most members of an anycast choice.
@@ -240,7 +240,7 @@ pub const ANYCAST_MEMBER_WEIGHT: u32 = 65_535;
 /// The id of the counter array `drops`, indexed by [`DropReason`].
 pub const DROPS_ID: u32 = 0x1200_0001;
 
-/// How many counters `drops` has.
+/// The number of counters in `drops`.
 pub const DROPS_SIZE: usize = DropReason::ALL.len();
 
 /// The id that P4's compiler gives the header `packet_in`.
@@ -394,7 +394,7 @@ pub static TABLES: [TableDeclaration; 8] = [
     },
 ];
 
-/// The table with a P4Info id.
+/// The table with this P4Info id.
 #[must_use]
 pub fn table(id: u32) -> Option<&'static TableDeclaration> {
     TABLES.iter().find(|table| table.id == id)
@@ -406,7 +406,7 @@ pub const fn table_of(key: &Key) -> &'static TableDeclaration {
     Table::of(key).declaration()
 }
 
-/// The declaration of an action; of a choice that of its members.
+/// The declaration of an action; for a choice that of its members.
 #[must_use]
 pub const fn action_of(action: &Action) -> &'static ActionDeclaration {
     match action {
@@ -423,17 +423,17 @@ pub const fn action_of(action: &Action) -> &'static ActionDeclaration {
 /// A table of the pipeline, in the order of [`TABLES`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Table {
-    /// Who may send from a port.
+    /// Which source addresses a port may use.
     IngressGuard,
-    /// Pages whose owner is elsewhere for now.
+    /// Leased pages whose requests go to the owner.
     Redirect,
     /// Nodes and migrated ranges.
     Directory,
     /// Requests to any memory node.
     Anycast,
-    /// What the controller wants a copy of.
+    /// Packets that the controller wants copies of.
     Notify,
-    /// Traffic that is not the fabric's.
+    /// Traffic outside the fabric.
     L2,
     /// Destination MAC addresses of multicast copies.
     PortMac,
@@ -475,7 +475,7 @@ impl Table {
         &TABLES[self as usize]
     }
 
-    /// How many entries it holds.
+    /// The number of entries it can hold.
     #[must_use]
     pub const fn capacity(self) -> usize {
         self.declaration().size as usize

@@ -1,6 +1,6 @@
-//! Typed entries to P4Runtime table entries and back.
+//! Converts typed entries to P4Runtime table entries and back.
 //!
-//! Values are written in the shortest form. What is read is checked against the declaration
+//! Values are written in the shortest form. Values that are read are checked against the declaration
 //! ([`crate::declaration`]) by the rules of sections 8.4 and 9.1 of the P4Runtime specification.
 
 mod action;
@@ -19,8 +19,8 @@ use crate::declaration::{TableDeclaration, table};
 use crate::pipeline::Entry;
 use crate::proto::p4::v1;
 
-/// Why a P4Runtime message is no entry of this pipeline, or an entry no message: always the fault
-/// of whoever wrote it.
+/// Why a P4Runtime message cannot be converted to an entry of this pipeline, or an entry to a message. The
+/// fault is always with the sender.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConversionError {
@@ -43,8 +43,8 @@ pub enum ConversionError {
         /// The field.
         field: &'static str,
     },
-    /// An exact match field is left out.
-    #[error("{table}: match field {field} is missing; an exact field cannot be left out")]
+    /// An exact match field is omitted.
+    #[error("{table}: match field {field} is missing; an exact field must be present")]
     MissingField {
         /// The table.
         table: &'static str,
@@ -79,12 +79,12 @@ pub enum ConversionError {
         /// The rule that is broken.
         rule: &'static str,
     },
-    /// The entry uses what this switch does not have.
+    /// The entry uses a feature that this switch does not have.
     #[error("{table}: this switch does not have {what}")]
     Unsupported {
         /// The table.
         table: &'static str,
-        /// What it does not have.
+        /// The missing feature.
         what: &'static str,
     },
     /// The table does not have this action.
@@ -95,7 +95,7 @@ pub enum ConversionError {
         /// The action's id.
         action: u32,
     },
-    /// The table has the action, but not there.
+    /// The table has the action, but does not allow it in this place.
     #[error("{table} allows the action {action} only {only}")]
     ActionScope {
         /// The table.
@@ -126,7 +126,7 @@ pub enum ConversionError {
 }
 
 impl ConversionError {
-    /// The canonical gRPC code that the specification gives this error.
+    /// The canonical gRPC code for this error, according to the specification.
     #[must_use]
     pub const fn code(&self) -> tonic::Code {
         match self {
@@ -137,7 +137,7 @@ impl ConversionError {
     }
 }
 
-/// The table that a message names.
+/// The table named in a message.
 ///
 /// # Errors
 /// [`ConversionError::UnknownTable`].
@@ -145,7 +145,7 @@ pub fn decode_table(id: u32) -> Result<&'static TableDeclaration, ConversionErro
     table(id).ok_or(ConversionError::UnknownTable(id))
 }
 
-/// An entry as a message, without counter and time since the last hit.
+/// Converts an entry to a message, without counter and time since the last hit.
 ///
 /// # Errors
 /// A [`ConversionError`] if a value does not fit its field or the table lacks the action.
@@ -162,10 +162,10 @@ pub fn encode(entry: &Entry) -> Result<v1::TableEntry, ConversionError> {
     Ok(message)
 }
 
-/// A message as an entry.
+/// Converts a message to an entry.
 ///
 /// # Errors
-/// A [`ConversionError`] if the message is no entry of this pipeline, or names a member or group
+/// A [`ConversionError`] if the message is not an entry of this pipeline, or names a member or group
 /// of an action profile, whose contents are not in the message ([`decode_table_action`]).
 pub fn decode(message: &v1::TableEntry) -> Result<Entry, ConversionError> {
     let table = decode_table(message.table_id)?;
@@ -179,10 +179,10 @@ pub fn decode(message: &v1::TableEntry) -> Result<Entry, ConversionError> {
     }
 }
 
-/// A message as an entry whose action is known already.
+/// Converts a message to an entry whose action is already known.
 ///
 /// # Errors
-/// A [`ConversionError`] if the rest of the message is no entry of this pipeline.
+/// A [`ConversionError`] if the rest of the message is not an entry of this pipeline.
 pub fn decode_with(
     message: &v1::TableEntry,
     action: crate::pipeline::Action,
@@ -204,7 +204,7 @@ pub fn decode_with(
     })
 }
 
-/// Checks the fields of a message that no entry of this pipeline has.
+/// Rejects fields of a message that entries of this pipeline never have.
 fn check_rest(table: &TableDeclaration, message: &v1::TableEntry) -> Result<(), ConversionError> {
     let entry = |rule| Err(ConversionError::Entry { table: table.alias, rule });
     #[expect(deprecated, reason = "it is refused, not used")]

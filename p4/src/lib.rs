@@ -1,9 +1,9 @@
-//! The switch pipeline and the P4Runtime vocabulary shared by switch agent and controller.
+//! The switch pipeline and the P4Runtime vocabulary, shared by switch agent and controller.
 //!
-//! * [`pipeline`]: the typed table entries, what a table can match and do.
-//! * [`declaration`]: every table with its ids, names and widths, once.
-//! * [`p4info`]: P4Info made from the declaration; [`c_header`]: the header of the eBPF programs.
-//! * [`entry`]: typed entries to P4Runtime messages and back; [`bytestring`]: their values.
+//! * [`pipeline`]: the typed table entries: what a table can match and do.
+//! * [`declaration`]: declares every table once, with ids, names and widths.
+//! * [`p4info`]: generates P4Info from the declaration; [`c_header`]: the header of the eBPF programs.
+//! * [`entry`]: converts typed entries to P4Runtime messages and back; [`bytestring`]: their values.
 //! * [`proto`]: the messages and services of P4Runtime and of the switch's own service.
 
 pub mod bytestring;

@@ -1,7 +1,7 @@
-//! P4Info of the pipeline, made from its declaration, and its comparison with another.
+//! P4Info of the pipeline, generated from its declaration, and its comparison with another P4Info.
 //!
 //! The committed text form, `bluebridge.p4info.txtpb`, is for clients that read files; the
-//! example `p4info` writes it anew.
+//! example `p4info` writes it.
 
 use prost::Message as _;
 
@@ -15,7 +15,7 @@ use crate::proto::p4::config::v1 as config;
 /// The pipeline's name in P4Info and in the device configuration.
 pub const PIPELINE_NAME: &str = "bluebridge";
 
-/// The pipeline's version: changed with every change of the declaration.
+/// The pipeline's version; change it with every change of the declaration.
 pub const PIPELINE_VERSION: &str = "3";
 
 /// The committed text form of [`p4info`].
@@ -44,8 +44,8 @@ pub fn p4info() -> config::P4Info {
     }
 }
 
-/// The device configuration that goes with [`p4info`]: the embedded switch compiles nothing, so
-/// its file names the pipeline and its version.
+/// The device configuration for [`p4info`]: the embedded switch compiles nothing, so
+/// its file contains only the pipeline's name and version.
 pub const DEVICE_CONFIG: &[u8] = include_bytes!("../bluebridge.pipeline.txt");
 
 fn preamble(id: u32, name: &str, alias: &str) -> Option<config::Preamble> {
@@ -179,10 +179,10 @@ fn signed(value: u32) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
-/// What another P4Info has that this pipeline does not have, lacks, or has otherwise; empty if a
-/// controller that knows the other can program this pipeline.
+/// The differences between another P4Info and this pipeline; empty if a controller that uses the other can
+/// program this pipeline.
 ///
-/// Only what a controller relies on counts: not the package, annotations, documentation, the ids
+/// Only properties that a controller relies on are compared: not the package, annotations, documentation, the ids
 /// of controller headers, nor the initial default action of tables where it is constant.
 #[must_use]
 pub fn differences(theirs: &config::P4Info) -> Vec<String> {
@@ -211,7 +211,7 @@ pub fn differences(theirs: &config::P4Info) -> Vec<String> {
     found
 }
 
-/// How many differences are told.
+/// How many differences are reported.
 const DIFFERENCES_MAX: usize = 16;
 
 fn compare<T: prost::Message + PartialEq>(
@@ -226,7 +226,7 @@ fn compare<T: prost::Message + PartialEq>(
         match theirs.iter().find(|their| name(their) == name(our)) {
             None => found.push(format!("{kind} {} is missing", name(our))),
             Some(their) if their != our => {
-                found.push(format!("{kind} {} is declared otherwise", name(our)));
+                found.push(format!("{kind} {} is declared differently", name(our)));
             }
             Some(_) => {}
         }
@@ -253,7 +253,7 @@ fn plain(preamble: &mut Option<config::Preamble>) {
     }
 }
 
-/// A P4Info without what a controller does not rely on, in a fixed order.
+/// A P4Info with only the properties that a controller relies on, in a fixed order.
 fn essence(mut info: config::P4Info) -> config::P4Info {
     for table in &mut info.tables {
         plain(&mut table.preamble);
@@ -307,10 +307,10 @@ fn essence(mut info: config::P4Info) -> config::P4Info {
     info
 }
 
-/// A mark of the declaration, for a controller that wants to see cheaply whether a switch has it.
+/// A hash of the declaration, with which a controller can check cheaply whether a switch has it.
 #[must_use]
 pub fn cookie() -> u64 {
-    // FNV-1a: stable over builds, which a hasher of the standard library does not promise.
+    // FNV-1a: the same in every build, which a hasher of the standard library does not promise.
     let bytes = p4info().encode_to_vec();
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,14 +1,20 @@
-//! The tables of the pipeline as types: the seam between controller, agent and data planes.
+//! The tables of the pipeline as types: the interface between controller, agent and data planes.
 //!
-//! The order in which a packet meets them, for fabric traffic (source *or* destination in
-//! `fdbb::/16`): tagged frame -> drop; destination outside the fabric -> drop; next header of the
-//! IPv6 header not UDP, TCP or ICMPv6 (an extension header, a fragment, a tunnel) -> drop; hop limit
-//! <= 1 -> drop, else decremented; `ingress_guard` (miss -> drop); scopes of source and destination differ
-//! -> drop, as the guard's; then by destination node: `0` -> `anycast` (CREATE and ALLOC_WRITE
-//! requests only); `0xffff` -> `multicast` (notices only); else `redirect` unless the command byte
-//! has a bit of 0xC0, the location has bit 63 set or the entry's time is over, then `directory` (miss -> drop). Last
-//! `notify`, for whatever the guard allowed. All other traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, the ingress port is
-//! pruned. Output to the ingress port is allowed otherwise.
+//! Fabric traffic (source *or* destination in `fdbb::/16`) passes these checks and tables in order:
+//!
+//! 1. tagged frame -> drop;
+//! 2. destination outside the fabric -> drop;
+//! 3. next header of the IPv6 header not UDP, TCP or ICMPv6 (an extension header, a fragment, a tunnel) -> drop;
+//! 4. hop limit <= 1 -> drop, otherwise decremented;
+//! 5. `ingress_guard` (miss -> drop);
+//! 6. scopes of source and destination differ -> drop, with the guard's reason;
+//! 7. by destination node: `0` -> `anycast` (CREATE and ALLOC_WRITE requests only); `0xffff` -> `multicast`
+//!    (notices only); otherwise `redirect`, then `directory` (miss -> drop). `redirect` is skipped if the command byte
+//!    has a bit of 0xC0, the location has bit 63 set or the entry has expired;
+//! 8. `notify`, for all packets that the guard allowed.
+//!
+//! All other traffic is switched by `l2`. Multicast copies pass `port_mac` at egress, and the ingress port gets no
+//! copy. Otherwise, output to the ingress port is allowed.
 
 use core::time::Duration;
 
@@ -18,10 +24,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchPort(pub u16);
 
-/// The port that packet-in and packet-out use (9 bits in v1model, as on BMv2 here).
+/// The port of packet-in and packet-out (9 bits in v1model, as on BMv2 here).
 pub const CPU_PORT: SwitchPort = SwitchPort(510);
 
-/// The clone session that carries copies to the controller.
+/// The clone session for copies to the controller.
 pub const NOTIFY_SESSION: u32 = 99;
 
 /// Bytes of a frame that a packet-in keeps: Ethernet, IPv6, UDP and the first 32 header bytes.
@@ -77,20 +83,20 @@ impl TryFrom<String> for MacAddr {
 pub struct Forward {
     /// The egress port.
     pub port: SwitchPort,
-    /// The destination MAC address that the frame leaves with.
+    /// The new destination MAC address of the frame.
     pub dst_mac: MacAddr,
 }
 
 /// One member of an anycast choice.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct WeightedForward {
-    /// Where the request goes.
+    /// The destination of the request.
     pub forward: Forward,
     /// Its share of the requests, at least 1.
     pub weight: u16,
 }
 
-/// A value and a mask of the same width; bits outside of the mask are 0 and match anything.
+/// A value and a mask of the same width; bits outside the mask must be 0 and match anything.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ternary {
     /// The bits to match.
@@ -99,10 +105,10 @@ pub struct Ternary {
     pub mask: u8,
 }
 
-/// What an entry matches, one variant per table, in the order of the table ids.
+/// The key of an entry, one variant per table, in the order of the table ids.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Key {
-    /// `ingress_guard` (exact): who may send from this port.
+    /// `ingress_guard` (exact): which source addresses a port may use.
     IngressGuard {
         /// The ingress port.
         port: SwitchPort,
@@ -111,7 +117,7 @@ pub enum Key {
         /// The source's node.
         src_node: u16,
     },
-    /// `redirect` (exact): a page whose owner is elsewhere for now.
+    /// `redirect` (exact): a leased page whose requests go to the owner.
     Redirect {
         /// The destination's scope.
         dst_scope: u32,
@@ -132,7 +138,7 @@ pub enum Key {
         /// The destination's scope.
         dst_scope: u32,
     },
-    /// `notify` (ternary): what the controller wants a copy of.
+    /// `notify` (ternary): packets that the controller wants copies of.
     Notify {
         /// The source's command byte (replies).
         src_command: Ternary,
@@ -140,10 +146,10 @@ pub enum Key {
         dst_command: Ternary,
         /// The source's tag byte (the status of a reply).
         src_status: Ternary,
-        /// The greater wins; at least 1.
+        /// The greater priority wins; at least 1.
         priority: i32,
     },
-    /// `l2` (exact): traffic that is not the fabric's.
+    /// `l2` (exact): traffic outside the fabric.
     L2 {
         /// The destination MAC address.
         dst_mac: MacAddr,
@@ -160,7 +166,7 @@ pub enum Key {
     },
 }
 
-/// What an entry does.
+/// The action of an entry.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Action {
     /// Let it pass (`ingress_guard`).
@@ -169,15 +175,15 @@ pub enum Action {
     Drop,
     /// Send it to a port (`redirect`, `directory`, `l2`).
     Forward(Forward),
-    /// Send it to a port for a while (`redirect`).
+    /// Send it to a port for a limited time (`redirect`).
     RedirectUntil {
-        /// Where it goes.
+        /// The destination.
         forward: Forward,
-        /// Milliseconds from the writing of the entry after which it is as if it were not there; read
-        /// back, the whole milliseconds that are left.
+        /// Milliseconds from the writing of the entry until it is ignored; when it is read back, the remaining whole
+        /// milliseconds.
         lease_ms: u16,
     },
-    /// Send a copy to every port of a group but the ingress (`multicast`, `l2`).
+    /// Send a copy to every port of a group except the ingress port (`multicast`, `l2`).
     SetMulticastGroup {
         /// A multicast group id, at least 1.
         group: u16,
@@ -193,13 +199,13 @@ pub enum Action {
 /// One table entry.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// What it matches.
+    /// Its key.
     pub key: Key,
-    /// What it does.
+    /// Its action.
     pub action: Action,
-    /// Notified to the controller when no packet hit it for so long (`redirect` only).
+    /// The controller is notified if no packet hit the entry for this time (`redirect` only).
     pub idle_timeout: Option<Duration>,
-    /// Opaque to the switch, given back on reading.
+    /// Opaque to the switch; returned when the entry is read.
     pub metadata: Vec<u8>,
 }
 
@@ -218,11 +224,11 @@ pub struct Counter {
 pub enum DropReason {
     /// The frame carried an 802.1Q or 802.1ad tag.
     Tagged = 0,
-    /// A fabric source with a destination outside of the fabric.
+    /// A fabric source with a destination outside the fabric.
     ForeignDestination = 1,
-    /// The hop limit ran out.
+    /// The hop limit was 0 or 1.
     HopLimit = 2,
-    /// The ingress guard has no entry for this port and source, or source and destination are of
+    /// The ingress guard has no entry for this port and source, or source and destination are in
     /// different spaces: their 32-bit scopes differ.
     Guard = 3,
     /// Node 0 with a command that is not CREATE or ALLOC_WRITE, or a space without memory nodes.
@@ -233,15 +239,15 @@ pub enum DropReason {
     NoRoute = 6,
     /// An `Action::Drop` entry.
     Entry = 7,
-    /// The frame is too short for what its headers say.
+    /// The frame is shorter than its headers say.
     Malformed = 8,
-    /// An impairment that was switched on took it.
+    /// A configured impairment dropped it.
     Impairment = 9,
-    /// The egress port is gone or its queue is full.
+    /// The egress port is missing or its queue is full.
     Egress = 10,
-    /// The IPv6 header is followed by something else than UDP, TCP or ICMPv6: an extension header, a
-    /// fragment (RFC 8200, sections 4.1 and 4.5) or a tunnel, behind which an endpoint's kernel would
-    /// find what the switch did not see.
+    /// The IPv6 header is not followed by UDP, TCP or ICMPv6, but by an extension header, a
+    /// fragment (RFC 8200, sections 4.1 and 4.5) or a tunnel, which could hide a datagram from the
+    /// switch that an endpoint's kernel would accept.
     NextHeader = 11,
 }
 
@@ -282,9 +288,9 @@ impl DropReason {
     }
 }
 
-/// What a port does to the frames that leave by it, for tests and experiments.
+/// What a port does to the frames sent through it, for tests and experiments.
 ///
-/// Every draw comes from a generator seeded by `seed` and the port, so a run can be repeated.
+/// All random values are drawn from a generator seeded by `seed` and the port, so a run can be repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Impairment {
     /// The seed of this port's generator.
@@ -297,6 +303,6 @@ pub struct Impairment {
     pub reorder: f64,
     /// Share of frames with one bit flipped, 0.0 to 1.0.
     pub corrupt: f64,
-    /// How long every frame is held.
+    /// The delay of every frame.
     pub delay: Duration,
 }

@@ -1,5 +1,5 @@
-//! A daemon whose first thread has ended while another one still listens, as every killed daemon is for a
-//! moment: `/proc` shows it as a zombie. It listens at the address that is its argument.
+//! A daemon whose first thread has ended while another one still listens; every killed daemon is briefly in this
+//! state. `/proc` shows it as a zombie. It listens at the address in its argument.
 
 use std::net::TcpListener;
 use std::{env, thread};

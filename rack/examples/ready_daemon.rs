@@ -1,4 +1,4 @@
-//! The least that a daemon of a rack does: say that it is ready, and live until it is told to end.
+//! A minimal daemon of a rack: it reports that it is ready, and runs until it is stopped.
 
 fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,5 +1,5 @@
-//! A rack's daemon whose memory servers take their time: s1 says for three seconds that it goes on and
-//! is ready then, the others say so once and never again.
+//! A daemon of a rack with slow memory servers: s1 reports progress for three seconds and is then ready; the
+//! others report progress once and never again.
 
 use std::thread;
 use std::time::Duration;

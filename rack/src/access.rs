@@ -1,4 +1,4 @@
-//! How other commands get into a rack that they did not build.
+//! How commands enter a rack that another command built.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::namespace::{self, NamespaceId, NetworkNamespace};
 use crate::spec::Node;
 use crate::state::{RACK_VARIABLE, RackState, STATE_VARIABLE, StateRoot};
 
-/// Moves the calling process into the rack's user and mount namespaces, if it has any of its own.
+/// Moves the calling process into the rack's user and mount namespaces, if the rack has its own.
 ///
-/// Without root the process may have one thread only.
+/// Without root the process must have a single thread.
 pub fn join(state: &RackState) -> Result<(), RackError> {
     let Some(record) = &state.user_namespace else { return Ok(()) };
     let holder = record.holder.open().map_err(failed("find the rack's holder"))?;
@@ -27,7 +27,7 @@ pub fn join(state: &RackState) -> Result<(), RackError> {
     Ok(namespace::join(&holder)?)
 }
 
-/// Opens a node's namespace; after [`join`].
+/// Opens a node's namespace; call [`join`] first.
 pub fn namespace(state: &RackState, node: Node) -> Result<NetworkNamespace, RackError> {
     let path: &Path = state
         .namespace(node)
@@ -35,8 +35,8 @@ pub fn namespace(state: &RackState, node: Node) -> Result<NetworkNamespace, Rack
     Ok(NetworkNamespace::open(path)?)
 }
 
-/// What a process in a node of the rack finds in its environment: where the rack is, and which
-/// endpoint the node is ([`bluebridge_northbound::environment`]).
+/// The environment of a process in a node of the rack: the rack, and the endpoint of the node
+/// ([`bluebridge_northbound::environment`]).
 pub fn rack_environment(
     root: &StateRoot,
     state: &RackState,

@@ -1,4 +1,4 @@
-//! What a rack's controller knows, for people and programs.
+//! The state of a rack's controller, for people and programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,17 +13,17 @@ const SYNCING: &str = "syncing";
 /// The controller's view of the rack.
 #[derive(Clone, Debug, Serialize)]
 pub struct ControllerReport {
-    /// Every endpoint that ever joined and was not forgotten.
+    /// Every endpoint that ever joined and is still recorded.
     pub nodes: Vec<NodeReport>,
-    /// How it stands with the switch, in a word.
+    /// The state of the connection to the switch, in one word.
     pub switch_state: &'static str,
-    /// Whether the switch has what it should have.
+    /// Whether the switch has the desired entries.
     pub in_sync: bool,
-    /// What went wrong last, if all is not well.
+    /// The last problem, if there is one.
     pub problem: Option<String>,
-    /// Entries, groups and settings that the switch should have.
+    /// Desired entries, groups and settings of the switch.
     pub desired_entry_count: u64,
-    /// Those that it has.
+    /// Installed entries, groups and settings.
     pub installed_entry_count: u64,
     /// Entries that read-backs found missing, different or foreign.
     pub repaired_count: u64,
@@ -35,28 +35,28 @@ pub struct ControllerReport {
     pub leases: LeaseReport,
 }
 
-/// Leases that the controller heard of, and redirects to their owners.
+/// The known leases, and redirects to their owners.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct LeaseReport {
     /// `always`, `contended` or `off`.
     pub policy: String,
-    /// Leases kept in mind.
+    /// Tracked leases.
     pub known_count: u64,
-    /// Redirects that the switch has.
+    /// Redirects in the switch.
     pub redirect_count: u64,
     /// The most redirects.
     pub redirect_budget: u64,
-    /// Copies that wanted a redirect when the budget was full.
+    /// Copies that needed a redirect when the budget was full.
     pub budget_full_count: u64,
     /// Redirects installed or renewed since the controller started.
     pub installed_count: u64,
     /// Redirects removed.
     pub removed_count: u64,
-    /// Copies of replies that the controller obeyed.
+    /// Copies of replies that the controller accepted.
     pub copies_obeyed: u64,
-    /// Copies that came too fast for it.
+    /// Copies that were lost because the controller was too slow.
     pub copies_lost: u64,
-    /// Copies that it did not obey, by reason.
+    /// Refused copies, by reason.
     pub copies_refused: BTreeMap<String, u64>,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for LeaseReport {
         write!(
             f,
             "redirects {policy}: {known_count} leases known, {redirect_count} of {redirect_budget} \
-             redirects, {budget_full_count} times full; copies: {copies_obeyed} obeyed, \
+             redirects, {budget_full_count} times full; copies: {copies_obeyed} accepted, \
              {copies_lost} lost"
         )?;
         self.copies_refused.iter().try_for_each(|(reason, count)| write!(f, ", {count} {reason}"))
@@ -107,43 +107,43 @@ pub struct NodeReport {
     pub state: &'static str,
     /// Its space.
     pub space: u16,
-    /// The switch's port that it is connected to.
+    /// The switch's port to which it is connected.
     pub switch_port: u32,
-    /// How often it joined.
+    /// The number of its joins.
     pub incarnation: u32,
-    /// How often its memory lost what it held.
+    /// How often its memory lost its contents.
     pub arena_generation: u32,
     /// Pages of a memory node.
     pub capacity_pages: u64,
-    /// Those that it had left when it last said so.
+    /// Its free pages as last reported.
     pub free_pages: u64,
-    /// Its share of what is created anywhere.
+    /// Its share of anywhere-CREATEs.
     pub anycast_weight: u32,
     /// Milliseconds since its last heartbeat.
     pub silent_ms: u64,
 }
 
-/// An entry, group or setting of the switch, as the controller sees it.
+/// An entry, group or setting of the switch in the controller's view.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct EntryReport {
     /// The table.
     pub table: String,
-    /// What it matches.
+    /// Its key.
     #[serde(rename = "match")]
     pub matches: String,
-    /// What it does.
+    /// Its action.
     pub action: String,
     /// `in sync`, `not in sync` (the switch has none, or another action), or `foreign` (the
-    /// controller does not want it).
+    /// controller does not desire it).
     pub state: &'static str,
-    /// Packets that met it, as of the last reading.
+    /// Packets that hit it, as of the last reading.
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl EntryReport {
-    /// The entry in the controller's answer.
+    /// The entry in the controller's response.
     pub fn of(entry: &proto::TableEntry) -> Self {
         Self {
             table: entry.table.clone(),
@@ -161,7 +161,7 @@ impl EntryReport {
 }
 
 impl ControllerReport {
-    /// The report in the controller's answer.
+    /// The report in the controller's response.
     pub fn of(status: &proto::StatusResponse) -> Self {
         let switch = status.switch.clone().unwrap_or_default();
         let switch_state = match switch.state() {
@@ -185,7 +185,7 @@ impl ControllerReport {
 }
 
 impl ControllerReport {
-    /// What is wrong, in sentences: the switch is lost or not up to date, or a memory server is
+    /// The problems, as sentences: the switch is lost or not up to date, or a memory server is
     /// silent. A silent client may have crashed, which is no fault of the rack.
     pub fn faults(&self) -> Vec<String> {
         let problem = self.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
@@ -205,7 +205,7 @@ impl ControllerReport {
         switch.into_iter().chain(silent).collect()
     }
 
-    /// How it stands with the switch, in lines.
+    /// The state of the connection to the switch, in lines.
     pub fn summary(&self) -> String {
         let with = |state| self.nodes.iter().filter(|node| node.state == state).count();
         format!(
@@ -226,14 +226,14 @@ impl ControllerReport {
         )
     }
 
-    /// Whether the switch is being brought up to date and nothing went wrong with that so far.
+    /// Whether the switch is being updated without a problem so far.
     pub fn is_syncing(&self) -> bool {
         self.switch_state == SYNCING && self.problem.is_none()
     }
 }
 
 impl NodeReport {
-    /// The endpoint in the controller's answer.
+    /// The endpoint in the controller's response.
     pub fn of(node: &proto::Node) -> Self {
         let id = NodeId(u16::try_from(node.node).unwrap_or(0));
         let space = Space(u16::try_from(node.space).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! The daemons of a rack: which, with what arguments, in what order, and when they count as started.
+//! The daemons of a rack: their arguments, their order, and when they count as started.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,11 +18,11 @@ use crate::spec::Node;
 use crate::state::{DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState};
 use crate::{DaemonFailure, Rack, RackError};
 
-/// How long a daemon may take until it reports ready, or that it goes on.
+/// How long a daemon may take until it reports that it is ready or makes progress.
 pub const READY_DEADLINE: Duration = Duration::from_secs(15);
 
-/// What a machine hands over in a second at the least, of the memory that the servers of a rack take:
-/// those that say that they go on are waited for as long as that takes.
+/// The minimum rate at which a machine provides memory to the servers of a rack: servers that report
+/// progress may take as long as this needs.
 const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 20;
 
 /// How much of a failed daemon's log is shown.
@@ -40,12 +40,12 @@ pub const MEMORY_SERVER: &str = "memserver";
 /// The daemon that keeps the interfaces of all nodes set up ([`crate::hosts`]).
 pub const HOSTS: &str = "hosts";
 
-/// A daemon of a rack, as people name it.
+/// A daemon of a rack, by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The controller.
     Controller,
-    /// The watch over the interfaces of all nodes.
+    /// The daemon that watches the interfaces of all nodes.
     Hosts,
     /// A memory server, from 1.
     Server(u16),
@@ -79,7 +79,7 @@ impl fmt::Display for Part {
 impl FromStr for Part {
     type Err = String;
 
-    /// The daemon's own name is as good as the node's.
+    /// The daemon's own name and the node's name are both valid.
     fn from_str(text: &str) -> Result<Self, String> {
         let node = text.strip_prefix(MEMORY_SERVER).and_then(|rest| rest.strip_prefix('-'));
         match (text, node.unwrap_or(text).parse()) {
@@ -87,12 +87,12 @@ impl FromStr for Part {
             (HOSTS, _) => Ok(Self::Hosts),
             (SWITCH, _) => Ok(Self::Switch),
             (_, Ok(Node::Server(number))) => Ok(Self::Server(number)),
-            _ => Err(format!("{text:?} is no daemon: switch, controller, hosts, or s1, s2, ..")),
+            _ => Err(format!("{text:?} is not a daemon: switch, controller, hosts, or s1, s2, ..")),
         }
     }
 }
 
-/// A daemon on its way up.
+/// A daemon that is starting.
 struct Starting {
     index: usize,
     child: Child,
@@ -101,7 +101,7 @@ struct Starting {
     log_begin: u64,
 }
 
-/// Everything a rack runs, in the order of starting; daemons of the same stage start together.
+/// All daemons of a rack, in the order of starting; daemons of the same stage start together.
 pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<DaemonRecord>> {
     let record = |name: String, node, arguments| {
         let log = directory.join("logs").join(format!("{name}.log"));
@@ -184,8 +184,8 @@ impl Rack {
     /// Starts the switch, the controller and the memory servers, and waits until each is ready.
     ///
     /// `program` is the `bluebridge` binary. Each daemon gets at most `deadline` from its start, or from
-    /// its last report that it goes on; those may go on for as long as the memory of all servers can take.
-    /// On failure the rack is as far as it came, and its drop takes everything down.
+    /// its last progress report; reports are accepted for as long as the memory of all servers can take.
+    /// After a failure the rack is partly built, and its drop takes everything down.
     pub fn start_daemons(&mut self, program: &Path, deadline: Duration) -> Result<(), RackError> {
         let logs = self.directory.path().join("logs");
         fs::create_dir(&logs).map_err(failed("make a directory for logs"))?;
@@ -204,7 +204,7 @@ impl Rack {
         Ok(())
     }
 
-    /// Stops one daemon: asks it to end, and kills it when it has not after `grace`.
+    /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.
     pub fn stop_daemon(&mut self, name: &str, grace: Duration) -> Result<Stopped, RackError> {
         self.end_daemon(name, |process| {
             let ends = stop_all(std::slice::from_ref(process), grace)?;
@@ -212,7 +212,7 @@ impl Rack {
         })
     }
 
-    /// Kills one daemon, which gets no time for anything.
+    /// Kills one daemon with SIGKILL.
     pub fn kill_daemon(&mut self, name: &str) -> Result<Stopped, RackError> {
         self.end_daemon(name, process::kill)
     }

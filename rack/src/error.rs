@@ -1,4 +1,4 @@
-//! Why a rack could not be built, used or taken down.
+//! Errors of racks.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,72 +17,72 @@ pub enum RackError {
     /// The caller asked to stop.
     #[error("interrupted")]
     Cancelled,
-    /// A controller or a switch does not answer, or refuses.
+    /// A controller or a switch does not respond, or refuses.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// A daemon did not start; the last lines it printed follow.
+    /// A daemon did not start; the error contains the end of its log.
     #[error("{name} {reason}; the end of its log:\n{log_tail}")]
     Daemon {
         /// The daemon.
         name: String,
-        /// What happened.
+        /// The reason.
         reason: DaemonFailure,
         /// The end of its log.
         log_tail: String,
     },
     /// The eBPF data plane cannot be loaded in a user namespace.
-    #[error("the ebpf switch needs root; without it choose --switch soft")]
+    #[error("the ebpf switch needs root; use --switch soft without root")]
     EbpfNeedsRoot,
     /// clang was missing when this program was built.
     #[error(
-        "this build has no eBPF data plane: install clang and build again, or choose --switch soft"
+        "this build has no eBPF data plane: install clang and build again, or use --switch soft"
     )]
     EbpfNotBuilt,
     /// A file, mount or process operation failed.
     #[error("cannot {action}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A namespace cannot be made or entered.
+    /// A namespace cannot be created or entered.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// A name that the rack was about to use belongs to somebody else.
-    #[error("{} exists already and is not this rack's; remove it or choose another --name", .0.display())]
+    /// A file with a name that the rack needs belongs to another program.
+    #[error("{} exists already and does not belong to this rack; remove it or choose another --name", .0.display())]
     NamespaceTaken(PathBuf),
-    /// Links or routes cannot be made.
+    /// Links or routes cannot be created.
     #[error("in {node}: {source}")]
     Network {
-        /// Where.
+        /// The node.
         node: Node,
-        /// Why.
+        /// The reason.
         source: NetworkError,
     },
-    /// What has the rack's name is recorded elsewhere.
+    /// The rack with this name is recorded in another directory.
     #[error(
-        "the rack {name} is recorded in {}: {STATE_VARIABLE}={} finds it", root.display(), root.display()
+        "the rack {name} is recorded in {}: set {STATE_VARIABLE}={} to use it", root.display(), root.display()
     )]
     Elsewhere {
         /// The rack.
         name: RackName,
-        /// Where.
+        /// The directory.
         root: PathBuf,
     },
     /// The rack has no such daemon.
-    #[error("the rack has no daemon {0}; `bluebridge rack status` shows those it has")]
+    #[error("the rack has no daemon {0}; `bluebridge rack status` lists its daemons")]
     NoDaemon(String),
     /// The rack has no such node.
-    #[error("the rack {name} has no node {node}; `bluebridge rack status` shows those it has")]
+    #[error("the rack {name} has no node {node}; `bluebridge rack status` lists its nodes")]
     NoNode {
         /// The rack.
         name: RackName,
-        /// The node asked for.
+        /// The requested node.
         node: Node,
     },
     /// The builder of the rack died.
-    #[error("the rack {0} was not built to its end; take it down and build it again")]
+    #[error("the rack {0} was not built completely; take it down and build it again")]
     NotBuilt(RackName),
     /// The process that holds a rack without root is gone.
     #[error(
@@ -107,9 +107,9 @@ pub enum DaemonFailure {
     Exited(ExitStatus),
     /// It did not report ready in time.
     Late {
-        /// How long it was waited for.
+        /// The time it was waited for.
         waited: Duration,
-        /// What it was doing, if it said so.
+        /// Its last reported action.
         doing: Option<String>,
     },
 }
@@ -126,7 +126,7 @@ impl std::fmt::Display for DaemonFailure {
     }
 }
 
-/// Names what was tried, for `map_err`.
+/// Names the failed action, for `map_err`.
 pub(crate) fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> RackError {
     |source| RackError::Io { action: action.into(), source }
 }

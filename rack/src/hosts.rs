@@ -11,7 +11,7 @@ use crate::network::watch::InterfaceWatch;
 use crate::state::RackState;
 use crate::{RackError, access};
 
-/// Watches the interfaces of all nodes until the process is ended; calls `ready` once it sees all that happens.
+/// Watches the interfaces of all nodes until the process ends; calls `ready` once no change can be missed.
 ///
 /// # Errors
 /// A namespace cannot be entered, the network may not be changed, or `ready` fails.
@@ -19,7 +19,7 @@ pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Resul
     let layout = Layout::of(&state.spec);
     let mut watches = Vec::new();
     for port in layout.ports() {
-        // A socket stays in the namespace that it was opened in.
+        // A socket stays in the namespace in which it was opened.
         let opened = access::namespace(state, port.peer)?
             .enter(|| InterfaceWatch::open(wanted(port)))?
             .map_err(|source| RackError::Network { node: port.peer, source })?;

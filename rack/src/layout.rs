@@ -1,4 +1,4 @@
-//! Where everything is in a rack: computed from the specification alone, so that every command agrees.
+//! The layout of a rack: computed from the specification alone, so that every command gets the same result.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 
@@ -13,16 +13,16 @@ pub const ENDPOINT_INTERFACE: &str = "eth0";
 /// The controller's side of its link, in the switch's namespace.
 pub const CONTROLLER_INTERFACE: &str = "ctl0";
 
-/// MTU of the controller's link: TCP only, whose ends agree on the smaller size.
+/// MTU of the controller's link; it carries only TCP, which uses the smaller size of both ends.
 pub const CONTROLLER_MTU: u32 = 1500;
 
 /// Prefix length of the control network.
 pub const CONTROL_PREFIX: u8 = 64;
 
-/// Where the switch's agent serves P4Runtime, in the switch's namespace (IANA, service p4runtime).
+/// The address of the agent's P4Runtime server, in the switch's namespace (IANA, service p4runtime).
 pub const P4RUNTIME: SocketAddrV6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 9559, 0, 0);
 
-/// Where the controller serves endpoints, at its control address.
+/// The port on which the controller serves endpoints, at its control address.
 pub const CONTROLLER_PORT: u16 = 7700;
 
 /// A port of the rack's switch.
@@ -72,7 +72,7 @@ impl Layout {
         self.ports.iter().find(|port| port.peer == node)
     }
 
-    /// Where endpoints find the controller.
+    /// The controller's address for endpoints.
     pub fn controller(&self) -> SocketAddrV6 {
         SocketAddrV6::new(control_address(self.number, None), CONTROLLER_PORT, 0, 0)
     }
@@ -94,7 +94,7 @@ impl RackPort {
     }
 }
 
-/// A number for a name (FNV-1a, folded), never 0, which the gateway's Ethernet address has.
+/// A number for a name (FNV-1a, folded), never 0, which the gateway's Ethernet address uses.
 fn rack_number(name: &RackName) -> u16 {
     let mut hash = 0x811c_9dc5_u32;
     for byte in name.as_str().bytes() {

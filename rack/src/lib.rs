@@ -1,17 +1,17 @@
-//! Racks: a switch, a controller, memory servers and clients on one machine, each in a network
-//! namespace of its own, joined by veth pairs.
+//! Racks: a switch, a controller, memory servers and clients on one machine, each in its own network
+//! namespace, connected by veth pairs.
 //!
-//! [`Rack::build`] makes one in this process and its drop takes it down; [`Rack::detach`] leaves it to
-//! other commands, which find it by its record ([`state`]).
+//! [`Rack::build`] creates a rack in this process, and its drop takes it down; [`Rack::detach`] leaves it
+//! running for other commands, which find it by its record ([`state`]).
 //!
 //! | Files | Content |
 //! | --- | --- |
-//! | [`spec`], [`layout`], `links` | What to build, every name and address that follows from it, the links |
-//! | `rack`, `site`, [`daemon`], [`teardown`] | Building it, with root or without; starting and ending what runs in it |
-//! | [`state`], [`access`], [`status`], [`controller_report`], [`logs`] | Its record; entering it and looking at it from other commands |
+//! | [`spec`], [`layout`], `links` | The specification, the names and addresses derived from it, the links |
+//! | `rack`, `site`, [`daemon`], [`teardown`] | Building a rack with or without root; starting and stopping its daemons |
+//! | [`state`], [`access`], [`status`], [`controller_report`], [`logs`] | Its record; entering and inspecting it from other commands |
 //! | [`hosts`] | The daemon that keeps the interfaces of its nodes set up |
-//! | [`namespace`], [`network`], [`process`], [`readiness`] | What it stands on: namespaces, netlink, processes, readiness of daemons |
-//! | [`control`] | What an operator asks of a running controller or switch |
+//! | [`namespace`], [`network`], [`process`], [`readiness`] | The basis: namespaces, netlink, processes, readiness of daemons |
+//! | [`control`] | Queries to a running controller or switch |
 
 pub mod access;
 pub mod control;
@@ -39,10 +39,10 @@ pub use error::{DaemonFailure, RackError};
 pub use rack::Rack;
 pub use site::{Cancel, Site};
 
-/// Where namespaces with names live, as `ip netns` knows them.
+/// The directory of named namespaces, as `ip netns` uses it.
 const NAMED_NAMESPACES: &str = "/run/netns";
 
-/// How long daemons may take to end when they are asked to.
+/// How long daemons may take to end after SIGTERM.
 pub const GRACE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use crate::network::{Ipv6Setting, LinkEnd, Netlink, NetworkError, set_interface_
 use crate::spec::{DataPlane, Node};
 use crate::{Cancel, RackError};
 
-/// Where the interface numbers of the switch's ends begin, and those of the other ends.
+/// The first interface numbers of the switch's ends and of the other ends.
 const SWITCH_INDEX: u32 = 1000;
 const PEER_INDEX: u32 = 2000;
 
-/// Makes all links and sets both ends up.
+/// Creates all links and sets both ends up.
 pub(super) fn make(
     layout: &Layout,
     switch: DataPlane,
@@ -52,7 +52,7 @@ fn of_node(node: Node) -> impl FnOnce(NetworkError) -> RackError {
     move |source| RackError::Network { node, source }
 }
 
-/// Interfaces made from now on ask nobody for addresses or routers: a rack's are fixed.
+/// New interfaces do not request addresses or routers: those of a rack are fixed.
 fn settle_defaults() -> Result<(), NetworkError> {
     for interface in ["all", "default"] {
         set_interface_setting(interface, Ipv6Setting::AcceptDad, 0)?;
@@ -62,7 +62,7 @@ fn settle_defaults() -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// The switch's side has no IPv6 of its own: a host's answer there would be an answer from nowhere.
+/// The switch's side has no IPv6: otherwise this machine could respond with its own addresses.
 fn make_link(
     port: &RackPort,
     switch: &NetworkNamespace,

@@ -1,4 +1,4 @@
-//! What the daemons of a rack print, for `bluebridge rack logs`.
+//! The output of a rack's daemons, for `bluebridge rack logs`.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use crate::RackError;
 use crate::state::RackState;
 
-/// How much of a line without an end is kept until the end comes.
+/// How much of an incomplete line is kept until its end is written.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// Reads logs line by line, as they grow.
 #[derive(Debug)]
 pub struct Logs {
     files: Vec<Log>,
-    /// Whether lines name their daemon.
+    /// Whether lines start with the name of their daemon.
     named: bool,
 }
 
@@ -23,7 +23,7 @@ struct Log {
     daemon: String,
     path: PathBuf,
     file: Option<File>,
-    /// The beginning of a line whose end was not written yet.
+    /// The beginning of an incomplete line.
     begun: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl Logs {
         }
     }
 
-    /// Writes the lines that were added since the last call; says whether there were any.
+    /// Writes the lines that were added since the last call; returns whether there were any.
     ///
     /// # Errors
     /// A log cannot be read, or `output` written.
@@ -62,7 +62,7 @@ impl Logs {
         Ok(any)
     }
 
-    /// Writes the beginnings of lines that have no end yet.
+    /// Writes the beginnings of incomplete lines.
     ///
     /// # Errors
     /// `output` cannot be written.
@@ -85,12 +85,12 @@ impl Log {
             Some(file) => file,
             none => match File::open(&self.path) {
                 Ok(file) => none.insert(file),
-                // A daemon that was not started yet has none.
+                // A daemon that was never started has none.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
                 Err(error) => return Err(error),
             },
         };
-        // Somebody made it shorter, to save room.
+        // The file was truncated by another program.
         if file.stream_position()? > file.metadata()?.len() {
             file.seek(SeekFrom::Start(0))?;
         }

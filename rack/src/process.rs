@@ -1,4 +1,4 @@
-//! Processes of other times: named by pid and start time, so that a reused pid is never signalled.
+//! Processes of other commands: identified by pid and start time, so that a reused pid is never signalled.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,17 +23,17 @@ const KILL_DEADLINE: Duration = Duration::from_secs(5);
 pub struct ProcessRecord {
     /// Its pid.
     pub pid: u32,
-    /// When it started, in clock ticks since the machine did (`/proc/PID/stat`, field 22).
+    /// When it started, in clock ticks since the machine's start (`/proc/PID/stat`, field 22).
     pub start_time: u64,
-    /// Which run of the machine (`/proc/sys/kernel/random/boot_id`).
+    /// The boot of the machine (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
 }
 
-/// How a process came to its end.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopped {
-    /// It was not running any more.
+    /// It had already ended.
     AlreadyGone,
     /// It ended at SIGTERM.
     Terminated,
@@ -55,30 +55,30 @@ impl ProcessRecord {
         Self::of(std::process::id())
     }
 
-    /// Whether the process still runs; one that has ended and was not waited for does not.
+    /// Whether the process still runs; a zombie does not.
     pub fn is_running(&self) -> bool {
         self.stat().is_some_and(|stat| !stat.has_ended())
     }
 
-    /// Whether the process was stopped, by SIGSTOP or a debugger: it runs and does nothing.
+    /// Whether the process is stopped, by SIGSTOP or a debugger.
     pub fn is_stopped(&self) -> bool {
         self.stat().is_some_and(|stat| stat.is_stopped())
     }
 
-    /// What `/proc` shows of this process, and of no later one with the same pid.
+    /// The contents of `/proc` for this process, but not for a later one with the same pid.
     fn stat(&self) -> Option<Stat> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = parse_stat(&stat).filter(|stat| stat.start_time == self.start_time)?;
         boot_id().is_ok_and(|boot_id| boot_id == self.boot_id).then_some(stat)
     }
 
-    /// Opens the process; `None` when it is not running. The descriptor names it for good.
+    /// Opens the process; `None` if it is not running. The descriptor identifies it permanently.
     pub fn open(&self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
-            // Checked after opening: only now the start time belongs to what the descriptor names.
+            // Checked after opening: only now the start time belongs to the process of the descriptor.
             Ok(process) => Ok(self.is_running().then_some(process)),
             Err(rustix::io::Errno::SRCH) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -86,10 +86,10 @@ impl ProcessRecord {
     }
 }
 
-/// Ends processes together: SIGTERM to all, SIGKILL to those that are left after `grace`.
+/// Ends processes together: SIGTERM to all, SIGKILL to those that remain after `grace`.
 ///
 /// # Errors
-/// One that may not be signalled or that even SIGKILL did not end; the others are ended nevertheless.
+/// A process that may not be signalled or that even SIGKILL did not end; the others are ended nevertheless.
 pub fn stop_all(records: &[ProcessRecord], grace: Duration) -> io::Result<Vec<Stopped>> {
     let mut failure = None;
     let mut open = Vec::with_capacity(records.len());
@@ -130,15 +130,15 @@ pub fn kill(record: &ProcessRecord) -> io::Result<Stopped> {
     await_killed(&process)
 }
 
-/// Every process, other than the caller's, that `wanted` picks.
+/// Every process, except the caller's, for which `wanted` is true.
 pub fn find(wanted: impl Fn(u32) -> bool) -> Vec<ProcessRecord> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid| *pid != std::process::id())
-        // The record comes first: if the pid passes to another process before it is looked at, the
-        // start time tells, and nobody else is signalled.
+        // The record comes first: if the pid is reused before the check, the start time
+        // differs, and no other process is signalled.
         .filter_map(|pid| ProcessRecord::of(pid).ok())
         .filter(|record| wanted(record.pid) && record.is_running())
         .collect()
@@ -149,7 +149,7 @@ pub fn has_environment(pid: u32, variable: &str, value: &str) -> bool {
     environment(pid, variable).is_some_and(|it| it.as_encoded_bytes() == value.as_bytes())
 }
 
-/// An environment variable that the process was started with; `None` also if the caller may not look.
+/// An environment variable with which the process was started; `None` also if the caller may not read it.
 pub fn environment(pid: u32, variable: &str) -> Option<OsString> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let value = environment
@@ -158,7 +158,7 @@ pub fn environment(pid: u32, variable: &str) -> Option<OsString> {
     value.map(|value| OsString::from_vec(value.to_vec()))
 }
 
-/// Whether the process lives in one of the namespaces of a kind (`net`, `user`).
+/// Whether the process is in one of the namespaces of a kind (`net`, `user`).
 pub fn lives_in(pid: u32, kind: &str, namespaces: &[NamespaceId]) -> bool {
     NamespaceId::of(format!("/proc/{pid}/ns/{kind}")).is_ok_and(|id| namespaces.contains(&id))
 }
@@ -175,10 +175,10 @@ fn await_killed(process: &OwnedFd) -> io::Result<Stopped> {
     if wait_until(process, Instant::now() + KILL_DEADLINE)? {
         return Ok(Stopped::Killed);
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "a process outlived SIGKILL"))
+    Err(io::Error::new(io::ErrorKind::TimedOut, "a process did not end after SIGKILL"))
 }
 
-/// Signals; `false` when the process is gone.
+/// Signals; `false` if the process is gone.
 fn signal(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
     match pidfd_send_signal(process, signal) {
         Ok(()) => Ok(true),
@@ -195,7 +195,7 @@ fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<bool> {
         match poll(&mut polled, Some(&timeout)) {
             Ok(0) => return Ok(false),
             Ok(_) => {
-                // A child of ours is waited for, so that it does not stay as a zombie.
+                // A child of this process is waited for, so that it does not stay as a zombie.
                 let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
                 return Ok(true);
             }
@@ -209,29 +209,29 @@ fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// What is needed of `/proc/PID/stat` (proc_pid_stat(5)).
+/// The needed fields of `/proc/PID/stat` (proc_pid_stat(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
-    /// That of the first thread.
+    /// The state of the first thread.
     state: char,
     thread_count: u64,
     start_time: u64,
 }
 
 impl Stat {
-    /// The first thread of a killed process may have ended before the others, which still hold what all have
-    /// open: the ports where it listens, for example.
+    /// The first thread of a killed process may end before the others, which still hold all open
+    /// files: the ports on which it listens, for example.
     const fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.thread_count <= 1
     }
 
-    /// SIGSTOP stops all threads; so does a debugger that stops the first one, as a rule.
+    /// SIGSTOP stops all threads; so does usually a debugger that stops the first one.
     const fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
 }
 
-/// The name before the state may hold anything.
+/// The name before the state may contain any character.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn killing_asks_nobody() {
+    fn killing_sends_no_sigterm() {
         let mut child = sleeper("trap 'exit 0' TERM; echo; while :; do sleep 0.1; done");
         let record = ProcessRecord::of(child.id()).expect("runs");
         assert_eq!(kill(&record).expect("may signal its own"), Stopped::Killed);
@@ -351,7 +351,7 @@ mod tests {
         child.args(["-c", "echo; read end"]).env("BLUEBRIDGE_TEST_MARK", "here");
         let mut child =
             child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh starts");
-        // A process that was only just started may show no environment yet: execve(2) sets it late.
+        // A process that was just started may not show its environment yet: execve(2) sets it late.
         let mut ready = [0];
         io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("ready");
         let found = find(|pid| has_environment(pid, "BLUEBRIDGE_TEST_MARK", "here"));

@@ -1,4 +1,4 @@
-//! A rack of this process: its namespaces and links, made, handed on or taken down.
+//! A rack of this process: its namespaces and links, created, handed over or taken down.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +34,7 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Makes the namespaces and links of a rack, without daemons.
+    /// Creates the namespaces and links of a rack, without daemons.
     pub fn build(site: &Site, spec: RackSpec, cancel: Cancel) -> Result<Self, RackError> {
         spec.check()?;
         check_switch(spec.switch, site.is_rootless(), EbpfSwitch::is_built())?;
@@ -60,10 +60,10 @@ impl Rack {
         Ok(rack)
     }
 
-    /// Opens a rack that another command built, to change it; nobody else can meanwhile. Its drop
-    /// leaves it as it is.
+    /// Opens a rack that another command built, to change it; other commands cannot change it meanwhile. Its drop
+    /// does not take it down.
     ///
-    /// Without root this moves the calling process, which may have one thread only, into the rack's
+    /// Without root this moves the calling process, which must have a single thread, into the rack's
     /// user namespace.
     pub fn open(root: &StateRoot, name: &RackName, cancel: Cancel) -> Result<Self, RackError> {
         let directory = root.lock(name)?;
@@ -87,17 +87,17 @@ impl Rack {
         })
     }
 
-    /// Takes another wish to stop.
+    /// Replaces the cancellation flag.
     pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }
 
-    /// What it was built to.
+    /// Its specification.
     pub fn spec(&self) -> &RackSpec {
         &self.state.spec
     }
 
-    /// Where everything is.
+    /// Its layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -107,7 +107,7 @@ impl Rack {
         &self.state
     }
 
-    /// Runs `work` on a thread in a node's namespace and answers its result.
+    /// Runs `work` on a thread in a node's namespace and returns its result.
     pub fn enter<T: Send>(
         &self,
         node: Node,
@@ -116,8 +116,8 @@ impl Rack {
         Ok(self.namespace(node)?.enter(work)?)
     }
 
-    /// Leaves the rack to later commands. `program` is the `bluebridge` binary: without root it runs once
-    /// more to hold the namespaces.
+    /// Leaves the rack to later commands. `program` is the `bluebridge` binary: without root one more process of
+    /// it holds the namespaces.
     pub fn detach(mut self, program: &Path) -> Result<RackState, RackError> {
         self.cancel.check()?;
         if let Some(record) = &self.state.user_namespace {
@@ -130,19 +130,19 @@ impl Rack {
         Ok(self.state.clone())
     }
 
-    /// Takes the rack down and says what that took; a drop does so silently.
+    /// Takes the rack down and reports the result; a drop reports nothing.
     pub fn take_down(mut self) -> Result<teardown::TakenDown, RackError> {
         *self.owned.get_mut() = false;
         self.namespaces.clear();
         teardown::take_down(&self.directory, GRACE)
     }
 
-    /// Takes the rack down while others still use it, which then fail; for a process that is about to end.
+    /// Takes the rack down while other users of it exist, which then fail; for a process that is about to end.
     ///
     /// # Errors
     /// As [`Self::take_down`].
     pub fn take_down_under_others(&self) -> Result<teardown::TakenDown, RackError> {
-        // Whoever of the others is the last one must not take it down once more.
+        // The last of the other users must not take it down again.
         self.owned.store(false, Ordering::Relaxed);
         teardown::take_down(&self.directory, GRACE)
     }
@@ -168,7 +168,7 @@ impl Rack {
             self.state.namespaces.push(NamespaceRecord { node, path: path.clone() });
             self.save()?;
             let made = NetworkNamespace::create(&path).inspect_err(|error| {
-                // Another rack was quicker: what it made must not go with this one.
+                // Another rack was created first: its files must not be removed with this one.
                 if error.is_taken() {
                     self.state.namespaces.pop();
                 }
@@ -184,7 +184,7 @@ impl Rack {
         Ok(())
     }
 
-    /// With root the usual place, without a private file system that goes with its last process.
+    /// With root the usual directory, otherwise a private file system that ends with its last process.
     fn namespace_directory(&self) -> Result<PathBuf, RackError> {
         if self.state.user_namespace.is_none() {
             let directory = PathBuf::from(NAMED_NAMESPACES);
@@ -218,7 +218,7 @@ impl Rack {
     }
 }
 
-/// Refuses a data plane that cannot be had here, before anything is made.
+/// Refuses an unavailable data plane before anything is created.
 pub(crate) fn check_switch(
     switch: DataPlane,
     is_rootless: bool,

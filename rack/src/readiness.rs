@@ -1,5 +1,5 @@
-//! How a daemon says that it is ready, or on the way: the datagrams of sd_notify(3), understood by
-//! systemd as well.
+//! How a daemon reports readiness and progress: the datagrams of sd_notify(3), which systemd
+//! understands as well.
 
 use std::env;
 use std::io;
@@ -9,28 +9,28 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where a daemon finds the socket to report to.
+/// The variable that names a daemon's socket for reports.
 pub const VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// How often the waiting side looks whether the daemon is still there.
+/// How often the waiting side checks whether the daemon still runs.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Tells whoever started this process that it serves now; says whether anyone asked to know.
+/// Reports to the starter of this process that it is ready; returns whether there is a receiver.
 ///
 /// # Errors
-/// The socket named by `NOTIFY_SOCKET` does not take the message.
+/// The socket in `NOTIFY_SOCKET` does not accept the message.
 pub fn notify_ready() -> io::Result<bool> {
     let Some((socket, address)) = reporting()? else { return Ok(false) };
     socket.send_to_addr(b"READY=1", &address)?;
     Ok(true)
 }
 
-/// Tells whoever started this process what it does, and asks for so much more time from now on.
+/// Reports to the starter of this process what it does, and requests `more` time from now on.
 ///
-/// A report that cannot be taken at once is dropped: the next one says more.
+/// A report that cannot be sent at once is dropped: the next one is newer.
 ///
 /// # Errors
-/// There is no socket as named by `NOTIFY_SOCKET`.
+/// The socket in `NOTIFY_SOCKET` does not exist.
 pub fn notify_progress(doing: &str, more: Duration) -> io::Result<bool> {
     let Some((socket, address)) = reporting()? else { return Ok(false) };
     socket.set_nonblocking(true)?;
@@ -50,7 +50,7 @@ fn reporting() -> io::Result<Option<(UnixDatagram, SocketAddr)>> {
     Ok(Some((UnixDatagram::unbound()?, address)))
 }
 
-/// The waiting side: a socket whose name goes to one daemon.
+/// The waiting side: a socket whose name is passed to one daemon.
 #[derive(Debug)]
 pub struct ReadySocket {
     socket: UnixDatagram,
@@ -61,32 +61,32 @@ pub struct ReadySocket {
 /// How long to wait for a daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Until when, if it asks for no more time.
+    /// The deadline without requests for more time.
     pub deadline: Instant,
-    /// Until when at most, however often it asks.
+    /// The last possible deadline, however often it is extended.
     pub limit: Instant,
 }
 
 impl Patience {
-    /// Waits until the deadline, whatever the daemon asks for.
+    /// Waits until the deadline, whatever the daemon requests.
     pub fn until(deadline: Instant) -> Self {
         Self { deadline, limit: deadline }
     }
 }
 
-/// How waiting ended.
+/// The result of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// The daemon reported.
     Ready,
     /// The deadline passed.
     Late,
-    /// The caller's check said that there is nothing to wait for any more.
+    /// The caller's check ended the wait.
     Stopped,
 }
 
 impl ReadySocket {
-    /// Binds a socket at `path`, in a directory that only the daemon and we can enter.
+    /// Binds a socket at `path`, in a directory that only the daemon and this process can enter.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(LOOK))?;
@@ -98,12 +98,12 @@ impl ReadySocket {
         &self.path
     }
 
-    /// What the daemon said last that it does.
+    /// The last reported action of the daemon.
     pub fn doing(&self) -> Option<&str> {
         self.doing.as_deref()
     }
 
-    /// Waits for the report, and while `worth_waiting` says so.
+    /// Waits for the report while `worth_waiting` returns true.
     pub fn wait(
         &mut self,
         patience: Patience,
@@ -147,7 +147,7 @@ impl Drop for ReadySocket {
     }
 }
 
-/// What a datagram of a daemon says; lines of other meanings are passed over.
+/// The contents of a daemon's datagram; other lines are ignored.
 #[derive(Debug, Default)]
 struct Report {
     ready: bool,
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(socket.wait(far, || false).expect("waits"), Readiness::Stopped);
     }
 
-    /// Looks of the waiting side until it gives up a daemon that asks for a minute with every look.
+    /// The number of checks until a daemon that requests a minute at every check is given up.
     fn looks_for_one_that_asks(socket: &mut ReadySocket, limit: Duration) -> usize {
         let daemon = UnixDatagram::unbound().expect("socket");
         let path = socket.path().to_owned();

@@ -1,4 +1,4 @@
-//! Where racks can be built, and how their building is cancelled.
+//! Where racks can be built, and how building is cancelled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use crate::namespace::{self, NamespaceId};
 use crate::spec::DataPlane;
 use crate::state::StateRoot;
 
-/// Where racks can be built: with root on the machine, without in a user namespace of the process.
+/// Where racks can be built: on the machine with root, otherwise in a user namespace of the process.
 #[derive(Clone, Debug)]
 pub struct Site {
     state_root: StateRoot,
@@ -18,15 +18,15 @@ pub struct Site {
 }
 
 impl Site {
-    /// Finds out what this process may do, and enters a new user namespace if it must.
+    /// Checks the permissions of this process, and enters a new user namespace if necessary.
     ///
-    /// To be called once, early in main: without root it moves the whole process, which may have one
-    /// thread only. One site serves any number of racks.
+    /// Call it once, early in main: without root it moves the whole process, which must have a single
+    /// thread. One site can have any number of racks.
     pub fn prepare() -> Result<Self, RackError> {
         Self::with_state_root(StateRoot::locate())
     }
 
-    /// As [`Self::prepare`], with the records elsewhere.
+    /// Like [`Self::prepare`], with another directory for records.
     pub fn with_state_root(state_root: StateRoot) -> Result<Self, RackError> {
         if namespace::is_privileged() {
             return Ok(Self { state_root, user_namespace: None });
@@ -34,7 +34,7 @@ impl Site {
         Self::in_user_namespace(state_root)
     }
 
-    /// Enters a new user namespace also if the process has root; see [`Self::prepare`].
+    /// Enters a new user namespace even with root; see [`Self::prepare`].
     pub fn prepare_rootless() -> Result<Self, RackError> {
         Self::in_user_namespace(StateRoot::locate())
     }
@@ -51,7 +51,7 @@ impl Site {
         self.user_namespace.is_some()
     }
 
-    /// The kernel's data plane where it can be loaded and this build has it, else the soft one.
+    /// The kernel's data plane if it can be loaded and this build has it, otherwise the soft one.
     pub fn data_plane(&self) -> DataPlane {
         if self.is_rootless() || !EbpfSwitch::is_built() {
             DataPlane::Soft
@@ -71,22 +71,22 @@ impl Site {
     }
 }
 
-/// A wish to stop, seen between the steps of building.
+/// A cancellation flag, checked between the steps of building.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks to stop.
+    /// Sets the flag.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked.
+    /// Whether it is set.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// An error once it was asked.
+    /// An error if it is set.
     pub fn check(&self) -> Result<(), RackError> {
         if self.is_cancelled() { Err(RackError::Cancelled) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! What a rack shall be: its name, nodes, link sizes and switch.
+//! The specification of a rack: its name, nodes, link sizes and switch.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,44 +8,44 @@ use bluebridge_wire::address::{PAGE_BYTES, SHARD_SHIFT};
 use serde::{Deserialize, Serialize};
 
 /// Most endpoints of a rack: their ports and the controller's are one group of the switch, which
-/// holds 64.
+/// can have 64.
 pub const MAX_ENDPOINTS: u16 = 63;
 
-/// The smallest link: what IPv6 asks for.
+/// The smallest link: the minimum of IPv6.
 pub const MIN_MTU: u32 = 1280;
 
-/// The largest link: what the protocol splits for.
+/// The largest link that the protocol supports.
 pub const MAX_MTU: u32 = 9000;
 
-/// Why a text does not describe a rack.
+/// Why a text is not a valid specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// A size is no number with an optional unit.
-    #[error("{0:?} is not a size: a number and K, M, G or T, such as 256M")]
+    /// A size is not a number with an optional unit.
+    #[error("{0:?} is not a size: a size is a number and K, M, G or T, such as 256M")]
     ByteSize(String),
-    /// More endpoints than a rack holds.
-    #[error("{0} endpoints are too many: a rack holds {MAX_ENDPOINTS} servers and clients")]
+    /// More endpoints than a rack can have.
+    #[error("{0} endpoints are too many: a rack can have {MAX_ENDPOINTS} servers and clients")]
     Endpoints(u32),
-    /// Memory that no server can offer.
-    #[error("{0} is no memory for a server: 4K to 1T, as one shard holds")]
+    /// A memory size that no server can offer.
+    #[error("{0} is not a valid memory size of a server: 4K to 1T, the limit of one shard")]
     Memory(ByteSize),
     /// An MTU that the protocol cannot use.
-    #[error("{0:?} is not an MTU: {MIN_MTU} to {MAX_MTU}, alone or as s1=1500,c2=1280")]
+    #[error("{0:?} is not an MTU: use {MIN_MTU} to {MAX_MTU}, alone or as s1=1500,c2=1280")]
     Mtu(String),
     /// An MTU for a node that the rack does not have, or that has no link of its own.
     #[error("there is no endpoint {0} in this rack to set an MTU for")]
-    MtuOfNobody(Node),
+    MtuOfUnknownNode(Node),
     /// A rack name that cannot be part of a file name.
     #[error(
         "{0:?} is not a rack name: 1 to 32 lower-case letters, digits and dashes, no dash first"
     )]
     Name(String),
-    /// A node that no rack has.
+    /// An invalid node name.
     #[error("{0:?} is not a node: switch, s1, s2, .. or c1, c2, ..")]
     Node(String),
 }
 
-/// A rack's name, fit to be part of a file name.
+/// A rack's name, valid as a part of a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct RackName(String);
@@ -72,7 +72,7 @@ impl FromStr for RackName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Node {
-    /// The switch, and the controller beside it.
+    /// The switch, with the controller in the same namespace.
     Switch,
     /// A memory server, from 1.
     Server(u16),
@@ -188,19 +188,19 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Which data plane the rack's switch runs.
+/// The data plane of the rack's switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum DataPlane {
     /// In the kernel; needs root.
     Ebpf,
-    /// In a process of its own; needs nothing.
+    /// In a separate process; needs no privileges.
     Soft,
 }
 
 impl DataPlane {
-    /// The word on the command line.
+    /// Its name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
@@ -216,7 +216,7 @@ impl DataPlane {
 pub enum Redirects {
     /// Every page that is leased
     Always,
-    /// Pages whose leases are fought over
+    /// Contended pages: leased pages that several clients request
     #[default]
     Contended,
     /// None
@@ -224,7 +224,7 @@ pub enum Redirects {
 }
 
 impl Redirects {
-    /// The word on the command line.
+    /// Its name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -234,20 +234,20 @@ impl Redirects {
     }
 }
 
-/// A rack to build.
+/// The specification of a rack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RackSpec {
     /// Its name, unique on this machine for root, and for each user.
     pub name: RackName,
-    /// How many memory servers.
+    /// The number of memory servers.
     pub servers: u16,
-    /// How many clients.
+    /// The number of clients.
     pub clients: u16,
     /// The links' MTUs.
     pub mtu: LinkMtus,
     /// The switch.
     pub switch: DataPlane,
-    /// What each server offers.
+    /// The memory of each server.
     pub memory: ByteSize,
     /// Which leased pages are redirected.
     #[serde(default)]
@@ -255,7 +255,7 @@ pub struct RackSpec {
 }
 
 impl RackSpec {
-    /// Checks what the parts cannot know of each other.
+    /// Checks rules between the parts.
     pub fn check(&self) -> Result<(), SpecError> {
         let count = u32::from(self.servers) + u32::from(self.clients);
         if count > u32::from(MAX_ENDPOINTS) {
@@ -264,9 +264,9 @@ impl RackSpec {
         if !(PAGE_BYTES as u64..=1 << SHARD_SHIFT).contains(&self.memory.0) {
             return Err(SpecError::Memory(self.memory));
         }
-        let mut nobody =
+        let mut unknown =
             self.mtu.special.keys().filter(|node| !self.endpoints().any(|it| it == **node));
-        nobody.next().map_or(Ok(()), |node| Err(SpecError::MtuOfNobody(*node)))
+        unknown.next().map_or(Ok(()), |node| Err(SpecError::MtuOfUnknownNode(*node)))
     }
 
     /// The servers, then the clients.

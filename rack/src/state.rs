@@ -1,4 +1,4 @@
-//! A rack's record on disk, written before each step so that whatever was begun can be taken down.
+//! A rack's record on disk, written before each step so that every started step can be undone.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -14,13 +14,13 @@ use crate::namespace::NamespaceId;
 use crate::process::ProcessRecord;
 use crate::spec::{Node, RackName, RackSpec, SpecError};
 
-/// Overrides where racks are recorded; set for every process that a rack starts.
+/// Overrides the directory of rack records; set for every process that a rack starts.
 pub const STATE_VARIABLE: &str = "BLUEBRIDGE_STATE";
 
 /// Marks every process that a rack starts with the rack's random id.
 pub const RACK_VARIABLE: &str = "BLUEBRIDGE_RACK_ID";
 
-/// What a process of a rack logs, as a filter of `tracing`.
+/// The log filter of a rack's process, in the syntax of `tracing`.
 pub const LOG_VARIABLE: &str = "BLUEBRIDGE_LOG";
 
 /// How a process of a rack writes its log lines: `text` or `json`.
@@ -34,7 +34,7 @@ const FILE: &str = "state.json";
 /// Why a rack's record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// `BLUEBRIDGE_RACK` is no name.
+    /// `BLUEBRIDGE_RACK` is not a valid name.
     #[error("{CHOICE_VARIABLE}: {0}")]
     Choice(#[source] SpecError),
     /// Another command is working on the rack.
@@ -46,16 +46,16 @@ pub enum StateError {
     /// The record cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The record was cut short, or another version wrote it.
+    /// The record was truncated, or another version wrote it.
     #[error(
-        "cannot understand {}: {reason}; `bluebridge rack down --rack {name}` removes what is left of the rack",
+        "cannot understand {}: {reason}; `bluebridge rack down --rack {name}` removes the rest of the rack",
         path.display()
     )]
     Damaged {
@@ -63,27 +63,27 @@ pub enum StateError {
         name: RackName,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// No rack is recorded, and none was named.
     #[error("no rack is up; `bluebridge rack up` builds one")]
     None,
-    /// The directory belongs to someone else or is open to others.
-    #[error("{} must be a directory of yours that nobody else can enter", .0.display())]
+    /// The directory belongs to another user or is open to others.
+    #[error("{} must be a directory of this user that no other user can enter", .0.display())]
     NotPrivate(PathBuf),
-    /// More than one rack could be meant.
+    /// The rack is ambiguous.
     #[error(
-        "several racks are there ({}): say which with --rack or {CHOICE_VARIABLE}",
+        "there are several racks ({}): select one with --rack or {CHOICE_VARIABLE}",
         .0.iter().map(RackName::as_str).collect::<Vec<_>>().join(", ")
     )]
     Several(Vec<RackName>),
     /// No rack of that name.
-    #[error("there is no rack {0}; `bluebridge rack list` shows those there are")]
+    #[error("there is no rack {0}; `bluebridge rack list` lists the racks")]
     Unknown(RackName),
 }
 
-/// How far a rack has come.
+/// The state of a rack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -93,10 +93,10 @@ pub enum Phase {
     Up,
 }
 
-/// The user namespace that a rack without root lives in.
+/// The user namespace of a rack without root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserNamespaceRecord {
-    /// Its identity, good for as long as `holder` runs.
+    /// Its identity, valid as long as `holder` runs.
     pub id: NamespaceId,
     /// The process that keeps it, its mounts and its network namespaces.
     pub holder: ProcessRecord,
@@ -105,9 +105,9 @@ pub struct UserNamespaceRecord {
 /// One namespace of the rack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceRecord {
-    /// Whose it is.
+    /// Its node.
     pub node: Node,
-    /// Where it is mounted.
+    /// Its mount point.
     pub path: PathBuf,
 }
 
@@ -120,7 +120,7 @@ pub struct DaemonRecord {
     pub node: Node,
     /// Its arguments after the program's name.
     pub arguments: Vec<String>,
-    /// What it prints.
+    /// Its output.
     pub log: PathBuf,
     /// The process, once started.
     pub process: Option<ProcessRecord>,
@@ -128,24 +128,24 @@ pub struct DaemonRecord {
     pub ready: bool,
 }
 
-/// All that is known of a rack.
+/// The record of a rack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RackState {
     /// The rack's name and a random number, never used again: see [`mark`].
     pub id: String,
-    /// What it shall be.
+    /// Its specification.
     pub spec: RackSpec,
-    /// How far it has come.
+    /// Its state.
     pub phase: Phase,
     /// Present for a rack without root.
     pub user_namespace: Option<UserNamespaceRecord>,
-    /// The namespaces, begun or made.
+    /// The namespaces, started or complete.
     pub namespaces: Vec<NamespaceRecord>,
-    /// The file system that holds the switch's pinned maps, begun or mounted.
+    /// The file system of the switch's pinned maps, started or mounted.
     pub bpf_directory: Option<PathBuf>,
-    /// The daemons, begun or running.
+    /// The daemons, started or running.
     pub daemons: Vec<DaemonRecord>,
-    /// What its daemons log, as a filter of `tracing`; `None` leaves it to them.
+    /// The log filter of its daemons, in the syntax of `tracing`; `None` for their default.
     #[serde(default)]
     pub log_filter: Option<String>,
     /// How its daemons write their log lines, as [`LOG_FORMAT_VARIABLE`] has it; `None` leaves it to them.
@@ -154,7 +154,7 @@ pub struct RackState {
 }
 
 impl RackState {
-    /// A rack of which nothing is built.
+    /// A rack that is not built yet.
     pub fn new(spec: RackSpec) -> Self {
         Self {
             id: format!("{}{:032x}", mark(&spec.name), StdRng::from_os_rng().random::<u128>()),
@@ -169,7 +169,7 @@ impl RackState {
         }
     }
 
-    /// Where a node's namespace is.
+    /// The path of a node's namespace.
     pub fn namespace(&self, node: Node) -> Option<&Path> {
         self.namespaces
             .iter()
@@ -178,7 +178,7 @@ impl RackState {
     }
 }
 
-/// How the ids of all racks of a name begin, which mark their processes. No name has a dot.
+/// The common prefix of the ids of all racks of a name, which mark their processes. No name has a dot.
 pub(crate) fn mark(name: &RackName) -> String {
     format!("{name}.")
 }
@@ -188,8 +188,8 @@ pub(crate) fn mark(name: &RackName) -> String {
 pub struct StateRoot(PathBuf);
 
 impl StateRoot {
-    /// `/run/bluebridge` for root; else `$XDG_RUNTIME_DIR/bluebridge` or a private directory beside other
-    /// temporary files. Asked before entering a user namespace, inside which everyone is root.
+    /// `/run/bluebridge` for root; otherwise `$XDG_RUNTIME_DIR/bluebridge` or a private directory beside other
+    /// temporary files. Call it before entering a user namespace, in which every user is root.
     pub fn locate() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = variable(STATE_VARIABLE) {
@@ -207,7 +207,7 @@ impl StateRoot {
         }
     }
 
-    /// Racks are recorded in `path`.
+    /// The directory `path`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
@@ -231,8 +231,8 @@ impl StateRoot {
         Ok(names)
     }
 
-    /// The rack that a command is for: the one that is named, by the command or by `BLUEBRIDGE_RACK`; else the only
-    /// one that is up; else the only one.
+    /// The rack for a command: the one named by the command or by `BLUEBRIDGE_RACK`; otherwise the only
+    /// one that is up; otherwise the only one.
     ///
     /// # Errors
     /// [`StateError::None`] and [`StateError::Several`] if nothing is named.
@@ -240,7 +240,7 @@ impl StateRoot {
         Self::named(named)?.map_or_else(|| self.only(), Ok)
     }
 
-    /// The rack that is named, by the command or by `BLUEBRIDGE_RACK`.
+    /// The rack named by the command or by `BLUEBRIDGE_RACK`.
     ///
     /// # Errors
     /// [`StateError::Choice`].
@@ -267,12 +267,12 @@ impl StateRoot {
         }
     }
 
-    /// Where a rack of that name is recorded.
+    /// The directory of a rack's record.
     pub(crate) fn directory_of(&self, name: &RackName) -> PathBuf {
         self.0.join(name.as_str())
     }
 
-    /// Makes the directory for a new rack and locks it.
+    /// Creates the directory for a new rack and locks it.
     pub fn create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
         let is_gone = |error: &StateError| match error {
             StateError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
@@ -280,7 +280,7 @@ impl StateRoot {
             _ => false,
         };
         match self.try_create(name) {
-            // The last rack of others went just then, and the directory with it.
+            // Another command has just removed the last rack, and the directory with it.
             Err(error) if is_gone(&error) => self.try_create(name),
             created => created,
         }
@@ -301,13 +301,13 @@ impl StateRoot {
         }
     }
 
-    /// Locks a rack's directory; [`StateError::Unknown`] when there is none.
+    /// Locks a rack's directory; [`StateError::Unknown`] if there is none.
     pub fn lock(&self, name: &RackName) -> Result<RackDirectory, StateError> {
         self.check_private_if_there(name)?;
         RackDirectory::lock(name, self.directory_of(name))
     }
 
-    /// Reads a rack's record, which may change the moment after.
+    /// Reads a rack's record, which may change at any time.
     pub fn read(&self, name: &RackName) -> Result<RackState, StateError> {
         self.check_private_if_there(name)?;
         read(name, &self.directory_of(name))?.ok_or_else(|| StateError::Unknown(name.clone()))
@@ -322,7 +322,7 @@ impl StateRoot {
         }
     }
 
-    /// A record tells what to signal and unmount, so it must be ours.
+    /// A record says what to signal and unmount, so it must belong to this user.
     fn check_private(&self) -> Result<(), StateError> {
         let metadata =
             fs::symlink_metadata(&self.0).map_err(|source| failed("read", &self.0, source))?;
@@ -377,12 +377,12 @@ impl RackDirectory {
         &self.path
     }
 
-    /// Where all racks of this user are recorded.
+    /// The directory of all racks of this user.
     pub(crate) fn root(&self) -> StateRoot {
         StateRoot::at(self.path.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Reads the record; `None` when the builder died before writing any.
+    /// Reads the record; `None` if the builder died before it wrote one.
     pub fn read(&self) -> Result<Option<RackState>, StateError> {
         read(&self.name, &self.path)
     }
@@ -396,11 +396,11 @@ impl RackDirectory {
         fs::rename(&next, &file).map_err(|source| failed("write", &file, source))
     }
 
-    /// Removes the directory with all in it, and the one that it is in with the last rack.
+    /// Removes the directory with its contents, and its parent with the last rack.
     pub fn remove(&self) -> Result<(), StateError> {
         fs::remove_dir_all(&self.path).map_err(|source| failed("remove", &self.path, source))?;
         if let Some(root) = self.path.parent() {
-            // Other racks keep it: then this fails, and that is right.
+            // This fails, correctly, if other racks exist.
             let _ = fs::remove_dir(root);
         }
         Ok(())

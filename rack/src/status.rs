@@ -1,4 +1,4 @@
-//! What a rack is doing now.
+//! The present state of a rack.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -24,23 +24,23 @@ use crate::state::{Phase, RackState};
 pub struct RackStatus {
     /// Its name.
     pub name: RackName,
-    /// How far its builder came.
+    /// The state of its building.
     pub phase: Phase,
     /// Whether it needs no root.
     pub rootless: bool,
     /// Whether there are no problems.
     pub healthy: bool,
-    /// What is wrong, a sentence each, with what helps.
+    /// The problems, a sentence each, with a remedy.
     pub problems: Vec<String>,
     /// The links.
     pub links: Vec<LinkReport>,
     /// The daemons.
     pub daemons: Vec<DaemonReport>,
-    /// What the controller knows; `None` when there is none or it does not answer.
+    /// The controller's view; `None` if there is no controller or it does not respond.
     pub controller: Option<ControllerReport>,
 }
 
-/// One link, seen from the node.
+/// One link, from the node's side.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkReport {
     /// The node.
@@ -59,7 +59,7 @@ pub struct LinkReport {
     pub mtu: Option<u32>,
     /// Whether both ends are up.
     pub running: bool,
-    /// What the node's interface lost of its addresses and routes, if that is known.
+    /// The addresses and routes that the node's interface lost, if known.
     pub missing: Vec<String>,
 }
 
@@ -74,15 +74,15 @@ pub struct DaemonReport {
     pub pid: Option<u32>,
     /// Whether it runs.
     pub running: bool,
-    /// Whether it was stopped by a signal (SIGSTOP) or a debugger, and so does nothing.
+    /// Whether it is stopped by a signal (SIGSTOP) or a debugger.
     pub stopped: bool,
     /// Whether it reported ready.
     pub ready: bool,
-    /// What it prints.
+    /// Its output.
     pub log: PathBuf,
 }
 
-/// Looks at every part of a rack; after [`access::join`].
+/// Checks every part of a rack; call [`access::join`] first.
 pub fn look(state: &RackState) -> RackStatus {
     let layout = Layout::of(&state.spec);
     let links: Vec<_> = layout.ports().iter().map(|port| link(state, port)).collect();
@@ -99,7 +99,7 @@ pub fn look(state: &RackState) -> RackStatus {
             log: daemon.log.clone(),
         })
         .collect();
-    // One that cannot answer is not asked: that would only take its time.
+    // A daemon that cannot respond is not queried: that would only take time.
     let can_answer = |name: &str| {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
@@ -107,14 +107,14 @@ pub fn look(state: &RackState) -> RackStatus {
     let switch = can_answer(SWITCH).then(|| ask_switch(state));
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
-        problems.push("it was not built to its end; take it down and build it again".to_owned());
+        problems.push("it was not built completely; take it down and build it again".to_owned());
     }
     problems.extend(links.iter().flat_map(LinkReport::problems));
     problems.extend(daemons.iter().filter_map(|daemon| daemon.problem(&state.spec.name)));
     if can_answer(CONTROLLER) {
         match &controller {
             Some(controller) => problems.extend(problems_of_controller(controller, &daemons)),
-            None => problems.push("the controller does not answer; see its log".to_owned()),
+            None => problems.push("the controller does not respond; see its log".to_owned()),
         }
     }
     if let Some(Err(error)) = switch {
@@ -156,7 +156,7 @@ impl DaemonReport {
             Some(format!("{name} does not run; {restart} starts it"))
         } else if self.stopped {
             let pid = self.pid.unwrap_or_default();
-            Some(format!("{name} is stopped by a signal; `kill -CONT {pid}` lets it go on"))
+            Some(format!("{name} is stopped by a signal; `kill -CONT {pid}` lets it continue"))
         } else if !self.ready {
             Some(format!("{name} is not ready; see its log"))
         } else {
@@ -165,13 +165,13 @@ impl DaemonReport {
     }
 }
 
-/// What the controller knows to be wrong: with the switch, and with members that daemons of the rack should be.
+/// The problems in the controller's view: with the switch, and with members that should be daemons of the rack.
 fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport]) -> Vec<String> {
     let mut problems = Vec::new();
     if !controller.in_sync {
         let reason = controller.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
         let state = controller.switch_state;
-        problems.push(format!("the switch has not what it should have: {state}{reason}"));
+        problems.push(format!("the switch's tables are not as desired: {state}{reason}"));
     }
     // A daemon that does not run, or is stopped, is a problem already.
     let servers = daemons.iter().filter(|it| it.running && it.ready && !it.stopped);
@@ -180,11 +180,11 @@ fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport
         match controller.nodes.iter().find(|node| node.name == name).map(|node| node.state) {
             Some("live") => {}
             Some("silent") => problems.push(format!(
-                "{name} sends no heartbeats, so it is stuck or cut off; see the log of {}",
+                "{name} sends no heartbeats, so it is stuck or unreachable; see the log of {}",
                 daemon.name
             )),
             _ => problems.push(format!(
-                "{name} is no member of the rack, though {} runs; see its log",
+                "{name} is not a member of the rack, although {} runs; see its log",
                 daemon.name
             )),
         }
@@ -192,14 +192,14 @@ fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport
     problems
 }
 
-/// How long a controller may take to bring the switch up to date before that counts as trouble:
-/// whenever somebody comes or goes, the two differ for a moment.
+/// How long a controller may take to update the switch before that counts as a problem:
+/// after every join and leave the two differ for a moment.
 const SYNC_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How often it is asked meanwhile.
+/// How often it is queried meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The controller's view, once the switch has what it should have or [`SYNC_DEADLINE`] is over.
+/// The controller's view, once the switch has the desired tables or [`SYNC_DEADLINE`] is over.
 fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     let deadline = Instant::now() + SYNC_DEADLINE;
     loop {
@@ -211,7 +211,7 @@ fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     }
 }
 
-/// Asks the controller inside of its namespace.
+/// Queries the controller in its namespace.
 fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     let address = layout.controller().into();
     let asked = access::namespace(state, Node::Switch)
@@ -229,7 +229,7 @@ fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport
     }
 }
 
-/// Whether the switch's agent answers.
+/// Whether the switch's agent responds.
 fn ask_switch(state: &RackState) -> Result<(), RackError> {
     let namespace = access::namespace(state, Node::Switch)?;
     Ok(namespace.enter(|| control::switch_ports(P4RUNTIME.into()))?.map(drop)?)

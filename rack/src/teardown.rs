@@ -1,4 +1,4 @@
-//! Taking a rack down from its record alone, whatever state its builder left it in.
+//! Takes a rack down with its record alone, in whatever state its builder left it.
 
 use std::fs;
 use std::io;
@@ -19,22 +19,22 @@ use crate::state::{
 };
 use crate::{NAMED_NAMESPACES, RackError};
 
-/// The directory of a rootless rack's namespaces, inside its own.
+/// The directory of a rootless rack's namespaces, inside the rack's directory.
 pub(super) const PRIVATE_NAMESPACES: &str = "ns";
 
-/// How often processes that appear while others are stopped are looked for again.
+/// How often to look again for processes that appear while others are stopped.
 const ROUNDS: usize = 10;
 
-/// How long a process that a killed builder was just starting may go without the rack's mark.
+/// How long a process that a killed builder has just started may run without the rack's mark.
 const UNMARKED: Duration = Duration::from_millis(100);
 
-/// How many looks, [`UNMARKED`] apart, must find nothing after the builder was killed.
+/// How many checks, [`UNMARKED`] apart, must find nothing after the builder was killed.
 const LOOKS: usize = 3;
 
-/// What taking down took.
+/// The result of taking a rack down.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TakenDown {
-    /// Whether the record was missing or unreadable, so that what has the rack's name or mark was removed.
+    /// Whether the record was missing or unreadable, so that everything with the rack's name or mark was removed.
     pub unrecorded: bool,
     /// The daemons that were still running.
     pub daemons: Vec<StoppedProcess>,
@@ -42,7 +42,7 @@ pub struct TakenDown {
     pub others: Vec<StoppedProcess>,
     /// How many namespaces were removed.
     pub namespace_count: usize,
-    /// How many mounts inside of the rack's directory were found without a record, and removed.
+    /// The number of mounts in the rack's directory that were found without a record, and removed.
     pub mount_count: usize,
 }
 
@@ -57,7 +57,7 @@ impl TakenDown {
 /// A process and its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoppedProcess {
-    /// The daemon's name, or the command's.
+    /// The daemon's name, or that of the command.
     pub name: String,
     /// Its pid.
     pub pid: u32,
@@ -65,18 +65,18 @@ pub struct StoppedProcess {
     pub end: Stopped,
 }
 
-/// Stops what runs in the rack, removes its namespaces and mounts, then its directory.
+/// Stops the processes of the rack, removes its namespaces and mounts, then its directory.
 ///
 /// # Errors
-/// The first thing that could not be undone; everything else is, and the record stays for another try.
+/// The first step that failed; all others are done, and the record stays for another try.
 pub fn take_down(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
     clear(directory, grace, false)
 }
 
-/// Takes down what another process built, which may have been killed at any moment.
+/// Takes down a rack that another process built, which may have been killed at any moment.
 ///
 /// # Errors
-/// As [`take_down`].
+/// As for [`take_down`].
 pub fn take_down_of_another(
     directory: &RackDirectory,
     grace: Duration,
@@ -94,7 +94,7 @@ fn clear(
         Ok(Some(state)) => state,
         Ok(None) => return clear_unrecorded(directory, grace),
         Err(error @ StateError::Damaged { .. }) => {
-            tracing::warn!(%error, "what has the rack's name or mark is removed instead");
+            tracing::warn!(%error, "removing everything with the rack's name or mark instead");
             return clear_unrecorded(directory, grace);
         }
         Err(error) => return Err(error.into()),
@@ -132,11 +132,11 @@ fn clear_unrecorded(directory: &RackDirectory, grace: Duration) -> Result<TakenD
     Ok(report)
 }
 
-/// Takes down what is left of a rack without a record: processes with its mark or in its namespaces, the namespaces
-/// of its name, and what is mounted in its directory.
+/// Takes down the rest of a rack without a record: processes with its mark or in its namespaces, the namespaces
+/// with its name, and mounts in its directory.
 ///
 /// # Errors
-/// [`RackError::Elsewhere`] if the rack is recorded in another directory; else as [`take_down`].
+/// [`RackError::Elsewhere`] if the rack is recorded in another directory; otherwise as for [`take_down`].
 pub fn take_down_unrecorded(
     root: &StateRoot,
     name: &RackName,
@@ -149,7 +149,7 @@ pub fn take_down_unrecorded(
         process::environment(pid, RACK_VARIABLE)
             .is_some_and(|id| id.as_encoded_bytes().starts_with(mark.as_bytes()))
     };
-    // Racks of the same name may be recorded in several directories, by other users for example.
+    // Racks of the same name may be recorded in several directories, for example by other users.
     let recorded_in = |pid: u32| process::environment(pid, STATE_VARIABLE).map(PathBuf::from);
     let inside = |pid: u32| process::lives_in(pid, "net", &networks);
     let others = process::find(|pid| {
@@ -163,7 +163,7 @@ pub fn take_down_unrecorded(
         inside(pid) || (marked(pid) && recorded_in(pid).is_some_and(|it| it == root.path()))
     };
     let mut stopped = Ok(());
-    // What daemons are is known by their command line; the holder of a rootless rack goes last.
+    // Daemons are identified by their command line; the holder of a rootless rack is the last.
     for stage in 0..=3 {
         let in_stage = |pid: u32| ours(pid) && stage_of_process(pid) == stage;
         let taken = if stage == 0 { &mut report.others } else { &mut report.daemons };
@@ -187,7 +187,7 @@ pub fn take_down_unrecorded(
     Ok(report)
 }
 
-/// The mounted namespaces that a rack of that name has or had; without root there are none with names.
+/// The mounted namespaces that a rack of this name has or had; without root there are none with names.
 fn named_namespaces(name: &RackName) -> Vec<PathBuf> {
     if !namespace::is_privileged() {
         return Vec::new();
@@ -201,12 +201,12 @@ fn named_namespaces(name: &RackName) -> Vec<PathBuf> {
             node.is_some_and(|node| node.parse::<Node>().is_ok())
         })
         .map(|entry| entry.path())
-        // A file that somebody wrote is no namespace; an empty one is the name of one that was being made.
+        // A file with contents is not a namespace; an empty one is the name of a namespace that was being created.
         .filter(|path| fs::metadata(path).is_ok_and(|it| it.len() == 0))
         .collect()
 }
 
-/// When a process is stopped whose record is lost: 0 for what is no daemon.
+/// The stage in which a process without a record is stopped: 0 if it is not a daemon.
 fn stage_of_process(pid: u32) -> usize {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).skip(1);
@@ -218,7 +218,7 @@ fn stage_of_process(pid: u32) -> usize {
     }
 }
 
-/// Memory servers first, so that they can still take leave of the controller; the switch last.
+/// Memory servers first, so that they can still leave; the switch last.
 fn stop_daemons(
     state: &RackState,
     grace: Duration,
@@ -244,7 +244,7 @@ fn stop_daemons(
     failure
 }
 
-/// Daemons whose record was cut short, shells, captures: whatever carries the rack's mark or lives in it.
+/// Daemons whose record was truncated, shells, captures: every process with the rack's mark or in its namespaces.
 fn stop_others(
     state: &RackState,
     looks: usize,
@@ -254,7 +254,7 @@ fn stop_others(
     let holder = other_holder(state);
     let named = state.user_namespace.is_none();
     let paths = state.namespaces.iter().map(|record| &record.path);
-    // A path that is no mount any more has a file's identity, which no process lives in.
+    // The path of a former mount has a file's identity, which matches no process.
     let networks: Vec<_> = paths.filter_map(|path| NamespaceId::of(path).ok()).collect();
     let users: Vec<_> = match &state.user_namespace {
         Some(UserNamespaceRecord { id, .. }) if holder.is_some() => vec![*id],
@@ -269,7 +269,7 @@ fn stop_others(
     stop_all_found(wanted, looks, grace, stopped)
 }
 
-/// Stops what `wanted` picks, until so many looks find nothing more.
+/// Stops the processes that `wanted` selects, until `looks` checks find no more.
 fn stop_all_found(
     wanted: impl Fn(u32) -> bool,
     looks: usize,
@@ -313,7 +313,7 @@ fn name_of(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// The process that holds a rootless rack, if that is not the caller and runs still.
+/// The process that holds a rootless rack, if it is not the caller and still runs.
 fn other_holder(state: &RackState) -> Option<ProcessRecord> {
     let holder = &state.user_namespace.as_ref()?.holder;
     (holder.pid != std::process::id() && holder.is_running()).then(|| holder.clone())
@@ -325,7 +325,7 @@ fn is_inside(state: &RackState) -> bool {
     state.user_namespace.as_ref().is_some_and(|record| Some(record.id) == own)
 }
 
-/// From outside there is nothing to remove: a rootless rack's namespaces go with its processes.
+/// From outside there is nothing to remove: a rootless rack's namespaces end with its processes.
 fn remove_namespaces(
     state: &RackState,
     directory: &RackDirectory,
@@ -353,7 +353,7 @@ fn remove_namespaces(
     failure
 }
 
-/// The last user of `/run/netns` unmounts it; whoever needs it next mounts it again. In use it is refused.
+/// The last user of `/run/netns` unmounts it; the next user mounts it again. If it is in use, this is refused.
 fn leave_named_namespaces(directory: &Path) {
     if fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none()) {
         namespace::unmount_unused(directory);

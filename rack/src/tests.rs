@@ -48,7 +48,7 @@ fn nodes_have_one_spelling() {
 }
 
 #[test]
-fn link_sizes_are_told_for_all_and_for_some() {
+fn link_sizes_are_set_for_all_and_for_some() {
     let mtus: LinkMtus = "s1=1500,c2=1280".parse().expect("sizes");
     let of = |node: &str| mtus.of(node.parse().expect("a node"));
     assert_eq!([of("s1"), of("c2"), of("s2")], [1500, 1280, 9000]);
@@ -63,9 +63,9 @@ fn link_sizes_are_told_for_all_and_for_some() {
 fn a_size_for_an_endpoint_that_is_not_there_is_refused() {
     let mut small = spec("r", 1, 1);
     small.mtu = "s2=1500".parse().expect("sizes");
-    assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Server(2))));
+    assert_eq!(small.check(), Err(SpecError::MtuOfUnknownNode(Node::Server(2))));
     small.mtu = "switch=1500".parse().expect("sizes");
-    assert_eq!(small.check(), Err(SpecError::MtuOfNobody(Node::Switch)));
+    assert_eq!(small.check(), Err(SpecError::MtuOfUnknownNode(Node::Switch)));
     assert_eq!(usize::from(MAX_ENDPOINTS) + 1, GROUP_PORTS_MAX, "the flood is one group");
     assert_eq!(spec("r", 31, 32).check(), Ok(()));
     assert_eq!(spec("r", 32, 32).check(), Err(SpecError::Endpoints(64)));
@@ -143,7 +143,7 @@ fn a_record_is_locked_written_whole_and_removed() {
 }
 
 #[test]
-fn records_that_others_may_write_are_not_believed() {
+fn records_that_others_may_write_are_not_trusted() {
     use std::os::unix::fs::PermissionsExt;
     let (root, _scratch) = scratch();
     let name: RackName = "one".parse().expect("a name");
@@ -174,7 +174,7 @@ fn the_only_rack_that_is_up_is_meant_unless_one_is_named() {
     assert_eq!(chosen(None).expect("the only one that is up"), "one");
     let _two = record("two", Phase::Up);
     let error = chosen(None).expect_err("either could be meant");
-    assert!(error.to_string().contains("(one, two): say which with --rack"), "{error}");
+    assert!(error.to_string().contains("(one, two): select one with --rack"), "{error}");
     assert_eq!(chosen(Some("three")).expect("named"), "three");
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT
  *
- * Made from p4/src/declaration.rs; do not edit:
+ * Generated from p4/src/declaration.rs; do not edit:
  * cargo run -p bluebridge-p4 --example c_header > switch/bpf/declaration.h
  */
 #pragma once
 
-/* How many entries each table holds, and all of them. */
+/* Capacity of each table, and of all tables. */
 enum {
 	INGRESS_GUARD_ENTRIES = 4096,
 	REDIRECT_ENTRIES = 16384,
@@ -18,7 +18,7 @@ enum {
 	TABLE_ENTRIES = 92736,
 };
 
-/* How wide the key of each table is. */
+/* Key width of each table. */
 enum {
 	INGRESS_GUARD_KEY_BITS = 57,
 	REDIRECT_KEY_BITS = 100,
@@ -30,7 +30,7 @@ enum {
 	MULTICAST_KEY_BITS = 32,
 };
 
-/* What entries do. */
+/* Actions of entries. */
 enum action {
 	ACTION_ALLOW = 1,
 	ACTION_DROP = 2,
@@ -68,7 +68,7 @@ enum {
 	PACKET_IN_BYTES = 94,
 };
 
-/* Of addresses: the prefix, and the byte with the command. */
+/* Addresses: the prefix, and the byte with the command. */
 enum {
 	FABRIC_PREFIX = 64955,
 	COMMAND_CREATE = 3,

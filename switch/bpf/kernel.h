@@ -34,10 +34,10 @@ enum map_type {
 
 enum { MAP_NO_PREALLOC = 1 };
 
-/* How a map is described by BTF: a number is the length of an array that a member points to. */
+/* BTF description of a map: a number is the length of an array that a member points to. */
 #define NUMBER(name, value) int (*name)[value]
 
-/* The start of struct __sk_buff; what lies behind `gso_segs` is not used. */
+/* The start of struct __sk_buff; members after `gso_segs` are not used. */
 struct __sk_buff {
 	u32 len, pkt_type, mark, queue_mapping, protocol;
 	u32 vlan_present, vlan_tci, vlan_proto, priority;

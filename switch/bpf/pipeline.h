@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT
  *
- * The pipeline: where a packet goes, the same for tc and XDP. It reads the packet and the tables
- * and changes neither; the caller counts and rewrites once it knows that it can.
+ * The pipeline: decides where a packet goes, for tc and XDP alike. It reads the packet and the
+ * tables and changes neither; the caller counts and rewrites once it can forward.
  */
 #pragma once
 #include "tables.h"
@@ -11,7 +11,7 @@ enum {
 	AT_TYPE = 12, AT_VERSION = 14, AT_PAYLOAD = 18, AT_NEXT_HEADER = 20, AT_HOP = 21,
 	AT_SRC = 22, AT_DST = 38, ETHERNET_BYTES = 14, HEADERS_BYTES = 54,
 };
-/* What may follow the IPv6 header. */
+/* Protocols that may follow the IPv6 header. */
 enum { PROTOCOL_TCP = 6, PROTOCOL_UDP = 17, PROTOCOL_ICMPV6 = 58 };
 /* Offsets in an address. */
 enum { AT_NODE = 4, AT_COMMAND = 6, AT_TAG = 7, AT_LOCATION = 8 };
@@ -46,7 +46,7 @@ INLINE u64 mix(u64 z)
 	return z ^ (z >> MIX_SHIFT_3);
 }
 
-/* The part of the seal of some words (of 8 bytes) that one of them has, by its place. */
+/* The contribution of one word (8 bytes), at its position, to the seal of a value. */
 INLINE u64 seal_of(u64 word, u32 place)
 {
 	u64 power = GOLDEN;
@@ -57,14 +57,14 @@ INLINE u64 seal_of(u64 word, u32 place)
 }
 
 /*
- * Copies the words of a sealed value, the first of which are its key; its seal is behind them.
- * False if they are not whole or not of that key: then the kernel has reused the element.
+ * Copies the words of a sealed value: first its key, last its seal.
+ * False if the seal or the key does not match: then the kernel has reused the element.
  */
 INLINE int unseal(u64 *copy, const void *value, u32 words, const void *key, u32 key_words)
 {
 	u64 seal = 0, differs = 0;
 
-	/* Volatile: what was checked is what is used, nothing is read twice. */
+	/* Volatile: the checked words are the used words; nothing is read twice. */
 #pragma clang loop unroll(full)
 	for (u32 i = 0; i < words; i++) {
 		copy[i] = ((const volatile u64 *)value)[i];
@@ -101,7 +101,7 @@ INLINE void follow(struct verdict *v, const struct route *route)
 	}
 }
 
-/* A value of `ingress_guard`, `l2` or `multicast`, and one of `redirect`, without their seals. */
+/* A value of `ingress_guard`, `l2` or `multicast`, or of `redirect`, without their seals. */
 union route_copy { u64 words[3]; struct { u64 key; struct route route; }; };
 union redirect_copy {
 	u64 words[5];
@@ -114,7 +114,7 @@ union mac_words { struct mac_key key; u64 words[1]; };
 union scope_words { struct scope_key key; u64 words[1]; };
 union redirect_words { struct redirect_key key; u64 words[2]; };
 
-/* Looks for an entry of `ingress_guard`, `l2` or `multicast`. */
+/* Looks up an entry of `ingress_guard`, `l2` or `multicast`. */
 INLINE const struct route *find_route(void *map, const u64 *key, union route_copy *copy)
 {
 	const void *found = map_lookup(map, key);
@@ -197,7 +197,7 @@ INLINE void route_unicast(void *frame, u8 command, const struct config *c, struc
 		union redirect_copy copy;
 		const void *found = map_lookup(&redirect, &page);
 
-		/* The clock is read only here, on a hit of an entry that ends. */
+		/* The clock is read only here, on a hit of an entry that expires. */
 		if (found && unseal(copy.words, found, 5, page.words, 2) &&
 		    (!copy.dead_at_ns || ktime_ns() < copy.dead_at_ns)) {
 			v->is_redirect = 1;
@@ -259,7 +259,7 @@ INLINE void route_fabric(void *frame, u16 port, const struct config *c, struct v
 	v->guard = guard->index;
 	if (guard->action != ACTION_ALLOW)
 		return drop_because(v, DROP_ENTRY);
-	/* Spaces are apart: nobody sends into another one. */
+	/* Spaces are separate: no source may send into another space. */
 	if (U32(AT_SRC) != U32(AT_DST))
 		return drop_because(v, DROP_GUARD);
 	if (c->notifies)
@@ -273,7 +273,7 @@ INLINE void route_fabric(void *frame, u16 port, const struct config *c, struct v
 		route_unicast(frame, command, c, v);
 }
 
-/* Judges a frame of `bytes` bytes whose first bytes are at `frame`. */
+/* Decides on a frame of `bytes` bytes whose first bytes are at `frame`. */
 INLINE void judge(void *frame, void *end, u32 bytes, u16 port, const struct config *c,
 		  struct verdict *v)
 {
@@ -318,7 +318,7 @@ INLINE void count_hit(u32 index, u32 bytes, u64 now)
 		counter->last_hit_ns = now;
 }
 
-/* Counts what a verdict says was hit. */
+/* Counts the entries that a verdict hit. */
 INLINE void count_verdict(const struct verdict *v, u32 bytes)
 {
 	count_hit(v->guard, bytes, 0);
@@ -353,7 +353,7 @@ INLINE void count_tx(u32 port, u32 bytes)
 	}
 }
 
-/* The port of an interface; 0 if it is none. */
+/* The port of an interface; 0 if it is not a port. */
 INLINE u16 port_of_interface(u32 ifindex)
 {
 	u32 slot = ifindex & (IFINDEXES - 1);

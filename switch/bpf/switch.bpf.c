@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT
  *
- * The switch as two programs: `switch_tc` is the whole of it, on the ingress of every port;
- * `switch_xdp` goes ahead of it on XDP ports, forwards what needs nothing but a rewrite, and
- * passes everything else on to `switch_tc`.
+ * The switch as two programs. `switch_tc` is the complete switch, on the ingress of every port.
+ * `switch_xdp` runs before it on XDP ports, forwards frames that need only a rewrite, and passes
+ * all others on to `switch_tc`.
  */
 #include "pipeline.h"
 
@@ -14,7 +14,7 @@ enum {
 	IPV4_BYTES = 20, IPV6_BYTES = 40, UDP_BYTES = 8, TCP_BYTES = 20,
 };
 
-/* Copies the frame to the controller as it came in. */
+/* Copies the frame to the controller as received. */
 INLINE void copy_to_controller(struct __sk_buff *skb, u16 port, u32 number, struct config *c)
 {
 	u32 slot = number - 1, bytes = c->clone_bytes;
@@ -49,7 +49,7 @@ INLINE int chance(struct impairment *i, u64 threshold)
 	return threshold && (draw(i) >> 32) < threshold;
 }
 
-/* Flips a bit behind the Ethernet header; twice the same restores the frame. */
+/* Flips a bit after the Ethernet header; a second call restores the frame. */
 INLINE void flip(struct __sk_buff *skb, u32 bit)
 {
 	u32 at = ETHERNET_BYTES + bit / 8;
@@ -61,7 +61,7 @@ INLINE void flip(struct __sk_buff *skb, u32 bit)
 	skb_store_bytes(skb, at, &byte, 1, 0);
 }
 
-/* What the impairments of a port do to a frame. */
+/* The effect of a port's impairments on a frame. */
 struct fate { u32 lost, twice, flipped, bit; };
 
 static __attribute__((noinline)) int draw_fate(u32 number, u32 bytes, struct fate *fate)
@@ -96,7 +96,7 @@ INLINE int drop_frame(u32 reason)
 
 /*
  * Bytes of headers before each segment of a train: Ethernet, IPv4 or IPv6, UDP or TCP. Options are
- * not counted, TCP leaves room for its own.
+ * not counted; TCP leaves room for its own.
  */
 INLINE u32 train_header_bytes(struct __sk_buff *skb)
 {
@@ -108,7 +108,7 @@ INLINE u32 train_header_bytes(struct __sk_buff *skb)
 	       (protocol == PROTOCOL_UDP ? UDP_BYTES : TCP_BYTES);
 }
 
-/* Whether a port's link cannot take a frame; of a train it must take every segment. */
+/* Whether a port's link cannot take a frame; for a train, whether it cannot take every segment. */
 INLINE int too_long(struct __sk_buff *skb, const struct port *port)
 {
 	u32 limit = port->frame_bytes_max;
@@ -118,7 +118,7 @@ INLINE int too_long(struct __sk_buff *skb, const struct port *port)
 	return !skb->gso_size || skb->gso_size + train_header_bytes(skb) > limit;
 }
 
-/* Hands the frame itself to a port. */
+/* Sends the frame itself to a port. */
 INLINE int forward(struct __sk_buff *skb, u32 number)
 {
 	struct port *port = port_at(number);
@@ -144,13 +144,13 @@ INLINE int forward(struct __sk_buff *skb, u32 number)
 	count_tx(number, skb->len);
 	if (!(flags & PORT_PEER))
 		return redirect_to(ifindex, 0);
-	/* The peer's stack sees the type that this end's MAC address gave the frame. */
+	/* The peer's stack uses the packet type that this end's MAC address gave the frame. */
 	if (skb->pkt_type == PACKET_OTHERHOST)
 		skb_change_type(skb, PACKET_HOST);
 	return redirect_peer(ifindex, 0);
 }
 
-/* Sends one copy of a frame that goes to many ports. */
+/* Sends one copy of a frame with several destination ports. */
 static __attribute__((noinline)) int send_copy(struct __sk_buff *skb, u32 number)
 {
 	struct port *port = port_at(number);
@@ -205,7 +205,7 @@ INLINE int copy_to_group(struct __sk_buff *skb, u16 ingress, u16 number, int rew
 		}
 		send_copy(skb, port);
 	}
-	/* The copies are on their way, what is dropped is the original. */
+	/* The copies are sent; the original is dropped. */
 	return TCX_DROP;
 }
 
@@ -222,7 +222,7 @@ int switch_tc(struct __sk_buff *skb)
 	count_rx(port, skb->len);
 	if (skb->vlan_present)
 		return drop_frame(DROP_TAGGED);
-	/* Only the linear part can be read, and a frame from a packet socket has 14 bytes of it. */
+	/* Only the linear part can be read; a frame from a packet socket has 14 bytes of it. */
 	if (frame + HEADERS_BYTES > end) {
 		skb_pull_data(skb, skb->len < HEADERS_BYTES ? skb->len : HEADERS_BYTES);
 		frame = (void *)(long)skb->data;
@@ -241,7 +241,7 @@ int switch_tc(struct __sk_buff *skb)
 		if (frame + HEADERS_BYTES > end)
 			return drop_frame(DROP_MALFORMED);
 		U8(AT_HOP)--;
-		/* One less in the low byte of a 16-bit word: what a complete sum must lose. */
+		/* The hop limit is the low byte of a 16-bit word; a complete checksum loses 1. */
 		csum_update(skb, (u16)~be16(1));
 		frame = (void *)(long)skb->data;
 		end = (void *)(long)skb->data_end;

@@ -2,18 +2,18 @@
  *
  * The tables of the pipeline as maps; `switch/src/ebpf/layout.rs` mirrors every struct.
  *
- * Keys hold addresses as they are in the packet (big endian), values are in the host's order.
- * Every entry of a table has a number of its own, `index`, which is where its counter is: so a
- * modified entry keeps its counts, and counting is one array access per core.
+ * Keys have the bytes of the packet (big endian), values are in the host's byte order.
+ * Every entry of a table has its own number, `index`, the position of its counter. A modified
+ * entry therefore keeps its counts, and counting is one array access per core.
  */
 #pragma once
 #include "declaration.h"
 #include "kernel.h"
 
 enum {
-	IFINDEXES = 65536,	/* interfaces are told apart by the low 16 bits of their index */
+	IFINDEXES = 65536,	/* interfaces are distinguished by the low 16 bits of their index */
 	COUNTERS = 1 + TABLE_ENTRIES,
-	/* `drops` counts by reason, and behind the reasons the copies that found no room */
+	/* `drops` counts by reason, and after the reasons the copies that found no room */
 	LOST_PACKET_IN = DROP_REASONS,
 	DROP_COUNTERS,
 };
@@ -24,7 +24,7 @@ enum port_flag {
 	PORT_IMPAIRED = 4,
 };
 
-/* What an entry does (an `enum action`): for all tables but anycast and notify. */
+/* The action of an entry (an `enum action`): for all tables except anycast and notify. */
 struct route {
 	u32 index;
 	u16 action;
@@ -35,30 +35,30 @@ struct route {
 
 struct guard_key { u32 scope; u16 node; u16 port; };
 struct redirect_key { u32 scope; u16 node; u16 unused; u64 page; };
-/* 112 bits of location behind the prefix length; the map's key is 18 bytes of these 20. */
+/* 112 bits of location after the prefix length; the map's key is 18 of these 20 bytes. */
 struct directory_key { u32 prefix_len; u16 bits[7]; };
 struct mac_key { u8 mac[6]; u16 unused; };
-/* of `anycast` and `multicast`; the maps' key is `scope` alone */
+/* for `anycast` and `multicast`; the maps' key is `scope` alone */
 struct scope_key { u32 scope; u32 unused; };
-/* notify: kept for reading back only, notify_match is what packets meet */
+/* notify: kept only to be read back; packets are matched by notify_match */
 struct notify_key { u8 ternaries[6]; u16 unused; s32 priority; };
 
 /*
  * Values of hash maps.
  *
  * The kernel gives the element of a deleted or replaced entry to the next entry that is written,
- * also while a program reads it, and fills it in any order. So a value names its key, and its last
- * word is a seal over all others; `unseal` in pipeline.h takes for missing what does not fit.
- * Tries free their nodes after the programs that read them have ended, and arrays do not reuse
- * elements: these need no seal.
+ * even while a program reads it, and fills it in any order. A value therefore contains its key, and
+ * its last word is a seal over all others; `unseal` in pipeline.h treats a value that does not match
+ * as missing. Tries free their nodes after the programs that read them have ended, and arrays do not
+ * reuse elements: these need no seal.
  */
 
-/* A value of `ingress_guard`, `l2` and `multicast`; keys are filled up with zeros. */
+/* A value of `ingress_guard`, `l2` and `multicast`; keys are padded with zeros. */
 struct sealed_route { u8 key[8]; struct route route; u64 seal; };
-/* A value of `redirect`; the entry holds until the time (CLOCK_MONOTONIC, 0: without end). */
+/* A value of `redirect`; the entry is valid until the time (CLOCK_MONOTONIC, 0: no end). */
 struct redirect { struct redirect_key key; struct route route; u64 dead_at_ns; u64 seal; };
 
-/* Fields of less than whole bytes take whole ones here; a ternary takes two. */
+/* Fields that are not whole bytes use whole bytes here; a ternary uses two. */
 #define HOLDS(type, bits) _Static_assert(8 * sizeof(type) >= (bits), "the key is wider")
 HOLDS(struct guard_key, INGRESS_GUARD_KEY_BITS);
 HOLDS(struct redirect_key, REDIRECT_KEY_BITS);
@@ -80,7 +80,7 @@ struct choice {
 	u16 weights[ANYCAST_SLOTS];
 };
 
-/* Which notify entries match a byte of the header, bit 0 is the entry that wins. */
+/* Which notify entries match a byte of the header; bit 0 is the winning entry. */
 struct notify_match { u64 src_command, dst_command, src_status; };
 
 struct counter { u64 packets, bytes, last_hit_ns; };
@@ -134,6 +134,6 @@ TABLE(impairments, MAP_ARRAY, 4, sizeof(struct impairment), PORTS, 0);
 TABLE(config, MAP_ARRAY, 4, sizeof(struct config), 1, 0);
 TABLE(packet_ins, MAP_RINGBUF, 0, 0, 512 * 1024, 0);
 
-/* Only the agent's: the idle timeout and the metadata of entries that have some. */
+/* For the agent only: the idle timeout and the metadata of entries that have them. */
 struct note { u64 idle_timeout_ns; u32 bytes; u8 metadata[METADATA_BYTES]; u32 unused; };
 TABLE(notes, MAP_HASH, 20, sizeof(struct note), COUNTERS, MAP_NO_PREALLOC);

@@ -1,20 +1,20 @@
-//! The seam between the P4Runtime agent and a data plane.
+//! The interface between the P4Runtime agent and a data plane.
 //!
-//! A data plane holds the tables of [`bluebridge_p4::pipeline`], switches frames by them, and is
+//! A data plane stores the tables of [`bluebridge_p4::pipeline`], forwards frames by them, and is
 //! programmed through [`DataPlane`]. There are two, `soft` and `ebpf`; one suite of packet vectors
-//! (`p4/vectors`) runs against both.
+//! (`p4/vectors`) runs on both.
 //!
-//! What the two have in common and the types do not say:
-//! * `l2` misses meet the table's default action ([`DataPlane::set_flood_group`]): flooded through
-//!   a group, or dropped as [`DropReason::NoRoute`] when there is none. Floods keep their
+//! Common behaviour that the types do not express:
+//! * A miss in `l2` uses the table's default action ([`DataPlane::set_flood_group`]): the frame is flooded
+//!   through a group, or dropped as [`DropReason::NoRoute`] if there is none. Flooded frames keep their
 //!   destination MAC address; only copies made by `multicast` pass `port_mac`.
-//! * `notify` copies the frame as it came in (before rewriting), as an ingress-to-egress clone of
-//!   v1model does, and only while a clone session is set.
-//! * A `redirect_until` entry whose time is over is as if it were not there, but stays in its table
-//!   until it is deleted. Whoever reads an entry is told the whole milliseconds that are left, so what
-//!   was read and is written again ends no later.
+//! * `notify` copies the frame as received (before rewriting), like an ingress-to-egress clone of
+//!   v1model, and only while a clone session is set.
+//! * An expired `redirect_until` entry is ignored, but stays in its table until it is deleted. Reading an
+//!   entry returns the remaining whole milliseconds, so an entry that is read and written again never
+//!   lives longer.
 //! * A segmented train (one frame, several datagrams) is one packet to counters. An impaired port of
-//!   the soft plane cuts it first, one of the eBPF plane loses, doubles or corrupts it as a whole.
+//!   the soft plane splits it first; one of the eBPF plane loses, duplicates or corrupts it as a whole.
 
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
@@ -31,17 +31,17 @@ use bluebridge_p4::pipeline::{
 /// The most members of an anycast choice, and the sum of their weights after scaling.
 pub const ANYCAST_SLOTS: usize = ANYCAST_GROUP_SIZE as usize;
 
-/// The most packet-ins that wait for the controller; later ones are lost and counted.
+/// The most packet-ins that wait for the controller; further ones are lost and counted.
 pub const EVENTS_MAX: usize = 4096;
 
 /// Why a table, group or session did not change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// The caller inserted a key that is there; modify it instead.
+    /// The caller inserted an existing key; modify it instead.
     #[error("{} already has an entry with this key; modify it instead", .0.name())]
     Exists(Table),
-    /// The caller named a key that is not there; insert it first.
+    /// The caller named a missing key; insert it first.
     #[error("{} has no entry with this key", .0.name())]
     NotFound(Table),
     /// The table is full; delete entries first.
@@ -50,12 +50,12 @@ pub enum TableError {
     /// The caller named an action that the table does not have.
     #[error("{} does not have this action", .0.name())]
     UnsupportedAction(Table),
-    /// The caller asked for something else that the table does not have.
+    /// The caller used another feature that the table does not have.
     #[error("{} does not have {what}", .table.name())]
     Unsupported {
         /// The table.
         table: Table,
-        /// What was asked for.
+        /// The missing feature.
         what: &'static str,
     },
     /// The caller's key or action breaks a rule of the table.
@@ -69,10 +69,10 @@ pub enum TableError {
     /// The caller named a port that the switch does not have.
     #[error("the switch has no port {}", .0.0)]
     UnknownPort(SwitchPort),
-    /// The caller named a multicast group that is not there.
+    /// The caller named a multicast group that does not exist.
     #[error("multicast group {0} does not exist")]
     UnknownGroup(u16),
-    /// The caller's multicast group is outside of what the switch holds.
+    /// The switch cannot hold the caller's multicast group.
     #[error("multicast group {group}: {rule}")]
     InvalidGroup {
         /// The group.
@@ -85,28 +85,28 @@ pub enum TableError {
     Plane(#[from] PlaneError),
 }
 
-/// Why a data plane failed at something that the caller was right to ask for.
+/// Why a data plane failed at a valid request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaneError {
     /// A system call failed.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed action.
         doing: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The data plane's thread ended or did not answer in time; start the switch again.
-    #[error("the data plane does not answer; start the switch again")]
+    /// The data plane's thread ended or did not respond in time; restart the switch.
+    #[error("the data plane does not respond; restart the switch")]
     Gone,
     /// The kernel refused the program or a map; the text says which.
     #[error("eBPF: {0}")]
     Ebpf(String),
     /// This build has no eBPF data plane: clang was missing when it was built.
-    #[error("this build has no eBPF data plane (clang was not there when it was built)")]
+    #[error("this build has no eBPF data plane (clang was missing when it was built)")]
     NoEbpf,
-    /// Only root (CAP_BPF, CAP_NET_ADMIN) may do that; run as root or use the soft data plane.
+    /// Only root (CAP_BPF, CAP_NET_ADMIN) may do this; run as root or use the soft data plane.
     #[error("{0} needs root; run as root or use the soft data plane")]
     NeedsRoot(&'static str),
 }
@@ -115,7 +115,7 @@ pub enum PlaneError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// The caller's port number is in use or outside of 1..=[`PORT_MAX`].
+    /// The caller's port number is in use or outside 1..=[`PORT_MAX`].
     #[error("port {} cannot be used: {rule}", .port.0)]
     Invalid {
         /// The port.
@@ -123,13 +123,13 @@ pub enum PortError {
         /// The rule that is broken.
         rule: &'static str,
     },
-    /// There is no such interface in this network namespace.
+    /// This network namespace has no such interface.
     #[error("there is no interface {0} in this network namespace")]
     NoInterface(String),
     /// The caller named a port that the switch does not have.
     #[error("the switch has no port {}", .0.0)]
     Unknown(SwitchPort),
-    /// The caller's frame is shorter than an Ethernet header or longer than the port takes.
+    /// The caller's frame is shorter than an Ethernet header or longer than the port allows.
     #[error("a frame of {0} bytes does not fit the port")]
     FrameSize(usize),
     /// The data plane itself failed.
@@ -137,14 +137,14 @@ pub enum PortError {
     Plane(#[from] PlaneError),
 }
 
-/// Why an impairment was not switched on.
+/// Why an impairment was not set.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImpairmentError {
-    /// This data plane cannot do that kind; the soft one can do them all.
-    #[error("this data plane cannot {0}; the soft one can")]
+    /// This data plane does not support this impairment; the soft one supports all.
+    #[error("this data plane does not support {0}; the soft one does")]
     Unsupported(&'static str),
-    /// The caller gave a share outside of 0.0 to 1.0.
+    /// The caller's share is not between 0.0 and 1.0.
     #[error("{0} must be between 0 and 1")]
     OutOfRange(&'static str),
     /// The caller named a port that the switch does not have.
@@ -155,18 +155,18 @@ pub enum ImpairmentError {
     Plane(#[from] PlaneError),
 }
 
-/// An entry as it is in the data plane.
+/// An entry in the data plane.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InstalledEntry {
-    /// The entry as it was inserted; of a `redirect_until`, with the time that is left.
+    /// The entry as it was inserted; a `redirect_until` has its remaining time.
     pub entry: Entry,
-    /// What hit it.
+    /// The packets and bytes that hit it.
     pub counter: Counter,
     /// Time since the last hit, or since the insertion; `redirect` only.
     pub since_hit: Option<Duration>,
 }
 
-/// What impairments did to the frames that left by a port.
+/// Counts of impaired frames that left through a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ImpairmentCounters {
     /// Frames lost.
@@ -181,7 +181,7 @@ pub struct ImpairmentCounters {
     pub delayed: u64,
 }
 
-/// A port as it is.
+/// The state of a port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortStatus {
     /// Its number.
@@ -192,18 +192,18 @@ pub struct PortStatus {
     pub mac: MacAddr,
     /// Its interface's MTU in bytes (without the Ethernet header).
     pub mtu: u32,
-    /// Frames that entered the switch by it.
+    /// Frames that entered the switch through it.
     pub rx: Counter,
-    /// Frames that left the switch by it.
+    /// Frames that left the switch through it.
     pub tx: Counter,
-    /// What impairments did.
+    /// Counts of impaired frames.
     pub impaired: ImpairmentCounters,
 }
 
-/// The clone session [`bluebridge_p4::pipeline::NOTIFY_SESSION`]: how `notify` copies.
+/// The clone session [`bluebridge_p4::pipeline::NOTIFY_SESSION`], which `notify` uses for copies.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CloneSession {
-    /// Bytes of a frame that are copied, at most [`PACKET_IN_BYTES`].
+    /// Bytes copied of a frame, at most [`PACKET_IN_BYTES`].
     pub packet_bytes: usize,
 }
 
@@ -216,9 +216,9 @@ impl Default for CloneSession {
 /// A copy of a frame for the controller.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PacketIn {
-    /// Where the frame came in.
+    /// The port through which the frame entered.
     pub ingress_port: SwitchPort,
-    /// The first bytes of the frame, as it came in.
+    /// The first bytes of the frame as received.
     pub frame: Vec<u8>,
 }
 
@@ -227,7 +227,7 @@ pub struct PacketIn {
 pub struct Drops(pub [u64; DropReason::ALL.len()]);
 
 impl Drops {
-    /// How many frames were dropped for a reason.
+    /// The number of frames dropped for a reason.
     #[must_use]
     pub const fn of(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
@@ -236,7 +236,7 @@ impl Drops {
 
 /// A data plane, as the agent programs it.
 ///
-/// Every call returns soon: none waits for traffic.
+/// No call waits for traffic.
 pub trait DataPlane: Send {
     /// The data plane's name: `soft` or `ebpf`.
     fn name(&self) -> &'static str;
@@ -251,7 +251,7 @@ pub trait DataPlane: Send {
     /// Replaces an entry's action, idle timeout and metadata; its counter and last hit stay.
     ///
     /// # Errors
-    /// [`TableError::NotFound`], else as for [`Self::insert`]: nothing changed.
+    /// [`TableError::NotFound`], otherwise as for [`Self::insert`]: nothing changed.
     fn modify(&mut self, entry: &Entry) -> Result<(), TableError>;
 
     /// Removes an entry.
@@ -266,7 +266,7 @@ pub trait DataPlane: Send {
     /// [`TableError::NotFound`].
     fn entry(&mut self, key: &Key) -> Result<InstalledEntry, TableError>;
 
-    /// Every entry of a table in the order of the keys, also those from before a restart of the
+    /// Every entry of a table in the order of the keys, including those from before a restart of the
     /// agent.
     ///
     /// # Errors
@@ -295,7 +295,7 @@ pub trait DataPlane: Send {
         Ok(entries)
     }
 
-    /// The default action of `l2`: flood what matches no entry through a group, or drop it.
+    /// The default action of `l2`: flood frames without a matching entry through a group, or drop them.
     ///
     /// # Errors
     /// [`TableError::UnknownGroup`].
@@ -307,7 +307,7 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn flood_group(&mut self) -> Result<Option<u16>, PlaneError>;
 
-    /// Makes or replaces a multicast group (1 and up; at most [`GROUP_PORTS_MAX`] ports).
+    /// Creates or replaces a multicast group (1 and up; at most [`GROUP_PORTS_MAX`] ports).
     ///
     /// # Errors
     /// [`TableError::InvalidGroup`] and `UnknownPort`: nothing changed.
@@ -325,7 +325,7 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn groups(&mut self) -> Result<Vec<(u16, Vec<SwitchPort>)>, PlaneError>;
 
-    /// Sets or ends the clone session of `notify`; without one nothing is copied.
+    /// Sets or ends the clone session of `notify`; without one there are no copies.
     ///
     /// # Errors
     /// Only if the data plane fails.
@@ -337,14 +337,14 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn clone_session(&mut self) -> Result<Option<CloneSession>, PlaneError>;
 
-    /// The cookie of the pipeline configuration that was pushed; it lives as long as the tables.
+    /// The cookie of the pushed pipeline configuration; it lives as long as the tables.
     ///
     /// # Errors
     /// Only if the data plane fails.
     fn pipeline_cookie(&mut self) -> Result<Option<u64>, PlaneError>;
 
-    /// Empties tables, groups, the clone session, counters and drops, and keeps the cookie of the
-    /// pipeline that is now in force. Ports and impairments stay.
+    /// Empties tables, groups, the clone session, counters and drops, and stores the cookie of the
+    /// new pipeline. Ports and impairments stay.
     ///
     /// # Errors
     /// Only if the data plane fails.
@@ -356,9 +356,9 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn drops(&mut self) -> Result<Drops, PlaneError>;
 
-    /// Adds a port on an interface of the network namespace that the data plane was started in.
+    /// Adds a port on an interface of the network namespace in which the data plane was started.
     ///
-    /// A port that is there with the same interface stays as it is; one whose interface vanished
+    /// An existing port with the same interface does not change; a port whose interface no longer exists
     /// gets the new one.
     ///
     /// # Errors
@@ -377,13 +377,13 @@ pub trait DataPlane: Send {
     /// Only if the data plane fails.
     fn ports(&mut self) -> Result<Vec<PortStatus>, PlaneError>;
 
-    /// Sends a frame by a port, past the tables.
+    /// Sends a frame through a port, without the tables.
     ///
     /// # Errors
     /// [`PortError::Unknown`] and `FrameSize`: nothing was sent.
     fn packet_out(&mut self, port: SwitchPort, frame: &[u8]) -> Result<(), PortError>;
 
-    /// Moves the packet-ins that wait, at most `limit`, to the end of `out`.
+    /// Moves waiting packet-ins, at most `limit`, to the end of `out`.
     ///
     /// # Errors
     /// Only if the data plane fails.
@@ -392,16 +392,16 @@ pub trait DataPlane: Send {
     /// Becomes readable when [`Self::poll`] has something; `None` if polling is the only way.
     fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Packet-ins lost because more than [`EVENTS_MAX`] waited.
+    /// Packet-ins lost because more than [`EVENTS_MAX`] were waiting.
     ///
     /// # Errors
     /// Only if the data plane fails.
     fn events_lost(&mut self) -> Result<u64, PlaneError>;
 
-    /// Switches impairments of a port on, or off with `Impairment::default()`.
+    /// Sets the impairment of a port; `Impairment::default()` ends it.
     ///
     /// # Errors
-    /// [`ImpairmentError::Unsupported`] if this data plane cannot do one of them: none changed.
+    /// [`ImpairmentError::Unsupported`] if this data plane does not support one of them: none changed.
     fn set_impairment(
         &mut self,
         port: SwitchPort,
@@ -409,7 +409,7 @@ pub trait DataPlane: Send {
     ) -> Result<(), ImpairmentError>;
 }
 
-/// Checks what every data plane demands of an entry, whatever it holds.
+/// Checks the rules for entries that are the same in every data plane.
 ///
 /// # Errors
 /// The rule that the entry breaks.
@@ -427,10 +427,10 @@ pub fn check_entry(entry: &Entry) -> Result<(), TableError> {
     }
     if let Action::Select(members) = &entry.action {
         if members.is_empty() || members.len() > ANYCAST_SLOTS {
-            return invalid("a choice has 1 to 256 members");
+            return invalid("a choice must have 1 to 256 members");
         }
         if members.iter().any(|member| member.weight == 0) {
-            return invalid("a weight is at least 1");
+            return invalid("a weight must be at least 1");
         }
     }
     check_key(&entry.key)
@@ -449,10 +449,10 @@ fn check_key(key: &Key) -> Result<(), TableError> {
         }
         Key::Notify { src_command, dst_command, src_status, priority } => {
             if [src_command, dst_command, src_status].iter().any(|t| t.value & !t.mask != 0) {
-                return invalid("bits outside of the mask must be 0");
+                return invalid("bits outside the mask must be 0");
             }
             if priority < 1 {
-                return invalid("a priority is at least 1");
+                return invalid("a priority must be at least 1");
             }
             Ok(())
         }
@@ -460,19 +460,19 @@ fn check_key(key: &Key) -> Result<(), TableError> {
     }
 }
 
-/// Checks the number of a port to be added.
+/// Checks the number of a new port.
 ///
 /// # Errors
 /// [`PortError::Invalid`] with the rule that it breaks.
 pub(crate) fn check_port(port: SwitchPort) -> Result<(), PortError> {
     match port {
-        CPU_PORT => Err(PortError::Invalid { port, rule: "it is the controller's" }),
+        CPU_PORT => Err(PortError::Invalid { port, rule: "it is the controller's port" }),
         SwitchPort(1..=PORT_MAX) => Ok(()),
-        _ => Err(PortError::Invalid { port, rule: "ports are 1 to 1023" }),
+        _ => Err(PortError::Invalid { port, rule: "ports must be 1 to 1023" }),
     }
 }
 
-/// Checks a multicast group that is to be set.
+/// Checks a multicast group before it is set.
 ///
 /// # Errors
 /// [`TableError::InvalidGroup`] with the rule that it breaks.
@@ -508,7 +508,7 @@ pub(crate) fn notify_order(key: &Key) -> (core::cmp::Reverse<i32>, Key) {
     (core::cmp::Reverse(priority), *key)
 }
 
-/// An action with what is left of its time.
+/// An action with its remaining time.
 pub(crate) fn with_time_left(action: &Action, left: Option<Duration>) -> Action {
     match (action, left) {
         (Action::RedirectUntil { forward, .. }, Some(left)) => {
@@ -519,7 +519,7 @@ pub(crate) fn with_time_left(action: &Action, left: Option<Duration>) -> Action 
     }
 }
 
-/// How long an action holds from the moment when it is written; `None` without an end.
+/// How long an action is valid from its writing; `None` without an end.
 pub(crate) const fn lifetime(action: &Action) -> Option<Duration> {
     match action {
         Action::RedirectUntil { lease_ms, .. } => Some(Duration::from_millis(*lease_ms as u64)),
@@ -527,7 +527,7 @@ pub(crate) const fn lifetime(action: &Action) -> Option<Duration> {
     }
 }
 
-/// The ports that an action sends to by itself.
+/// The ports that an action names directly.
 pub(crate) fn action_ports(action: &Action) -> Vec<SwitchPort> {
     match action {
         Action::Forward(forward) | Action::RedirectUntil { forward, .. } => vec![forward.port],

@@ -1,6 +1,6 @@
-//! Seeded draws and the anycast choice: the arithmetic that both data planes share, bit for bit.
+//! Seeded draws and the anycast choice: arithmetic that is bit-identical in both data planes.
 //!
-//! `switch/bpf/pipeline.h` holds the same functions in C; the packet vectors pin them.
+//! `switch/bpf/pipeline.h` has the same functions in C; the packet vectors test them.
 
 use bluebridge_p4::pipeline::{SwitchPort, WeightedForward};
 
@@ -15,8 +15,8 @@ const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A `SplitMix64` generator: one addition per draw, so that a kernel program can share the state
-/// between cores by an atomic addition.
+/// A `SplitMix64` generator: one addition per draw, so that kernel programs on several cores can share
+/// the state with an atomic addition.
 #[derive(Clone, Debug)]
 pub(crate) struct Draw {
     state: u64,
@@ -28,7 +28,7 @@ impl Draw {
         Self { state: mix(seed ^ ((port.0 as u64) << 48)) }
     }
 
-    /// What the state is before the next draw.
+    /// The state before the next draw.
     pub(crate) const fn state(&self) -> u64 {
         self.state
     }
@@ -61,9 +61,9 @@ pub(crate) const fn anycast_slot(src_node: u16, src_location: u64) -> u8 {
     hash.to_be_bytes()[7]
 }
 
-/// Which member each slot leads to: shares by weight, at least one slot each, members in order.
+/// The member of each slot: shares by weight, at least one slot each, members in order.
 ///
-/// Largest remainders get the slots that are left over; a tie goes to the earlier member.
+/// The largest remainders get the remaining slots; on a tie the earlier member wins.
 #[must_use]
 pub(crate) fn anycast_slots(members: &[WeightedForward]) -> [u8; ANYCAST_SLOTS] {
     let total: usize = members.iter().map(|m| usize::from(m.weight)).sum::<usize>().max(1);

@@ -1,4 +1,4 @@
-//! Network interfaces of this namespace, asked for over rtnetlink.
+//! Network interfaces of this namespace, read over rtnetlink.
 
 use std::{io, io::ErrorKind};
 
@@ -12,7 +12,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// What the switch must know of an interface.
+/// The properties of an interface that the switch needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interface {
     pub(crate) index: u32,
@@ -27,7 +27,7 @@ impl Interface {
     /// The interface with a name; `None` if this namespace has none.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the kernel cannot be queried.
     pub(crate) fn by_name(name: &str) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -37,7 +37,7 @@ impl Interface {
     /// The interface with an index; `None` if this namespace has none.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the kernel cannot be queried.
     pub(crate) fn by_index(index: u32) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.header.index = index;
@@ -67,7 +67,7 @@ fn ask(request: LinkMessage) -> io::Result<Option<Interface>> {
             error if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             error => Err(error),
         },
-        _ => Err(io::Error::new(ErrorKind::InvalidData, "rtnetlink answered something else")),
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "rtnetlink sent an unexpected response")),
     }
 }
 

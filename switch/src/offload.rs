@@ -1,7 +1,7 @@
 //! Offloads of an interface, by the ethtool ioctl (linux/ethtool.h).
 //!
 //! A switch sees frames as their sender left them. A soft or an XDP switch needs some offloads of the hosts' links
-//! off, so that no partial checksums and unsplit datagrams reach it.
+//! off, so that it gets no partial checksums and no unsplit datagrams.
 
 use std::{io, mem, ptr};
 
@@ -16,7 +16,7 @@ const SIOCETHTOOL: ioctl::Opcode = 0x8946;
 /// Why offloads of an interface could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OffloadError {
-    /// The name cannot be an interface's.
+    /// The name is not a valid interface name.
     #[error("{interface:?} is not an interface name: 1 to 15 characters, no space or slash")]
     NotAnInterfaceName {
         /// The name given.
@@ -25,17 +25,17 @@ pub enum OffloadError {
     /// The kernel refused to read or change an offload.
     #[error("cannot {action} of {interface}: {source}")]
     Refused {
-        /// What was asked for.
+        /// The requested action.
         action: &'static str,
         /// The interface.
         interface: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The driver does not follow; another kind of interface may be needed.
-    #[error("cannot {action} of {interface}: its driver leaves them as they are")]
+    /// The driver did not apply the change; another kind of interface may be needed.
+    #[error("cannot {action} of {interface}: its driver did not change them")]
     Unchanged {
-        /// What was asked for.
+        /// The requested action.
         action: &'static str,
         /// The interface.
         interface: String,
@@ -43,37 +43,37 @@ pub enum OffloadError {
 }
 
 impl OffloadError {
-    /// Whether more privilege would help.
+    /// Whether more privileges would help.
     pub fn is_permission(&self) -> bool {
         let Self::Refused { source, .. } = self else { return false };
         source.kind() == io::ErrorKind::PermissionDenied
     }
 }
 
-/// Makes the interface's sender write whole checksums and split datagrams itself.
+/// Makes the sender of this interface write complete checksums and split datagrams itself.
 ///
 /// # Errors
-/// If the name is none, or if kernel or driver refuse.
+/// If the name is invalid, or if kernel or driver refuse.
 pub fn disable_transmit_offloads(interface: &str) -> Result<(), OffloadError> {
     let ask = Ask::new(interface, "switch off the transmit offloads")?;
     TRANSMIT.iter().try_for_each(|offload| ask.set(*offload, false))?;
     TRANSMIT.iter().try_for_each(|offload| ask.assert(*offload, false))
 }
 
-/// Makes the interface's sender write whole checksums, also of the pieces that it splits datagrams into later.
+/// Makes the sender of this interface write complete checksums, also for the pieces of datagrams that it splits later.
 ///
 /// # Errors
-/// As [`disable_transmit_offloads`].
+/// As for [`disable_transmit_offloads`].
 pub fn disable_transmit_checksums(interface: &str) -> Result<(), OffloadError> {
     let ask = Ask::new(interface, "switch off the transmit checksum offloads")?;
     ask.set(Offload::TRANSMIT_CHECKSUM, false)?;
     ask.assert(Offload::TRANSMIT_CHECKSUM, false)
 }
 
-/// Switches generic receive offload (GRO) on, without which a veth takes no frames that XDP redirects to it.
+/// Switches generic receive offload (GRO) on; without it a veth accepts no frames that XDP redirects to it.
 ///
 /// # Errors
-/// As [`disable_transmit_offloads`].
+/// As for [`disable_transmit_offloads`].
 pub fn enable_receive_offload(interface: &str) -> Result<(), OffloadError> {
     let ask = Ask::new(interface, "switch on the generic receive offload")?;
     ask.set(Offload::GENERIC_RECEIVE, true)?;
@@ -83,7 +83,7 @@ pub fn enable_receive_offload(interface: &str) -> Result<(), OffloadError> {
 /// Whether the sender leaves checksums or the splitting of datagrams to the interface.
 ///
 /// # Errors
-/// If the name is none, or if the kernel refuses.
+/// If the name is invalid, or if the kernel refuses.
 pub fn has_transmit_offloads(interface: &str) -> Result<bool, OffloadError> {
     let ask = Ask::new(interface, "read the transmit offloads")?;
     for offload in TRANSMIT {
@@ -111,14 +111,14 @@ impl Offload {
 const TRANSMIT: [Offload; 3] =
     [Offload::TRANSMIT_CHECKSUM, Offload::TCP_SEGMENTATION, Offload::GENERIC_SEGMENTATION];
 
-/// `struct ethtool_value`: a command and its one argument or answer.
+/// `struct ethtool_value`: a command and its one argument or result.
 #[repr(C)]
 struct EthtoolValue {
     command: u32,
     data: u32,
 }
 
-/// What is asked of the kernel about one interface.
+/// A request to the kernel about one interface.
 struct Ask<'a> {
     interface: &'a str,
     action: &'static str,
@@ -147,7 +147,7 @@ impl<'a> Ask<'a> {
         self.call(offload.read, 0).map(|data| data != 0)
     }
 
-    /// The kernel may accept a change that the driver then does not make.
+    /// The kernel may accept a change that the driver then does not apply.
     fn assert(&self, offload: Offload, on: bool) -> Result<(), OffloadError> {
         if self.is_on(offload)? == on {
             return Ok(());
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_name_is_told_apart_from_what_is_not_there() {
+    fn an_invalid_name_and_a_missing_interface_are_different_errors() {
         for name in ["", "a/b", "a b", "sixteen-bytes-ok"] {
             let error = has_transmit_offloads(name).expect_err("it is no name");
             assert!(matches!(error, OffloadError::NotAnInterfaceName { .. }), "{error}");
@@ -204,7 +204,7 @@ mod tests {
                 ip("link add offload0 type veth peer name offload1");
                 let on = |offload| Ask::new("offload0", "read").unwrap().is_on(offload).unwrap();
                 assert!(has_transmit_offloads("offload0").unwrap());
-                // Whether it is on from the start depends on the kernel.
+                // The initial state depends on the kernel.
                 let ask = Ask::new("offload0", "switch off").unwrap();
                 ask.set(Offload::GENERIC_RECEIVE, false).unwrap();
                 assert!(!on(Offload::GENERIC_RECEIVE));

@@ -1,6 +1,6 @@
 //! Packet sockets on one interface, with the offload state of frames.
 //!
-//! All of the crate's socket-level unsafe code is here.
+//! All of the crate's unsafe socket code is here.
 
 use std::{
     io,
@@ -11,16 +11,16 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 
-/// Bytes of a `virtio_net_hdr`, which goes ahead of every frame.
+/// Bytes of a `virtio_net_hdr`, which precedes every frame.
 pub(crate) const OFFLOAD_BYTES: usize = 10;
 
-/// The longest frame: the largest train that a UDP or TCP socket sends, and its headers.
+/// The longest frame: the largest train that a UDP or TCP socket sends, with its headers.
 pub(crate) const FRAME_BYTES_MAX: usize = 65_536 + 128;
 
 /// Frames received with one system call.
 pub(crate) const BATCH: usize = 32;
 
-/// What a socket may hold back for its reader, as far as the system allows.
+/// The size of a socket's receive buffer, as far as the system allows.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 /// Room for one control message of the size of `tpacket_auxdata`, aligned for its header.
@@ -33,10 +33,10 @@ pub(crate) struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket that sends by an interface and, if asked to, receives all that comes in by it.
+    /// A socket that sends through an interface and, if `receives`, receives everything that arrives there.
     ///
     /// # Errors
-    /// If the system refuses it, which it does without `CAP_NET_RAW`.
+    /// If the system refuses it, for example without `CAP_NET_RAW`.
     pub(crate) fn open(ifindex: u32, receives: bool) -> io::Result<Self> {
         let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
         let this = Self { socket };
@@ -83,7 +83,7 @@ impl PacketSocket {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes as much buffer as the system gives; without privilege that is less.
+    /// Requests a large buffer; without privileges the system gives less.
     fn enlarge(&self) {
         let bytes = i32::try_from(RECEIVE_BUFFER_BYTES).unwrap_or(i32::MAX);
         if self.set_raw(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes).is_err() {
@@ -127,14 +127,14 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// A frame that was received.
+/// A received frame.
 #[derive(Debug)]
 pub(crate) struct Received<'a> {
     pub(crate) offload: [u8; OFFLOAD_BYTES],
     pub(crate) frame: &'a mut [u8],
     /// The frame was longer than [`FRAME_BYTES_MAX`].
     pub(crate) is_cut: bool,
-    /// The kernel took an 802.1Q tag off the frame.
+    /// The kernel removed an 802.1Q tag from the frame.
     pub(crate) is_tagged: bool,
 }
 
@@ -147,7 +147,7 @@ struct Slot {
     is_tagged: bool,
 }
 
-/// Buffers for a batch of frames; used again for every batch.
+/// Buffers for a batch of frames; reused for every batch.
 #[derive(Debug)]
 pub(crate) struct Batch {
     slots: Vec<Slot>,
@@ -161,10 +161,10 @@ impl Batch {
         Self { slots: vec![Slot::default(); BATCH], frames, count: 0 }
     }
 
-    /// Receives what is there, and says how many frames that is.
+    /// Receives the frames that have arrived, and returns their number.
     ///
     /// # Errors
-    /// If the socket failed; that nothing is there is no failure.
+    /// If the socket failed; an empty socket is no error.
     pub(crate) fn receive(&mut self, from: &PacketSocket) -> io::Result<usize> {
         self.count = 0;
         // SAFETY: an `iovec` of zeros is a valid one, of no bytes.
@@ -223,7 +223,7 @@ impl Batch {
     }
 }
 
-/// Whether the auxiliary data of a message says that a tag was taken off.
+/// Whether the auxiliary data of a message says that a tag was removed.
 fn has_tag(message: &libc::msghdr) -> bool {
     // SAFETY: the kernel filled in the message, so control pointer and length are consistent.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };

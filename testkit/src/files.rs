@@ -17,14 +17,14 @@ impl Scratch {
     /// A new directory, whose path contains `name`.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     #[track_caller]
     pub fn new(name: &str) -> Self {
         let made = tempfile::Builder::new().prefix(&format!("bb-{name}-")).tempdir();
         Self(made.unwrap_or_else(|error| panic!("cannot make a directory: {error}")))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         self.0.path()
     }

@@ -1,4 +1,4 @@
-//! Frames made by a library that others keep, so that no parser of the project is tested by its own idea of a frame.
+//! Frames built by an external library, so that the project's parsers are not tested with the project's own frames.
 
 use std::net::Ipv6Addr;
 
@@ -21,7 +21,7 @@ pub struct UdpFrame<'a> {
     pub source_port: u16,
     /// Port of the receiver.
     pub destination_port: u16,
-    /// What the datagram carries.
+    /// Payload of the datagram.
     pub payload: &'a [u8],
 }
 

@@ -1,8 +1,8 @@
-//! What tests of several rooms share: network namespaces, scratch directories, frames, the built program.
+//! Test code shared by several folders: network namespaces, scratch directories, frames, the built program.
 //!
-//! Everything here panics when it cannot do its work, since its callers are tests: a test that cannot run fails and
-//! says why. No function looks at which tiers are to run; a test's path names its tiers, and filters outside leave
-//! tiers out (docs/testing.md).
+//! Every function panics if it cannot do its work, because its callers are tests: a test that cannot run fails and
+//! says why. No function checks which tiers are selected: a test's path names its tiers, and filters outside the test
+//! skip tiers (docs/testing.md).
 
 mod files;
 mod frame;
@@ -17,7 +17,7 @@ pub use wait::until;
 
 use std::process::{self, Command};
 
-/// The name of something of this process of which the machine has one list, such as named namespaces.
+/// A name for an object of this process in a list of the whole machine, such as the named namespaces.
 pub fn own(name: &str) -> String {
     format!("{name}-{}", process::id())
 }
@@ -25,7 +25,7 @@ pub fn own(name: &str) -> String {
 /// Runs `ip` with `arguments`, split at spaces, in this thread's namespace.
 ///
 /// # Panics
-/// If `ip` is not installed, or fails; its words are shown.
+/// If `ip` is not installed, or fails; its error text is shown.
 #[track_caller]
 pub fn ip(arguments: &str) {
     let output = Command::new("ip")

@@ -10,16 +10,16 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::{ip, require_root};
 
-/// Set in the child that runs a test inside of a namespace.
+/// Set in the child that runs a test inside a namespace.
 const INSIDE: &str = "BLUEBRIDGE_TEST_IN_NAMESPACE";
 
 /// Runs `body` in a fresh network namespace, in a child process that runs the same test again.
 ///
-/// Root needs no user namespace for that, everybody else gets one. To be called by the test's own thread, whose name
-/// is the test's.
+/// Root needs no user namespace for this; other users get one. Call it in the test's own thread, whose name
+/// is that of the test.
 ///
 /// # Panics
-/// If `body` does, or if no namespace can be made.
+/// If `body` panics, or if no namespace can be created.
 #[track_caller]
 pub fn in_child(body: impl FnOnce()) {
     let flags: &[&str] = match rustix::process::geteuid().is_root() {
@@ -29,19 +29,19 @@ pub fn in_child(body: impl FnOnce()) {
     again_inside(flags, body);
 }
 
-/// As [`in_child`], always in a user namespace too: `body` has no privilege outside of it, even if root runs the test.
+/// Like [`in_child`], but always in a user namespace too: `body` has no privileges outside it, even if root runs the test.
 ///
 /// # Panics
-/// As [`in_child`].
+/// Like [`in_child`].
 #[track_caller]
 pub fn in_user_child(body: impl FnOnce()) {
     again_inside(&["--user", "--map-root-user", "--net"], body);
 }
 
-/// As [`in_child`], with all of `fdbb::/16` local to the loopback interface, which has the given MTU.
+/// Like [`in_child`], with all of `fdbb::/16` local to the loopback interface, which has the given MTU.
 ///
 /// # Panics
-/// As [`in_child`].
+/// Like [`in_child`].
 #[track_caller]
 pub fn in_local_fabric(mtu: u32, body: impl FnOnce()) {
     in_child(|| {
@@ -57,7 +57,7 @@ fn again_inside(flags: &[&str], body: impl FnOnce()) {
         return body();
     }
     let thread = thread::current();
-    // The harness runs each test in a thread of that test's name, also when it runs one at a time.
+    // The harness runs each test in a thread with that test's name, even if it runs one at a time.
     let test = thread.name().filter(|name| *name != "main");
     let test = test.expect("to be called by the test's own thread");
     let output = Command::new("unshare")
@@ -70,17 +70,17 @@ fn again_inside(flags: &[&str], body: impl FnOnce()) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && text.contains("1 passed"),
-        "{test} failed inside of a network namespace ({}). If none may be made here, leave the tier out: \
+        "{test} failed inside a network namespace ({}). If namespaces are forbidden here, skip the tier: \
          `cargo xtask test --without netns`\n{text}\n{}",
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
 }
 
-/// Runs `body` in a thread of its own, in a fresh network namespace that ends with the thread; needs root.
+/// Runs `body` in a separate thread, in a new network namespace that ends with the thread; needs root.
 ///
 /// # Panics
-/// If `body` does, or without root.
+/// If `body` panics, or without root.
 #[track_caller]
 pub fn in_thread(body: impl FnOnce() + Send + 'static) {
     require_root();
@@ -93,11 +93,11 @@ pub fn in_thread(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Moves this thread into a fresh network namespace in which nothing speaks by itself: interfaces have no IPv6 until
+/// Moves this thread into a new network namespace without automatic traffic: interfaces have no IPv6 until
 /// it is switched on.
 ///
 /// # Panics
-/// If the namespace cannot be made.
+/// If the namespace cannot be created.
 pub fn enter() {
     // SAFETY: only the network namespace is unshared, and of this thread alone; no memory, file table or other state
     // that other threads rely on changes.

@@ -1,8 +1,8 @@
-//! What a test needs and does not find: it fails, and says what to do.
+//! Requirements of tests: a test without them fails and says what to do.
 
 use rustix::thread::CapabilitySet;
 
-/// Fails a test that makes namespaces and links of this machine, unless it is run as root.
+/// Fails a test that creates namespaces and links of this machine, unless it runs as root.
 ///
 /// # Panics
 /// Without root's capabilities.
@@ -13,7 +13,7 @@ pub fn require_root() {
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
     assert!(
         is_root,
-        "this test needs root: run it as root, or leave the tier out: `cargo xtask test --without root`"
+        "this test needs root: run it as root, or skip the tier: `cargo xtask test --without root`"
     );
 }
 

@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than anything takes that a test waits for, also on a busy machine.
+/// Longer than any awaited event takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Waits until something holds, and names it if it does not.
+/// Waits until a condition holds, and panics with its name if it does not.
 ///
 /// # Panics
 /// If it does not hold in time.

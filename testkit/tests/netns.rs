@@ -1,4 +1,4 @@
-//! Tests run again inside of namespaces.
+//! Tests that run themselves again inside namespaces.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ fn interfaces() -> Vec<String> {
     names.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
-/// What names the network namespace of this thread.
+/// The name of this thread's network namespace.
 fn own() -> String {
     let link = fs::read_link("/proc/thread-self/ns/net").expect("readable");
     link.to_string_lossy().into_owned()
@@ -63,7 +63,7 @@ fn in_a_user_namespace_there_are_threads_with_namespaces_too() {
 }
 
 #[test]
-#[should_panic(expected = "failed inside of a network namespace")]
+#[should_panic(expected = "failed inside a network namespace")]
 fn what_fails_inside_fails_outside() {
     namespace::in_child(|| panic!("on purpose"));
 }

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_impossible_name_is_told() {
+    fn a_missing_or_invalid_name_is_an_error() {
         for name in ["no-such-if", "a-name-of-more-than-fifteen-characters", ""] {
             let error = Interface::by_name(name).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{name:?}");

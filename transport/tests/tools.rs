@@ -22,7 +22,7 @@ fn tshark_reads_a_capture_and_finds_its_checksums_right() {
         .args(["-e", "udp.checksum.status", "-e", "udp.payload", "-r"])
         .arg(&path)
         .output()
-        .expect("install tshark, or leave the tier out: `cargo xtask test --without tools`");
+        .expect("install tshark, or skip the tier: `cargo xtask test --without tools`");
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<_> = text.lines().collect();
     let expected = [

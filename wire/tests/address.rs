@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn a_location_knows_page_and_shard(pointer in pointers()) {
+    fn a_location_has_a_page_and_a_shard(pointer in pointers()) {
         let Pointer { location, .. } = pointer;
         let page_bytes = PAGE_BYTES as u64;
         prop_assert_eq!(location.page() * page_bytes + location.in_page() as u64, location.offset());

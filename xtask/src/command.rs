@@ -1,4 +1,4 @@
-//! Running programs and telling what failed.
+//! Runs programs and reports failures.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a program with a deadline is looked at.
+/// The interval at which a program with a deadline is checked.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Why a command of ours ends with a failure.
+/// Why an xtask command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -51,7 +51,7 @@ impl Run {
         Self { command }
     }
 
-    /// The cargo that runs us.
+    /// The cargo that runs this program.
     pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Self {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
         Self::new(cargo).args(arguments)
@@ -72,7 +72,7 @@ impl Run {
         self
     }
 
-    /// Runs it with our input and output.
+    /// Runs it with this program's input and output.
     pub(crate) fn go(mut self) -> Result<(), Failure> {
         let status = self.command.status().map_err(|error| self.not_started(&error))?;
         if status.success() {
@@ -82,11 +82,12 @@ impl Run {
         }
     }
 
-    /// As [`Self::go`], and ends it when its time is over.
+    /// Like [`Self::go`], but kills it after `limit`.
     pub(crate) fn go_within(mut self, limit: Duration) -> Result<(), Failure> {
         let start = Instant::now();
         let mut child = self.command.spawn().map_err(|error| self.not_started(&error))?;
-        let ended = |error| Failure::new(format!("{} cannot be waited for: {error}", self.line()));
+        let ended =
+            |error| Failure::new(format!("{} could not be waited for: {error}", self.line()));
         loop {
             match child.try_wait().map_err(ended)? {
                 Some(status) if status.success() => return Ok(()),
@@ -106,7 +107,7 @@ impl Run {
         }
     }
 
-    /// Runs it and gives what it printed.
+    /// Runs it and returns its output.
     pub(crate) fn output(mut self) -> Result<String, Failure> {
         let output = self.command.output().map_err(|error| self.not_started(&error))?;
         if !output.status.success() {
@@ -118,7 +119,7 @@ impl Run {
             )));
         }
         String::from_utf8(output.stdout)
-            .map_err(|_| Failure::new(format!("{} printed what is not UTF-8", self.line())))
+            .map_err(|_| Failure::new(format!("{} printed text that is not UTF-8", self.line())))
     }
 
     /// Whether it runs and succeeds; prints nothing.
@@ -142,7 +143,7 @@ pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 pub(crate) fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! Set-up, demo, test and bench as plain cargo commands, for a machine that has only Rust.
+//! Set-up, demo, test and bench as plain cargo commands, for a machine with only Rust installed.
 
 mod command;
 mod dependencies;
@@ -12,23 +12,23 @@ use command::{Failure, Run};
 const HELP: &str = "\
 usage: cargo xtask <command> [options]
 
-  setup               install or name what the other commands need
+  setup               install the programs that the other commands need, or list them
   demo [options]      build the product and run `bluebridge demo`
   test [options] [name ..]
                       run every test, or those whose names contain one of the words
-      --without TIER  leave a tier out and list its tests as skipped:
+      --without TIER  skip a tier and list its tests:
                       netns, root, clients, tools, long
-      --fast          leave all tiers out, and try fewer random cases: under 2 minutes
+      --fast          skip all tiers, and try fewer random cases: under 2 minutes
       -p PACKAGE      only the tests of a package
-      -E FILTER       only the tests that a nextest filter names
-      --retry         run a failed test with real packets again, and report it as flaky
-  bench [options]     build for speed and run `bluebridge bench`
+      -E FILTER       only the tests that match a nextest filter
+      --retry         run a failed test with real packets again; if it then passes, report it as flaky
+  bench [options]     build an optimized program and run `bluebridge bench`
   p4info              write p4/bluebridge.p4info.txtpb from its declaration
   vectors             write the golden vectors of the wire format
   dependencies        check licences and sources of all dependencies against deny.toml
       --advisories    and whether faults of them are known, whose list it fetches
 
-Options behind `demo` and `bench` go to `bluebridge`.
+Options after `demo` and `bench` are passed to `bluebridge`.
 ";
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             [option] if option == "--advisories" => dependencies::check(true),
             _ => Err(Failure::usage(format!("dependencies takes --advisories only\n\n{HELP}"))),
         },
-        // What follows is for `test` itself.
+        // The following commands are internal to `test`.
         Some("isolated") => return finish(test::isolated(&rest)),
         Some("isolated-init") => return finish(test::init(&rest)),
         Some("sweep") => return finish(test::sweep(&rest)),
@@ -75,7 +75,7 @@ fn finish(outcome: Result<ExitCode, Failure>) -> ExitCode {
     outcome.unwrap_or_else(Failure::report)
 }
 
-/// The product from a clean clone: builds it and runs its own demonstration.
+/// Builds the product and runs its demonstration.
 fn demo(options: &[String]) -> Result<(), Failure> {
     setup::build_tools();
     Run::cargo(["build", "--release", "--package", "bluebridge-cli"]).go()?;

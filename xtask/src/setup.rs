@@ -1,10 +1,10 @@
-//! What the other commands need beside Rust: installed where we may, named where we may not.
+//! Programs that the other commands need in addition to Rust: installed if permitted, otherwise listed.
 
 use std::{fs, path::Path};
 
 use crate::command::{Failure, Run, root, target_directory};
 
-/// A program, and the Debian package that has it.
+/// A program and its Debian package.
 struct Tool {
     program: &'static str,
     probe: &'static [&'static str],
@@ -30,17 +30,17 @@ static TSHARK: Tool = Tool {
     program: "tshark",
     probe: &["--version"],
     package: "tshark",
-    purpose: "reads our packet captures in the tests",
+    purpose: "reads packet captures in the tests",
 };
 
 static IP: Tool = Tool {
     program: "ip",
     probe: &["-V"],
     package: "iproute2",
-    purpose: "shows in the tests what the kernel has",
+    purpose: "shows the kernel's network state in the tests",
 };
 
-/// The tools that the tests call by name. The test runner shows them no other programs.
+/// The tools that tests may call by name. The test runner hides all other programs.
 static OF_TESTS: [&Tool; 2] = [&TSHARK, &IP];
 
 /// A cargo command, and the version that is built where there is none.
@@ -63,10 +63,10 @@ pub(crate) static NEXTEST: CargoTool = CargoTool {
 pub(crate) static DENY: CargoTool =
     CargoTool { program: "cargo-deny", command: "deny", version: "0.20.2", features: &[] };
 
-/// P4Runtime clients that others wrote, each in a virtual environment of its own.
+/// P4Runtime clients of other authors, each in its own virtual environment.
 const CLIENTS: [&str; 2] = ["finsy", "shell"];
 
-/// The names of the programs that tests may call, beside those that every Debian has.
+/// The names of the programs that tests may call, in addition to those of every Debian.
 pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
     OF_TESTS.iter().map(|tool| tool.program)
 }
@@ -77,7 +77,7 @@ pub(crate) fn all() -> Result<(), Failure> {
     DENY.install()
 }
 
-/// What the tests of the tiers use that are to run.
+/// The programs needed by the tests of the selected tiers.
 pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let mut needed = Vec::new();
     if runs("root") {
@@ -143,7 +143,7 @@ impl CargoTool {
     }
 }
 
-/// Installs a P4Runtime client with pip, in pinned versions, if that was not done before.
+/// Installs a P4Runtime client with pip, in pinned versions, unless it is already installed.
 fn install_client(client: &str) -> Result<(), Failure> {
     let requirements = root().join(format!("switch/tests/p4runtime/requirements-{client}.txt"));
     let environment = target_directory().join("p4runtime-clients").join(client);
@@ -165,14 +165,14 @@ fn install_client(client: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("{}: {error}", installed.display())))
 }
 
-/// What the product's build can use: its lack is said, and never an error.
+/// Optional programs for the product's build: a missing one is reported, but is no error.
 pub(crate) fn build_tools() {
     for tool in install(&[&CLANG]) {
         eprintln!("xtask: no {}: it {}", tool.program, tool.purpose);
     }
 }
 
-/// Installs what is missing if that is allowed; gives what is still missing.
+/// Installs missing tools if permitted; returns those that are still missing.
 fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
     let missing: Vec<_> = tools.iter().copied().filter(|tool| !tool.is_there()).collect();
     let Some(privilege) = missing.first().and_then(|_| Privilege::find()) else { return missing };
@@ -183,7 +183,7 @@ fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
         .args(["install", "-y", "--no-install-recommends"])
         .args(&packages)
         .env("DEBIAN_FRONTEND", "noninteractive");
-    // A fresh machine has no package lists yet.
+    // A new machine has no package lists yet.
     let lists = privilege.run("apt-get").args(["update", "-qq"]).output();
     if let Err(failure) = lists.and_then(|_| installed.output()) {
         eprintln!("xtask: {failure}");
@@ -197,11 +197,11 @@ impl Tool {
     }
 }
 
-/// How we may act as root.
+/// How to act as root.
 pub(crate) enum Privilege {
-    /// We are root.
+    /// This process is root.
     Root,
-    /// `sudo` lets us, without a password.
+    /// `sudo` works without a password.
     Sudo,
 }
 

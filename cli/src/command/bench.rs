@@ -1,4 +1,4 @@
-//! `bluebridge bench`: our operations against plain UDP, side by side, in a rack made for it.
+//! `bluebridge bench`: BlueBridge's operations beside plain UDP, measured in a temporary rack.
 
 pub(super) mod machine;
 mod measure;
@@ -22,31 +22,33 @@ use super::steps::Steps;
 use super::{Global, interrupt};
 use crate::exit::Exit;
 
-/// The core of the client, and of everything that asks.
+/// The core of the client and of all requesting threads.
 const CLIENT_CORE: usize = 0;
 
-/// The core of the server, and of everything that answers.
+/// The core of the server and of all responding threads.
 const SERVER_CORE: usize = 1;
 
 const SERVER: Node = Node::Server(1);
 const CLIENT: Node = Node::Client(1);
 
-/// What to measure, and for how long.
+/// The subject and the duration of a measurement.
 #[derive(Debug, Args)]
-#[command(after_help = "The switch runs on the sender's core. Both ends spin, so nothing else \
-    should run on the machine. The ratio is the median over the rounds of our p50 over the \
-    echo's p50 in the same round.")]
+#[command(
+    after_help = "The switch runs on the sender's core. Both ends spin, so no other program \
+    should run on the machine. The ratio is the median over the rounds of BlueBridge's p50 divided by the \
+    echo's p50 in the same round."
+)]
 pub(super) struct Bench {
-    /// The operation; `all` is READ and WRITE of 64 and 4096 bytes, CREATE and DELETE
+    /// The operation; `all` measures READ and WRITE of 64 and 4096 bytes, CREATE and DELETE
     #[arg(value_enum, default_value_t = Subject::All)]
     operation: Subject,
-    /// Bytes of the operation, at most a page
+    /// Bytes of the operation, at most one page
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     size: u32,
     /// Largest IP packet of the links
     #[arg(long, default_value = "9000")]
     mtu: LinkMtus,
-    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
     /// Rounds: in each, every contestant has one turn
@@ -55,7 +57,7 @@ pub(super) struct Bench {
     /// Timed operations of each turn
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     operations: u32,
-    /// Leave out the pipelined measurements
+    /// Skip the pipelined measurements
     #[arg(long)]
     latency_only: bool,
 }
@@ -66,7 +68,7 @@ enum Subject {
     Create,
     Delete,
     Read,
-    /// UPDATE with its COMMIT, against READ
+    /// UPDATE with its COMMIT, compared with READ
     Update,
     Write,
 }
@@ -80,7 +82,7 @@ impl Bench {
         }
     }
 
-    /// A rack of one server, on its core, and one client.
+    /// A rack of one server, pinned to its core, and one client.
     fn build(&self, site: &Site, redirects: Redirects, cancel: &Cancel) -> anyhow::Result<Rack> {
         let spec = RackSpec {
             name: format!("bench{}", process::id()).parse::<RackName>()?,
@@ -91,7 +93,7 @@ impl Bench {
             memory: ByteSize(1 << 30),
             redirects,
         };
-        let program = std::env::current_exe().context("cannot find the own program")?;
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
         pin_servers(&rack)?;
@@ -118,7 +120,7 @@ impl Bench {
             Subject::Create => vec![plan(Operation::Create, size)],
             Subject::Delete => vec![plan(Operation::Delete, size)],
             Subject::Read => vec![plan(Operation::Read, size)],
-            // Has contestants of its own.
+            // It has its own contestants.
             Subject::Update => Vec::new(),
             Subject::Write => vec![plan(Operation::Write, size)],
         }
@@ -130,7 +132,9 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     let site = Site::prepare()?;
     let cores = thread::available_parallelism().context("cannot count the cores")?.get();
     if cores < 2 {
-        return Err(anyhow!("a client and a server that spin need two cores, and there is one"));
+        return Err(anyhow!(
+            "a spinning client and a spinning server need two cores, but this machine has one"
+        ));
     }
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let switch = bench.switch.unwrap_or(site.data_plane());
@@ -168,7 +172,7 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The memory server's process keeps to its core, so that it never meets the client.
+/// Pins the memory server's process to its core, so that it never shares the client's core.
 fn pin_servers(rack: &Rack) -> anyhow::Result<()> {
     let daemons = rack.state().daemons.iter().filter(|daemon| daemon.node == SERVER);
     for process in daemons.filter_map(|daemon| daemon.process.as_ref()) {

@@ -1,4 +1,4 @@
-//! `bluebridge controller`: the controller, in the foreground, or a running one, asked.
+//! `bluebridge controller`: runs a controller in the foreground, or queries a running one.
 
 pub(super) mod ask;
 
@@ -29,37 +29,37 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// Whether it runs a controller, and does not ask one.
+    /// Whether it runs a controller, not a query.
     pub(super) fn is_daemon(&self) -> bool {
         self.question.is_none()
     }
 }
 
-/// How to run a controller.
+/// The options of a controller.
 #[derive(Debug, Args)]
 struct Serve {
-    /// Where endpoints join
+    /// The address on which endpoints join
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
     listen: SocketAddr,
-    /// The P4Runtime server of the switch
+    /// The address of the switch's P4Runtime server
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
     switch: SocketAddr,
     /// P4Runtime's number for the switch
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
-    /// The file that keeps node ids, generations, incarnations and epochs; made if it is not there
+    /// The file that stores node ids, generations, incarnations and epochs; created if it is missing
     #[arg(long, value_name = "FILE", required = true)]
     store: Option<PathBuf>,
     /// Take the switch from another controller: after this one was fenced, or with an empty store in
-    /// front of a switch that serves endpoints. For one start by hand, never for a supervisor: two
-    /// controllers with it take the switch from each other in turns
+    /// front of a switch that serves endpoints. Use it for one start by hand, never in a supervisor: two
+    /// controllers with this option take the switch from each other in turns
     #[arg(long)]
     force: bool,
-    /// The controller's interface to the switch, if endpoints reach it through the switch: nobody may
-    /// join with its MAC address, and the switch sends what is for it to its port alone
+    /// The controller's interface to the switch, if endpoints reach it through the switch: no endpoint can
+    /// join with its MAC address, and the switch sends traffic for it only to its port
     #[arg(long, value_name = "NAME", requires = "switch_port")]
     interface: Option<String>,
-    /// The switch's port that this interface is connected to; no endpoint may have it
+    /// The switch's port to which this interface is connected; no endpoint can have it
     #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..))]
     switch_port: Option<u16>,
     /// Which leased pages the switch redirects to their owners
@@ -68,14 +68,14 @@ struct Serve {
     /// The most redirects at a time
     #[arg(long, value_name = "N", default_value_t = REDIRECT_BUDGET as u64, value_parser = clap::value_parser!(u64).range(..=REDIRECTS_MAX as u64))]
     redirect_budget: u64,
-    /// The controller's certificate chain (PEM): endpoints then join by TLS
+    /// The controller's certificate chain (PEM): endpoints then join with TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
     /// The certificate's private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// The root (PEM) that endpoints' own certificates must lead to; each then joins only under a
-    /// name that is a DNS name of its certificate
+    /// The root (PEM) of the endpoints' certificates; each endpoint then joins only under a
+    /// DNS name of its certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_client_root: Option<PathBuf>,
     /// A DNS name of the certificates whose holders may list and purge the memory of all spaces; may be
@@ -116,7 +116,7 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
         tokio::pin!(serving);
         tokio::select! {
             ended = &mut serving => return Ok(ended.map(|()| Exit::Ok)?),
-            // Before the switch has its tables no endpoint could reach the controller through it.
+            // Before the switch has its tables, no endpoint could reach the controller through it.
             _ = installed => readiness::notify_ready()
                 .context("cannot report that the controller is ready")?,
         };
@@ -125,7 +125,7 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     })
 }
 
-/// Where the controller itself is connected.
+/// The controller's own port.
 fn own_port(given: Option<(String, u16)>) -> anyhow::Result<Option<ControllerPort>> {
     let Some((name, port)) = given else { return Ok(None) };
     let interface = Interface::by_name(&name)
@@ -203,15 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn redirects_are_contended_ones_unless_told_and_fit_the_switch() {
+    fn redirects_default_to_contended_and_fit_the_switch() {
         let parse = |more: &[&str]| {
             let line = ["controller", "--store", "c.redb"].iter().chain(more);
             Line::try_parse_from(line).map(|line| line.controller.serve)
         };
         let usual = parse(&[]).expect("complete");
         assert_eq!((usual.redirects, usual.redirect_budget), (Redirects::Contended, 4096));
-        let told = parse(&["--redirects", "always", "--redirect-budget", "16384"]).expect("valid");
-        assert_eq!((told.redirects, told.redirect_budget), (Redirects::Always, 16_384));
+        let parsed =
+            parse(&["--redirects", "always", "--redirect-budget", "16384"]).expect("valid");
+        assert_eq!((parsed.redirects, parsed.redirect_budget), (Redirects::Always, 16_384));
         let refused = parse(&["--redirect-budget", "16385"]).expect_err("more than a switch holds");
         assert_eq!(refused.kind(), ErrorKind::ValueValidation);
         assert!(parse(&["--redirects", "sometimes"]).is_err());

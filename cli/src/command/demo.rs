@@ -1,4 +1,4 @@
-//! `bluebridge demo`: a rack built, used, hurt and taken down, with a few words on each step.
+//! `bluebridge demo`: builds a rack, uses it, injects failures and takes it down, with explanations.
 
 mod acts;
 mod in_process;
@@ -20,15 +20,15 @@ use super::{Global, interrupt};
 use crate::exit::{Exit, NotPermittedError};
 use crate::output;
 
-/// Show what BlueBridge is, in less than a minute, and leave nothing behind.
+/// Show BlueBridge in less than a minute, and clean up afterwards.
 #[derive(Debug, Args)]
 pub(super) struct Demo {
-    /// How: with root, without, or in one process; the first that this system allows without it
+    /// The mode: with root, without root, or in one process; the default is the first that this system allows
     #[arg(long, value_enum)]
     mode: Option<Mode>,
 }
 
-/// What the rack is made of.
+/// The environment of the demo's rack.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
@@ -40,33 +40,33 @@ enum Mode {
     Process,
 }
 
-/// What the demo found, for programs. Whatever did not hold ended it with an error.
+/// The results of the demo, for programs. A failed check ends the demo with an error.
 #[derive(Debug, Serialize)]
 struct Summary {
     mode: Mode,
     switch: &'static str,
     seconds: f64,
-    /// The pointer that was taken apart.
+    /// The pointer that was explained.
     pointer: String,
     /// Entries in the switch's tables.
     entry_count: usize,
-    /// Sizes that were written by one client and read by the other.
+    /// Sizes that one client wrote and the other read.
     transferred_bytes: Vec<usize>,
-    /// What an UPDATE did to the switch.
+    /// The effect of an UPDATE on the switch.
     hand_over: Option<in_rack::HandOver>,
-    /// What a stale pointer is answered.
+    /// The refusal of a stale pointer.
     stale_pointer: String,
     latency: Vec<Latency>,
-    /// Packets that the directory's entries counted meanwhile.
+    /// Packets that the directory's entries counted during the demo.
     directory_packets: Option<u64>,
     controller_restart: Option<ControllerRestart>,
-    /// What a client is told when a server is gone.
+    /// The error of a call to a stopped server.
     stopped_server: String,
-    /// What was left behind, by name.
+    /// Leftovers, by name.
     left_over: Vec<String>,
 }
 
-/// Reading while the controller was dead and came back.
+/// The results of reading while the controller was dead and restarted.
 #[derive(Debug, Serialize)]
 struct ControllerRestart {
     reads: u64,
@@ -95,12 +95,12 @@ pub(super) fn run(demo: Demo, global: Global) -> anyhow::Result<Exit> {
     Ok(if summary.left_over.is_empty() { Exit::Ok } else { Exit::Failure })
 }
 
-/// The mode, and why it is that one.
+/// The mode, and the reason for it.
 fn choose(asked: Option<Mode>) -> anyhow::Result<(Mode, String)> {
     let kernel = if EbpfSwitch::is_built() {
         "the switch runs in the kernel (eBPF)"
     } else {
-        "the switch runs in a process: this build has no eBPF, because clang was not there"
+        "the switch runs in a process: this build has no eBPF, because clang was missing"
     };
     let with_root = format!("With root: namespaces of this machine; {kernel}.");
     let without = "Without root: everything in a user namespace; the switch runs in a process.";
@@ -111,7 +111,7 @@ fn choose(asked: Option<Mode>) -> anyhow::Result<(Mode, String)> {
         }
         Some(Mode::Root) => Ok((Mode::Root, with_root)),
         Some(Mode::Rootless) => Ok((Mode::Rootless, without.to_owned())),
-        Some(Mode::Process) => Ok((Mode::Process, "In one process, as asked.".to_owned())),
+        Some(Mode::Process) => Ok((Mode::Process, "In one process, as requested.".to_owned())),
         None if namespace::is_privileged() => Ok((Mode::Root, with_root)),
         None => match namespace::probe() {
             Ok(()) => Ok((Mode::Rootless, without.to_owned())),

@@ -1,4 +1,4 @@
-//! The options by which a process becomes an endpoint.
+//! The options that describe an endpoint.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::trust::Trust;
 
-/// Who the process is in the fabric. Inside of a rack everything is in the environment.
+/// The endpoint of a process. Inside a rack, all values are in the environment.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Endpoint {
     /// The endpoint's name; the same name is the same node again
@@ -19,13 +19,13 @@ pub(super) struct Endpoint {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     pub(super) interface: String,
-    /// The switch's port that this interface is connected to, such as 3 or p3
+    /// The switch's port to which this interface is connected, such as 3 or p3
     #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
     pub(super) switch_port: u16,
-    /// Where the controller listens, with or without http://
+    /// The address of the controller, with or without http://
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     pub(super) controller: SocketAddr,
-    /// The space (tenant) to be in
+    /// The space (tenant) to join
     #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     pub(super) space: u16,
     #[command(flatten)]

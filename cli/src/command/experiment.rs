@@ -1,4 +1,4 @@
-//! `bluebridge experiment`: questions answered by a rack made for them, with tables, CSV and plots.
+//! `bluebridge experiment`: experiments in temporary racks, with tables, CSV and plots.
 
 mod ownership;
 
@@ -13,7 +13,7 @@ use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Experiment {
-    /// How fast and how fairly a page goes from owner to owner, and what redirects do to that
+    /// How fast and how fairly a page passes from owner to owner, and the effect of redirects
     Ownership(ownership::Ownership),
 }
 
@@ -23,13 +23,13 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
     }
 }
 
-/// Where an experiment's files go.
+/// The directory of an experiment's files.
 #[derive(Debug)]
 struct Folder(PathBuf);
 
 impl Folder {
     fn make(path: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path.to_owned()))
     }
 
@@ -37,7 +37,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Writes rows of numbers and words that need no quotes.
+    /// Writes rows of numbers and words without quotes.
     fn csv(&self, name: &str, columns: &[&str], rows: &[Vec<String>]) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
         let rows = rows.iter().map(|row| row.join(","));

@@ -1,4 +1,4 @@
-//! `bluebridge host`: a machine with a real interface in the fabric.
+//! `bluebridge host`: connects a real interface of this machine to the fabric.
 
 use anyhow::Context;
 use bluebridge_rack::network::host::HostFabric;
@@ -14,9 +14,9 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum HostCommand {
-    /// Route pointers through the interface and receive those that arrive there
+    /// Route pointers through the interface and receive packets for pointers that arrive there
     Up(Up),
-    /// Undo that
+    /// Undo `host up`
     Down(Interface),
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Up {
     /// Stay in the foreground and restore what the interface loses when it goes down and up again
     #[arg(long)]
     watch: bool,
-    /// An address that the interface shall keep, such as 2001:db8::7/64; with --watch
+    /// An address that the interface should keep, such as 2001:db8::7/64; with --watch
     #[arg(long = "address", value_name = "ADDRESS/LENGTH", requires = "watch")]
     addresses: Vec<Ipv6Net>,
 }
@@ -94,7 +94,7 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
             if global.json {
                 output::json(&removal)?;
             } else {
-                let word = if removal.was_up { "leads no more" } else { "did not lead" };
+                let word = if removal.was_up { "no longer leads" } else { "did not lead" };
                 output::text(&format!("{} {word} to the fabric", removal.interface))?;
             }
         }

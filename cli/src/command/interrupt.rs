@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM as a wish to stop, so that what was begun is taken down.
+//! Ctrl-C and SIGTERM as a cancellation flag, so that everything that was started is taken down.
 
 use std::io;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use anyhow::{Context, anyhow};
 use bluebridge_rack::{Cancel, Rack};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long an interruption may go unnoticed.
+/// How often the flag is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Measures in a rack until that is done or interrupted: then the rack is taken down at once, and the thread
-/// that measures ends with the process. It is not asked to stop: looking at a flag would be measured as well.
+/// Measures in a rack until the measurement is done or interrupted: then the rack is taken down at once, and the
+/// measuring thread ends with the process. It is not asked to stop: checking a flag would be measured as well.
 pub(super) fn measure<T: Send + 'static>(
     rack: &Arc<Rack>,
     cancel: &Cancel,
@@ -24,7 +24,7 @@ pub(super) fn measure<T: Send + 'static>(
     let used = Arc::clone(rack);
     let run = move || {
         let measured = work(&used);
-        // The last one that has the rack takes it down: that is to be the caller.
+        // The last holder of the rack takes it down: that must be the caller.
         drop(used);
         let _ = done.send(measured);
     };
@@ -43,7 +43,7 @@ pub(super) fn measure<T: Send + 'static>(
     }
 }
 
-/// Takes down a rack that was measured in.
+/// Takes down a rack after a measurement.
 pub(super) fn take_down(rack: Arc<Rack>) -> anyhow::Result<()> {
     match Arc::try_unwrap(rack) {
         Ok(rack) => rack.take_down().map(drop)?,
@@ -52,7 +52,7 @@ pub(super) fn take_down(rack: Arc<Rack>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Watches from a thread of its own; to be called after any change of the user namespace.
+/// Watches from a separate thread; call it after any change of the user namespace.
 pub(super) fn watch() -> io::Result<Cancel> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();

@@ -1,4 +1,4 @@
-//! What is logged to standard error, and how.
+//! Logging to standard error.
 
 use std::io::IsTerminal;
 
@@ -16,18 +16,18 @@ pub(super) enum LogFormat {
     /// Lines for people
     #[default]
     Text,
-    /// One JSON object in a line, for programs
+    /// One JSON object per line, for programs
     Json,
 }
 
-/// What kind of program logs.
+/// The kind of program that logs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Program {
     /// A command, which ends when its work is done.
     Command,
-    /// A daemon, whose log is the only way to know what happened.
+    /// A daemon, whose log is its only output.
     Daemon,
-    /// A command whose error is a JSON document: it is to be alone on standard error.
+    /// A command whose error is a JSON document, which must be alone on standard error.
     ErrorAlone,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// The level that follows from so many `-v`.
+/// The level for this number of `-v`.
 const fn level(program: Program, verbose: u8) -> &'static str {
     use Program::{Command, Daemon, ErrorAlone};
     match (program, verbose) {
@@ -85,7 +85,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(colours)
-        // A full disk behind standard error must not end a daemon.
+        // A full disk must not end a daemon that logs to it.
         .log_internal_errors(false);
     match format {
         LogFormat::Text => Box::new(builder.finish()),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_logs_what_happens_without_being_told_to() {
+    fn a_daemon_logs_events_by_default() {
         let levels = |program| [0, 1, 2, 3].map(|verbose| level(program, verbose));
         assert_eq!(levels(Program::Daemon), ["info", "debug", "trace", "trace"]);
         assert_eq!(levels(Program::Command), ["warn", "info", "debug", "trace"]);

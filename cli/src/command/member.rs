@@ -1,4 +1,4 @@
-//! How a one-shot command becomes an endpoint: it joins, works, and leaves.
+//! How a command becomes an endpoint for its run time: it joins, works, and leaves.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,24 +29,24 @@ use tonic::transport::ClientTlsConfig;
 use super::trust::{Trust, controller_uri};
 use crate::exit::UsageError;
 
-/// How often a command looks whether the endpoint is free.
+/// How often a command checks whether the endpoint is free.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a command polls for an answer before it sleeps.
+/// How long a command polls for a response before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Which endpoint the command is: the node of a rack on this machine, or the one that the options
-/// (or the environment, inside of a rack) describe.
+/// Selects the endpoint of the command: a node of a rack on this machine, or the endpoint that the options
+/// (or the environment, inside a rack) describe.
 ///
 /// An endpoint is one process at a time: a second command waits for the first, up to its deadline.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(super) struct Member {
-    /// Be a client of this rack, whatever the options below say; without any of these options, of
-    /// the one that BLUEBRIDGE_RACK names, or the only one that is up
+    /// Be a client of this rack, whatever the options below are; without any of these options, of
+    /// the rack in BLUEBRIDGE_RACK, or of the only one that is up
     #[arg(long, value_name = "NAME")]
     rack: Option<RackName>,
-    /// Which client of the rack to be
+    /// The client of the rack
     #[arg(long = "as", value_name = "NODE")]
     client: Option<Node>,
     /// The endpoint's name; the same name is the same node again
@@ -66,12 +66,12 @@ pub(super) struct Member {
     space: u16,
     #[command(flatten)]
     trust: Trust,
-    /// How long joining and each operation may take, such as 500ms or 5s
+    /// Time limit of the join and of each operation, such as 500ms or 5s
     #[arg(long, value_name = "TIME", default_value = "5s")]
     deadline: Deadline,
 }
 
-/// A time on the command line.
+/// A duration on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(pub(super) Duration);
 
@@ -91,7 +91,7 @@ impl FromStr for Deadline {
     }
 }
 
-/// What is needed to join.
+/// The data for a join.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) name: String,
@@ -111,17 +111,17 @@ pub(super) struct Session {
 }
 
 impl Member {
-    /// Joins, in the rack's namespace if the command is for one; the process moves there.
+    /// Joins, in the rack's namespace if the command is for a rack; the process moves there.
     pub(super) fn join(&self) -> anyhow::Result<Session> {
         self.join_with(join)
     }
 
-    /// Joins as an endpoint that renews leases and answers for them.
+    /// Joins as an endpoint that renews leases and responds to redirected requests.
     pub(super) fn join_as_owner(&self) -> anyhow::Result<Session> {
         self.join_with(join_as_owner)
     }
 
-    /// Joins as an endpoint that is told what happens to the space's memory.
+    /// Joins as an endpoint that receives the space's notices.
     pub(super) fn join_for_notices(&self) -> anyhow::Result<Session> {
         self.join_with(|identity, deadline, spin| {
             join_when_free(identity, deadline, spin, |options| {
@@ -141,7 +141,7 @@ impl Member {
                 Some(_) => format!("cannot join as {}", identity.name),
                 None => format!("cannot join as {} (--as chooses another)", identity.name),
             })?;
-        // Without a route each operation would fail by itself, or wait for its deadline.
+        // Without a route each operation would fail, or wait for its deadline.
         let fabric = HostFabric::new(&identity.interface);
         let checked = Netlink::open().and_then(|netlink| fabric.check(&netlink, identity.space));
         match checked {
@@ -170,7 +170,7 @@ impl Member {
             let missing: Vec<_> =
                 described.iter().filter(|(_, given)| !given).map(|(name, _)| *name).collect();
             let missing = missing.join(", ");
-            return Err(UsageError(format!("an endpoint needs {missing} as well")).into());
+            return Err(UsageError(format!("an endpoint also needs {missing}")).into());
         };
         let tls = self.trust.config(controller)?;
         Ok(Identity { name, interface, switch_port, controller, space: Space(self.space), tls })
@@ -178,11 +178,11 @@ impl Member {
 
     fn enter_rack(&self) -> anyhow::Result<Identity> {
         let otherwise =
-            "say which endpoint this is with --name, --interface, --switch-port and --controller";
+            "describe the endpoint with --name, --interface, --switch-port and --controller";
         let state = find_rack(self.rack.as_ref(), otherwise)?;
         let node = self.client.unwrap_or(Node::Client(1));
         if !matches!(node, Node::Client(_)) {
-            let words = format!("{node} is no client of the rack; use --as c1, c2, ..");
+            let words = format!("{node} is not a client of the rack; use --as c1, c2, ..");
             return Err(UsageError(words).into());
         }
         let identity = identity_in(&state, node, Space(self.space))?;
@@ -193,7 +193,7 @@ impl Member {
     }
 }
 
-/// Who a node of a rack is.
+/// The identity of a rack's node.
 pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow::Result<Identity> {
     let layout = Layout::of(&state.spec);
     let port = layout
@@ -209,7 +209,7 @@ pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow
     })
 }
 
-/// The rack that is named, by the option or the environment, or the only one; `otherwise` says what else helps.
+/// The rack named by the option or the environment, or the only one; `otherwise` names another remedy.
 pub(super) fn find_rack(name: Option<&RackName>, otherwise: &str) -> anyhow::Result<RackState> {
     let root = StateRoot::locate();
     match root.choose(name) {
@@ -221,7 +221,7 @@ pub(super) fn find_rack(name: Option<&RackName>, otherwise: &str) -> anyhow::Res
     }
 }
 
-/// Joins as soon as no other process is this endpoint, which its one port tells.
+/// Joins as soon as no other process is this endpoint, which its UDP port shows.
 pub(super) fn join(
     identity: &Identity,
     deadline: Duration,
@@ -230,7 +230,7 @@ pub(super) fn join(
     join_when_free(identity, deadline, spin, |options| options.carrier.port = UDP_PORT)
 }
 
-/// As [`join`], with the port in the hands of the client's service thread.
+/// Like [`join`], but the client's service thread binds the port.
 pub(super) fn join_as_owner(
     identity: &Identity,
     deadline: Duration,
@@ -273,7 +273,7 @@ fn join_when_free(
 }
 
 impl Session {
-    /// The memory node of a name, or with a number as its id.
+    /// The memory node with a name, or the node with a number as its id.
     pub(super) fn node(&self, text: &str) -> Result<NodeId, UsageError> {
         if let Some(node) = self.nodes.iter().find(|node| node.name == text) {
             return Ok(node.node);
@@ -291,7 +291,7 @@ impl Session {
         known.map_or_else(|| format!("node {id}"), |node| node.name.clone())
     }
 
-    /// Leaves in good order; the result of the work is not changed by how that ends.
+    /// Leaves; the result of the work does not depend on this.
     pub(super) fn leave(self) {
         if let Err(error) = self.client.close() {
             tracing::debug!(%error, "sessions were not closed");

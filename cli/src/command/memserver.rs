@@ -34,17 +34,17 @@ use crate::exit::Exit;
 pub(super) struct MemoryServer {
     #[command(flatten)]
     endpoint: Endpoint,
-    /// Memory to serve, for example 256M or 8G; never more is used for pages
+    /// Memory to serve, for example 256M or 8G; this is also the limit for pages
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     memory: ByteSize,
     /// Serving cores, each with a share of the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
-    /// The most pages that a space may have on this server; no limit without it. Every serving core
-    /// has its share of them, so that with --shards a space can fill its quota only from all of them
+    /// The most pages that a space may have on this server; the default is no limit. Every serving core
+    /// has an equal share, so with --shards a space can use its whole quota only on all cores together
     #[arg(long, value_name = "PAGES")]
     quota: Option<u64>,
-    /// When the memory is taken from the system: at the start, at the start and never swapped,
+    /// When the memory is allocated: at the start, at the start without swapping,
     /// or page by page
     #[arg(long, value_enum, default_value_t = MemoryClaim::Prefault)]
     claim: MemoryClaim,
@@ -73,7 +73,7 @@ impl From<MemoryClaim> for Claim {
 pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
-    // The memory comes first: the rack shall not send requests to a server that has none yet.
+    // The memory comes first: the rack must not send requests to a server without memory.
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
     let mut way = Way::open(&options.endpoint)?;
     report_progress("joining the rack");
@@ -152,7 +152,7 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
     })
 }
 
-/// Takes the memory from the system, telling how far it is; `None` if it was told to stop meanwhile.
+/// Allocates the memory and reports progress; `None` if it was stopped meanwhile.
 fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Reserved>> {
     let reservation = Reservation {
         bytes: options.memory.0,
@@ -161,7 +161,7 @@ fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Res
         prefer_huge_pages: true,
     };
     let reserved = reservation.reserve_telling(|done, total| {
-        report_progress(&format!("taking memory: {} MiB of {} MiB", done >> 20, total >> 20));
+        report_progress(&format!("allocating memory: {} MiB of {} MiB", done >> 20, total >> 20));
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     match reserved {
@@ -170,14 +170,14 @@ fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Res
     }
 }
 
-/// The start does not fail because nobody can be told how far it is.
+/// The start does not fail if progress cannot be reported.
 fn report_progress(doing: &str) {
     if let Err(error) = readiness::notify_progress(doing, READY_DEADLINE) {
-        tracing::debug!(%error, "progress is not told");
+        tracing::debug!(%error, "progress is not reported");
     }
 }
 
-/// Joins the rack, however long its controller is away; `None` if it was told to stop meanwhile.
+/// Joins the rack, even if its controller is unreachable for long; `None` if it was stopped meanwhile.
 fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Membership>> {
     let endpoint = &options.endpoint;
     let interface = Interface::by_name(&endpoint.interface)

@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and what they share.
+//! The subcommands, one file each, and their common code.
 
 mod bench;
 mod controller;
@@ -34,8 +34,8 @@ use crate::output;
 #[derive(Debug, Parser)]
 #[command(name = "bluebridge", version, propagate_version = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by the other side, \
-                        4 no answer in time, 5 not permitted to this user. With --json a \
+    after_help = "Exit codes: 0 success, 1 failure, 2 invalid command line, 3 refused by the other side, \
+                        4 no response in time, 5 permission missing. With --json a \
                   failure is one line on standard error: \
                   {\"error\":{\"kind\":..,\"code\":..,\"message\":..}}."
 )]
@@ -52,7 +52,7 @@ struct Global {
     /// Print JSON for programs
     #[arg(long, global = true)]
     json: bool,
-    /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG chooses by module
+    /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG selects by module
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// How log lines on standard error are written; text without it
@@ -63,17 +63,17 @@ struct Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     AllocWrite(memory::alloc_write::AllocWrite),
-    /// Measure our operations against plain UDP, side by side, in a rack made for it
+    /// Measure BlueBridge's operations beside plain UDP in a temporary rack
     Bench(bench::Bench),
-    /// Run the controller in the foreground, or ask a running one
+    /// Run the controller in the foreground, or query a running one
     Controller(controller::Controller),
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
     Demo(demo::Demo),
-    /// Answer a question by a rack made for it, with tables, CSV and plots
+    /// Run an experiment in a temporary rack, with tables, CSV and plots
     #[command(subcommand)]
     Experiment(experiment::Experiment),
-    /// Let this machine send to pointers and receive them through one interface
+    /// Connect this machine to the fabric through one interface
     #[command(subcommand)]
     Host(host::HostCommand),
     /// Run a memory server in the foreground
@@ -95,7 +95,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it serves in the foreground until it is told to end.
+    /// Whether it serves in the foreground until it is stopped.
     fn is_daemon(&self) -> bool {
         match self {
             Self::Controller(controller) => controller.is_daemon(),
@@ -157,7 +157,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line, or what was asked for: --help, --version.
+/// Prints an error of the command line, or the requested text of --help or --version.
 fn misread(error: &clap::Error) -> ExitCode {
     let given: Vec<_> = std::env::args_os().take_while(|it| it != "--").collect();
     let wants_json = given.iter().any(|it| it == "--json");
@@ -194,14 +194,14 @@ fn usage_in_a_line(text: &str, subcommand: &str) -> String {
     let error = text.split("\n\nUsage: ").next().unwrap_or(text);
     let error = error.split("\n\nFor more information").next().unwrap_or(error);
     let error = error.strip_prefix("error: ").unwrap_or(error);
-    // Tips are paragraphs of their own, and lists have a line for each entry.
+    // Tips are separate paragraphs, and lists have a line for each entry.
     let parts =
         error.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
     let error = parts.collect::<Vec<_>>().join("; ");
     format!("{error}; see `{subcommand} --help`")
 }
 
-/// The error and its causes, without those that the error's own words tell already.
+/// The error and its causes, without those that the error's own text already contains.
 fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -289,9 +289,9 @@ mod tests {
         is_whole.then_some(words)
     }
 
-    /// Examples in the book that name options which are gone would be of no use.
+    /// Examples in the documentation must not use options that no longer exist.
     #[test]
-    fn every_command_in_the_book_can_be_read() {
+    fn every_documented_command_can_be_parsed() {
         let mut count = 0;
         let book = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let mut files: Vec<_> = std::fs::read_dir(book)
@@ -303,7 +303,7 @@ mod tests {
         for file in files {
             let text = std::fs::read_to_string(&file).expect("readable");
             for line in text.lines() {
-                // A prompt, `$` or `host#`, and perhaps a pipe before it.
+                // A prompt, `$` or `host#`, and possibly a pipe before it.
                 let prompted =
                     line.trim_start().split_once(['$', '#']).map_or("", |(_, rest)| rest);
                 let command = prompted.rsplit_once("| ").map_or(prompted, |(_, last)| last).trim();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_once() {
+    fn an_error_is_printed_once() {
         let error = anyhow::anyhow!("no such file").context("cannot read x: no such file");
         assert_eq!(in_words(&error), "cannot read x: no such file");
         let error = anyhow::anyhow!("no such file").context("cannot read x");

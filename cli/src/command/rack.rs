@@ -24,17 +24,17 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum RackCommand {
-    /// Make a rack and start its switch, controller and memory servers
+    /// Build a rack and start its switch, controller and memory servers
     Up(Up),
-    /// Show the links, daemons and members of a rack; fails when something is wrong, and says what
+    /// Show the links, daemons and members of a rack; fails and names the problems if there are any
     Status(Named),
-    /// Stop a rack and remove all of it, also after a crash or without its record; no rack of that
-    /// name is no failure
+    /// Stop and remove a rack, even after a crash or without its record; it is no error if there is
+    /// no such rack
     Down(Named),
-    /// Run a command in a node of a rack; its exit code is the command's, 127 if there is no such
-    /// program, 126 if it cannot be executed
+    /// Run a command in a node of a rack; the exit code is that of the command, 127 if the program was not
+    /// found, 126 if it cannot be executed
     Exec(Exec),
-    /// Kill a daemon of a rack (SIGKILL), to see what its failure does
+    /// Kill a daemon of a rack (SIGKILL), to show the effect of its failure
     Kill(part::Kill),
     /// List the racks of this user
     List,
@@ -42,12 +42,12 @@ pub(super) enum RackCommand {
     Logs(logs::Logs),
     /// Start a daemon of a rack again, after ending it if it runs
     Restart(part::Restart),
-    /// Show the flow tables of a rack's switch with their counters
+    /// Show the tables of a rack's switch with their counters
     Tables(Named),
     /// Keep the namespaces of a rack without root (started by `rack up`)
     #[command(hide = true)]
     Hold,
-    /// Keep the interfaces of a rack's nodes set up (started by `rack up`)
+    /// Keep the interfaces of a rack's nodes configured (started by `rack up`)
     #[command(hide = true)]
     Watch(Named),
 }
@@ -64,7 +64,7 @@ const USUAL_NAME: &str = "rack";
 
 #[derive(Debug, Args)]
 pub(super) struct Named {
-    /// The rack; without it the one that BLUEBRIDGE_RACK names, or the only one that is up
+    /// The rack; the default is the one in BLUEBRIDGE_RACK, or the only one that is up
     #[arg(long, visible_alias = "name", value_name = "NAME")]
     rack: Option<RackName>,
 }
@@ -77,22 +77,22 @@ impl Named {
 
 #[derive(Debug, Args)]
 pub(super) struct Up {
-    /// The rack's name; without it the one in BLUEBRIDGE_RACK, or "rack"
+    /// The rack's name; the default is the one in BLUEBRIDGE_RACK, or "rack"
     #[arg(long, visible_alias = "name", value_name = "NAME")]
     rack: Option<RackName>,
-    /// How many memory servers: s1, s2, ..
+    /// Number of memory servers: s1, s2, ..
     #[arg(long, default_value_t = 3)]
     servers: u16,
-    /// How many clients: c1, c2, ..
+    /// Number of clients: c1, c2, ..
     #[arg(long, default_value_t = 2)]
     clients: u16,
     /// Largest IP packet of the links: for all (9000), for some (s1=1500,c2=1280), or both (9000,s1=1500)
     #[arg(long, default_value = "9000")]
     mtu: LinkMtus,
-    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
-    /// What each server offers, such as 256M; taken from this machine at once
+    /// The memory of each server, such as 256M; allocated at once
     #[arg(long, default_value = "64M")]
     memory: ByteSize,
     /// Which leased pages the switch redirects to their owners
@@ -101,7 +101,7 @@ pub(super) struct Up {
     /// Seconds that each daemon may take to start
     #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
     deadline: u64,
-    /// Make namespaces and links only, and start nothing
+    /// Create only namespaces and links, and start no daemons
     #[arg(long)]
     network_only: bool,
 }
@@ -151,7 +151,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
         memory: up.memory,
         redirects: up.redirects,
     };
-    let program = std::env::current_exe().context("cannot find the own program")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let mut rack = Rack::build(&site, spec, cancel)?;
     rack.set_logging(log_filter(global), log_format(global))?;
@@ -163,7 +163,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What daemons are asked to log: the filter that this command got, or the level of its -v.
+/// The daemons' log filter: the one that this command got, or the level of its -v.
 fn log_filter(global: Global) -> Option<String> {
     let filter = std::env::var(LOG_VARIABLE).ok().filter(|filter| !filter.is_empty());
     let level = match global.verbose {
@@ -191,7 +191,7 @@ fn status(named: &Named, global: Global) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
     if let Err(error) = access::join(&state) {
-        tracing::warn!(%error, "links cannot be looked at");
+        tracing::warn!(%error, "cannot check the links");
     }
     let status = look(&state);
     report(&status, global)?;
@@ -201,7 +201,7 @@ fn status(named: &Named, global: Global) -> anyhow::Result<Exit> {
 fn down(named: &Named, global: Global) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let name = match root.choose(named.rack.as_ref()) {
-        // What is left of a rack may have its name without a record.
+        // The rest of a rack may have its name without a record.
         Err(StateError::None) => USUAL_NAME.parse()?,
         name => name.map_err(RackError::from)?,
     };
@@ -240,7 +240,7 @@ fn sentence(name: &RackName, taken: &TakenDown) -> String {
         ));
     }
     for other in &taken.others {
-        text.push_str(&format!("\nalso stopped in it: {} ({})", other.name, other.pid));
+        text.push_str(&format!("\nalso stopped: {} ({})", other.name, other.pid));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! The wish to stop, for what serves in the foreground.
+//! Shutdown by signals, for programs that serve in the foreground.
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};

@@ -1,4 +1,4 @@
-//! How far a command is that takes minutes, on standard error: a bar at a terminal, else a line for each step.
+//! Progress of a long command on standard error: a bar at a terminal, otherwise a line for each step.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal};
@@ -18,10 +18,10 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// A program that asked for JSON gets nothing but errors on standard error.
+    /// With JSON output, only errors are printed on standard error.
     pub(super) fn new(count: usize, global: Global) -> Self {
         let silent = global.json;
-        // Nothing ticks between the steps: that would take time from what is measured.
+        // No updates between the steps: they would affect the measurement.
         let bar = (!silent && io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(count as u64);
             match ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}") {
@@ -32,7 +32,7 @@ impl Steps {
         Self { bar, count, begun: Cell::new(0), silent }
     }
 
-    /// Names the step that begins; the one before is done.
+    /// Names the next step; the one before is done.
     pub(super) fn begin(&self, step: &str) {
         let before = self.begun.replace(self.begun.get() + 1);
         match &self.bar {

@@ -31,17 +31,17 @@ const SPIN: Duration = Duration::from_micros(50);
 pub(super) struct Switch {
     #[command(subcommand)]
     command: Option<SwitchCommand>,
-    /// Which data plane: in the kernel (root), or in this process
+    /// The data plane: in the kernel (root), or in this process
     #[arg(long, value_name = "ebpf|soft", default_value = "ebpf")]
     data_plane: Kind,
-    /// Where to serve P4Runtime
+    /// The address on which to serve P4Runtime
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
     listen: SocketAddr,
-    /// A port and its interface; can be given many times, and a switch that is there already loses
-    /// the ports that are not given. How the eBPF data plane sends by it: `peer`, into the stack
-    /// behind a veth pair (the default where that is possible); `redirect`, through the interface;
-    /// `xdp`, as `redirect`, and in the driver between ports of this mode: hosts behind it must send
-    /// whole checksums and no trains
+    /// A port and its interface; can be repeated. An existing switch loses the ports that are not
+    /// given. The mode says how the eBPF data plane sends: `peer`, into the stack
+    /// behind a veth pair (the default if possible); `redirect`, through the interface;
+    /// `xdp`, like `redirect`, and in the driver between ports of this mode: hosts behind it must send
+    /// complete checksums and no trains
     #[arg(long = "port", value_name = "N=INTERFACE[:peer|redirect|xdp]")]
     ports: Vec<PortArgument>,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// Whether it runs a switch, and does not ask one.
+    /// Whether it runs a switch, not a query.
     pub(super) fn is_daemon(&self) -> bool {
         self.command.is_none()
     }
@@ -59,7 +59,7 @@ impl Switch {
 enum SwitchCommand {
     #[command(flatten)]
     Ask(Question),
-    /// End a switch in the kernel whose agent is gone, and remove what it left pinned
+    /// Remove a switch in the kernel whose agent has ended, with its pins
     Remove(Place),
 }
 
@@ -76,9 +76,9 @@ impl FromStr for PortArgument {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (number, interface) =
-            text.split_once('=').ok_or("a port is N=INTERFACE, for example 1=eth0")?;
+            text.split_once('=').ok_or("a port must be N=INTERFACE, for example 1=eth0")?;
         let number = number.parse().map_err(|_| format!("{number} is not a port number"))?;
-        // No interface's name has a colon.
+        // No interface name has a colon.
         let (interface, mode) = match interface.split_once(':') {
             None => (interface, None),
             Some((interface, "peer")) => (interface, Some(PortMode::Peer)),
@@ -125,14 +125,14 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
     })
 }
 
-/// Opens the data plane and begins to listen; when this fails, nothing holds the data plane.
+/// Opens the data plane and starts listening; if this fails, no process holds the data plane.
 async fn start(
     switch: &Switch,
     pins: Option<&mut Pins>,
 ) -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Agent)> {
     let shutdown = shutdown::signals()?;
-    // A signal makes the kernel's verifier give up on a program half-way, and it wakes this thread
-    // first: so another one loads.
+    // A signal makes the kernel's verifier stop in the middle of a program, and the signal wakes this thread
+    // first: so another thread loads the programs.
     let opened = thread::scope(|scope| scope.spawn(|| open(switch, pins)).join());
     let plane = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
     let config = AgentConfig { listen: switch.listen, device_id: switch.place.device_id };
@@ -141,12 +141,12 @@ async fn start(
     Ok((shutdown, agent))
 }
 
-/// The data plane with exactly the ports of the command line; one with pins is in the kernel.
+/// Opens the data plane with exactly the ports of the command line; with pins it is the one in the kernel.
 fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn DataPlane>> {
     match pins {
         Some(pins) => {
             if !EbpfSwitch::is_built() {
-                let words = "install clang and build again, or choose --data-plane soft";
+                let words = "install clang and build again, or use --data-plane soft";
                 return Err(PlaneError::NoEbpf).context(words);
             }
             let mut plane = pins.open()?;
@@ -157,8 +157,10 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
         }
         None => {
             if let Some(port) = switch.ports.iter().find(|port| port.mode.is_some()) {
-                let words =
-                    format!("port {} has a mode, as only the eBPF data plane's do", port.port.0);
+                let words = format!(
+                    "port {} has a mode, but only ports of the eBPF data plane have modes",
+                    port.port.0
+                );
                 return Err(UsageError(words).into());
             }
             let mut plane = soft::Switch::start(SPIN)?;
@@ -170,8 +172,8 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
     }
 }
 
-/// Takes the ports from a data plane that are others now, and adds all that it shall have; one
-/// that it has already takes the mode.
+/// Removes ports that have changed from a data plane, and adds all ports that it must have; an existing
+/// port takes the mode.
 fn attach<P: DataPlane>(
     plane: &mut P,
     ports: &[PortArgument],

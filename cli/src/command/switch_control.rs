@@ -1,4 +1,4 @@
-//! `bluebridge switch tables|ports|impair`: a running switch, asked and troubled.
+//! `bluebridge switch tables|ports|impair`: queries and impairs a running switch.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,25 +21,25 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {
-    /// Make a port lose, double, hold back or damage what leaves by it; without shares, end that
+    /// Make a port lose, duplicate, delay or damage frames that leave through it; without options, end that
     Impair(Impair),
     /// Show ports and drops with their counters
     Ports(Agent),
-    /// Show the flow tables with their counters
+    /// Show the tables with their counters
     Tables(Agent),
 }
 
-/// What to do where there is no rack.
-const OTHERWISE: &str = "say with --agent where the switch's agent listens";
+/// The remedy if there is no rack.
+const OTHERWISE: &str = "set the address of the switch's agent with --agent";
 
-/// Which switch.
+/// Selects the switch.
 #[derive(Debug, Args)]
 pub(super) struct Agent {
-    /// The switch of this rack; without it and --agent, of the one that BLUEBRIDGE_RACK names, or the
-    /// only one that is up
+    /// The switch of this rack; the default, without --agent, is that of the rack in BLUEBRIDGE_RACK, or of the
+    /// only rack that is up
     #[arg(long, value_name = "NAME", conflicts_with = "agent")]
     rack: Option<RackName>,
-    /// Where the switch's agent serves P4Runtime
+    /// The address of the switch agent's P4Runtime server
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<SocketAddr>,
     /// P4Runtime's number for the switch
@@ -49,35 +49,35 @@ pub(super) struct Agent {
 
 #[derive(Debug, Args)]
 pub(super) struct Impair {
-    /// The port, by its number
+    /// The port, by number
     #[arg(long, value_name = "N", required_unless_present = "node")]
     port: Option<u16>,
-    /// The port, by the rack's node that it leads to
+    /// The port, by the rack's node at its other end
     #[arg(long, value_name = "NODE", conflicts_with_all = ["port", "agent"])]
     node: Option<Node>,
     /// The share of frames that are lost, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     loss: f64,
-    /// The share that arrives twice
+    /// The share of frames that are sent twice
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     duplicate: f64,
-    /// The share that arrives after later ones
+    /// The share of frames that later ones overtake
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     reorder: f64,
-    /// The share with a bit flipped
+    /// The share of frames with a flipped bit
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     corrupt: f64,
-    /// Microseconds that every frame is held back
+    /// Delay of every frame in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
     delay: u32,
-    /// Where the port's dice start, so that a run can be repeated
+    /// The seed of the port's random generator, so that a run can be repeated
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     agent: Agent,
 }
 
-/// A switch that can be asked: the calling thread is where its agent is.
+/// A switch that can be queried: the calling thread is in the namespace of its agent.
 struct Reached {
     address: SocketAddr,
     device_id: u64,
@@ -99,7 +99,7 @@ impl Agent {
     }
 }
 
-/// Moves to the switch of a rack.
+/// Moves to the namespace of a rack's switch.
 fn enter(state: &RackState) -> anyhow::Result<Reached> {
     access::join(state)?;
     access::namespace(state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
@@ -112,7 +112,7 @@ fn enter(state: &RackState) -> anyhow::Result<Reached> {
     })
 }
 
-/// The nodes behind a rack's ports.
+/// The nodes at a rack's ports.
 pub(super) fn port_names(layout: &Layout) -> PortNames {
     let name = |peer: Node| match peer {
         Node::Switch => "controller".to_owned(),
@@ -146,7 +146,7 @@ fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
 /// The columns of [`table_rows`].
 pub(super) const TABLE_COLUMNS: [&str; 5] = ["table", "match", "action", "packets", "bytes"];
 
-/// Entries as rows; a table is named once.
+/// Entries as rows; a table's name is printed once.
 pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
     let mut last = "";
     let rows = lines.iter().map(|line| {
@@ -273,13 +273,13 @@ fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
             Some(port) => port.number,
             None => return Err(UsageError(format!("no port leads to {node}")).into()),
         },
-        _ => return Err(UsageError("which port? use --port N".to_owned()).into()),
+        _ => return Err(UsageError("the port is missing: use --port N".to_owned()).into()),
     };
     let delay = Duration::from_micros(options.delay.into());
     if !delay.is_zero() {
         let data_plane = switch_ports(switch.address)?.data_plane;
         if data_plane == DataPlane::Ebpf.as_str() {
-            let words = "the data plane ebpf cannot delay frames; soft can: `bluebridge rack up --switch soft`";
+            let words = "the data plane ebpf cannot delay frames, but soft can: `bluebridge rack up --switch soft`";
             return Err(UsageError(words.to_owned()).into());
         }
     }

@@ -1,4 +1,4 @@
-//! How an endpoint and the controller prove themselves to each other: TLS for joining.
+//! TLS for joining: how an endpoint and the controller authenticate each other.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::exit::UsageError;
 
-/// The options of TLS; without a root, joining is plain.
+/// The TLS options; without a root, joining uses no TLS.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Trust {
     /// Join by TLS: the root (PEM) that the controller's certificate must lead to
@@ -31,7 +31,7 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// What TLS needs, if it is asked for.
+    /// The TLS configuration, if TLS is requested.
     pub(super) fn config(&self, controller: SocketAddr) -> anyhow::Result<Option<ClientTlsConfig>> {
         let Some(root) = &self.tls_root else { return Ok(None) };
         let name = self.tls_name.clone().unwrap_or_else(|| controller.ip().to_string());
@@ -43,16 +43,16 @@ impl Trust {
                 .identity(Identity::from_pem(read(certificate, CERTIFICATE)?, read(key, KEY)?)),
             None => config,
         };
-        // What does not fit together would else look like an address that is none.
+        // Without this check, files that do not match would be reported as an invalid address.
         let tried = Endpoint::from_static("https://localhost").tls_config(config.clone());
         tried.map_err(|error| {
-            UsageError(format!("the files of TLS cannot be used together: {}", innermost(&error)))
+            UsageError(format!("the TLS files cannot be used together: {}", innermost(&error)))
         })?;
         Ok(Some(config))
     }
 }
 
-/// What the lines of PEM say that begin and end a certificate, and a private key of any kind (RFC 7468).
+/// The contents of the PEM lines that begin and end a certificate, and a private key of any kind (RFC 7468).
 const CERTIFICATE: &str = "CERTIFICATE-----";
 const KEY: &str = "PRIVATE KEY-----";
 
@@ -64,13 +64,13 @@ fn innermost(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// The controller, as gRPC wants it.
+/// The controller's URI for gRPC.
 pub(super) fn controller_uri(controller: SocketAddr, tls: Option<&ClientTlsConfig>) -> String {
     let scheme = if tls.is_some() { "https" } else { "http" };
     format!("{scheme}://{controller}")
 }
 
-/// Reads a file of PEM that must hold something of a kind: a root without a certificate would trust nobody.
+/// Reads a PEM file that must contain a certain kind of object: a root without a certificate would trust no peer.
 fn read(path: &Path, label: &str) -> anyhow::Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -78,6 +78,6 @@ fn read(path: &Path, label: &str) -> anyhow::Result<Vec<u8>> {
     {
         return Ok(bytes);
     }
-    let words = format!("{} holds no -----BEGIN {label}, as PEM has it", path.display());
+    let words = format!("{} contains no PEM block -----BEGIN {label}", path.display());
     Err(UsageError(words).into())
 }

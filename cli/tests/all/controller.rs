@@ -1,4 +1,4 @@
-//! A controller as a process of its own, asked by the commands for operators.
+//! A controller as a separate process, queried by the commands for operators.
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
 
-/// How long anything may take.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An address of the loopback that only this process uses.
@@ -47,7 +47,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A switch's agent whose one port leads nowhere; it ends when dropped.
+/// A switch's agent with one unconnected port; it ends when dropped.
 fn agent(listen: SocketAddr) -> Runtime {
     let mut pipeline = Pipeline::new(Instant::now());
     let link = Link { name: "sw1".to_owned(), mac: MacAddr([2, 1, 0, 0, 0, 1]), mtu: 9000 };
@@ -72,7 +72,7 @@ fn json(question: &str, more: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Asks until the answer has this exit code.
+/// Queries until the exit code is this one.
 fn status_with(code: i32) -> (String, String) {
     let began = Instant::now();
     loop {
@@ -147,7 +147,7 @@ fn a_running_controller_is_asked_and_logs_what_happens() {
     assert!(said.starts_with("not healthy\n  the switch is disconnected: "), "{said}");
     drop(controller);
     let (_, said) = status_with(4);
-    assert!(said.contains(&listen) && said.contains("does not answer"), "{said}");
+    assert!(said.contains(&listen) && said.contains("does not respond"), "{said}");
 
     let events: Vec<Value> = log
         .lines()

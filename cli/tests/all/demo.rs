@@ -1,5 +1,5 @@
-//! The demo as root, as an ordinary user and in one process: that it ends well, also when it is
-//! interrupted or something dies, and that nothing stays behind.
+//! The demo as root, as an ordinary user and in one process: it succeeds, ends properly when it is
+//! interrupted or a process dies, and cleans up.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -15,13 +15,13 @@ use bluebridge_testkit::{Scratch, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The system's user for those who have no account.
+/// The system's user `nobody`.
 const NOBODY: u32 = 65_534;
 
-/// How long the demo may take, also on a busy machine.
+/// Time limit of the demo, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// One caller with a copy of the binary, by which its processes are known.
+/// One caller with a copy of the binary, which identifies its processes.
 struct Caller {
     binary: PathBuf,
     state: PathBuf,
@@ -34,7 +34,7 @@ impl Caller {
         Self::new(scratch, None)
     }
 
-    /// An ordinary user: whoever runs this, or another one if that is root.
+    /// An ordinary user: the present one, or another one if that is root.
     fn user(scratch: &Scratch) -> Self {
         Self::new(scratch, is_privileged().then_some(NOBODY))
     }
@@ -83,7 +83,7 @@ impl Caller {
     }
 
     fn assert_nothing_left(&self, pid: u32) {
-        // A signal may end a demo that waits for the child by which it tries a namespace; that ends by itself.
+        // A signal may end a demo that waits for the child that tests namespaces; the child ends by itself.
         until("no process is left", || self.processes().is_empty());
         assert!(!self.state.exists(), "{:?}", fs::read_dir(&self.state).map(Iterator::count));
         let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
@@ -144,7 +144,7 @@ fn interrupt_at_all_times(caller: &Caller) {
                 assert_eq!(said, "bluebridge: interrupted\n", "after {after:?}");
                 interrupted_count += 1;
             }
-            // Before the signal is caught, the system ends a process that has begun nothing.
+            // Before the signal is caught, the system ends a process that has not started anything.
             None => assert!(output.stdout.len() < 1000, "after {after:?}: {:?}", output.status),
             code => panic!("{code:?} after {after:?}: {said}"),
         }
@@ -178,7 +178,7 @@ mod root {
     }
 
     #[test]
-    fn a_newcomer_is_told_what_happens() {
+    fn the_demo_explains_each_step() {
         let scratch = Scratch::new("demo-words");
         let caller = Caller::root(&scratch);
         let output = caller.command(&[]).output().expect("runs");
@@ -191,7 +191,7 @@ mod root {
             "hello from c1, kept on s3",
             "UPDATE 34.2 us",
             "the counter is 1000, nothing lost or doubled",
-            "without one error",
+            "without an error",
             "does not answer; is it up, and does the switch know it?",
             "Left behind: nothing.",
         ] {
@@ -250,7 +250,7 @@ mod netns {
     fn where_user_namespaces_are_forbidden_it_stays_in_one_process() {
         let scratch = Scratch::new("demo-process");
         let caller = Caller::user(&scratch);
-        // A limit that holds for one command: none of its descendants may make user namespaces.
+        // A limit for one command: none of its descendants may create user namespaces.
         let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
                       --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
         let mut command = Command::new("unshare");

@@ -1,4 +1,4 @@
-//! The binary, as its users call it.
+//! The binary, as its users run it.
 
 mod controller;
 mod demo;

@@ -1,4 +1,4 @@
-//! The binary, used wrongly or where something is missing: who is told what, and with which code.
+//! Wrong usage of the binary, and missing requirements: error texts and exit codes.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -10,12 +10,12 @@ const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
 
 fn call(arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
-    // A rack of the machine's must not be met by accident.
+    // The test must not use a rack of the machine by accident.
     command.env("BLUEBRIDGE_STATE", "/nonexistent/bluebridge-state");
     command.args(arguments).stdin(Stdio::null()).output().expect("runs")
 }
 
-fn told(output: &Output) -> (Option<i32>, String) {
+fn result_of(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -33,21 +33,21 @@ const ENDPOINT: [&str; 6] = ["--name", "s", "--switch-port", "1", "--controller"
 fn what_cannot_be_is_wrong_usage() {
     let memserver = |more: &[&'static str]| [&["memserver"], &ENDPOINT[..], more].concat();
     for (arguments, words) in [
-        (vec!["rack", "up", "--memory", "0"], "0 is no memory for a server"),
-        (vec!["rack", "up", "--memory", "99T"], "99T is no memory for a server"),
+        (vec!["rack", "up", "--memory", "0"], "0 is not a valid memory size of a server"),
+        (vec!["rack", "up", "--memory", "99T"], "99T is not a valid memory size of a server"),
         (memserver(&["--interface", "nope"]), "interface nope"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
         (vec!["switch", "--device-id", "0"], "--device-id"),
-        (vec!["create", "0"], "a byte at least"),
-        (vec!["create", "2T"], "1T at most"),
+        (vec!["create", "0"], "must have at least one byte"),
+        (vec!["create", "2T"], "at most 1T"),
         (vec!["create", "2T", "--nonsense"], "--nonsense"),
         (vec!["controller", "--store", "/nonexistent/x"], "there is no directory /nonexistent;"),
-        (vec!["rack", "restart", "c1"], "is no daemon"),
+        (vec!["rack", "restart", "c1"], "is not a daemon"),
         (vec!["rack", "kill", "s1"], "no rack is up; `bluebridge rack up` builds one"),
         (vec!["rack", "kill", "s1", "--rack", "one"], "there is no rack one"),
-        (vec!["switch", "tables"], "or say with --agent where the switch's agent listens"),
+        (vec!["switch", "tables"], "or set the address of the switch's agent with --agent"),
     ] {
-        let (code, said) = told(&call(&arguments));
+        let (code, said) = result_of(&call(&arguments));
         assert_eq!(code, Some(2), "{arguments:?}: {said}");
         assert!(said.contains(words), "{arguments:?}: {said}");
         let output = call(&[&arguments, &["--json"][..]].concat());
@@ -60,7 +60,7 @@ fn what_cannot_be_is_wrong_usage() {
     assert!(!Path::new("/nonexistent").exists());
 }
 
-/// The words for people are one line as well.
+/// The text for people is one line as well.
 #[test]
 fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
     for (arguments, words) in [
@@ -75,7 +75,7 @@ fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
         (&["read", "nowhere"], "invalid value 'nowhere' for '<POINTER>'"),
         (&["rack", "up", "--memory", "1X"], "see `bluebridge rack up --help`"),
     ] {
-        let (code, said) = told(&call(arguments));
+        let (code, said) = result_of(&call(arguments));
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
         assert!(said.starts_with("bluebridge: ") && said.contains(words), "{said}");
         let error = error(&call(&[arguments, &["--json"]].concat()));
@@ -90,7 +90,7 @@ fn a_filter_of_logs_that_is_none_is_named() {
     for wrong in ["bluebridge_controller=loud", "a=b=c"] {
         let mut command = Command::new(BINARY);
         command.env("BLUEBRIDGE_LOG", wrong).args(["rack", "list"]).stdin(Stdio::null());
-        let (code, said) = told(&command.output().expect("runs"));
+        let (code, said) = result_of(&command.output().expect("runs"));
         assert_eq!(code, Some(2), "{wrong}: {said}");
         assert!(said.contains(&format!("BLUEBRIDGE_LOG={wrong} is no filter")), "{said}");
     }
@@ -104,7 +104,7 @@ fn files_of_tls_that_a_controller_cannot_use_are_wrong_usage() {
     let (store, empty) = (file("c.redb"), file("empty.pem"));
     let controller = ["controller", "--listen", "[::1]:0", "--store", &store];
     let trust = ["--tls-certificate", &empty, "--tls-key", &empty];
-    let (code, said) = told(&call(&[&controller[..], &trust].concat()));
+    let (code, said) = result_of(&call(&[&controller[..], &trust].concat()));
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("empty.pem holds no -----BEGIN CERTIFICATE-----"), "{said}");
 }
@@ -128,22 +128,25 @@ fn files_of_tls_that_cannot_be_used_are_named() {
         file("damaged.pem", "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n");
     let ping = |trust: &[&str]| {
         let ping = ["ping", "s1", "--interface", "lo", "--deadline", "100ms"];
-        told(&call(&[&ping[..], &ENDPOINT, trust].concat()))
+        result_of(&call(&[&ping[..], &ENDPOINT, trust].concat()))
     };
     for (trust, words) in [
-        (&["--tls-root", &empty][..], "empty.pem holds no -----BEGIN CERTIFICATE-----"),
-        (&["--tls-root", &key], "key.pem holds no -----BEGIN CERTIFICATE-----"),
+        (
+            &["--tls-root", &empty][..],
+            "empty.pem contains no PEM block -----BEGIN CERTIFICATE-----",
+        ),
+        (&["--tls-root", &key], "key.pem contains no PEM block -----BEGIN CERTIFICATE-----"),
         (
             &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &root],
-            "root.pem holds no -----BEGIN PRIVATE KEY-----",
+            "root.pem contains no PEM block -----BEGIN PRIVATE KEY-----",
         ),
         (
             &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &damaged],
-            "the files of TLS cannot be used together",
+            "the TLS files cannot be used together",
         ),
         (
             &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &other_key],
-            "the files of TLS cannot be used together",
+            "the TLS files cannot be used together",
         ),
     ] {
         let (code, said) = ping(trust);
@@ -174,7 +177,7 @@ mod root {
         require_root();
         let soft = ["switch", "--data-plane", "soft", "--listen", "[::1]:0"];
         for port in ["0=lo", "1024=lo", "1=nope"] {
-            let (code, said) = told(&call(&[&soft[..], &["--port", port]].concat()));
+            let (code, said) = result_of(&call(&[&soft[..], &["--port", port]].concat()));
             assert_eq!(code, Some(2), "{port}: {said}");
         }
         let memserver =
@@ -183,16 +186,16 @@ mod root {
         for (memory, expected, words) in
             [("0", 2, "0 bytes for 1 shards"), ("1023G", 1, "ask for a smaller arena")]
         {
-            // Nobody answers at the controller's address: the memory is asked for before.
+            // No controller responds at the address: the memory is allocated before the join.
             let mut command = Command::new(memserver[0]);
             command.args(&memserver[1..]).args(["--memory", memory]).stdin(Stdio::null());
-            let (code, said) = told(&command.output().expect("runs"));
+            let (code, said) = result_of(&command.output().expect("runs"));
             assert_eq!(code, Some(expected), "{memory}: {said}");
             assert!(said.contains(words), "{said}");
         }
     }
 
-    /// A network namespace, for as long as its process sleeps.
+    /// A network namespace, which lives as long as its process sleeps.
     struct Namespace(Child);
 
     impl Namespace {
@@ -236,7 +239,7 @@ mod root {
             [&["--port", "1=lo", "--port", "2=nope"][..], &["--port", "1=lo", "--port", "0=lo"]]
         {
             let output = namespace.switch("40971", more).wait_with_output().expect("ends");
-            assert_eq!(output.status.code(), Some(2), "{more:?}: {}", told(&output).1);
+            assert_eq!(output.status.code(), Some(2), "{more:?}: {}", result_of(&output).1);
             assert!(!pins("40971").exists(), "{more:?}");
         }
         let elsewhere = scratch.path().join("bpf");
@@ -250,7 +253,7 @@ mod root {
         let left = Path::new(directory).exists();
         let unmount = Command::new("umount").arg(&elsewhere).status();
         assert!(unmount.expect("runs").success());
-        assert_eq!((output.status.code(), left), (Some(2), false), "{}", told(&output).1);
+        assert_eq!((output.status.code(), left), (Some(2), false), "{}", result_of(&output).1);
     }
 
     #[test]
@@ -269,7 +272,7 @@ mod root {
         agent.kill().expect("killed");
         agent.wait().expect("waited");
         let stayed = EbpfSwitch::is_pinned_in(&pins(id));
-        // A start that fails takes nothing from a switch that was there before.
+        // A failed start takes nothing from an existing switch.
         let failed =
             namespace.switch(id, &["--port", "1=lo", "--port", "2=nope"]).wait_with_output();
         let failed = failed.expect("ends");
@@ -277,13 +280,13 @@ mod root {
         let removed = remove();
         assert!(up, "the switch did not start");
         for output in [&second, &early] {
-            let (code, said) = told(output);
+            let (code, said) = result_of(output);
             assert_eq!(code, Some(1), "{said}");
             assert!(said.contains("has an agent"), "{said}");
         }
-        assert_eq!(failed.status.code(), Some(2), "{}", told(&failed).1);
+        assert_eq!(failed.status.code(), Some(2), "{}", result_of(&failed).1);
         assert!(stayed && stayed_again, "frames go on without an agent");
-        assert!(removed.status.success(), "{}", told(&removed).1);
+        assert!(removed.status.success(), "{}", result_of(&removed).1);
         assert!(!pins(id).exists());
         let again = call(&["switch", "remove", "--device-id", id, "--json"]);
         let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
@@ -291,7 +294,7 @@ mod root {
     }
 
     #[test]
-    fn a_switch_that_is_told_to_end_while_it_starts_ends_in_good_order() {
+    fn a_switch_that_is_stopped_while_it_starts_ends_normally() {
         require_root();
         require_ebpf(EbpfSwitch::is_built());
         let (id, namespace) = ("40973", Namespace::new());
@@ -301,7 +304,7 @@ mod root {
             thread::sleep(Duration::from_millis(2));
             pins(id).join("ports").exists()
         });
-        // The programs are being checked now, for some hundred milliseconds.
+        // The programs are being verified now, for some hundred milliseconds.
         thread::sleep(Duration::from_millis(30));
         let ended = (0..300).find_map(|_| {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -312,8 +315,8 @@ mod root {
         let output = agent.wait_with_output().expect("ends");
         let removed = call(&["switch", "remove", "--device-id", id]);
         assert!(started, "the switch did not start");
-        assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", told(&output).1);
-        assert!(removed.status.success(), "{}", told(&removed).1);
+        assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", result_of(&output).1);
+        assert!(removed.status.success(), "{}", result_of(&removed).1);
     }
 
     #[test]
@@ -338,7 +341,7 @@ mod root {
             let mut command = Command::new(&binary);
             command.args(["controller", "--listen", "[::1]:0", "--json", "--store"]).arg(&store);
             let output = command.uid(59_999).gid(59_999).current_dir("/").output().expect("runs");
-            assert_eq!(output.status.code(), Some(5), "{}", told(&output).1);
+            assert_eq!(output.status.code(), Some(5), "{}", result_of(&output).1);
         }
     }
 
@@ -361,7 +364,7 @@ mod root {
             let mut command = Command::new("unshare");
             command.args(["--net", "setpriv", "--reuid=59998", "--clear-groups"]).arg(&binary);
             command.args(arguments).current_dir("/").stdin(Stdio::null());
-            let (code, said) = told(&command.output().expect("runs"));
+            let (code, said) = result_of(&command.output().expect("runs"));
             assert_eq!(code, Some(5), "{arguments:?}: {said}");
             assert!(said.contains(words), "{arguments:?}: {said}");
         }
@@ -384,7 +387,7 @@ mod root {
         until("it ends", || measuring.try_wait().expect("a child").is_some());
         assert_eq!(measuring.wait().expect("ends").code(), Some(1));
         let said: Vec<String> = lines.map(|line| line.expect("text")).collect();
-        // The thread that measures may log meanwhile that others are gone.
+        // The measuring thread may log meanwhile that other processes have ended.
         assert_eq!(said.last().map(String::as_str), Some("bluebridge: interrupted"), "{said:?}");
         assert!(!said.iter().any(|line| line.contains("not taken down")), "{said:?}");
         assert!(!state.exists(), "the rack is taken down");
@@ -402,7 +405,7 @@ mod root {
     }
 
     #[test]
-    fn what_an_experiment_measured_is_told_even_if_its_files_cannot_be_written() {
+    fn an_experiments_results_are_printed_even_if_its_files_cannot_be_written() {
         require_root();
         let scratch = Scratch::new("usage-full");
         // A full disk, for one file.
@@ -424,8 +427,8 @@ mod root {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let message = error(&output)["message"].to_string();
         assert!(message.contains("contention.csv"), "{message}");
-        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(told["files"], Value::Array(Vec::new()));
-        assert_eq!(told["findings"].as_array().map(Vec::len), Some(2), "{told}");
+        let printed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(printed["files"], Value::Array(Vec::new()));
+        assert_eq!(printed["findings"].as_array().map(Vec::len), Some(2), "{printed}");
     }
 }

@@ -1,4 +1,4 @@
-//! The endpoints that the switch has entries for.
+//! The endpoints with entries in the switch.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use bluebridge_wire::{NodeId, Space};
 
 use super::record::{NodeRecord, Role};
 
-/// What redirects need to know of an attached endpoint.
+/// The properties of an attached endpoint that redirects need.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Attached {
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
     /// Its space.
     pub space: Space,
-    /// Which of its lives this is.
+    /// Its incarnation.
     pub incarnation: u32,
     /// The generation of its arena.
     pub generation: u16,
-    /// The way to it.
+    /// How the switch forwards to it.
     pub forward: Forward,
 }
 
@@ -34,5 +34,5 @@ impl Attached {
     }
 }
 
-/// The endpoints that have entries in the switch.
+/// The endpoints with entries in the switch.
 pub type Endpoints = BTreeMap<NodeId, Attached>;

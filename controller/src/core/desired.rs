@@ -1,4 +1,4 @@
-//! The tables that follow from the nodes.
+//! Computes the desired tables from the nodes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ pub(crate) const fn node_prefix(space: Space, node: NodeId) -> Key {
 }
 
 impl Core {
-    /// What the switch should have, given what is known now.
+    /// The desired tables for the present state.
     #[must_use]
     pub fn desired(&self) -> Tables {
         let mut tables = Tables::default();
@@ -29,7 +29,7 @@ impl Core {
             self.add_anycast(&mut tables, Space(*space));
         }
         self.add_flood(&mut tables);
-        // After the endpoints': a record of an older controller may claim the same address.
+        // After the endpoints' entries: a record of an older controller may claim the same address.
         if let Some(ControllerPort { port, mac }) = self.own_port_there() {
             let forward = Action::Forward(Forward { port, dst_mac: mac });
             tables.entries.insert(Key::L2 { dst_mac: mac }, Body::new(forward));
@@ -49,17 +49,17 @@ impl Core {
         nodes.map(|node| (node.record.id(), Attached::new(&node.record))).collect()
     }
 
-    /// An attached node whose port exists, as far as is known.
+    /// Whether it is an attached node whose port exists, as far as known.
     fn has_entries(&self, node: &Node) -> bool {
         node.record.attached && self.may_exist(node.record.port())
     }
 
-    /// The controller's own port, if the switch has it, as far as is known.
+    /// The controller's own port, if the switch has it, as far as known.
     fn own_port_there(&self) -> Option<ControllerPort> {
         self.config.own_port.filter(|own| self.may_exist(own.port))
     }
 
-    /// Whether the switch has a port; true if it does not list its ports.
+    /// Whether the switch may have a port; true if it does not list its ports.
     fn may_exist(&self, port: SwitchPort) -> bool {
         match &self.ports {
             Ports::Listed(ports) => ports.contains_key(&port),
@@ -67,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Whether anybody in a space wants notices.
+    /// Whether any endpoint in a space asked for notices.
     #[must_use]
     pub fn notices_wanted(&self, space: Space) -> bool {
         let attached = self.nodes.values().filter(|node| node.record.attached);
@@ -78,7 +78,7 @@ impl Core {
         self.spaces.get(&space.0).copied()
     }
 
-    /// The nodes among which a space's anycast chooses, with their weights, in order of their ids.
+    /// The nodes from which a space's anycast chooses, with their weights, in order of their ids.
     #[must_use]
     pub fn anycast_members(&self, space: Space) -> Vec<(NodeId, u16)> {
         let mut levels: Vec<(u8, NodeId)> = self
@@ -112,7 +112,7 @@ impl Core {
         }
     }
 
-    /// What is not the fabric's goes to every port, unless its MAC address is known.
+    /// Traffic outside the fabric is flooded to every port, unless its MAC address is known.
     fn add_flood(&self, tables: &mut Tables) {
         let ports: BTreeSet<SwitchPort> = match &self.ports {
             Ports::Listed(ports) => ports.keys().copied().collect(),

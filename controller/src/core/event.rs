@@ -1,42 +1,42 @@
-//! What happens to endpoints, for the log.
+//! Changes of endpoints, for the log.
 
 use bluebridge_wire::NodeId;
 
 use super::{NodeRecord, Role};
 
-/// What happened to an endpoint.
+/// The kind of change of an endpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum MemberChange {
     /// It was silent for too long and counts as having left.
     GivenUp,
-    /// It joined; a repeated answer to the same join is no join.
+    /// It joined; a repeated response to the same join does not count.
     Joined,
     /// It left.
     Left,
-    /// It was silent, and another endpoint got its name, port or MAC address.
+    /// It was silent, and another endpoint took its name, port or MAC address.
     Replaced,
-    /// It was silent and is heard again.
+    /// It was silent, and its heartbeats arrive again.
     Returned,
     /// Its heartbeats are missing.
     Silent,
 }
 
-/// A change of an endpoint, with what a log line needs.
+/// A change of an endpoint, with the data for a log line.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MemberEvent {
-    /// What happened.
+    /// The kind of change.
     pub change: MemberChange,
     /// Its node id.
     pub node: NodeId,
     /// Its name.
     pub name: String,
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
     /// Its space.
     pub space: u16,
-    /// The switch's port that it is connected to.
+    /// The switch's port to which it is connected.
     pub port: u16,
-    /// Which of its lives this is.
+    /// Its incarnation.
     pub incarnation: u32,
 }
 
@@ -62,7 +62,7 @@ impl MemberEvent {
         };
         match self.change {
             MemberChange::GivenUp => {
-                tracing::info!(name, node = node.0, role, "given up after a long silence");
+                tracing::info!(name, node = node.0, role, "removed after a long silence");
             }
             MemberChange::Joined => {
                 tracing::info!(name, node = node.0, role, space, port, incarnation, "joined");
@@ -71,9 +71,11 @@ impl MemberEvent {
             MemberChange::Replaced => {
                 tracing::info!(name, node = node.0, role, port, "replaced by another endpoint");
             }
-            MemberChange::Returned => tracing::info!(name, node = node.0, role, "heard again"),
+            MemberChange::Returned => {
+                tracing::info!(name, node = node.0, role, "heartbeats arrive again")
+            }
             MemberChange::Silent => {
-                tracing::warn!(name, node = node.0, role, "silent: its heartbeats are missing");
+                tracing::warn!(name, node = node.0, role, "silent: heartbeats are missing");
             }
         }
     }

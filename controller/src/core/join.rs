@@ -1,4 +1,4 @@
-//! Who becomes which node.
+//! Assigns nodes to endpoints that join.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::{
     PORT_MAX, Ports, weight,
 };
 
-/// Where an endpoint says that it is connected.
+/// Where an endpoint is connected, as it states.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Attachment {
     /// To the switch's interface of this name.
@@ -21,25 +21,25 @@ pub enum Attachment {
     Port(SwitchPort),
 }
 
-/// What an endpoint was given before.
+/// The result of an endpoint's earlier join.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Previous {
     /// Its node id.
     pub node: NodeId,
-    /// Its proof.
+    /// Its token.
     pub token: [u8; 16],
-    /// Whether its arena holds what it held.
+    /// Whether its arena still has its contents.
     pub contents_kept: bool,
 }
 
-/// An endpoint that asks to be one.
+/// The request of an endpoint to join.
 #[derive(Clone, Debug)]
 pub struct Join {
     /// Its name.
     pub name: String,
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
-    /// The space that it wants to belong to.
+    /// The space to join.
     pub space: Space,
     /// Its MAC address.
     pub mac: MacAddr,
@@ -55,65 +55,65 @@ pub struct Join {
     pub mtu: u32,
     /// The same in every try of this join.
     pub nonce: u64,
-    /// What it was given before.
+    /// The result of its earlier join.
     pub previous: Option<Previous>,
-    /// Whether it wants the space's notices.
+    /// Whether it asks for the space's notices.
     pub notices: bool,
 }
 
-/// What an endpoint is from now on: its record says it all.
+/// The result of a join: the endpoint's record.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Assigned(pub NodeRecord);
 
-/// Why an endpoint is none.
+/// Why a join was refused.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// The caller's request breaks a rule.
     #[error("{0}")]
     Invalid(&'static str),
-    /// The name is another's for good: of another role or space.
+    /// The name belongs permanently to another endpoint, with another role or space.
     #[error("the name {name} belongs to {owner}; choose another name")]
     NameBelongs {
         /// The name.
         name: String,
-        /// Whose it is.
+        /// Its owner.
         owner: String,
     },
-    /// A live endpoint has it. Passing: it may fall silent.
+    /// A live endpoint has it. Temporary: it may become silent.
     #[error("{what} is in use by the live endpoint {by}; end that one or choose another")]
     Taken {
-        /// What is taken.
+        /// The contested name, port or address.
         what: String,
-        /// By whom.
+        /// The endpoint that has it.
         by: String,
     },
-    /// The caller claims an address or port of the infrastructure, and would get the traffic that is
-    /// meant for it.
+    /// The caller claims an address or port of the infrastructure, and would get its
+    /// traffic.
     #[error(
         "{what} is reserved for {owner}; join with the endpoint's own interface, port and MAC address"
     )]
     Reserved {
-        /// What the caller claims.
+        /// The claimed address or port.
         what: String,
-        /// Whose it is.
+        /// Its owner.
         owner: &'static str,
     },
-    /// The caller's arena is of another identity, or of another rack.
+    /// The caller's arena belongs to another identity, or to another rack.
     #[error(
-        "the arena's contents belong to node {0} with another token than this rack gave; \
-         start with an empty arena or the right name"
+        "the arena's contents belong to node {0} with a token that is not from this rack; \
+         start with an empty arena or the correct name"
     )]
     NotPrevious(u16),
-    /// The caller's port or interface is not there.
+    /// The switch does not have the caller's port or interface.
     #[error("the switch has no {0}")]
     NoSuchPort(String),
-    /// The switch was not reached yet, so that its ports are not known. Passing.
-    #[error("the switch was not reached yet, so that nothing is known of {0}; try again")]
+    /// The switch was not reached yet, so its ports are unknown. Temporary.
+    #[error("the switch was not reached yet, so {0} is unknown; try again")]
     PortsUnknown(String),
-    /// The space has as many endpoints as a switch copies notices to. Passing: one may leave.
+    /// The space has as many endpoints as a switch can copy notices to. Temporary: one may leave.
     #[error(
-        "space {space} has its {most} endpoints, which is the most; end one or use another space"
+        "space {space} has {most} endpoints, which is the maximum; end one or use another space"
     )]
     SpaceFull {
         /// The space.
@@ -127,8 +127,8 @@ pub enum JoinError {
 }
 
 impl Core {
-    /// Makes an endpoint, or the same again. `token` is a new secret, which it gets unless it shows
-    /// the one that its predecessor had.
+    /// Assigns a node to an endpoint, or the same node again. `token` is a new secret; the endpoint gets it
+    /// unless it shows the token of its predecessor.
     ///
     /// # Errors
     /// [`JoinError`]; nothing changed.
@@ -190,9 +190,9 @@ impl Core {
                 .then_some(*port)
                 .ok_or(JoinError::NoSuchPort(name(*port))),
             (Ports::Unlisted, Attachment::Interface(_)) => Err(JoinError::Invalid(
-                "this switch does not tell its interfaces' names; give the port's number",
+                "this switch does not report the names of its interfaces; use the port's number",
             )),
-            // Whoever was there before the switch went away may be back before the switch is.
+            // The endpoint may be back earlier than the switch, at the port that it had before.
             (Ports::Unknown, Attachment::Port(port)) => {
                 let record = known.and_then(|id| self.nodes.get(&id)).map(|node| &node.record);
                 let back = record.is_some_and(|record| {
@@ -206,12 +206,12 @@ impl Core {
         }
     }
 
-    /// Whether an endpoint may have this address and this port: an `l2` entry for the controller's
-    /// address would lead everybody's control traffic to the endpoint.
+    /// Refuses reserved addresses and ports: an `l2` entry for the controller's address would lead
+    /// all control traffic to the endpoint.
     fn check_reserved(&self, mac: MacAddr, port: SwitchPort) -> Result<(), JoinError> {
         let address = || format!("the MAC address {mac}");
         if mac == GATEWAY_MAC {
-            let owner = "the gateway, by which every host sends to pointers";
+            let owner = "the gateway, to which every host sends pointers";
             return Err(JoinError::Reserved { what: address(), owner });
         }
         match self.config.own_port {
@@ -226,7 +226,7 @@ impl Core {
         }
     }
 
-    /// The node that the caller is again, if any.
+    /// The existing node that the caller continues, if any.
     fn check_name(
         &self,
         join: &Join,
@@ -253,7 +253,7 @@ impl Core {
         let same_kind = record.role == join.role && record.space() == join.space;
         match (same_kind, record.role) {
             (true, _) => Ok(Some(record.id())),
-            // A client's name is worth nothing once it is gone, a memory node's stands for pages.
+            // The name of a client that is gone is free; that of a memory node stands for its pages.
             (false, Role::Client) => claims_contents
                 .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0))),
             (false, Role::Memory) => Err(JoinError::NameBelongs {
@@ -263,7 +263,7 @@ impl Core {
         }
     }
 
-    /// The answer to a join whose first answer was lost.
+    /// The response to a join whose first response was lost.
     fn repeated(&self, join: &Join, port: SwitchPort, id: NodeId) -> Option<Assigned> {
         let record = &self.nodes.get(&id)?.record;
         let same = record.attached
@@ -273,7 +273,7 @@ impl Core {
         same.then(|| Assigned(record.clone()))
     }
 
-    /// The silent endpoints that have to make room.
+    /// The silent endpoints that must be removed for this join.
     fn conflicts(
         &self,
         join: &Join,
@@ -301,7 +301,7 @@ impl Core {
         Ok(silent)
     }
 
-    /// Whether the space's group takes one more port: an attached endpoint has a port of its own.
+    /// Checks that the space's group has room for one more port: every attached endpoint has its own port.
     fn check_room(
         &self,
         space: Space,
@@ -319,7 +319,7 @@ impl Core {
         Err(JoinError::SpaceFull { space: space.0, most: GROUP_PORTS_MAX })
     }
 
-    /// Whether the flood's group takes the port too, of a switch whose ports nobody lists.
+    /// Checks that the flood's group has room for the port, if the switch does not list its ports.
     fn check_flood(
         &self,
         port: SwitchPort,
@@ -339,10 +339,10 @@ impl Core {
         if ports.len() <= GROUP_PORTS_MAX {
             return Ok(());
         }
-        Err(JoinError::Exhausted("ports in the group of 64 that it floods to"))
+        Err(JoinError::Exhausted("ports in the flood group of 64"))
     }
 
-    /// The group that a space has yet to take; `None` if it has one.
+    /// The group that a space still needs; `None` if it has one.
     fn group_for(&self, space: Space) -> Result<Option<u16>, JoinError> {
         if self.spaces.contains_key(&space.0) {
             return Ok(None);
@@ -385,7 +385,7 @@ impl Core {
             };
             // A node whose generations are used up becomes a new one.
             if let Some(generation) = generation {
-                // Who did not show the proof must not get it: it would be the holder's as well.
+                // A caller without the token must not get it: the holder uses it as well.
                 let token = if proves(join, record) { record.token } else { token };
                 return Ok(NodeRecord { generation, token, ..succeed(record)? });
             }
@@ -416,7 +416,7 @@ impl Core {
             notices: false,
         };
         if join.role == Role::Client
-            && let Some(rested) = self.rested_client(now)
+            && let Some(rested) = self.quarantined_client(now)
         {
             let record = succeed(rested)?;
             let (node, incarnation) = (record.node, record.incarnation);
@@ -432,8 +432,8 @@ impl Core {
         Ok(NodeRecord { node: node.0, ..fresh })
     }
 
-    /// The client's id that has rested longest, if long enough.
-    fn rested_client(&self, now: Instant) -> Option<&NodeRecord> {
+    /// The client's id with the longest quarantine, if it is over.
+    fn quarantined_client(&self, now: Instant) -> Option<&NodeRecord> {
         let gone = self
             .nodes
             .values()
@@ -441,7 +441,7 @@ impl Core {
             .filter(|node| node.record.incarnation != u32::MAX);
         let oldest = gone.min_by_key(|node| node.gone_since)?;
         let rest = now.saturating_duration_since(oldest.gone_since);
-        (rest >= self.config.client_rest).then_some(&oldest.record)
+        (rest >= self.config.client_quarantine).then_some(&oldest.record)
     }
 
     /// Memory nodes are numbered from below, clients from above.
@@ -460,7 +460,7 @@ impl Core {
         if let Some(former) = known.filter(|former| *former != id) {
             self.retire(now, former);
         }
-        // A rested id had another name.
+        // A quarantined id had another name.
         if let Some(former) = self.nodes.get(&id).map(|node| node.record.name.clone())
             && self.names.get(&former) == Some(&id)
         {
@@ -474,7 +474,7 @@ impl Core {
         self.note(id);
     }
 
-    /// Takes the name from a node that another node has it from now on.
+    /// Removes the name from a node, because another node has it from now on.
     fn retire(&mut self, now: Instant, id: NodeId) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.record.retired = true;
@@ -491,7 +491,7 @@ fn next_generation(generation: u16) -> Option<u16> {
     ArenaGeneration::new(generation).and_then(ArenaGeneration::next).map(ArenaGeneration::number)
 }
 
-/// Whether the caller shows that it is who had the record.
+/// Whether the caller shows the token of the record.
 fn proves(join: &Join, record: &NodeRecord) -> bool {
     join.previous.is_some_and(|shown| shown.node == record.id() && shown.token == record.token)
 }
@@ -510,11 +510,11 @@ fn check_shape(join: &Join) -> Result<(), JoinError> {
     let rules = [
         (
             bluebridge_northbound::is_name(&join.name),
-            "a name has 1 to 64 letters, digits, '.', '_' and '-'",
+            "a name must have 1 to 64 letters, digits, '.', '_' and '-'",
         ),
         (
             join.mac.0[0] & 1 == 0 && join.mac != MacAddr::default(),
-            "the MAC address must be an interface's own, not 0 and not of a group",
+            "the MAC address must be that of an interface, not 0 and not a group address",
         ),
         (
             usize::try_from(join.mtu).is_ok_and(|mtu| mtu >= MTU_MIN),
@@ -523,15 +523,15 @@ fn check_shape(join: &Join) -> Result<(), JoinError> {
         (join.nonce != 0, "the nonce must not be 0"),
         (
             join.role == Role::Client || (1..=256).contains(&join.shard_count),
-            "a memory node has 1 to 256 shards",
+            "a memory node must have 1 to 256 shards",
         ),
         (
             join.role == Role::Client || join.capacity_pages != 0,
-            "a memory node holds at least one page",
+            "a memory node must have at least one page",
         ),
         (
             join.role == Role::Memory || (join.capacity_pages, join.shard_count) == (0, 0),
-            "a client has neither pages nor shards",
+            "a client must have neither pages nor shards",
         ),
     ];
     rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, rule)| Err(JoinError::Invalid(rule)))

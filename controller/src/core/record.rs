@@ -1,15 +1,15 @@
-//! What the controller must not forget.
+//! Stored records of the controller.
 
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
 
-/// What an endpoint is there for.
+/// The role of an endpoint.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Role {
-    /// Uses pages of others.
+    /// Uses pages of memory nodes.
     Client,
-    /// Holds pages for others.
+    /// Provides pages.
     Memory,
 }
 
@@ -24,18 +24,18 @@ pub enum Carrier {
     Xdp,
 }
 
-/// An endpoint, present or past. There is one record per node id, for good.
+/// An endpoint, present or past. There is one permanent record per node id.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct NodeRecord {
     /// The node id.
     pub node: u16,
     /// The endpoint's name.
     pub name: String,
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
     /// The space that it belongs to.
     pub space: u16,
-    /// Raised by every join.
+    /// Increased by every join.
     pub incarnation: u32,
     /// The first incarnation under this name: a client's node id may have had another before. 0 if that
     /// was not recorded yet.
@@ -43,15 +43,15 @@ pub struct NodeRecord {
     pub first_incarnation: u32,
     /// The generation of its arena.
     pub generation: u16,
-    /// Raised by every join: under which it serves its own range.
+    /// Increased by every join; a memory node serves its own range under it.
     pub range_epoch: u32,
-    /// The proof of its identity.
+    /// The token that proves its identity.
     pub token: [u8; 16],
-    /// The nonce of the join that the incarnation came from.
+    /// The nonce of the join that created the incarnation.
     pub nonce: u64,
     /// Its MAC address.
     pub mac: [u8; 6],
-    /// The switch's port that it is connected to.
+    /// The switch's port to which it is connected.
     pub port: u16,
     /// How it sends and receives.
     pub carrier: Carrier,
@@ -61,14 +61,14 @@ pub struct NodeRecord {
     pub shard_count: u16,
     /// Pages that it can hold, 0 for a client.
     pub capacity_pages: u64,
-    /// The coarse form of its free memory that anycast weights are made of, stored so that a
+    /// The coarse level of its free memory that determines anycast weights, stored so that a
     /// restart of the controller changes no weight.
     pub level: Option<u8>,
-    /// Whether it is an endpoint now: it joined and neither left nor was given up.
+    /// Whether it is attached: it joined, and neither left nor was removed.
     pub attached: bool,
     /// Whether its generations are used up: its name is free, its id is not.
     pub retired: bool,
-    /// Whether it wants the space's notices.
+    /// Whether it asks for the space's notices.
     #[serde(default)]
     pub notices: bool,
 }
@@ -108,25 +108,25 @@ pub struct SpaceRecord {
     pub group: u16,
 }
 
-/// A change that must be stored before anybody hears of its consequence.
+/// A change that must be stored before its effect is visible.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Change {
     /// A node is new or different.
     Node(NodeRecord),
     /// A space is new or has another group.
     Space(SpaceRecord),
-    /// A space gave its group back.
+    /// A space released its group.
     SpaceGone(u16),
 }
 
-/// Everything stored.
+/// The stored state.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Stored {
     /// Every node.
     pub nodes: Vec<NodeRecord>,
     /// Every space with a group.
     pub spaces: Vec<SpaceRecord>,
-    /// Where the arena generations of new memory nodes begin: a store that another replaced gave
-    /// the same node ids, and pointers to their pages may still be about.
+    /// The first arena generation of new memory nodes: an earlier, deleted store assigned
+    /// the same node ids, and pointers to their pages may still exist.
     pub first_generation: u16,
 }

@@ -1,14 +1,14 @@
-//! Tables as values: what a switch should have, and what it has.
+//! Tables as values: the desired and the installed state of a switch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bluebridge_p4::pipeline::{Action, Entry, Key, SwitchPort};
 
-/// What an entry does, beside its key.
+/// The action of an entry and its other properties except the key.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Body {
-    /// The action; `None` for one that a read-back found and this pipeline does not know.
+    /// The action; `None` for one that a read-back found and this pipeline does not have.
     pub action: Option<Action>,
     /// The idle timeout.
     pub idle_timeout: Option<Duration>,
@@ -23,7 +23,7 @@ impl Body {
         Self { action: Some(action), idle_timeout: None, metadata: Vec::new() }
     }
 
-    /// The entry with a key; `None` if the action is not known.
+    /// The entry with a key; `None` if the action is unknown.
     #[must_use]
     pub fn entry(&self, key: Key) -> Option<Entry> {
         let action = self.action.clone()?;
@@ -36,12 +36,12 @@ impl Body {
     }
 }
 
-/// The entries of a switch that are compared as a whole: all but the redirects.
+/// The entries of a switch that are compared as a whole: all except the redirects.
 pub(crate) fn compared(tables: &Tables) -> impl Iterator<Item = (&Key, &Body)> {
     tables.entries.iter().filter(|(key, _)| !matches!(key, Key::Redirect { .. }))
 }
 
-/// All that can be programmed.
+/// Everything that can be programmed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Tables {
     /// Every table entry.
@@ -50,13 +50,13 @@ pub struct Tables {
     pub groups: BTreeMap<u16, BTreeSet<SwitchPort>>,
     /// The group that `l2` floods through.
     pub flood_group: Option<u16>,
-    /// Whether `notify` has its clone session.
+    /// Whether the clone session of `notify` exists.
     pub notify_session: bool,
 }
 
 impl Tables {
-    /// Entries, groups and settings that differ from another's. Redirects, which end by themselves,
-    /// are compared elsewhere ([`crate::redirect::Redirects::compare`]).
+    /// The number of entries, groups and settings that differ from another's. Redirects, which expire by
+    /// themselves, are compared elsewhere ([`crate::redirect::Redirects::compare`]).
     #[must_use]
     pub fn difference_count(&self, other: &Self) -> usize {
         let one_sided = |a: &Self, b: &Self| {
@@ -71,19 +71,19 @@ impl Tables {
             + usize::from(self.notify_session != other.notify_session)
     }
 
-    /// Endpoints that may send. A store knows every endpoint before the switch does.
+    /// The number of endpoints that may send. The store records every endpoint before the switch has its entries.
     #[must_use]
     pub fn endpoint_count(&self) -> usize {
         self.entries.keys().filter(|key| matches!(key, Key::IngressGuard { .. })).count()
     }
 
-    /// Redirects.
+    /// The number of redirects.
     #[must_use]
     pub fn redirect_count(&self) -> usize {
         self.entries.len() - compared(self).count()
     }
 
-    /// Entries, groups and settings.
+    /// The number of entries, groups and settings.
     #[must_use]
     pub fn count(&self) -> usize {
         self.entries.len()

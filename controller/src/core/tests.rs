@@ -99,16 +99,19 @@ fn only_who_shows_the_token_keeps_it() {
     let second = join_anew(&mut core, now, &proven, 2);
     assert_eq!((second.token, second.incarnation), (first.token, 2));
 
-    // From the same interface, while the holder lives.
+    // From the same interface, while the holder is live.
     let unproven = Join { previous: None, ..again(&proven) };
     let third = join_anew(&mut core, now, &unproven, 3);
     assert_eq!((third.node, third.token, third.incarnation), (first.node, [3; 16], 3));
     let stale = MemberError::Stale { node: 1, caller: 2, current: 3 };
-    assert_eq!(core.beat(now, member(&second), 1), Err(stale), "it is told that it has lost");
+    assert_eq!(core.heartbeat(now, member(&second), 1), Err(stale), "it gets the reason");
     let forged = Member { token: second.token, ..member(&third) };
     assert_eq!(core.leave(now, forged), Err(MemberError::WrongToken(1)));
     let kept = Join { previous: shown(&second, true), ..again(&unproven) };
-    assert!(refusal(&mut core, now, &kept).contains("another token"), "the old proof is dead");
+    assert!(
+        refusal(&mut core, now, &kept).contains("not from this rack"),
+        "the old token is invalid"
+    );
 
     // From any port, once the holder is silent; a wrong token is no better than none.
     let silent = now + core.silence();
@@ -118,7 +121,7 @@ fn only_who_shows_the_token_keeps_it() {
     let fourth = join_anew(&mut core, silent, &Join { nonce: 77, ..elsewhere }, 4);
     assert_eq!((fourth.node, fourth.token, fourth.port), (first.node, [4; 16], 2));
 
-    // And after a goodbye.
+    // And after it left.
     core.leave(silent, member(&fourth)).unwrap();
     let fifth = join_anew(&mut core, silent, &Join { nonce: 78, ..memory("m1", 1, 10) }, 5);
     assert_eq!((fifth.node, fifth.token), (first.node, [5; 16]));
@@ -130,7 +133,7 @@ fn a_clients_token_proves_no_contents() {
     let first = join(&mut core, now, &client("a", 1));
     core.leave(now, member(&first)).unwrap();
     let kept = Join { previous: shown(&first, true), ..again(&memory("a", 1, 10)) };
-    assert!(refusal(&mut core, now, &kept).contains("another token"));
+    assert!(refusal(&mut core, now, &kept).contains("not from this rack"));
     assert_eq!(join(&mut core, now, &Join { previous: None, ..kept }).node, 1);
 }
 
@@ -145,10 +148,10 @@ fn kept_contents_keep_the_generation_and_need_the_token() {
     assert!(second.range_epoch > first.range_epoch);
     let mut forged = again(&kept);
     forged.previous = Some(Previous { token: [9; 16], ..forged.previous.unwrap() });
-    assert!(refusal(&mut core, now, &forged).contains("another token"));
+    assert!(refusal(&mut core, now, &forged).contains("not from this rack"));
     let stranger = Join { name: "m9".to_owned(), ..memory("m9", 2, 10) };
     let stranger = Join { previous: shown(&first, true), ..stranger };
-    assert!(refusal(&mut core, now, &stranger).contains("another token"));
+    assert!(refusal(&mut core, now, &stranger).contains("not from this rack"));
 }
 
 #[test]
@@ -200,13 +203,13 @@ fn a_successor_on_the_same_interface_fences_its_predecessor() {
     let first = join(&mut core, now, &client("c1", 2));
     let second = join(&mut core, now, &again(&client("c1", 2)));
     assert_eq!(second.node, first.node);
-    let error = core.beat(now, member(&first), 0).unwrap_err();
+    let error = core.heartbeat(now, member(&first), 0).unwrap_err();
     assert_eq!(error, MemberError::Stale { node: first.node, caller: 1, current: 2 });
-    assert!(core.beat(now, member(&second), 0).is_ok());
+    assert!(core.heartbeat(now, member(&second), 0).is_ok());
     let forged = Member { token: [0; 16], ..member(&second) };
     assert_eq!(core.leave(now, forged), Err(MemberError::WrongToken(first.node)));
     let unknown = Member { node: NodeId(99), ..forged };
-    assert_eq!(core.beat(now, unknown, 0), Err(MemberError::Unknown(99)));
+    assert_eq!(core.heartbeat(now, unknown, 0), Err(MemberError::Unknown(99)));
 }
 
 #[test]
@@ -224,26 +227,26 @@ fn names_of_memory_nodes_stay_theirs() {
 }
 
 #[test]
-fn clients_ids_rest_before_they_come_again() {
+fn client_ids_are_quarantined_before_reuse() {
     let (mut core, now) = core();
     let first = join(&mut core, now, &client("a", 1));
     core.leave(now, member(&first)).unwrap();
     let early = join(&mut core, now, &client("b", 1));
     assert_eq!(early.node, 0xfffd);
-    let rested = now + core.config.client_rest;
+    let rested = now + core.config.client_quarantine;
     let late = core.join(rested, &client("c", 2), [9; 16]).unwrap().0;
     assert_eq!((late.node, late.incarnation), (0xfffe, 2));
     assert_ne!(late.token, first.token);
     let stale = MemberError::Stale { node: first.node, caller: 1, current: 2 };
-    assert_eq!(core.beat(rested, member(&first), 0), Err(stale), "the id's former holder");
+    assert_eq!(core.heartbeat(rested, member(&first), 0), Err(stale), "the id's former holder");
     let forged = Member { incarnation: 2, ..member(&first) };
-    assert_eq!(core.beat(rested, forged, 0), Err(MemberError::WrongToken(first.node)));
+    assert_eq!(core.heartbeat(rested, forged, 0), Err(MemberError::WrongToken(first.node)));
     let back = join(&mut core, rested, &again(&client("a", 3)));
     assert_ne!(back.node, late.node, "the name went with the id");
 }
 
 #[test]
-fn nobody_joins_with_an_address_or_port_of_the_infrastructure() {
+fn addresses_and_ports_of_the_infrastructure_are_refused() {
     let now = Instant::now();
     let own = ControllerPort { port: SwitchPort(16), mac: mac(16) };
     let config = CoreConfig { own_port: Some(own), ..CoreConfig::default() };
@@ -264,7 +267,7 @@ fn nobody_joins_with_an_address_or_port_of_the_infrastructure() {
     join(&mut core, now, &client("honest", 1));
     assert_eq!(core.desired().entries[&way].action, Some(to_controller.clone()));
 
-    // A controller that did not know its own port may have let one in.
+    // A controller without knowledge of its own port may have admitted such an endpoint.
     let mut careless = Core::new(CoreConfig::default(), Stored::default(), 1, now);
     careless.learn_ports(ports(16));
     join(&mut careless, now, &claim(own.mac, 1));
@@ -296,7 +299,7 @@ fn attachments_are_checked_against_the_switch() {
     assert!(refusal(&mut unreached, now, &client("a", 1)).contains("not reached"));
     unreached.learn_ports(Ports::Unlisted);
     assert!(refusal(&mut unreached, now, &client("a", 510)).contains("no port 510"));
-    assert!(refusal(&mut unreached, now, &by_name("sw1")).contains("give the port's number"));
+    assert!(refusal(&mut unreached, now, &by_name("sw1")).contains("use the port's number"));
     assert_eq!(join(&mut unreached, now, &client("a", 509)).port, 509);
 }
 
@@ -342,12 +345,12 @@ fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
     }
     let one_more = client("c65", 65);
     let text = refusal(&mut core, now, &one_more);
-    assert!(text.contains("space 1 has its 64 endpoints"), "{text}");
+    assert!(text.contains("space 1 has 64 endpoints"), "{text}");
     assert!(
         core.desired().groups.iter().all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
     );
     let again = join(&mut core, now, &again(&client("c64", 64)));
-    assert_eq!(again.incarnation, 2, "who is there already needs no room");
+    assert_eq!(again.incarnation, 2, "an existing endpoint needs no room");
     join(&mut core, now, &Join { space: Space(2), ..client("other", 66) });
     core.leave(now, member(&again)).unwrap();
     join(&mut core, now, &one_more);
@@ -364,14 +367,14 @@ fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
         join(&mut core, now, &Join { space, ..client(&format!("c{port}"), port) });
     }
     let text = refusal(&mut core, now, &client("c64", 64));
-    assert!(text.contains("no ports in the group of 64"), "{text}");
+    assert!(text.contains("no ports in the flood group of 64"), "{text}");
     join(&mut core, now, &again(&client("c2", 2)));
     join(&mut core, now, &Join { space: Space(3), ..client("uplink", 100) });
     assert_eq!(core.desired().groups[&FLOOD_GROUP].len(), 64);
 }
 
 #[test]
-fn notices_go_to_those_who_want_them_and_to_no_group_if_nobody_does() {
+fn notices_go_to_endpoints_that_ask_for_them_and_need_no_group_otherwise() {
     let (mut core, now) = core();
     let quiet = |join: Join| Join { notices: false, ..join };
     let key = Key::Multicast { dst_scope: SPACE.scope() };
@@ -389,7 +392,7 @@ fn notices_go_to_those_who_want_them_and_to_no_group_if_nobody_does() {
     let Some(Action::SetMulticastGroup { group }) = desired.entries[&key].action else { panic!() };
     assert_eq!(desired.groups[&group], BTreeSet::from([SwitchPort(3), SwitchPort(4)]));
     core.leave(now, member(&c2)).unwrap();
-    // Joining again without the wish takes it back.
+    // Joining again without `notices` ends them.
     join(&mut core, now, &quiet(again(&client("c3", 4))));
     assert!(!core.notices_wanted(SPACE) && core.notices_wanted(Space(2)));
     assert!(!core.desired().entries.contains_key(&key));
@@ -403,7 +406,7 @@ fn silence_takes_the_anycast_share_but_not_the_directory() {
     let anycast = Key::Anycast { dst_scope: SPACE.scope() };
     assert_eq!(core.anycast_members(SPACE), [(first.id(), 16), (second.id(), 16)]);
     let later = core.poll_timeout().unwrap();
-    core.beat(later, member(&second), 1000).unwrap();
+    core.heartbeat(later, member(&second), 1000).unwrap();
     core.handle_timeout(later);
     let tables = core.desired();
     let forward = Forward { port: SwitchPort(2), dst_mac: mac(2) };
@@ -413,12 +416,12 @@ fn silence_takes_the_anycast_share_but_not_the_directory() {
     core.handle_timeout(later + core.config.client_expiry * 2);
     assert!(core.desired().entries.contains_key(&desired::node_prefix(SPACE, first.id())));
     assert!(!core.desired().entries.contains_key(&anycast));
-    core.beat(later, member(&first), 0).unwrap();
+    core.heartbeat(later, member(&first), 0).unwrap();
     assert!(!core.desired().entries.contains_key(&anycast), "a full node gets no CREATE");
 }
 
 #[test]
-fn silent_clients_are_given_up_and_memory_nodes_are_not() {
+fn silent_clients_are_removed_and_memory_nodes_are_not() {
     let (mut core, now) = core();
     let lost = join(&mut core, now, &client("c", 1));
     join(&mut core, now, &memory("m", 2, 10));
@@ -435,38 +438,38 @@ fn silent_clients_are_given_up_and_memory_nodes_are_not() {
         .map(|node| node.record.name.as_str())
         .collect();
     assert_eq!(attached, ["m"]);
-    assert_eq!(core.beat(last, member(&lost), 0), Err(MemberError::Gone(lost.node)));
+    assert_eq!(core.heartbeat(last, member(&lost), 0), Err(MemberError::Gone(lost.node)));
 }
 
 #[test]
-fn what_happens_to_endpoints_is_told_once_each() {
+fn each_change_of_an_endpoint_is_one_event() {
     use MemberChange::{GivenUp, Joined, Left, Replaced, Returned, Silent};
     let (mut core, now) = core();
     let changes = |core: &mut Core| -> Vec<(String, MemberChange)> {
         core.take_events().into_iter().map(|event| (event.name, event.change)).collect()
     };
-    let told = |name: &str, change| (name.to_owned(), change);
+    let event = |name: &str, change| (name.to_owned(), change);
     let m1 = join(&mut core, now, &memory("m1", 1, 10));
     join(&mut core, now, &memory("m1", 1, 10));
     join(&mut core, now, &client("c1", 2));
-    assert_eq!(changes(&mut core), [told("m1", Joined), told("c1", Joined)], "not a repetition");
-    core.beat(now, member(&m1), 10).unwrap();
+    assert_eq!(changes(&mut core), [event("m1", Joined), event("c1", Joined)], "not a repetition");
+    core.heartbeat(now, member(&m1), 10).unwrap();
     assert_eq!(changes(&mut core), []);
     let silent = now + core.silence();
     core.handle_timeout(silent);
     core.handle_timeout(silent);
-    assert_eq!(changes(&mut core), [told("m1", Silent), told("c1", Silent)]);
-    core.beat(silent, member(&m1), 10).unwrap();
-    core.beat(silent, member(&m1), 10).unwrap();
-    assert_eq!(changes(&mut core), [told("m1", Returned)]);
+    assert_eq!(changes(&mut core), [event("m1", Silent), event("c1", Silent)]);
+    core.heartbeat(silent, member(&m1), 10).unwrap();
+    core.heartbeat(silent, member(&m1), 10).unwrap();
+    assert_eq!(changes(&mut core), [event("m1", Returned)]);
     join(&mut core, silent, &client("c2", 2));
-    assert_eq!(changes(&mut core), [told("c1", Replaced), told("c2", Joined)]);
+    assert_eq!(changes(&mut core), [event("c1", Replaced), event("c2", Joined)]);
     core.leave(silent, member(&m1)).unwrap();
     core.leave(silent, member(&m1)).unwrap();
-    assert_eq!(changes(&mut core), [told("m1", Left)]);
+    assert_eq!(changes(&mut core), [event("m1", Left)]);
     core.handle_timeout(silent + core.silence());
     core.handle_timeout(silent + core.config.client_expiry);
-    assert_eq!(changes(&mut core), [told("c2", Silent), told("c2", GivenUp)]);
+    assert_eq!(changes(&mut core), [event("c2", Silent), event("c2", GivenUp)]);
 }
 
 #[test]
@@ -475,11 +478,11 @@ fn small_changes_of_free_memory_rewrite_nothing() {
     let record = join(&mut core, now, &memory("m", 1, 100_000));
     let (_, _, _) = (core.take_dirty(), core.take_changes(), core.take_altered());
     for free in (90_000..100_000).rev().step_by(100) {
-        core.beat(now, member(&record), free).unwrap();
+        core.heartbeat(now, member(&record), free).unwrap();
     }
     assert!(!core.take_dirty());
     assert!(core.take_changes().is_empty());
-    core.beat(now, member(&record), 10).unwrap();
+    core.heartbeat(now, member(&record), 10).unwrap();
     assert!(core.take_dirty());
     assert_eq!(core.take_altered().len(), 1);
 }
@@ -490,7 +493,7 @@ fn a_restart_changes_no_table() {
     let mut stored = Disk::default();
     for (name, port) in [("m1", 1), ("m2", 2)] {
         let record = join(&mut core, now, &memory(name, port, 1 << 20));
-        core.beat(now, member(&record), u64::from(port) << 12).unwrap();
+        core.heartbeat(now, member(&record), u64::from(port) << 12).unwrap();
     }
     join(&mut core, now, &Join { space: Space(9), ..client("c1", 3) });
     stored.write(core.take_changes());
@@ -549,7 +552,7 @@ fn what_is_copied_follows_from_the_policy() {
     assert_eq!(always, [0x88, 0x89, 0x8a, 0x8b].map(|command| (command, 0xbf, 0, 0xff)));
 }
 
-/// What a store would hold.
+/// The contents of a store.
 #[derive(Clone, Default)]
 struct Disk {
     nodes: BTreeMap<u16, NodeRecord>,
@@ -602,7 +605,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A rack under random events, and what must hold whatever they are.
+/// A rack under random events, and its invariants.
 struct Model {
     core: Core,
     disk: Disk,
@@ -610,7 +613,7 @@ struct Model {
     nonce: u64,
     /// The last secret drawn.
     secret: u128,
-    /// The last answer to each name.
+    /// The last response to each name.
     given: BTreeMap<u8, NodeRecord>,
     /// The greatest incarnation of each node id.
     incarnations: BTreeMap<u16, u32>,
@@ -639,7 +642,7 @@ impl Model {
         match *step {
             Step::Beat { name, free } => {
                 if let Some(record) = self.given.get(&name) {
-                    drop(self.core.beat(self.now, member(record), free));
+                    drop(self.core.heartbeat(self.now, member(record), free));
                 }
             }
             Step::Join { name, port, space, kept, proof, fresh } => {
@@ -691,7 +694,7 @@ impl Model {
         });
         let proof = previous.map(|previous| previous.token);
         if !repeated && proof != Some(record.token) {
-            assert_eq!(record.token, secret, "a token was given to whoever did not show it");
+            assert_eq!(record.token, secret, "a caller without the token got it");
         }
         let before = self.incarnations.insert(record.node, record.incarnation);
         if !repeated {
@@ -712,7 +715,7 @@ impl Model {
     }
 }
 
-/// What the tables must fulfil whatever happened.
+/// Invariants of the tables.
 fn check(core: &Core) {
     let tables = core.desired();
     let attached: Vec<&NodeRecord> =
@@ -814,7 +817,7 @@ fn a_name_stands_for_its_own_lives_when_its_id_was_anothers() {
     let (mut core, now) = core();
     let former = join(&mut core, now, &client("c1", 1));
     core.leave(now, member(&former)).unwrap();
-    let later = now + CoreConfig::default().client_rest;
+    let later = now + CoreConfig::default().client_quarantine;
     let heir = join(&mut core, later, &client("c2", 1));
     assert_eq!((heir.node, heir.incarnation), (former.node, 2));
     let lives = core.lives(SPACE, Named::Name("c2")).unwrap();

@@ -1,17 +1,17 @@
-//! Anycast weights from free memory, coarse enough that small changes rewrite no table.
+//! Anycast weights from free memory, coarse enough that small changes do not rewrite a table.
 
 /// The greatest weight of a member.
 const WEIGHT_MAX: u16 = 16;
 
-/// The most members of a choice, and the most that their weights may sum up to: what a switch
-/// spreads a choice over.
+/// The most members of a choice, and the largest sum of their weights: the number of slots of a
+/// choice in a switch.
 pub(super) const SLOTS: usize = bluebridge_p4::declaration::ANYCAST_GROUP_SIZE as usize;
 
-/// How far, in levels, the free memory must have moved before the level follows. More than half a
-/// level, so that memory that hovers between two levels stays at one.
+/// The change of free memory, in levels, after which the level changes. More than half a
+/// level, so that memory that varies around a boundary between two levels stays at one.
 const HYSTERESIS: f64 = 0.75;
 
-/// The level of so much free memory, two per doubling, given the level before; `None` for none.
+/// The level of this amount of free memory, two levels per doubling, given the former level; `None` for none.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -29,7 +29,7 @@ pub(super) fn level(free_pages: u64, before: Option<u8>) -> Option<u8> {
     }
 }
 
-/// About how many free pages a level stands for.
+/// The approximate number of free pages of a level.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! The driver for switches that speak P4Runtime: the embedded switch, BMv2, P4 hardware.
+//! The driver for P4Runtime switches: the embedded switch, BMv2, P4 hardware.
 
 mod convert;
 mod stream;
@@ -25,14 +25,14 @@ use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 use stream::Stream;
 
-/// The most updates of a write: their errors travel in a trailer, of which some switches and
-/// clients take only 8 KiB.
+/// The most updates of a write: their errors are sent in a trailer, of which some switches and
+/// clients accept only 8 KiB.
 const BATCH_MAX: usize = 50;
 
-/// How long a connection may take.
+/// Time limit of a connection attempt.
 const CONNECT_DEADLINE: Duration = Duration::from_millis(500);
 
-/// How long a call may take.
+/// Time limit of a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The largest reading: 65,536 directory entries with counters take 4 MB.
@@ -124,7 +124,7 @@ impl P4RuntimeConnector {
     }
 }
 
-/// Reads entities; anyone may.
+/// Reads entities; any client may.
 async fn read(
     mut client: P4RuntimeClient<Channel>,
     device_id: u64,
@@ -139,7 +139,7 @@ async fn read(
     Ok(found)
 }
 
-/// The mark of a pipeline: its declaration's and that of what the target runs.
+/// The cookie of a pipeline: a hash of its declaration and of the device configuration.
 fn cookie(device_config: &[u8]) -> u64 {
     device_config.iter().fold(p4info::cookie(), |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
@@ -178,7 +178,7 @@ impl P4RuntimeDriver {
         Some(v1::Uint128 { high: self.election_id.high, low: self.election_id.low })
     }
 
-    /// What the failure of a whole call means.
+    /// Interprets the failure of a whole call.
     fn failure(&self, what: &'static str, status: &Status) -> DriverError {
         if let Some(error) = self.stream.broken() {
             return error;
@@ -188,7 +188,7 @@ impl P4RuntimeDriver {
             Code::InvalidArgument | Code::Unimplemented | Code::OutOfRange => {
                 DriverError::Refused { what, reason }
             }
-            // Of a pipeline that is gone, or of a primary that is another by now: start over.
+            // The pipeline may be gone, or another client may be primary by now: start again.
             _ => DriverError::Lost(format!("{what}: {reason}")),
         }
     }
@@ -252,8 +252,8 @@ impl P4RuntimeDriver {
         }
     }
 
-    /// Some switches keep groups and clone sessions over a push but forget that they have them,
-    /// and would copy twice from then on.
+    /// Some switches keep groups and clone sessions over a push but lose track of them,
+    /// and would then copy frames twice.
     async fn clear_replication(&self) -> Result<(), DriverError> {
         let Ok(there) = self.read_entities(convert::replication_wildcards()).await else {
             // A switch without a pipeline has none.
@@ -290,7 +290,7 @@ impl SwitchDriver for P4RuntimeDriver {
         Capabilities {
             driver: "P4Runtime",
             batch_max: BATCH_MAX,
-            // The embedded switch does; a P4 program has no clock for its entries.
+            // The embedded switch can; a P4 program has no clock for its entries.
             keeps_time: self.device_config == p4info::DEVICE_CONFIG,
         }
     }
@@ -324,14 +324,14 @@ impl SwitchDriver for P4RuntimeDriver {
         &mut self,
         batch: &[TableUpdate],
     ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
-        // What cannot be said in this pipeline is refused here, in the switch's stead.
+        // Updates that this pipeline cannot express are refused here, on behalf of the switch.
         let encoded: Vec<_> = batch.iter().map(convert::update).collect();
         let sendable = encoded.iter().flatten().cloned().collect::<Vec<_>>();
         let mut answers =
             if sendable.is_empty() { Vec::new() } else { self.write(sendable).await? }.into_iter();
         let results = encoded.into_iter().map(|update| match update {
             Ok(_) => answers.next().unwrap_or_else(|| {
-                Err(UpdateError::Refused("the switch did not say what became of it".to_owned()))
+                Err(UpdateError::Refused("the switch did not report its result".to_owned()))
             }),
             Err(error) => Err(UpdateError::Refused(error.to_string())),
         });

@@ -48,7 +48,7 @@ fn racks() -> impl Strategy<Value = Tables> {
         .prop_map(|(nodes, group, session)| rack(&nodes, group, session))
 }
 
-/// Entries of nobody.
+/// Entries of another program.
 fn add_foreign(tables: &mut Tables, pages: &[u64]) {
     for page in pages {
         let Ok(scope) = u32::try_from(*page) else { continue };
@@ -58,7 +58,7 @@ fn add_foreign(tables: &mut Tables, pages: &[u64]) {
     }
 }
 
-/// What must hold at every moment, given that it holds of where the plan begins and ends.
+/// Invariants at every moment, given that they hold before and after the plan.
 fn check(tables: &Tables) {
     for (key, body) in &tables.entries {
         match key {
@@ -120,7 +120,7 @@ proptest! {
                 };
                 match update {
                     TableUpdate::Insert(_) => prop_assert!(!there, "{:?}", update),
-                    // The default action of a table is always there.
+                    // The default action of a table always exists.
                     TableUpdate::Modify(Object::FloodGroup(_)) => {}
                     TableUpdate::Modify(_) | TableUpdate::Delete(_) => prop_assert!(there, "{:?}", update),
                 }

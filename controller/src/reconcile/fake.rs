@@ -1,4 +1,4 @@
-//! A switch in memory that fails on purpose.
+//! A switch in memory with injected failures.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -20,14 +20,14 @@ use crate::plan::{Object, TableUpdate};
 use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
-/// How likely each kind of trouble is, 0.0 to 1.0.
+/// The probability of each kind of failure, 0.0 to 1.0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
     /// An update is refused.
     pub(super) refuse: f64,
-    /// An update is acknowledged and not made.
+    /// An update is acknowledged but not applied.
     pub(super) lose: f64,
-    /// A call breaks the connection after it was carried out in part.
+    /// A call breaks the connection after a part of it was executed.
     pub(super) break_off: f64,
     /// A call hangs.
     pub(super) hang: f64,
@@ -37,7 +37,7 @@ pub(super) struct Trouble {
     pub(super) wipe: f64,
 }
 
-/// How often each kind of trouble came.
+/// Counts of each kind of failure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Met {
     pub(super) refused: u64,
@@ -51,10 +51,10 @@ pub(super) struct Met {
 #[derive(Debug)]
 struct State {
     tables: Tables,
-    /// When entries were written, for those that end.
+    /// When entries were written, for those that expire.
     written: HashMap<Key, Instant>,
     pipeline: bool,
-    /// Whether somebody else pushes a pipeline before the next reading.
+    /// Whether another client pushes a pipeline before the next reading.
     pushed_before_reading: bool,
     capacity: usize,
     highest: ElectionId,
@@ -62,9 +62,9 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
-    /// How long the answer to a reading is on its way.
+    /// The delay of the response to a reading.
     reading_delay: Duration,
-    /// Whether entries that ran out are gone from the tables.
+    /// Whether expired entries disappear from the tables.
     removes_ended: bool,
     ports: Ports,
 }
@@ -75,7 +75,7 @@ impl State {
         self.pipeline = false;
     }
 
-    /// The tables as a reading tells them: what entries have left, not what they were written with.
+    /// The tables as returned by a reading: entries have their remaining time, not the written one.
     fn read(&mut self) -> Tables {
         let mut tables = self.tables.clone();
         tables.entries.retain(|key, body| {
@@ -94,13 +94,13 @@ impl State {
     }
 }
 
-/// The switch; clones are the same one.
+/// The switch; clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct FakeSwitch {
     state: Arc<Mutex<State>>,
     /// Counts the times that every connection was cut.
     cuts: Arc<watch::Sender<u64>>,
-    /// Copies for whoever asks next.
+    /// Copies for the next caller.
     copies: Arc<Mutex<VecDeque<PacketIn>>>,
     copied: Arc<Notify>,
 }
@@ -134,7 +134,7 @@ impl FakeSwitch {
         self.state.lock().unwrap().tables.clone()
     }
 
-    /// Changes the tables behind the controller's back.
+    /// Changes the tables without the controller.
     pub(super) fn meddle(&self, change: impl FnOnce(&mut Tables)) {
         change(&mut self.state.lock().unwrap().tables);
     }
@@ -147,12 +147,12 @@ impl FakeSwitch {
         self.state.lock().unwrap().capacity = entries;
     }
 
-    /// Makes readings slow: what they tell is as old as `delay` when it arrives.
+    /// Makes readings slow: their contents are `delay` old when they arrive.
     pub(super) fn set_reading_delay(&self, delay: Duration) {
         self.state.lock().unwrap().reading_delay = delay;
     }
 
-    /// Takes entries out of the tables when they run out.
+    /// Removes entries from the tables when they expire.
     pub(super) fn remove_ended(&self) {
         self.state.lock().unwrap().removes_ended = true;
     }
@@ -161,7 +161,7 @@ impl FakeSwitch {
         self.state.lock().unwrap().met
     }
 
-    /// Another controller was the primary for a moment.
+    /// Another controller becomes the primary for a moment.
     pub(super) fn take_over(&self, election_id: ElectionId) {
         self.state.lock().unwrap().highest = election_id;
     }
@@ -170,7 +170,7 @@ impl FakeSwitch {
         self.state.lock().unwrap().tried_after_fence
     }
 
-    /// Starts anew, without pipeline and tables.
+    /// Restarts without pipeline and tables.
     pub(super) fn restart(&self) {
         {
             let mut state = self.state.lock().unwrap();
@@ -180,12 +180,12 @@ impl FakeSwitch {
         self.cut();
     }
 
-    /// Somebody else pushes a pipeline, which empties the tables and breaks no connection.
+    /// Another client pushes a pipeline, which empties the tables without breaking a connection.
     pub(super) fn push_another(&self) {
         self.state.lock().unwrap().push_another();
     }
 
-    /// The same, between a controller's look at the pipeline and its reading of the tables.
+    /// The same, between a controller's check of the pipeline and its reading of the tables.
     pub(super) fn push_another_before_reading(&self) {
         self.state.lock().unwrap().pushed_before_reading = true;
     }
@@ -196,7 +196,7 @@ impl FakeSwitch {
         self.copied.notify_one();
     }
 
-    /// Copies that nobody asked for yet.
+    /// Copies that were not requested yet.
     pub(super) fn waiting_copies(&self) -> usize {
         self.copies.lock().unwrap().len()
     }
@@ -249,7 +249,7 @@ impl SwitchConnector for FakeSwitch {
         state.highest = election_id;
         let mut cuts = self.cuts.subscribe();
         cuts.mark_unchanged();
-        // The former primary hears of it.
+        // The former primary is notified.
         self.cuts.send_modify(|cuts| *cuts += 1);
         cuts.mark_unchanged();
         Ok(Box::new(FakeDriver { switch: self.clone(), election_id, cuts }))

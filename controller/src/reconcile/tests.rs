@@ -12,7 +12,7 @@ fn way(node: u16) -> Key {
     Key::Directory { prefix: u128::from(node) << 64, prefix_len: 48 }
 }
 
-/// Tables with so many nodes, all behind one port.
+/// Tables with this number of nodes, all behind one port.
 fn tables(nodes: u16, port: u16) -> Tables {
     let mut tables = Tables::default();
     for node in 1..=nodes {
@@ -30,7 +30,7 @@ fn timing() -> Timing {
     Timing { call_deadline: Duration::from_secs(1), ..Timing::default() }
 }
 
-/// A reconciler at work.
+/// A running reconciler.
 struct Bench {
     switch: FakeSwitch,
     desires: watch::Sender<Desired>,
@@ -60,7 +60,7 @@ impl Bench {
         });
     }
 
-    /// Waits until the switch truly has it; how long that took.
+    /// Waits until the switch has the tables; returns how long it took.
     async fn settled(&self, tables: &Tables) -> Duration {
         let began = Instant::now();
         while self.switch.tables() != *tables || self.view.borrow().state != SwitchState::InSync {
@@ -99,7 +99,7 @@ async fn nothing_is_written_for_other_ports_than_the_switch_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wiped_changed_and_foreign_entries_are_mended_within_a_second() {
+async fn wiped_changed_and_foreign_entries_are_repaired_within_a_second() {
     let bench = Bench::new(&FakeSwitch::new(1), 1);
     bench.desire(tables(20, 1));
     bench.settled(&tables(20, 1)).await;
@@ -134,12 +134,12 @@ async fn a_pipeline_that_others_pushed_is_replaced_within_a_second() {
     };
     bench.switch.push_another();
     replaced(2).await;
-    // When it comes in the middle of a check, the tables are filled before the pipeline is replaced.
+    // If it happens during a check, the tables are filled before the pipeline is replaced.
     let before = bench.view.borrow().counts;
     bench.switch.push_another_before_reading();
     let mut view = bench.view.clone();
-    let mended = view.wait_for(|view| view.counts.repaired > before.repaired);
-    timeout(Duration::from_secs(1), mended).await.unwrap().unwrap();
+    let repaired = view.wait_for(|view| view.counts.repaired > before.repaired);
+    timeout(Duration::from_secs(1), repaired).await.unwrap().unwrap();
     bench.settled(&whole).await;
     assert_eq!(bench.view.borrow().counts.pushes, 2, "that is left to the next check");
     replaced(3).await;
@@ -219,12 +219,12 @@ async fn an_empty_store_takes_no_switch_that_serves_endpoints() {
     let mut intruder = Bench::with(&switch, claim());
     let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
     assert_eq!(end.unwrap().unwrap(), DriverError::InUse { endpoints: 5 });
-    // The one that was there goes on, as the primary.
+    // The present controller continues, as the primary.
     right.desire(tables(6, 2));
     right.settled(&tables(6, 2)).await;
     assert_eq!(right.view.borrow().counts.connects, 1);
 
-    // An empty switch may be taken, and is ours from then on.
+    // An empty switch may be taken, and belongs to this controller from then on.
     right.desire(Tables::default());
     right.settled(&Tables::default()).await;
     let first = Bench::with(&switch, claim());
@@ -251,7 +251,7 @@ async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
     let mut intruder = intruder;
     let end = timeout(Duration::from_secs(5), &mut intruder.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
-    // The order was for that one time: who takes the switch while it is out of reach keeps it.
+    // The decision was valid only once: another controller that takes the switch while it is unreachable keeps it.
     switch.set_trouble(Trouble { unreachable: 1.0, ..Trouble::default() });
     switch.cut();
     sleep(Duration::from_secs(1)).await;
@@ -291,7 +291,7 @@ impl std::io::Write for Log {
 }
 
 impl Log {
-    /// Reads what is logged at the default level from now on.
+    /// Captures what is logged at the default level from now on.
     fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
         let log = Self::default();
         let writer = log.clone();
@@ -318,7 +318,7 @@ async fn a_switch_that_is_away_and_back_is_logged_once_each() {
     assert_eq!(log.count(all_is_well), 1);
     bench.desire(tables(6, 1));
     bench.settled(&tables(6, 1)).await;
-    assert_eq!(log.count(all_is_well), 1, "an ordinary change is none of the log's");
+    assert_eq!(log.count(all_is_well), 1, "an ordinary change is not logged");
     for outage in 1..=3 {
         switch.set_trouble(Trouble { unreachable: 1.0, ..Trouble::default() });
         let tried = switch.met().unreachable;
@@ -330,10 +330,10 @@ async fn a_switch_that_is_away_and_back_is_logged_once_each() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(log.count(all_is_well), outage + 1);
     }
-    assert_eq!(log.count("changed by others"), 0);
+    assert_eq!(log.count("another program changed"), 0);
     switch.meddle(|there| *there = Tables::default());
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(log.count("changed by others"), 1);
+    assert_eq!(log.count("another program changed"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,7 +404,7 @@ async fn every_kind_of_trouble_ends_well() {
     assert!(all.iter().all(|count| *count > 0), "{met:?}");
 }
 
-/// Desired tables for the endpoints that [`testing`] has.
+/// Desired tables for the endpoints of [`testing`].
 fn attach(bench: &Bench, endpoints: Endpoints) {
     bench.desires.send_modify(|desired| {
         desired.version += 1;
@@ -423,7 +423,7 @@ fn redirected(switch: &FakeSwitch) -> Vec<u64> {
     tables.entries.keys().filter_map(page).collect()
 }
 
-/// Waits until these pages are redirected and no others; how long that took.
+/// Waits until exactly these pages are redirected; returns how long it took.
 async fn redirects(bench: &Bench, pages: &[u64]) -> Duration {
     let began = Instant::now();
     while redirected(&bench.switch) != pages {
@@ -456,7 +456,7 @@ async fn a_copy_becomes_a_redirect_at_once_and_goes_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn redirects_are_read_back_and_mended_like_everything_else() {
+async fn redirects_are_read_back_and_repaired_like_everything_else() {
     let bench = with_endpoints(&FakeSwitch::new(1)).await;
     for page in 1..=10 {
         bench.switch.copy(testing::busy(page, page, 60_000));
@@ -491,7 +491,7 @@ async fn a_redirect_that_ends_while_it_is_read_is_no_repair() {
         if removes_ended {
             bench.switch.remove_ended();
         }
-        // What a reading says is half a second old when it is compared.
+        // The contents of a reading are half a second old when they are compared.
         bench.switch.set_reading_delay(Duration::from_millis(500));
         let before = bench.view.borrow().counts.readings;
         for page in 1..=60 {

@@ -1,4 +1,4 @@
-//! Copies of frames, cut off after their first bytes.
+//! Copies of frames, truncated after their first bytes.
 
 use std::net::Ipv6Addr;
 
@@ -14,7 +14,7 @@ const AT_PAYLOAD: usize = AT_UDP + 8;
 const TYPE_IPV6: u16 = 0x86dd;
 const NEXT_HEADER_UDP: u8 = 17;
 
-/// A copy of a frame: where it came in, and its first bytes as they came.
+/// A copy of a frame: its ingress port and its first bytes as received.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PacketIn {
     /// The port by which the frame entered the switch.
@@ -24,7 +24,7 @@ pub struct PacketIn {
 }
 
 impl PacketIn {
-    /// The reply in the frame; `None` if there is none that can be read.
+    /// The reply in the frame; `None` if there is none, or it cannot be parsed.
     pub(super) fn reply(&self) -> Option<ReplyCopy> {
         let frame = self.frame.as_slice();
         let is_udp = be16(frame, AT_TYPE)? == TYPE_IPV6

@@ -1,17 +1,17 @@
-//! Which copies of replies are believed (docs/protocol.md, section 10, "Redirects"), and as what the
-//! others are counted.
+//! Which copies of replies are accepted (docs/protocol.md, section 10, "Redirects"), and how the others are
+//! counted.
 
 use bluebridge_p4::pipeline::{SwitchPort, Ternary};
 use bluebridge_wire::{Command, NodeId, ReplyCopy, Space, Status, WireCommand};
 
 use crate::core::{Attached, Endpoints, NotifyRule, Role};
 
-/// When pages are redirected to the owners of their leases.
+/// Which leased pages are redirected to the owners of their leases.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum RedirectPolicy {
-    /// Every page that is leased.
+    /// Every leased page.
     Always,
-    /// Pages whose leases are fought over, as their home says.
+    /// Contended pages, as reported by their home.
     #[default]
     Contended,
     /// None.
@@ -19,7 +19,7 @@ pub enum RedirectPolicy {
 }
 
 impl RedirectPolicy {
-    /// The policy of a name: `always`, `contended` or `off`.
+    /// The policy with a name: `always`, `contended` or `off`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Always, Self::Contended, Self::Off].into_iter().find(|policy| policy.name() == name)
@@ -35,7 +35,7 @@ impl RedirectPolicy {
         }
     }
 
-    /// What the switch has to copy.
+    /// The copies that the switch must make.
     pub(crate) fn notify_rules(self) -> Vec<NotifyRule> {
         const EITHER_FORM: u8 = !WireCommand::CONTENDED;
         let both = WireCommand::REPLY | WireCommand::CONTENDED;
@@ -67,9 +67,9 @@ pub enum Refusal {
     BudgetFull,
     /// The lease that it reports had no time left.
     Ended,
-    /// As many leases are tracked as may be.
+    /// The limit of tracked leases is reached.
     KnownFull,
-    /// It is no reply, or one that cannot be read.
+    /// It is not a reply, or cannot be parsed.
     Malformed,
     /// Its source does not serve the page.
     NotServing,
@@ -77,11 +77,11 @@ pub enum Refusal {
     Off,
     /// A newer lease of the page is known, or this one was released.
     StaleEpoch,
-    /// The owner is no attached client of the space.
+    /// The owner is not an attached client of the space.
     UnknownOwner,
-    /// It reports nothing about a lease.
+    /// It is not about a lease.
     Unrelated,
-    /// It came in by another port than that of the node that it claims to be from.
+    /// It came in by another port than that of its source node.
     WrongPort,
 }
 
@@ -118,19 +118,19 @@ impl Refusal {
     }
 }
 
-/// What a copy reports about a page's lease.
+/// The event of a page's lease that a copy reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum LeaseEvent {
-    /// It is held: reported by the grant itself, or by a BUSY.
+    /// It is held, as reported by the grant itself or by a BUSY.
     Granted,
-    /// It was extended; this holds for the rest of the line too.
+    /// It was extended; this applies to the rest of the line too.
     Renewed,
     /// It was released.
     Released,
 }
 
 impl LeaseEvent {
-    /// What a reply reports, if anything.
+    /// The event that a reply reports, if any.
     pub(super) const fn of(reply: &ReplyCopy) -> Result<Self, Refusal> {
         match (reply.command, reply.status) {
             (Command::Update, Status::Ok) | (_, Status::Busy) => Ok(Self::Granted),
@@ -141,13 +141,13 @@ impl LeaseEvent {
     }
 }
 
-/// The node that serves the page of a reply, which must have sent it.
+/// The node that serves the page of a reply; it must be the reply's source.
 pub(super) fn serving(
     endpoints: &Endpoints,
     port: SwitchPort,
     reply: &ReplyCopy,
 ) -> Result<Attached, Refusal> {
-    // A range is served by its home; ranges that migrated come with migration.
+    // A range is served by its home; migrated ranges will be added together with migration.
     let home = endpoints
         .get(&reply.from.node)
         .filter(|_| reply.from.node == reply.target.node)

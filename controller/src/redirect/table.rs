@@ -1,21 +1,21 @@
-//! Redirects in the switch's table: single updates, and what a reading finds.
+//! Redirects in the switch's table: single updates, and the results of a reading.
 
 use super::{Action, BTreeMap, Duration, InstalledRedirect, Instant, Key, Page, Redirects, SLACK};
 use crate::core::Body;
 use crate::driver::UpdateError;
 use crate::plan::{Object, TableUpdate};
 
-/// How far the remaining time of an entry that a switch reports may be from what was written.
+/// How much the reported remaining time of an entry may differ from the expected one.
 const READING_SLACK: Duration = Duration::from_millis(250);
 
 impl Redirects {
-    /// Whether there is something to write.
+    /// Whether there are updates to write.
     #[must_use]
     pub fn has_updates(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// The next updates, at most so many, no two of one page.
+    /// The next updates, at most `most`, each for another page.
     pub fn next_updates(&mut self, now: Instant, most: usize) -> Vec<TableUpdate> {
         let mut updates = Vec::new();
         while updates.len() < most {
@@ -44,7 +44,7 @@ impl Redirects {
         updates
     }
 
-    /// Takes the result of an update that was made ready at `written`, and answered at `answered`.
+    /// Handles the result of an update that was created at `written` and whose response arrived at `answered`.
     pub fn handle_result(
         &mut self,
         written: Instant,
@@ -65,7 +65,7 @@ impl Redirects {
                 self.change(page, |state| state.installed = Some(installed));
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Err(UpdateError::Refused(_))) => {
-                // The next copy of the lease tries again, so that a full table is not hammered.
+                // It is retried with the next copy of the lease, so that a full table does not get too many updates.
                 self.counts.switch_refused += 1;
                 self.change(page, |state| {
                     if let Some(lease) = &mut state.lease {
@@ -73,15 +73,15 @@ impl Redirects {
                     }
                 });
             }
-            // The next reading shows what the switch has.
+            // The next reading shows the state of the switch.
             (_, Err(_)) => self.counts.switch_refused += 1,
         }
     }
 
-    /// Compares a reading, which took from `began` to `now`, with what should be there, and queues
-    /// what has to be repaired; how many entries were not as they were last known. An entry whose
-    /// time ran out is as it should be, whether the switch still has it or not. `keeps_time` says
-    /// whether the switch ends entries itself, and reports what they have left.
+    /// Compares a reading, which took from `began` to `now`, with the desired redirects, and queues the
+    /// repairs; returns how many entries differed from their last known state. An expired entry
+    /// is correct whether the switch still has it or not. `keeps_time` says whether the switch
+    /// ends entries itself and reports their remaining time.
     pub fn compare(
         &mut self,
         began: Instant,
@@ -115,7 +115,7 @@ impl Redirects {
             differences += usize::from(!ended);
             self.change(page, |state| state.installed = None);
         }
-        // Also updates whose result was left open until this reading.
+        // Also updates whose result was unknown until this reading.
         let open = self.pages.iter().filter(|(_, state)| !state.queued && self.differs(state));
         let open: Vec<Page> = open.map(|(page, _)| *page).collect();
         for page in open {
@@ -125,7 +125,7 @@ impl Redirects {
     }
 }
 
-/// Whether what was read is what was known.
+/// Whether the read entry equals the known one.
 fn is_same(
     known: InstalledRedirect,
     found: InstalledRedirect,

@@ -25,7 +25,7 @@ fn attached(role: Role, space: Space, port: u16) -> Attached {
 }
 
 /// Two memory nodes (1 and 2 at ports 1 and 2), two clients of their space (ports 3 and 4), and a
-/// client of another (port 5).
+/// client of another space (port 5).
 pub(crate) fn endpoints() -> Endpoints {
     Endpoints::from([
         (HOME, attached(Role::Memory, SPACE, 1)),
@@ -36,7 +36,7 @@ pub(crate) fn endpoints() -> Endpoints {
     ])
 }
 
-/// A reply about a page of the home, as it comes in when all is right.
+/// A valid reply about a page of the home.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) command: Command,
@@ -88,7 +88,7 @@ impl Reply {
     }
 }
 
-/// A BUSY answer to a READ of a page of node 1 that [`OWNER`] has.
+/// A BUSY reply to a READ of a page of node 1 that is leased to [`OWNER`].
 pub(crate) const fn reply(page: u64, epoch: u64, remaining_ms: u16) -> Reply {
     Reply {
         command: Command::Read,

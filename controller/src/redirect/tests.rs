@@ -8,7 +8,7 @@ use crate::core::{Body, Role};
 use crate::driver::UpdateError;
 use crate::plan::{Object, TableUpdate};
 
-/// Redirects, a clock, and a switch that does what it is asked to.
+/// Redirects, a clock, and a switch that executes every update.
 struct Bench {
     redirects: Redirects,
     now: Instant,
@@ -33,7 +33,7 @@ impl Bench {
         done
     }
 
-    /// What is written; all of it succeeds.
+    /// The written updates; all of them succeed.
     fn write(&mut self) -> Vec<&'static str> {
         let mut done = Vec::new();
         while self.redirects.has_updates() {
@@ -64,7 +64,7 @@ impl Bench {
         self.redirects.handle_timeout(self.now);
     }
 
-    /// The switch's port that a page leads to, and for how long since it was written.
+    /// The switch's port to which a page leads, and its lifetime when it was written.
     fn way(&self, page: u64) -> Option<(u16, u16)> {
         let key = Key::Redirect { dst_scope: SCOPE, dst_node: HOME.0, page };
         match self.switch.get(&key)?.action {
@@ -91,7 +91,7 @@ fn a_busy_answer_installs_and_a_commit_removes() {
             .unwrap();
         assert_eq!(bench.write(), ["delete"]);
         assert_eq!(bench.way(7), None);
-        // An older copy that was late brings nothing back, the next lease does.
+        // An older, late copy does not install it again; the next lease does.
         assert_eq!(bench.handle(reply(7, 5, 900)), Err(Refusal::StaleEpoch));
         assert_eq!(bench.write(), [""; 0]);
         bench.handle(Reply { owner: OTHER, ..reply(7, 6, 800) }).unwrap();
@@ -121,24 +121,24 @@ fn grants_and_renewals_install_and_extend() {
 }
 
 #[test]
-fn only_the_node_that_serves_the_page_is_believed() {
+fn only_copies_from_the_node_that_serves_the_page_are_accepted() {
     let mut bench = Bench::new(10);
     let from = |from, port| Reply { from, port, ..reply(7, 5, 1000) };
-    // Another memory node, a client, a node that is not there, and the home from a wrong port.
+    // From another memory node, a client, a node that does not exist, and the home through a wrong port.
     assert_eq!(bench.handle(from(NodeId(2), 2)), Err(Refusal::NotServing));
     assert_eq!(bench.handle(from(OTHER, 4)), Err(Refusal::NotServing));
     assert_eq!(bench.handle(from(NodeId(77), 7)), Err(Refusal::NotServing));
     for port in [2, 3, 0] {
         assert_eq!(bench.handle(from(HOME, port)), Err(Refusal::WrongPort));
     }
-    // A client that speaks of pages at itself, and a generation that is gone.
+    // From a client about pages at itself, and about a generation that is over.
     assert_eq!(bench.handle(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
     assert_eq!(
         bench.handle(Reply { generation: 1, ..reply(7, 5, 1000) }),
         Err(Refusal::NotServing)
     );
     assert_eq!(bench.write(), [""; 0]);
-    // A release is believed of nobody else either.
+    // A release is not accepted from another node either.
     bench.handle(reply(7, 5, 1000)).unwrap();
     let release = Reply { command: Command::Commit, status: Status::Ok, ..from(HOME, 2) };
     assert_eq!(bench.handle(release), Err(Refusal::WrongPort));
@@ -167,7 +167,7 @@ fn a_lease_without_time_left_and_an_older_epoch_install_nothing() {
     let stale_release = Reply { command: Command::Commit, status: Status::Ok, ..reply(7, 4, 0) };
     assert_eq!(bench.handle(stale_release), Err(Refusal::StaleEpoch));
     assert_eq!(bench.write(), ["insert"]);
-    // After the deadline nothing of the page is kept, so any epoch will do.
+    // After the deadline nothing is kept of the page, so any epoch is accepted.
     bench.pass(1001);
     assert_eq!(bench.write(), ["delete"]);
     bench.handle(reply(7, 1, 100)).unwrap();
@@ -212,12 +212,12 @@ fn the_budget_is_hard_and_has_room_again() {
     assert_eq!(bench.handle(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
     assert_eq!(bench.redirects.lease_count(), 4, "it is known all the same");
     assert_eq!(bench.write(), ["insert"; 3]);
-    // One that has its place may change.
+    // A redirect that counts already may change.
     bench.handle(reply(100, 9, 4000)).unwrap();
     assert_eq!(bench.write(), ["modify"]);
     let release = Reply { command: Command::Commit, status: Status::Ok, ..reply(200, 2, 0) };
     bench.handle(release).unwrap();
-    // The place is taken until the switch has given it up.
+    // The place stays taken until the switch has deleted the entry.
     assert_eq!(bench.handle(reply(400, 4, 5000)), Err(Refusal::BudgetFull));
     assert_eq!(bench.write(), ["delete"]);
     bench.handle(reply(400, 4, 5000)).unwrap();
@@ -255,14 +255,14 @@ fn a_range_is_renewed_and_released_as_one_within_its_line() {
     bench.handle(done(Command::Commit, 0)).unwrap();
     assert_eq!(bench.write(), ["delete"; 6]);
     assert!([8, 9, 16, 17].iter().all(|page| bench.way(*page).is_some()));
-    // The others of the line were a guess: the home says it if they are leased still.
+    // The others of the line were an assumption: the home reports it if they are still leased.
     assert_eq!(bench.handle(reply(10, 5, 500)), Err(Refusal::StaleEpoch));
     bench.handle(reply(11, 5, 500)).unwrap();
     assert_eq!(bench.write(), ["insert"]);
 }
 
 #[test]
-fn whoever_goes_or_comes_again_loses_its_redirects() {
+fn endpoints_that_leave_or_rejoin_lose_their_redirects() {
     let again = |node: NodeId| {
         let mut endpoints = endpoints();
         endpoints.get_mut(&node).unwrap().incarnation += 1;
@@ -324,12 +324,12 @@ fn what_the_switch_refuses_waits_for_the_next_copy() {
 }
 
 #[test]
-fn a_reading_tells_what_was_left_open() {
+fn a_reading_resolves_unknown_results() {
     let mut bench = Bench::new(10);
     for page in [1, 2, 3] {
         bench.handle(reply(page * 10, 5, 10_000)).unwrap();
     }
-    // The connection breaks: nobody knows what was made of these.
+    // The connection breaks: the results of these are unknown.
     let lost = bench.redirects.next_updates(bench.now, 7);
     assert_eq!(lost.len(), 3);
     let Object::Entry(key, body) = lost[0].object() else { panic!() };
@@ -338,7 +338,7 @@ fn a_reading_tells_what_was_left_open() {
     assert_eq!(bench.write(), ["insert"; 2]);
     assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, true), 0);
     assert_eq!(bench.write(), [""; 0]);
-    // A switch that keeps no time says what was written, for ever.
+    // A switch that cannot measure time always reports the written value.
     bench.pass(5000);
     assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, false), 0);
     assert_eq!(bench.redirects.compare(bench.now, bench.now, &bench.switch, true), 3);
@@ -348,8 +348,8 @@ fn a_reading_tells_what_was_left_open() {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: the switch has what follows from the leases known, within
-    /// the budget, and in the end nothing is left anywhere.
+    /// Any order of events: the switch gets the redirects of the known leases, within
+    /// the budget, and at the end everything is removed.
     #[test]
     fn any_order_of_copies_times_and_losses_ends_well(
         steps in prop::collection::vec((0..6_u8, 0..12_u64, 1..5_u64, 0..400_u16, 0..2_usize), 1..120)
@@ -370,7 +370,7 @@ proptest! {
                 }
                 4 => bench.pass(u64::from(time_ms) / 4),
                 _ => {
-                    // A batch of which nobody hears again; then a reading.
+                    // A batch whose results never arrive; then a reading.
                     bench.redirects.next_updates(bench.now, 2);
                     bench.redirects.compare(bench.now, bench.now, &bench.switch, false);
                 }

@@ -1,4 +1,4 @@
-//! What the core and the switch look like to those who ask.
+//! Responses about the state of the core and the switch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -10,12 +10,12 @@ use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
 use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
-use crate::core::{BEATS_MISSED, Body, Carrier, Core, Node, NodeRecord, Ports, Role, Tables};
+use crate::core::{Body, Carrier, Core, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, Tables};
 use crate::driver::Installed;
 use crate::reconcile::{SwitchState, SwitchView};
 use crate::redirect::{RedirectPolicy, Refusal};
 
-/// The most entries in an answer.
+/// The most entries in a response.
 const ENTRIES_MAX: usize = 65_536;
 
 fn piece_bytes(core: &Core, space: Space) -> u32 {
@@ -42,7 +42,7 @@ pub(super) fn joined(core: &Core, record: &NodeRecord, installed: bool) -> proto
     }
 }
 
-pub(super) fn beaten(
+pub(super) fn response(
     core: &Core,
     id: NodeId,
     version: u64,
@@ -108,7 +108,7 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         Carrier::Socket => proto::Carrier::Socket,
         Carrier::Xdp => proto::Carrier::Xdp,
     };
-    let silent = Instant::now().saturating_duration_since(node.last_heard);
+    let silent = Instant::now().saturating_duration_since(node.last_seen);
     proto::Node {
         node: record.node.into(),
         name: record.name.clone(),
@@ -161,7 +161,7 @@ pub(super) fn switch(view: &SwitchView) -> proto::SwitchStatus {
     }
 }
 
-/// What is known of leases.
+/// The state of leases.
 pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseStatus {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let counts = &view.leases.counts;
@@ -184,8 +184,8 @@ pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseS
     }
 }
 
-/// What is desired, what is installed, or both. Redirects follow copies at once, so those that end
-/// by themselves are the desired ones; others go as soon as they are found.
+/// Desired entries, installed entries, or both. Redirects follow copies at once, so those with an
+/// expiry count as desired; others are deleted as soon as they are found.
 pub(super) fn entries(desired: &Tables, installed: &Installed) -> Vec<proto::TableEntry> {
     let there = &installed.tables;
     let keys: BTreeSet<&Key> = desired.entries.keys().chain(there.entries.keys()).collect();
@@ -318,7 +318,8 @@ fn body_text(body: &Body) -> String {
     }
 }
 
-const _: () = assert!(BEATS_MISSED == 3, "the API's description of NODE_STATE_SILENT says three");
+const _: () =
+    assert!(HEARTBEATS_MISSED == 3, "the API's description of NODE_STATE_SILENT says three");
 
 #[cfg(test)]
 mod tests {

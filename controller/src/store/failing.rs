@@ -1,4 +1,4 @@
-//! A backend whose disk breaks on demand.
+//! A backend whose disk fails on demand.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct Disk {
 impl Disk {
     fn check(&self) -> io::Result<()> {
         if self.broken.load(Ordering::SeqCst) {
-            return Err(io::Error::other("the disk broke on purpose"));
+            return Err(io::Error::other("injected disk failure"));
         }
         Ok(())
     }
@@ -50,7 +50,7 @@ impl StorageBackend for Disk {
 }
 
 impl Store {
-    /// A store that fails to write once the switch beside it is set.
+    /// A store that fails to write once the returned switch is set.
     pub(crate) fn breakable() -> Result<(Self, Arc<AtomicBool>), StoreError> {
         let broken = Arc::new(AtomicBool::new(false));
         let disk = Disk { memory: InMemoryBackend::new(), broken: Arc::clone(&broken) };

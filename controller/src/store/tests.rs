@@ -98,7 +98,7 @@ fn stores_of_other_times_begin_at_other_generations() {
     let different: std::collections::BTreeSet<u16> = firsts.iter().copied().collect();
     assert_eq!(different.len(), firsts.len(), "none comes again for half an hour");
     assert!(firsts.iter().all(|first| *first < 0x4000), "half is left for restarts");
-    // Whoever deletes a store a few times in a row meets neither its first generation nor the next.
+    // A store that is deleted a few times in a row never repeats its first generation or the next one.
     for (index, first) in firsts.iter().enumerate() {
         for later in firsts.iter().skip(index + 1).take(8) {
             assert!(first.abs_diff(*later) > 100, "{first} {later}");

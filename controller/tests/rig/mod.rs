@@ -1,4 +1,4 @@
-//! An agent on a soft data plane, a controller, and registrations, for the tests beside.
+//! An agent on a soft data plane, a controller, and registrations, for the tests in this folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,14 +26,14 @@ use v1::entity::Entity as Kind;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::packet_replication_engine_entry::Type as Replication;
 
-/// How often endpoints beat in these tests: rarely enough that none falls silent because the machine is busy.
+/// The interval of heartbeats in these tests: long, so that no endpoint becomes silent because the machine is busy.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// How long anything may take.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An address of the loopback that only this process uses. At 127.0.0.1, where connections begin, another
-/// could take a port between the end of what listened there and its new start.
+/// A loopback address that only this process uses. On 127.0.0.1 another process could take a port between the end
+/// of a listener and its restart.
 fn own_loopback() -> Ipv4Addr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, 0x80 | high, middle, low)
@@ -43,7 +43,7 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -76,7 +76,7 @@ pub(crate) fn memory(name: &str, port: u16) -> Registration {
 
 type Serving = tokio::task::JoinHandle<Box<dyn DataPlane>>;
 
-/// The switch: an agent on a soft data plane whose ports lead nowhere.
+/// The switch: an agent on a soft data plane with unconnected ports.
 pub(crate) struct Agent {
     runtime: Runtime,
     port_count: u16,
@@ -113,7 +113,7 @@ impl Agent {
         self.serving = Some((stop, serving));
     }
 
-    /// Ends the agent; the tables are kept aside.
+    /// Ends the agent and keeps its tables.
     pub(crate) fn stop(&mut self) {
         let (stop, serving) = self.serving.take().unwrap();
         drop(stop);
@@ -134,7 +134,7 @@ impl Agent {
         format!("http://{}", self.address)
     }
 
-    /// Every table entry, read by a client that is nobody's rival.
+    /// Every table entry, read by a client that does not compete.
     pub(crate) fn entries(&self) -> BTreeMap<Key, Action> {
         self.runtime.block_on(async {
             match P4RuntimeClient::connect(self.uri()).await {
@@ -186,7 +186,7 @@ impl Agent {
         found.into_iter().filter_map(entry).collect()
     }
 
-    /// Takes away every table entry, and adds one of nobody's, in the primary's name.
+    /// Deletes every table entry, and adds a foreign one, in the primary's name.
     pub(crate) fn meddle(&self, election_id: v1::Uint128) {
         let foreign = Entry {
             key: Key::Redirect { dst_scope: 0xfdbb_0001, dst_node: 1, page: 7 },
@@ -216,7 +216,7 @@ impl Agent {
         });
     }
 
-    /// Pushes the pipeline under another mark, which empties the tables.
+    /// Pushes the pipeline with another cookie, which empties the tables.
     pub(crate) fn push(&self, election_id: v1::Uint128) {
         use v1::set_forwarding_pipeline_config_request::Action;
         let config = v1::ForwardingPipelineConfig {
@@ -237,7 +237,7 @@ impl Agent {
         });
     }
 
-    /// Reads all entries over and over, and compares them with those of now.
+    /// Reads all entries repeatedly, and compares them with the present ones.
     pub(crate) fn watch_entries(&self) -> Watching {
         let (uri, expected) = (self.uri(), self.entries());
         let (ending, readings) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -311,7 +311,7 @@ async fn read(client: &mut Client, wanted: Vec<Kind>) -> Result<Vec<Kind>, Strin
     tokio::time::timeout(PATIENCE, reading).await.map_err(|error| error.to_string())?
 }
 
-/// A controller with a runtime of its own, so that it can be killed.
+/// A controller with its own runtime, so that it can be killed.
 pub(crate) struct Running {
     runtime: Option<Runtime>,
     address: SocketAddr,
@@ -340,7 +340,7 @@ impl Running {
         Self::try_start(config).unwrap()
     }
 
-    /// Starts, or tells why it does not.
+    /// Starts, or returns why it does not.
     pub(crate) fn try_start(config: Config) -> Result<Self, ControllerError> {
         let runtime = runtime();
         let controller = runtime.block_on(Controller::bind(config))?;
@@ -353,7 +353,7 @@ impl Running {
         format!("http://{}", self.address)
     }
 
-    /// Ends it as a signal would, without any farewell; where it listened.
+    /// Ends it without a shutdown, like SIGKILL; returns its address.
     pub(crate) fn kill(mut self) -> SocketAddr {
         self.runtime.take().unwrap().shutdown_timeout(PATIENCE);
         self.address
@@ -389,7 +389,7 @@ impl Running {
         self.try_watch().unwrap()
     }
 
-    /// Each watch has a connection of its own.
+    /// Each watch has its own connection.
     pub(crate) fn try_watch(&self) -> Result<Watch<'_>, tonic::Status> {
         let stream = self.on(async {
             let mut client = ControllerClient::connect(self.uri()).await.unwrap();

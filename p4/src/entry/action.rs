@@ -1,4 +1,4 @@
-//! Actions, and anycast choices given in one piece.
+//! Actions, and anycast choices as one-shot action sets.
 
 use super::ConversionError;
 use super::key::{mac, mac_number};
@@ -14,10 +14,10 @@ use v1::table_action::Type;
 /// The most parameters of an action.
 const PARAMS_MAX: usize = 3;
 
-/// What an entry's action field says.
+/// The contents of an entry's action field.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ActionSpec {
-    /// The action itself, or a choice in one piece.
+    /// The action itself, or a one-shot action set.
     Direct(Action),
     /// A member of the action profile.
     Member(u32),
@@ -25,7 +25,7 @@ pub enum ActionSpec {
     Group(u32),
 }
 
-/// An entry's action as a message; a choice becomes a one-shot action set.
+/// Converts an entry's action to a message; a choice becomes a one-shot action set.
 ///
 /// # Errors
 /// [`ConversionError`] if the table lacks the action or a value does not fit.
@@ -56,7 +56,7 @@ pub fn encode_table_action(
     Ok(v1::TableAction { r#type: Some(encoded) })
 }
 
-/// An action as a message.
+/// Converts an action to a message.
 ///
 /// # Errors
 /// [`ConversionError`] if the table lacks the action or a value does not fit.
@@ -99,7 +99,7 @@ pub fn encode_action(
 /// The action field of a message.
 ///
 /// # Errors
-/// [`ConversionError`] if the table cannot do that.
+/// [`ConversionError`] if the table does not allow it.
 pub fn decode_table_action(
     table: &TableDeclaration,
     given: Option<&v1::TableAction>,
@@ -114,9 +114,9 @@ pub fn decode_table_action(
             return decode_action_set(table, set).map(ActionSpec::Direct);
         }
         (Some(Type::Action(_)), Some(_)) => {
-            "the table chooses among members: give an action set, a member or a group"
+            "the table chooses among members: use an action set, a member or a group"
         }
-        (Some(_), None) => "the table has no action profile: give an action",
+        (Some(_), None) => "the table has no action profile: use an action",
         (None, _) => "the action is missing",
     };
     Err(ConversionError::Entry { table: table.alias, rule })
@@ -128,20 +128,20 @@ fn decode_action_set(
 ) -> Result<Action, ConversionError> {
     let unsupported = |what| ConversionError::Unsupported { table: table.alias, what };
     let entry = |rule| ConversionError::Entry { table: table.alias, rule };
-    // The selector's own: by hash, sized by members.
+    // The selector's own mode: by hash, sized by members.
     if !matches!(set.action_selection_mode, 0 | 1) || !matches!(set.size_semantics, 0 | 2) {
-        return Err(unsupported("other selection modes than its hash over members"));
+        return Err(unsupported("selection modes other than its hash over members"));
     }
     let actions = &set.action_profile_actions;
     if actions.is_empty() || actions.len() > ANYCAST_GROUP_SIZE as usize {
-        return Err(entry("an action set has 1 to 256 actions"));
+        return Err(entry("an action set must have 1 to 256 actions"));
     }
     let members = actions.iter().map(|member| {
         if watches(member.watch_kind.as_ref()) {
             return Err(unsupported("watch ports"));
         }
         let weight = u16::try_from(member.weight).ok().filter(|weight| *weight != 0);
-        let weight = weight.ok_or_else(|| entry("a weight is 1 to 65535"))?;
+        let weight = weight.ok_or_else(|| entry("a weight must be 1 to 65535"))?;
         let given = member.action.as_ref().ok_or_else(|| entry("an action is missing"))?;
         match decode_action(table, given)? {
             Action::Forward(forward) => Ok(WeightedForward { forward, weight }),
@@ -151,7 +151,7 @@ fn decode_action_set(
     Ok(Action::Select(members.collect::<Result<_, _>>()?))
 }
 
-/// Whether a choice depends on a port; 0 and an empty string say that it does not.
+/// Whether a choice depends on a port; 0 and an empty string mean that it does not.
 fn watches(kind: Option<&v1::action_profile_action::WatchKind>) -> bool {
     use v1::action_profile_action::WatchKind;
     match kind {
@@ -173,7 +173,7 @@ pub fn decode_action(
     decode_in(table, given, Scope::DefaultOnly, "as the default action")
 }
 
-/// An action as the default action of a table; that it is constant is not checked here.
+/// An action as the default action of a table; whether it is constant is not checked here.
 ///
 /// # Errors
 /// [`ConversionError`] if the table does not allow it there or the parameters are wrong.
@@ -207,7 +207,7 @@ fn decode_params(
 ) -> Result<[u128; PARAMS_MAX], ConversionError> {
     let broken = |rule| Err(ConversionError::Params { action: action.alias, rule });
     if given.iter().any(|g| !action.params.iter().any(|param| param.id == g.param_id)) {
-        return broken("a parameter is given that the action does not have");
+        return broken("the action does not have one of the parameters");
     }
     if given.len() > action.params.len() {
         return broken("a parameter is given twice");

@@ -10,7 +10,7 @@ use v1::field_match::{Exact, FieldMatchType, Lpm};
 /// The most match fields of a table.
 const FIELDS_MAX: usize = 3;
 
-/// What one field matches: a value, and the length of a prefix or a mask by its kind.
+/// The match value of one field, and a prefix length or mask depending on its kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Value {
     value: u128,
@@ -28,7 +28,7 @@ impl Value {
     }
 }
 
-/// A key as a message with table id, match and priority only.
+/// Converts a key to a message with only table id, match and priority.
 ///
 /// # Errors
 /// [`ConversionError`] if a value is wider than its field or breaks a rule of its match kind.
@@ -51,7 +51,7 @@ pub fn encode_key(key: &Key) -> Result<v1::TableEntry, ConversionError> {
 /// The key of a message: its table id, match and priority.
 ///
 /// # Errors
-/// [`ConversionError`] if they are no key of this pipeline.
+/// [`ConversionError`] if they are not a key of this pipeline.
 pub fn decode_key(message: &v1::TableEntry) -> Result<Key, ConversionError> {
     let table = super::decode_table(message.table_id)?;
     check_priority(table, message.priority)?;
@@ -80,13 +80,13 @@ pub fn decode_key(message: &v1::TableEntry) -> Result<Key, ConversionError> {
 fn check_priority(table: &TableDeclaration, priority: i32) -> Result<(), ConversionError> {
     let rule = match table.has_priority() {
         true if priority < 1 => "an entry with a ternary field needs a priority of at least 1",
-        false if priority != 0 => "an entry without a ternary field has no priority",
+        false if priority != 0 => "an entry without a ternary field must not have a priority",
         _ => return Ok(()),
     };
     Err(ConversionError::Entry { table: table.alias, rule })
 }
 
-/// Checks a value against its field; `None` if it matches everything and is left out.
+/// Checks a value against its field; `None` if it matches everything and is omitted.
 fn checked(
     table: &TableDeclaration,
     field: &MatchField,
@@ -118,7 +118,7 @@ fn checked(
                 return Err(broken("the mask is wider than the field"));
             }
             if value.value & !value.extent != 0 {
-                return Err(broken("bits outside of the mask must be 0"));
+                return Err(broken("bits outside the mask must be 0"));
             }
             Ok((value.extent != 0).then_some(value))
         }
@@ -176,10 +176,10 @@ fn decode_field(
             Value { value: number(&ternary.value)?, extent: number(&ternary.mask)? }
         }
         (_, None) => return Err(broken("the match is missing")),
-        (_, Some(_)) => return Err(broken("the field does not match in this way")),
+        (_, Some(_)) => return Err(broken("the field has another match kind")),
     };
     checked(table, field, value)?
-        .ok_or_else(|| broken("a field that matches everything must be left out"))
+        .ok_or_else(|| broken("a field that matches everything must be omitted"))
 }
 
 fn values_of(key: &Key) -> ([Value; FIELDS_MAX], i32) {

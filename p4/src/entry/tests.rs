@@ -177,7 +177,7 @@ fn exact(value: &[u8]) -> Option<FieldMatchType> {
     Some(FieldMatchType::Exact(Exact { value: value.to_vec() }))
 }
 
-/// What decoding a changed message says.
+/// The error of decoding a changed message.
 fn refused(mut message: v1::TableEntry, change: impl FnOnce(&mut v1::TableEntry)) -> String {
     change(&mut message);
     let error = if message.action.is_some() {
@@ -211,7 +211,7 @@ fn broken_exact_fields_are_refused() {
     );
     assert_eq!(
         refused(redirect(), |m| m.r#match.truncate(2)),
-        "InvalidArgument: redirect: match field page is missing; an exact field cannot be left out"
+        "InvalidArgument: redirect: match field page is missing; an exact field must be present"
     );
     assert_eq!(
         refused(redirect(), |m| m.r#match.push(m.r#match[0].clone())),
@@ -246,7 +246,7 @@ fn broken_prefixes_are_refused() {
     );
     assert_eq!(
         refused(directory(&[0], 0), same),
-        format!("{field} a field that matches everything must be left out")
+        format!("{field} a field that matches everything must be omitted")
     );
     assert_eq!(
         refused(directory(&[0], 113), same),
@@ -271,10 +271,10 @@ fn broken_ternary_fields_and_priorities_are_refused() {
         }
     };
     let field = "InvalidArgument: notify: match field src_command:";
-    assert_eq!(refused(notify(), set(3, 1)), format!("{field} bits outside of the mask must be 0"));
+    assert_eq!(refused(notify(), set(3, 1)), format!("{field} bits outside the mask must be 0"));
     assert_eq!(
         refused(notify(), set(0, 0)),
-        format!("{field} a field that matches everything must be left out")
+        format!("{field} a field that matches everything must be omitted")
     );
     assert_eq!(
         refused(notify(), |m| m.priority = 0),
@@ -282,7 +282,7 @@ fn broken_ternary_fields_and_priorities_are_refused() {
     );
     assert_eq!(
         refused(redirect(), |m| m.priority = 1),
-        "InvalidArgument: redirect: an entry without a ternary field has no priority"
+        "InvalidArgument: redirect: an entry without a ternary field must not have a priority"
     );
 }
 
@@ -332,7 +332,7 @@ fn what_the_table_lacks_is_refused() {
     });
     assert_eq!(
         refused(anycast, |_| {}),
-        "InvalidArgument: anycast: the table chooses among members: give an action set, a member \
+        "InvalidArgument: anycast: the table chooses among members: use an action set, a member \
          or a group"
     );
     let mut l2 = encode_key(&Key::L2 { dst_mac: MacAddr([1; 6]) }).unwrap();

@@ -62,7 +62,7 @@ fn what_a_controller_relies_on_is_a_difference() {
     assert_eq!(
         differences(&theirs),
         [
-            "table ingress.redirect is declared otherwise",
+            "table ingress.redirect is declared differently",
             "table ingress.multicast is missing",
             "this pipeline has no table ingress.other",
             "action ingress.drop is missing",

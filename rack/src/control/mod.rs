@@ -1,6 +1,6 @@
-//! What operators ask of a running controller and a running switch.
+//! Queries to a running controller and a running switch.
 //!
-//! Every call blocks, from the network namespace of the calling thread, and ends by its deadline.
+//! Every call blocks, uses the network namespace of the calling thread, and ends by its deadline.
 
 pub mod operations;
 pub mod tables;
@@ -16,62 +16,62 @@ use switch::switch_client::SwitchClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// How long a call may take.
+/// Time limit of a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long a connection may take.
+/// Time limit of a connection attempt.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The largest answer: 65,536 entries with counters.
+/// The largest response: 65,536 entries with counters.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Why a controller or switch did not tell.
+/// Why a query of a controller or switch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// It answered what this program does not understand: the versions differ.
-    #[error("the answer of {whom} makes no sense: {reason}; compare the versions")]
-    BadAnswer {
-        /// Who answered.
-        whom: Whom,
-        /// What is wrong with it.
+    /// The response cannot be understood: the versions differ.
+    #[error("the response of {peer} is invalid: {reason}; compare the versions")]
+    BadResponse {
+        /// The other side.
+        peer: Peer,
+        /// The reason.
         reason: String,
     },
     /// Somebody that it asked did not answer it.
     #[error("{0}")]
     Silent(String),
     /// It refused; the reason says what to change.
-    #[error("{whom} refused: {reason}")]
+    #[error("{peer} refused: {reason}")]
     Refused {
-        /// Who refused.
-        whom: Whom,
-        /// Why.
+        /// The other side.
+        peer: Peer,
+        /// The reason.
         reason: String,
     },
-    /// The system gave no thread or runtime.
+    /// The system could not create a thread or runtime.
     #[error("cannot start a runtime: {0}")]
     Runtime(#[source] std::io::Error),
-    /// Nobody answered there; is it running?
-    #[error("{whom} at {address} does not answer: {reason}")]
+    /// There is no response; check that it runs.
+    #[error("{peer} at {address} does not respond: {reason}")]
     Unreachable {
-        /// Who was asked.
-        whom: Whom,
-        /// Where.
+        /// The other side.
+        peer: Peer,
+        /// Its address.
         address: SocketAddr,
-        /// What went wrong.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Who is asked.
+/// The other side of a query.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Whom {
+pub enum Peer {
     /// The controller's northbound API.
     Controller,
     /// The switch's agent.
     Switch,
 }
 
-impl std::fmt::Display for Whom {
+impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Controller => "the controller",
@@ -80,7 +80,7 @@ impl std::fmt::Display for Whom {
     }
 }
 
-/// Where somebody is asked, and how: in the clear, unless an endpoint with TLS is given.
+/// The address of a query, plain or with a TLS endpoint.
 #[derive(Clone, Debug)]
 pub struct Contact {
     address: SocketAddr,
@@ -94,14 +94,14 @@ impl From<SocketAddr> for Contact {
 }
 
 impl Contact {
-    /// Asks by an endpoint of the caller's, such as one with TLS, which leads to `address`.
+    /// Uses the caller's endpoint, for example one with TLS, which leads to `address`.
     pub const fn with(address: SocketAddr, endpoint: Endpoint) -> Self {
         Self { address, endpoint: Some(endpoint) }
     }
 
-    async fn connect(&self, whom: Whom) -> Result<Channel, ControlError> {
+    async fn connect(&self, peer: Peer) -> Result<Channel, ControlError> {
         let address = self.address;
-        let unreachable = |reason| ControlError::Unreachable { whom, address, reason };
+        let unreachable = |reason| ControlError::Unreachable { peer, address, reason };
         let endpoint = match &self.endpoint {
             Some(endpoint) => Ok(endpoint.clone()),
             None => Endpoint::from_shared(format!("http://{address}")),
@@ -111,13 +111,13 @@ impl Contact {
             let endpoint = endpoint.connect_timeout(CONNECT_DEADLINE);
             endpoint.connect().await.map_err(|error| unreachable(in_words(&error)))
         };
-        // A handshake of TLS has no limit of its own.
+        // A TLS handshake has no time limit of its own.
         let late = || unreachable(format!("no connection within {CALL_DEADLINE:?}"));
         tokio::time::timeout(CALL_DEADLINE, connecting).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
-/// What the controller knows; its entries are left out.
+/// The controller's state without entries.
 ///
 /// # Errors
 /// [`ControlError`].
@@ -125,7 +125,7 @@ pub fn controller_status(address: SocketAddr) -> Result<proto::StatusResponse, C
     controller_state(&address.into(), false)
 }
 
-/// What the controller knows, with every table entry if wanted.
+/// The controller's state, with every table entry if `with_entries`.
 ///
 /// # Errors
 /// [`ControlError`].
@@ -134,25 +134,25 @@ pub fn controller_state(
     entries: bool,
 ) -> Result<proto::StatusResponse, ControlError> {
     let request = proto::StatusRequest { entries };
-    ask(Whom::Controller, controller, async |channel| {
+    ask(Peer::Controller, controller, async |channel| {
         let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         client.status(request).await.map(tonic::Response::into_inner)
     })
 }
 
-/// Hears of every endpoint, then of each change, until `show` returns false or fails.
+/// Passes every endpoint and then each change to `show`, until it returns false or an error.
 ///
 /// # Errors
-/// What `show` failed with; [`ControlError`] if the controller refuses, ends, or is lost.
+/// The error of `show`; [`ControlError`] if the controller refuses, ends, or is lost.
 pub fn controller_watch<E: From<ControlError>>(
     controller: &Contact,
     request: proto::WatchRequest,
     mut show: impl FnMut(proto::watch_response::Event) -> Result<bool, E>,
 ) -> Result<(), E> {
-    let whom = Whom::Controller;
-    let failed = |status: Status| E::from(failure(whom, controller.address, &status));
+    let peer = Peer::Controller;
+    let failed = |status: Status| E::from(failure(peer, controller.address, &status));
     runtime()?.block_on(async {
-        let mut client = ControllerClient::new(controller.connect(whom).await?)
+        let mut client = ControllerClient::new(controller.connect(peer).await?)
             .max_decoding_message_size(ANSWER_BYTES_MAX);
         let mut events = client.watch(request).await.map_err(failed)?.into_inner();
         while let Some(message) = events.message().await.map_err(failed)? {
@@ -164,7 +164,7 @@ pub fn controller_watch<E: From<ControlError>>(
         }
         let address = controller.address;
         let reason = "it ended the watch".to_owned();
-        Err(ControlError::Unreachable { whom, address, reason }.into())
+        Err(ControlError::Unreachable { peer, address, reason }.into())
     })
 }
 
@@ -173,13 +173,13 @@ pub fn controller_watch<E: From<ControlError>>(
 /// # Errors
 /// [`ControlError`].
 pub fn switch_ports(address: SocketAddr) -> Result<switch::ListPortsResponse, ControlError> {
-    ask(Whom::Switch, &address.into(), async |channel| {
+    ask(Peer::Switch, &address.into(), async |channel| {
         let request = switch::ListPortsRequest {};
         SwitchClient::new(channel).list_ports(request).await.map(tonic::Response::into_inner)
     })
 }
 
-/// Makes a port lose, double, hold back or damage frames that leave by it.
+/// Sets a port's impairment: frames that leave through it are lost, duplicated, delayed, reordered or damaged.
 ///
 /// # Errors
 /// [`ControlError`].
@@ -189,26 +189,26 @@ pub fn impair(
     impairment: switch::Impairment,
 ) -> Result<(), ControlError> {
     let request = switch::SetImpairmentRequest { port: port.into(), impairment: Some(impairment) };
-    ask(Whom::Switch, &address.into(), async |channel| {
+    ask(Peer::Switch, &address.into(), async |channel| {
         SwitchClient::new(channel).set_impairment(request).await.map(drop)
     })
 }
 
-/// Connects and asks, on a runtime of the calling thread.
+/// Connects and sends a request, on a runtime of the calling thread.
 fn ask<T, A>(
-    whom: Whom,
+    peer: Peer,
     contact: &Contact,
     question: impl FnOnce(Channel) -> A,
 ) -> Result<T, ControlError>
 where
     A: Future<Output = Result<T, Status>>,
 {
-    ask_within(CALL_DEADLINE, whom, contact, question)
+    ask_within(CALL_DEADLINE, peer, contact, question)
 }
 
 fn ask_within<T, A>(
     patience: Duration,
-    whom: Whom,
+    peer: Peer,
     contact: &Contact,
     question: impl FnOnce(Channel) -> A,
 ) -> Result<T, ControlError>
@@ -218,11 +218,11 @@ where
     let address = contact.address;
     runtime()?.block_on(async {
         let answer = tokio::time::timeout(patience, async {
-            let channel = contact.connect(whom).await?;
-            question(channel).await.map_err(|status| failure(whom, address, &status))
+            let channel = contact.connect(peer).await?;
+            question(channel).await.map_err(|status| failure(peer, address, &status))
         });
         let reason = format!("no answer within {patience:?}");
-        answer.await.unwrap_or(Err(ControlError::Unreachable { whom, address, reason }))
+        answer.await.unwrap_or(Err(ControlError::Unreachable { peer, address, reason }))
     })
 }
 
@@ -231,21 +231,21 @@ fn runtime() -> Result<tokio::runtime::Runtime, ControlError> {
     runtime.map_err(ControlError::Runtime)
 }
 
-fn failure(whom: Whom, address: SocketAddr, status: &Status) -> ControlError {
+fn failure(peer: Peer, address: SocketAddr, status: &Status) -> ControlError {
     let reason = status.message().to_owned();
     match status.code() {
-        Code::DeadlineExceeded if whom == Whom::Controller => ControlError::Silent(reason),
+        Code::DeadlineExceeded if peer == Peer::Controller => ControlError::Silent(reason),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
-            ControlError::Unreachable { whom, address, reason }
+            ControlError::Unreachable { peer, address, reason }
         }
         Code::DataLoss | Code::Internal | Code::Unimplemented => {
-            ControlError::BadAnswer { whom, reason }
+            ControlError::BadResponse { peer, reason }
         }
-        _ => ControlError::Refused { whom, reason },
+        _ => ControlError::Refused { peer, reason },
     }
 }
 
-/// The innermost cause: the outer ones only say that it failed.
+/// The innermost cause: the outer ones only say that something failed.
 fn in_words(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -259,10 +259,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_there_is_told_at_once() {
+    fn a_missing_controller_is_an_error_at_once() {
         let address = "[::1]:1".parse().expect("an address");
         let error = controller_status(address).expect_err("nobody listens");
-        assert!(matches!(error, ControlError::Unreachable { whom: Whom::Controller, .. }));
+        assert!(matches!(error, ControlError::Unreachable { peer: Peer::Controller, .. }));
         assert!(error.to_string().contains("[::1]:1"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The tables that a switch really has, with their counters as they are now.
+//! The actual tables of a switch, with their present counters.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,22 +15,22 @@ use v1::entity::Entity as Kind;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::packet_replication_engine_entry::Type as Replication;
 
-use super::{ANSWER_BYTES_MAX, ControlError, Whom, ask};
+use super::{ANSWER_BYTES_MAX, ControlError, Peer, ask};
 
 /// Bits of scope and node, before the location.
 const NODE_BITS: u8 = 48;
 
-/// An entry for people and programs.
+/// An entry, for people and programs.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct TableLine {
     /// The table.
     pub table: &'static str,
-    /// What it matches.
+    /// Its key.
     #[serde(rename = "match")]
     pub matches: Match,
-    /// What it does.
+    /// Its action.
     pub action: Act,
-    /// Packets that met it.
+    /// Packets that hit it.
     pub packets: u64,
     /// Their bytes, whole frames.
     pub bytes: u64,
@@ -44,7 +44,7 @@ pub type PortNames = BTreeMap<u16, String>;
 pub struct Port {
     /// Its number.
     pub port: u16,
-    /// The node behind it, where that is known.
+    /// The node at the port, if known.
     pub node: Option<String>,
 }
 
@@ -63,12 +63,12 @@ impl fmt::Display for Port {
     }
 }
 
-/// A byte of which some bits count.
+/// A byte of which only some bits are compared.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct MaskedByte {
-    /// The bits that it must have, 0 where they do not count.
+    /// The required bits, 0 where they are not compared.
     pub value: u8,
-    /// The bits that count; 0 matches any byte.
+    /// The bits that are compared; 0 matches any byte.
     pub mask: u8,
 }
 
@@ -78,31 +78,31 @@ impl From<Ternary> for MaskedByte {
     }
 }
 
-/// What an entry matches; programs know the fields by `kind`, which is the table's name or `default`.
+/// The key of an entry; programs identify the fields by `kind`, which is the table's name or `default`.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Match {
-    /// Requests that the switch places.
+    /// Requests whose server the switch chooses.
     Anycast {
         /// The space, as the prefix of its node 0.
         destination: String,
     },
-    /// What no other entry of the table matches.
+    /// Packets without another matching entry of the table.
     Default,
-    /// Requests and replies on their way.
+    /// Requests and replies in transit.
     Directory {
         /// Destinations as a prefix.
         destination: String,
     },
-    /// Who may send from a port.
+    /// Source addresses that a port may use.
     IngressGuard {
-        /// Where it comes in.
+        /// The ingress port.
         #[serde(flatten)]
         port: Port,
         /// Sources as a prefix.
         source: String,
     },
-    /// Traffic that is not the fabric's.
+    /// Traffic outside the fabric.
     L2 {
         /// The destination.
         mac: String,
@@ -112,7 +112,7 @@ pub enum Match {
         /// The space, as the prefix of its multicast node.
         destination: String,
     },
-    /// What the controller gets a copy of.
+    /// Packets that are copied to the controller.
     Notify {
         /// The command of a reply.
         reply: MaskedByte,
@@ -121,7 +121,7 @@ pub enum Match {
         /// The status of a reply.
         status: MaskedByte,
     },
-    /// Copies that leave by a port.
+    /// Copies that leave through a port.
     PortMac {
         /// The port.
         #[serde(flatten)]
@@ -160,7 +160,7 @@ impl fmt::Display for Match {
     }
 }
 
-/// A port among which the switch chooses.
+/// A port from which the switch chooses.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Choice {
     /// The port.
@@ -170,7 +170,7 @@ pub struct Choice {
     pub weight: u16,
 }
 
-/// What an entry does; programs know the fields by `kind`.
+/// The action of an entry; programs identify the fields by `kind`.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Act {
@@ -178,18 +178,18 @@ pub enum Act {
     Allow,
     /// Drops it.
     Drop,
-    /// Sends it by a port.
+    /// Sends it through a port.
     Forward {
         /// The port.
         #[serde(flatten)]
         port: Port,
     },
-    /// Does what a group of the action profile says.
+    /// Executes a group of the action profile.
     Group {
         /// Its number.
         group: u32,
     },
-    /// Does what a member of the action profile says.
+    /// Executes a member of the action profile.
     Member {
         /// Its number.
         member: u32,
@@ -208,15 +208,15 @@ pub enum Act {
         /// The port.
         #[serde(flatten)]
         port: Port,
-        /// How long still, in milliseconds.
+        /// The remaining time, in milliseconds.
         lease_ms: u16,
     },
-    /// Sends it by one of several ports.
+    /// Sends it through one of several ports.
     Select {
         /// The ports.
         choices: Vec<Choice>,
     },
-    /// Rewrites where copies go.
+    /// Rewrites the destination of copies.
     SetDestinationMac {
         /// The Ethernet address.
         mac: String,
@@ -249,7 +249,7 @@ impl fmt::Display for Act {
     }
 }
 
-/// An entry that no switch counted yet.
+/// An entry without counters.
 pub fn describe(
     key: &Key,
     action: &Action,
@@ -265,7 +265,7 @@ pub fn describe(
     }
 }
 
-/// Reads every table over P4Runtime, which anyone may who is not the primary.
+/// Reads every table over P4Runtime, which does not need to be the primary.
 ///
 /// # Errors
 /// [`ControlError`].
@@ -274,7 +274,7 @@ pub fn read(
     device_id: u64,
     names: &PortNames,
 ) -> Result<Vec<TableLine>, ControlError> {
-    let entities = ask(Whom::Switch, &address.into(), async |channel| {
+    let entities = ask(Peer::Switch, &address.into(), async |channel| {
         read_entities(channel, device_id).await
     })?;
     let groups = groups(&entities);
@@ -347,15 +347,15 @@ fn line(
     groups: &BTreeMap<u32, Vec<u16>>,
     names: &PortNames,
 ) -> Result<Option<TableLine>, ControlError> {
-    let bad = |error: bluebridge_p4::entry::ConversionError| ControlError::BadAnswer {
-        whom: Whom::Switch,
+    let bad = |error: bluebridge_p4::entry::ConversionError| ControlError::BadResponse {
+        peer: Peer::Switch,
         reason: error.to_string(),
     };
     if entry.action.is_none() {
         return Ok(None);
     }
     let spec = match entry.action.as_ref().and_then(|action| action.r#type.as_ref()) {
-        // A table may keep an action for what meets no entry, such as the flood table's drop.
+        // The default action of a table, such as the drop of the flood table.
         Some(v1::table_action::Type::Action(action)) if entry.is_default_action => {
             decode_default_action(table, action).map(ActionSpec::Direct)
         }
@@ -406,12 +406,12 @@ fn match_of(key: &Key, names: &PortNames) -> Match {
     }
 }
 
-/// A prefix of the 112 bits without command and tag, written as the address that has them zero.
+/// A prefix of the 112 bits without command and tag, printed as the address with command and tag 0.
 fn directory_text(prefix: u128, prefix_len: u8) -> String {
     let node = (prefix >> 64) << 80;
     let location = prefix & u128::from(u64::MAX);
     let address = Ipv6Addr::from(node | location);
-    // Command and tag lie between node and location, and match anything.
+    // Command and tag are between node and location, and match anything.
     let length = if prefix_len > NODE_BITS { prefix_len + 16 } else { prefix_len };
     format!("{address}/{length}")
 }

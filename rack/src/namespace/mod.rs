@@ -1,4 +1,4 @@
-//! Network namespaces: made, held by a bind mount, entered, removed (namespaces(7), network_namespaces(7)).
+//! Network namespaces: created, kept by a bind mount, entered, removed (namespaces(7), network_namespaces(7)).
 
 mod user;
 
@@ -23,20 +23,20 @@ use serde::{Deserialize, Serialize};
 
 pub use user::{ForbiddenBy, UserNamespaceError, enter_new, join, probe};
 
-/// The caller's network namespace, whichever thread asks.
+/// The network namespace of the calling thread.
 pub const CALLER: &str = "/proc/thread-self/ns/net";
 
-/// Why a namespace could not be made, entered or removed.
+/// Why a namespace could not be created, entered or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// The kernel refused.
     #[error("cannot {action} the network namespace {}: {source}", path.display())]
     Refused {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// Where the namespace is, or was to be, mounted.
+        /// The mount point of the namespace.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A thread for the namespace could not be started.
@@ -45,12 +45,12 @@ pub enum NamespaceError {
 }
 
 impl NamespaceError {
-    /// Whether somebody else has the name.
+    /// Whether the name is in use already.
     pub fn is_taken(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
     }
 
-    /// Whether more privilege would help.
+    /// Whether more privileges would help.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
@@ -79,7 +79,7 @@ pub struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
-    /// Makes a namespace and mounts it at `path`, whose directory exists; `path` itself must not.
+    /// Creates a namespace and mounts it at `path`, whose directory exists; `path` itself must not.
     pub fn create(path: &Path) -> Result<Self, NamespaceError> {
         let refused =
             |action, source| NamespaceError::Refused { action, path: path.to_owned(), source };
@@ -114,14 +114,14 @@ impl NetworkNamespace {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Runs `work` on a thread inside the namespace and answers its result; a panic passes through.
+    /// Runs `work` on a thread inside the namespace and returns its result; a panic is passed on.
     ///
-    /// What `work` opens (sockets, child processes) stays in the namespace afterwards.
+    /// Sockets and child processes that `work` creates stay in the namespace afterwards.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NamespaceError> {
         on_a_thread(|| self.move_caller_in().map(|()| work()))?
     }
 
-    /// Moves the calling thread into the namespace for good.
+    /// Moves the calling thread into the namespace permanently.
     pub fn move_caller_in(&self) -> Result<(), NamespaceError> {
         move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network)).map_err(
             |errno| NamespaceError::Refused {
@@ -132,7 +132,7 @@ impl NetworkNamespace {
         )
     }
 
-    /// Where the namespace is mounted.
+    /// The mount point of the namespace.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -144,9 +144,9 @@ impl AsFd for NetworkNamespace {
     }
 }
 
-/// Unmounts the namespace at `path` and removes its name; says whether there was one.
+/// Unmounts the namespace at `path` and removes its name; returns whether there was one.
 ///
-/// The namespace itself goes when no process and no open file is left in it.
+/// The namespace itself ends when it has no process and no open file.
 pub fn delete(path: &Path) -> Result<bool, NamespaceError> {
     let refused =
         |action, source| NamespaceError::Refused { action, path: path.to_owned(), source };
@@ -160,7 +160,7 @@ pub fn delete(path: &Path) -> Result<bool, NamespaceError> {
     }
 }
 
-/// Unmounts whatever is mounted at `path`; nothing mounted is no error.
+/// Unmounts everything mounted at `path`; it is no error if nothing is mounted.
 pub fn unmount(path: &Path) -> io::Result<()> {
     match rustix::mount::unmount(path, UnmountFlags::DETACH) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
@@ -168,7 +168,7 @@ pub fn unmount(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where something is mounted below `directory`, as this process sees it; the innermost and latest first.
+/// The mount points below `directory` in this process's view; the innermost and latest first.
 pub fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let table = fs::read("/proc/self/mountinfo")?;
     let lines = table.split(|byte| *byte == b'\n');
@@ -200,23 +200,23 @@ fn unescape(text: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Unmounts what is mounted at `path` unless it is in use or not ours to unmount.
+/// Unmounts what is mounted at `path`, unless it is in use or belongs to another user.
 pub fn unmount_unused(path: &Path) {
     if let Err(error) = rustix::mount::unmount(path, UnmountFlags::empty()) {
         tracing::debug!(path = %path.display(), %error, "left mounted");
     }
 }
 
-/// Mounts a file system of its own at the directory `path`: `bpf`, `tmpfs`.
+/// Mounts a new file system at the directory `path`: `bpf`, `tmpfs`.
 pub fn mount_file_system(kind: &str, path: &Path) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount("bluebridge", path, kind, flags, c"mode=0700")?)
 }
 
 /// Makes `directory` a mount point that shares later mounts with other mount namespaces, as `ip netns` does;
-/// answers whether it was not one before.
+/// returns whether it was not one before.
 ///
-/// Otherwise the first `ip netns add` would hide the mounts made here, which then could not be removed.
+/// Otherwise the first `ip netns add` would hide the mounts made here, and they could not be removed any more.
 pub fn share_mounts(directory: &Path) -> io::Result<bool> {
     let share =
         || mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
@@ -230,7 +230,7 @@ pub fn share_mounts(directory: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether the caller may make namespaces and links without a user namespace of its own.
+/// Whether the caller may create namespaces and links without a user namespace.
 pub fn is_privileged() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))

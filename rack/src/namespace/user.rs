@@ -15,7 +15,7 @@ use rustix::thread::{
     ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe,
 };
 
-/// What keeps ordinary users from making user namespaces.
+/// What prevents ordinary users from creating user namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForbiddenBy {
     /// `kernel.apparmor_restrict_unprivileged_userns`, on by default since Ubuntu 24.04.
@@ -29,14 +29,14 @@ pub enum ForbiddenBy {
 }
 
 impl ForbiddenBy {
-    /// What an administrator may change.
+    /// A remedy for an administrator.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::AppArmor => {
                 "AppArmor: run as root, or set kernel.apparmor_restrict_unprivileged_userns=0"
             }
             Self::Limit => "a limit: run as root, or raise user.max_user_namespaces",
-            Self::Policy => "the system's policy, perhaps a container's: run as root",
+            Self::Policy => "a policy of the system or of a container: run as root",
             Self::Sysctl => "a setting: run as root, or set kernel.unprivileged_userns_clone=1",
         }
     }
@@ -59,32 +59,32 @@ impl ForbiddenBy {
     }
 }
 
-/// Why a user namespace could not be made or joined.
+/// Why a user namespace could not be created or joined.
 #[derive(Debug, thiserror::Error)]
 pub enum UserNamespaceError {
-    /// The system does not let ordinary users make one.
+    /// The system does not allow ordinary users to create one.
     #[error("without root a rack needs a user namespace, which is forbidden here by {}", by.remedy())]
     Forbidden {
         /// What forbids it.
         by: ForbiddenBy,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The rack's user namespace cannot be joined.
     #[error("cannot join the rack's user namespace: {0}")]
     Join(#[source] io::Error),
-    /// The trial could not be started.
-    #[error("cannot try out user namespaces: {0}")]
+    /// The test could not be started.
+    #[error("cannot test user namespaces: {0}")]
     Probe(#[source] io::Error),
     /// The kernel moves only single-threaded processes.
-    #[error("a process with several threads cannot change its user namespace: do so first in main")]
+    #[error("a process with several threads cannot change its user namespace: do it first in main")]
     Threads,
 }
 
 const NEW: UnshareFlags =
     UnshareFlags::NEWUSER.union(UnshareFlags::NEWNS).union(UnshareFlags::NEWNET);
 
-/// Tries in a child whether a rack can be built without root, and leaves the caller as it is.
+/// Tests in a child whether a rack can be built without root; the caller does not change.
 pub fn probe() -> Result<(), UserNamespaceError> {
     let maps = Maps::of_caller();
     let mut child = Command::new("/bin/true");
@@ -102,9 +102,9 @@ pub fn probe() -> Result<(), UserNamespaceError> {
     }
 }
 
-/// Moves the calling process into a new user, mount and network namespace where it is root.
+/// Moves the calling process into a new user, mount and network namespace in which it is root.
 ///
-/// Only for a process that has a single thread. [`probe`] goes first, so that a refusal leaves no trace.
+/// Only for a process with a single thread. Call [`probe`] first, so that a refusal has no effect.
 pub fn enter_new() -> Result<(), UserNamespaceError> {
     if thread_count() != Some(1) {
         return Err(UserNamespaceError::Threads);
@@ -115,7 +115,7 @@ pub fn enter_new() -> Result<(), UserNamespaceError> {
 
 /// Moves the calling process into the user and mount namespaces of another process.
 ///
-/// Only for a process that has a single thread. The working directory is kept.
+/// Only for a process with a single thread. The working directory stays the same.
 pub fn join(process: &OwnedFd) -> Result<(), UserNamespaceError> {
     if thread_count() != Some(1) {
         return Err(UserNamespaceError::Threads);
@@ -157,7 +157,7 @@ impl Maps {
         }
     }
 
-    /// Makes the namespaces and shows by a mount that they can be used; system calls only.
+    /// Creates the namespaces and tests them with a mount; only system calls.
     fn enter(&self) -> io::Result<()> {
         // SAFETY: the file table stays shared; namespaces are no memory of this program.
         unsafe { unshare_unsafe(NEW) }?;

@@ -1,4 +1,4 @@
-//! What a host with kernel sockets needs to send to pointers and to receive them (docs/operations.md).
+//! What a host with kernel sockets needs in order to send to pointers and receive for them (docs/operations.md).
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use super::{Netlink, NetworkError, sysctl};
 pub const FABRIC: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(FABRIC_PREFIX, 0, 0, 0, 0, 0, 0, 0), FABRIC_PREFIX_LEN);
 
-/// The one neighbour of a host on the fabric, whatever pointers it uses.
+/// The only neighbour of a host on the fabric, whatever pointers it uses.
 pub const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The gateway's Ethernet address, which the switch takes frames for.
@@ -25,13 +25,13 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 /// The routing table that delivers arriving fabric traffic locally.
 pub const ARRIVAL_TABLE: u32 = 187;
 
-/// Where the rule stands among the host's: after `local` (0), before `main` (32766).
+/// The priority of the rule: after `local` (0), before `main` (32766).
 pub const ARRIVAL_PRIORITY: u32 = 1870;
 
-/// Bytes that socket buffers may reach without privilege, for a full window of 32 KiB trains.
+/// Limit of socket buffers without privileges, for a full window of 32 KiB trains.
 pub const SOCKET_BUFFER_BYTES: u32 = 16 << 20;
 
-/// A host's way into the fabric.
+/// A host's connection to the fabric.
 #[derive(Clone, Debug)]
 pub struct HostFabric {
     /// The interface that leads to the switch.
@@ -40,33 +40,33 @@ pub struct HostFabric {
     pub gateway_mac: MacAddr,
 }
 
-/// What [`HostFabric::up`] did.
+/// The result of [`HostFabric::up`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HostReport {
     /// The interface.
     pub interface: String,
-    /// Whether the arrival rule is new (it was there already otherwise).
+    /// Whether the arrival rule is new (otherwise it existed).
     pub rule_added: bool,
-    /// The largest receive buffer a socket may ask for, in bytes; `None` when it cannot be read here.
+    /// The largest receive buffer of a socket, in bytes; `None` if it cannot be read here.
     pub receive_buffer_bytes: Option<u32>,
-    /// The largest send buffer a socket may ask for, in bytes; `None` when it cannot be read here.
+    /// The largest send buffer of a socket, in bytes; `None` if it cannot be read here.
     pub send_buffer_bytes: Option<u32>,
 }
 
-/// What [`HostFabric::down`] removed.
+/// The result of [`HostFabric::down`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HostRemoval {
     /// The interface.
     pub interface: String,
-    /// Whether anything was there to remove.
+    /// Whether there was anything to remove.
     pub was_up: bool,
 }
 
-/// A part of a host's way into the fabric.
+/// A part of a host's connection to the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostPart {
-    /// The rule that makes arriving fabric traffic look into [`ARRIVAL_TABLE`].
+    /// The rule that directs arriving fabric traffic to [`ARRIVAL_TABLE`].
     ArrivalRule,
     /// The route of that table, which delivers to this host.
     LocalRoute,
@@ -77,7 +77,7 @@ pub enum HostPart {
 }
 
 impl HostPart {
-    /// All of them, in the order of making.
+    /// All of them, in the order of creation.
     const ALL: [Self; 4] = [Self::Neighbour, Self::Route, Self::LocalRoute, Self::ArrivalRule];
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for HostPart {
 /// How one step of [`HostFabric::up`] is undone.
 #[derive(Debug)]
 enum Undo {
-    /// A part was made.
+    /// A part was created.
     Remove(HostPart),
     /// The gateway had another Ethernet address.
     RestoreNeighbour(MacAddr),
@@ -104,17 +104,17 @@ enum Undo {
 }
 
 impl HostFabric {
-    /// The ordinary case: the interface leads to a BlueBridge switch.
+    /// The default: the interface leads to a BlueBridge switch.
     pub fn new(interface: impl Into<String>) -> Self {
         Self { interface: interface.into(), gateway_mac: GATEWAY_MAC }
     }
 
-    /// Sets the host up; does no harm when it is already.
+    /// Sets the host up; has no effect if it already is.
     ///
-    /// Socket buffer limits are raised where that is allowed and never lowered.
+    /// Socket buffer limits are raised if that is permitted, and never lowered.
     ///
     /// # Errors
-    /// The first thing that the kernel refused; what was done before is undone.
+    /// The first step that the kernel refused; the steps before it are undone.
     pub fn up(&self, netlink: &Netlink) -> Result<HostReport, NetworkError> {
         let mut steps = Vec::new();
         match self.bring_up(netlink, &mut steps) {
@@ -154,7 +154,7 @@ impl HostFabric {
         Ok(missing)
     }
 
-    /// The last step first. What cannot be undone is logged: the caller has the error that matters.
+    /// The last step first. Failures are only logged: the caller already has the main error.
     fn undo(&self, netlink: &Netlink, steps: Vec<Undo>) {
         for step in steps.into_iter().rev() {
             let undone = match &step {
@@ -165,15 +165,15 @@ impl HostFabric {
                 Undo::SetDown(interface) => netlink.set_down(interface),
             };
             if let Err(error) = undone {
-                tracing::warn!(?step, %error, "a step that failed to set the host up is not undone");
+                tracing::warn!(?step, %error, "cannot undo a step of setting up the host");
             }
         }
     }
 
-    /// What [`Self::up`] makes and is not there.
+    /// The missing parts of what [`Self::up`] creates.
     ///
     /// # Errors
-    /// The interface is not there, or the kernel does not answer.
+    /// The interface does not exist, or the kernel does not respond.
     pub fn missing(&self, netlink: &Netlink) -> Result<Vec<HostPart>, NetworkError> {
         let mut missing = Vec::new();
         for part in HostPart::ALL {
@@ -192,21 +192,21 @@ impl HostFabric {
         Ok(missing)
     }
 
-    /// Makes what [`Self::up`] makes and is not there, on an interface that is up; says what that was.
+    /// Creates the missing parts of what [`Self::up`] creates, on an interface that is up; returns them.
     ///
     /// # Errors
-    /// The kernel refused; what was restored before stays.
+    /// The kernel refused; parts that were restored before stay.
     pub fn restore(&self, netlink: &Netlink) -> Result<Vec<HostPart>, NetworkError> {
         let missing = self.missing(netlink)?;
         missing.iter().try_for_each(|part| self.make(netlink, *part))?;
         Ok(missing)
     }
 
-    /// Finds out from the kernel whether pointers of a space can be sent and received through the interface,
-    /// whoever set that up. Needs no privilege.
+    /// Checks in the kernel whether pointers of a space can be sent and received through the interface,
+    /// whichever program set that up. Needs no privileges.
     ///
     /// # Errors
-    /// [`NetworkError::NotInFabric`] if they cannot; the others if the kernel does not say.
+    /// [`NetworkError::NotInFabric`] if they cannot; other errors if the kernel cannot be queried.
     pub fn check(&self, netlink: &Netlink, space: Space) -> Result<(), NetworkError> {
         let fields = Fields { space, node: NodeId(1), command: 0, tag: 0, location: 0 };
         let pointer = fields.to_ipv6();
@@ -217,7 +217,7 @@ impl HostFabric {
             return Err(lacks("pointers have no route through it"));
         }
         if !netlink.delivers(pointer, &self.interface)? {
-            return Err(lacks("what arrives there for pointers is not delivered"));
+            return Err(lacks("packets that arrive there for pointers are not delivered"));
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl HostFabric {
         }
     }
 
-    /// Removes a part; says whether it was there.
+    /// Removes a part; returns whether it existed.
     fn remove(&self, netlink: &Netlink, part: HostPart) -> Result<bool, NetworkError> {
         let interface = self.interface.as_str();
         match part {
@@ -258,13 +258,13 @@ impl HostFabric {
         }
     }
 
-    /// Undoes [`Self::up`], except the socket buffer limits, which others may rely on by now.
+    /// Undoes [`Self::up`], except the socket buffer limits, which other programs may use by now.
     pub fn down(&self, netlink: &Netlink) -> Result<HostRemoval, NetworkError> {
         let mut was_up = false;
         for part in [HostPart::ArrivalRule, HostPart::Route, HostPart::Neighbour] {
             was_up |= self.remove(netlink, part)?;
         }
-        // The local route is for all interfaces of the host that lead to the fabric.
+        // The local route serves all interfaces of the host that lead to the fabric.
         if netlink.arrival_interfaces(ARRIVAL_TABLE)?.is_empty() {
             self.remove(netlink, HostPart::LocalRoute)?;
         }
@@ -272,7 +272,7 @@ impl HostFabric {
     }
 }
 
-/// Raises a limit if it is too low and may be changed; answers what it is afterwards.
+/// Raises a limit if it is too low and may be changed; returns the new value.
 fn raise(limit: &Path) -> Option<u32> {
     let before = sysctl::read(limit).ok()?;
     if before >= SOCKET_BUFFER_BYTES {
@@ -281,7 +281,7 @@ fn raise(limit: &Path) -> Option<u32> {
     match sysctl::write(limit, SOCKET_BUFFER_BYTES) {
         Ok(()) => sysctl::read(limit).ok(),
         Err(error) => {
-            tracing::debug!(%error, "socket buffer limit left as it is");
+            tracing::debug!(%error, "socket buffer limit not raised");
             Some(before)
         }
     }

@@ -1,4 +1,4 @@
-//! Links, addresses, routes and host settings, made by netlink in the calling thread's namespace.
+//! Links, addresses, routes and host settings, made with netlink in the calling thread's namespace.
 
 pub mod host;
 mod netlink;
@@ -17,43 +17,43 @@ pub use sysctl::{Ipv6Setting, interface_setting, set_interface_setting};
 /// Why the network could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// The kernel did not answer a netlink request in time.
-    #[error("the kernel did not answer within {waited:?}: {action}")]
+    /// The kernel did not respond to a netlink request in time.
+    #[error("the kernel did not respond within {waited:?}: {action}")]
     Deadline {
-        /// What was asked for.
+        /// The requested action.
         action: String,
-        /// How long it was waited for.
+        /// The elapsed time.
         waited: Duration,
     },
     /// The kernel refused a netlink request.
     #[error("the kernel refused to {action}: {source}")]
     Netlink {
-        /// What was asked for.
+        /// The requested action.
         action: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No such interface in this namespace.
-    #[error("no interface named {interface} here; `ip link` lists those there are")]
+    /// This namespace has no such interface.
+    #[error("no interface named {interface} here; `ip link` lists the interfaces")]
     NoInterface {
-        /// The name looked for.
+        /// The requested name.
         interface: String,
     },
     /// Pointers cannot be sent or received through the interface.
     #[error(
         "{interface} does not lead to the fabric: {lacks}; run `bluebridge host up --interface {interface}` as \
-         root (with --watch it stays so)"
+         root (with --watch it is kept up)"
     )]
     NotInFabric {
         /// The interface.
         interface: String,
-        /// What was found missing.
+        /// What is missing.
         lacks: &'static str,
     },
-    /// The name cannot be an interface's.
+    /// The name is not a valid interface name.
     #[error("{interface:?} is not an interface name: 1 to 15 characters, no space or slash")]
     NotAnInterfaceName {
-        /// The name given.
+        /// The given name.
         interface: String,
     },
     /// An offload could not be read or changed.
@@ -67,13 +67,13 @@ pub enum NetworkError {
     Sysctl {
         /// The setting's file under `/proc/sys`.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl NetworkError {
-    /// Whether more privilege would help.
+    /// Whether more privileges would help.
     pub fn is_permission(&self) -> bool {
         let source = match self {
             Self::Netlink { source, .. } | Self::Open(source) | Self::Sysctl { source, .. } => {

@@ -1,4 +1,4 @@
-//! A blocking face over rtnetlink: one request at a time, each with a deadline.
+//! A blocking interface to rtnetlink: one request at a time, each with a deadline.
 
 use std::future::Future;
 use std::io;
@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 
 use super::NetworkError;
 
-/// How long one netlink request may take; the kernel answers in microseconds unless it is stuck.
+/// Time limit of one netlink request; the kernel responds in microseconds unless it is stuck.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// One end of a veth pair.
@@ -32,9 +32,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub struct LinkEnd<'a> {
     /// The interface's name.
     pub name: &'a str,
-    /// The kernel's number for it, unused in its namespace; 0 lets the kernel choose.
+    /// The kernel's index for it, unused in its namespace; 0 lets the kernel choose.
     ///
-    /// When both ends have the same one, the kernel takes up to a second to see that they are up.
+    /// If both ends have the same one, the kernel takes up to a second to detect that they are up.
     pub index: u32,
     /// The interface's address.
     pub mac: MacAddr,
@@ -42,10 +42,10 @@ pub struct LinkEnd<'a> {
     pub namespace: BorrowedFd<'a>,
 }
 
-/// What the kernel says about an interface.
+/// The kernel's state of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// The kernel's number for it, in its namespace.
+    /// The kernel's index for it, in its namespace.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -74,7 +74,7 @@ pub struct Neighbour {
 
 /// A netlink socket in the namespace of the thread that opened it.
 ///
-/// Blocking: not for use inside an async runtime.
+/// Blocking: do not use it inside an async runtime.
 #[derive(Debug)]
 pub struct Netlink {
     pub(super) runtime: Runtime,
@@ -95,7 +95,7 @@ impl Netlink {
         Ok(Self { runtime, handle })
     }
 
-    /// Makes one request and waits for its answer.
+    /// Sends one request and waits for its response.
     pub(super) fn ask<T>(
         &self,
         action: impl FnOnce() -> String,
@@ -111,7 +111,7 @@ impl Netlink {
         }
     }
 
-    /// Makes a veth pair, each end at once in its own namespace and with its address and MTU.
+    /// Creates a veth pair, each end directly in its namespace and with its address and MTU.
     pub fn add_veth(
         &self,
         near: LinkEnd<'_>,
@@ -138,7 +138,7 @@ impl Netlink {
         )
     }
 
-    /// Makes a kernel bridge without spanning tree, up.
+    /// Creates a kernel bridge without spanning tree, up.
     pub fn add_bridge(&self, name: &str) -> Result<(), NetworkError> {
         let bridge = LinkBridge::new(name).up().build();
         self.ask(|| format!("make the bridge {name}"), self.handle.link().add(bridge).execute())
@@ -177,7 +177,7 @@ impl Netlink {
         Ok(links.iter().filter_map(link_status).collect())
     }
 
-    /// The interface of that name.
+    /// The interface with this name.
     pub fn link(&self, interface: &str) -> Result<LinkStatus, NetworkError> {
         check_interface_name(interface)?;
         let found = self.links()?.into_iter().find(|link| link.name == interface);
@@ -194,14 +194,14 @@ impl Netlink {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        // The state may be seen while the kernel still connects the queues; a change waits for that.
+        // The state may be visible while the kernel still connects the queues; a change waits for that.
         self.set_up(interface)
     }
 
     /// Assigns an address, with the prefix of its link, to the interface, usable at once.
     ///
-    /// With duplicate detection it would be no source address for a while, even where that is switched
-    /// off, and `::1` would be taken for one, whose packets the other side drops.
+    /// With duplicate detection it could not be a source address for some time, even where detection is
+    /// switched off, and the kernel would use `::1` instead, whose packets the other side drops.
     pub fn add_address(&self, interface: &str, address: Ipv6Net) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
         let (own, length) = (IpAddr::V6(address.addr()), address.prefix_len());
@@ -228,7 +228,7 @@ impl Netlink {
         Ok(messages.iter().filter_map(address).collect())
     }
 
-    /// Enters a neighbour for good, or changes its entry, so that it is never asked for.
+    /// Adds a permanent neighbour, or changes its entry, so that it is never resolved.
     pub fn add_permanent_neighbour(
         &self,
         interface: &str,
@@ -246,7 +246,7 @@ impl Netlink {
         self.ask(|| format!("enter the neighbour {address} of {interface}"), request.execute())
     }
 
-    /// Removes a neighbour entry; says whether there was one.
+    /// Removes a neighbour entry; returns whether there was one.
     pub fn delete_neighbour(
         &self,
         interface: &str,
@@ -269,7 +269,7 @@ impl Netlink {
     }
 }
 
-/// Refuses what the kernel would refuse or what would leave a directory of `/proc/sys`.
+/// Refuses invalid interface names, including those that would leave a directory of `/proc/sys`.
 pub(super) fn check_interface_name(interface: &str) -> Result<(), NetworkError> {
     let bad = |c: char| c == '/' || c.is_whitespace() || c.is_control();
     if interface.is_empty()

@@ -1,4 +1,4 @@
-//! Routes and rules, by the requests of [`Netlink`].
+//! Routes and rules, through requests of [`Netlink`].
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use super::netlink::{check_interface_name, existed};
 use super::{Netlink, NetworkError};
 
 impl Netlink {
-    /// Routes `prefix` through a gateway that need not be reachable by any other route.
+    /// Routes `prefix` through a gateway that needs no other route.
     pub fn add_gateway_route(
         &self,
         prefix: Ipv6Net,
@@ -30,7 +30,7 @@ impl Netlink {
         )
     }
 
-    /// Removes a route made by [`Self::add_gateway_route`]; says whether there was one.
+    /// Removes a route of [`Self::add_gateway_route`]; returns whether there was one.
     pub fn delete_gateway_route(
         &self,
         prefix: Ipv6Net,
@@ -42,7 +42,7 @@ impl Netlink {
         existed(self.ask(|| format!("remove the route to {prefix}"), request.execute()))
     }
 
-    /// Whether there is a route made by [`Self::add_gateway_route`].
+    /// Whether there is a route of [`Self::add_gateway_route`].
     pub fn has_gateway_route(
         &self,
         prefix: Ipv6Net,
@@ -59,7 +59,7 @@ impl Netlink {
         Ok(self.routes()?.iter().any(is_it))
     }
 
-    /// Whether there is a route made by [`Self::add_local_route`].
+    /// Whether there is a route of [`Self::add_local_route`].
     pub fn has_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
         let is_it = |route: &RouteMessage| {
             route_prefix(route) == Some(prefix)
@@ -75,7 +75,7 @@ impl Netlink {
         self.ask(|| "list the routes".to_owned(), request.execute().try_collect())
     }
 
-    /// The length of the prefix by which the kernel would send to `address` through `interface`; `None` if it
+    /// The length of the prefix with which the kernel would send to `address` through `interface`; `None` if it
     /// would not.
     pub fn sends_by(&self, address: Ipv6Addr, interface: &str) -> Result<Option<u8>, NetworkError> {
         let index = self.link(interface)?.index;
@@ -86,14 +86,14 @@ impl Netlink {
         Ok(found.map(|route| route.header.destination_prefix_length))
     }
 
-    /// Whether the kernel would deliver to this host what arrives at `interface` for `address`.
+    /// Whether the kernel would deliver packets that arrive at `interface` for `address` to this host.
     pub fn delivers(&self, address: Ipv6Addr, interface: &str) -> Result<bool, NetworkError> {
         let index = self.link(interface)?.index;
         let found = self.look_up(address, RouteAttribute::Iif(index))?;
         Ok(found.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
-    /// Looks an address up as the kernel does for a packet; answers the entry of the table.
+    /// Looks up an address as the kernel does for a packet; returns the table's entry.
     fn look_up(
         &self,
         address: Ipv6Addr,
@@ -106,10 +106,10 @@ impl Netlink {
         message.attributes = vec![destination, condition];
         let request = self.handle.route().get(message);
         let found: Result<Vec<RouteMessage>, _> =
-            self.ask(|| format!("look {address} up"), request.execute().try_collect());
+            self.ask(|| format!("look up {address}"), request.execute().try_collect());
         match found {
             Ok(routes) => Ok(routes.into_iter().next()),
-            // No route, or one that only says that there is none.
+            // No route, or one that says that there is none.
             Err(NetworkError::Netlink { source, .. })
                 if matches!(
                     Errno::from_io_error(&source),
@@ -122,7 +122,7 @@ impl Netlink {
         }
     }
 
-    /// Delivers `prefix` locally for those packets that look into `table`.
+    /// Delivers `prefix` locally for packets that use `table`.
     pub fn add_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<(), NetworkError> {
         let route = local_route(prefix, table, self.link("lo")?.index);
         self.ask(
@@ -131,14 +131,14 @@ impl Netlink {
         )
     }
 
-    /// Removes a route made by [`Self::add_local_route`]; says whether there was one.
+    /// Removes a route of [`Self::add_local_route`]; returns whether there was one.
     pub fn delete_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
         let route = local_route(prefix, table, self.link("lo")?.index);
         let request = self.handle.route().del(route);
         existed(self.ask(|| format!("remove the local route of table {table}"), request.execute()))
     }
 
-    /// Makes packets for `prefix` that arrive on `interface` look into `table`; says whether the rule is new.
+    /// Directs packets for `prefix` that arrive on `interface` to `table`; returns whether the rule is new.
     pub fn add_arrival_rule(
         &self,
         interface: &str,
@@ -169,7 +169,7 @@ impl Netlink {
         }
     }
 
-    /// Removes every rule that sends arrivals on `interface` to `table`; answers how many there were.
+    /// Removes every rule that directs arrivals on `interface` to `table`; returns their number.
     pub fn delete_arrival_rules(&self, interface: &str, table: u32) -> Result<usize, NetworkError> {
         let mut count = 0;
         for rule in self.rules(table)? {
@@ -182,7 +182,7 @@ impl Netlink {
         Ok(count)
     }
 
-    /// The interfaces whose arrivals look into `table`.
+    /// The interfaces whose arrivals are directed to `table`.
     pub fn arrival_interfaces(&self, table: u32) -> Result<Vec<String>, NetworkError> {
         let rules = self.rules(table)?;
         Ok(rules.iter().filter_map(rule_interface).map(str::to_owned).collect())
@@ -214,7 +214,7 @@ fn local_route(prefix: Ipv6Net, table: u32, loopback: u32) -> RouteMessage {
         .build()
 }
 
-/// The destination; a route without one is for everything.
+/// The destination; a route without one is the default route.
 fn route_prefix(route: &RouteMessage) -> Option<Ipv6Net> {
     let address = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(*address),

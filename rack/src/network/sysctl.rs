@@ -1,4 +1,4 @@
-//! Settings under `/proc/sys/net`, which shows the namespace of the thread that opens the file.
+//! Settings under `/proc/sys/net`, which show the namespace of the thread that opens the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::NetworkError;
 /// The IPv6 settings of an interface that a rack changes (kernel documentation, ip-sysctl).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6Setting {
-    /// Duplicate address detection: a second of waiting that a rack's fixed addresses do not need.
+    /// Duplicate address detection: a delay of a second that a rack's fixed addresses do not need.
     AcceptDad,
     /// Router advertisements: a fabric has no routers.
     AcceptRa,

@@ -1,8 +1,8 @@
-//! Keeps what an interface of the fabric needs.
+//! Keeps the configuration of a fabric interface.
 //!
-//! Whenever an interface goes down the kernel removes its routes, its addresses and even its permanent neighbours,
-//! and does not bring them back. That is for one process of a host to watch, and not for each endpoint: a client may
-//! lack the privilege. It is `bluebridge host up --watch` on a host, and the daemon `hosts` in a rack.
+//! When an interface goes down, the kernel removes its routes, its addresses and even its permanent neighbours,
+//! and does not restore them. One process per host watches this, not each endpoint: a client may
+//! lack the privileges. This is `bluebridge host up --watch` on a host, and the daemon `hosts` in a rack.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -18,7 +18,7 @@ use rtnetlink::{Handle, MulticastGroup, sys};
 use super::host::{HostFabric, HostPart};
 use super::{Netlink, NetworkError};
 
-/// How often everything is looked at without any report of the kernel, which drops reports that nobody takes.
+/// How often everything is checked without a report of the kernel, which drops reports that are not read in time.
 pub const RECHECK: Duration = Duration::from_secs(5);
 
 const GROUPS: [MulticastGroup; 5] = [
@@ -29,31 +29,31 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Rule,
 ];
 
-/// What the kernel reports.
+/// Reports of the kernel.
 #[derive(Debug)]
 struct Reports {
     messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, sys::SocketAddr)>,
-    /// The connection ends without it.
+    /// Without it the connection ends.
     _handle: Handle,
 }
 
-/// What an interface shall have while it is up.
+/// The configuration that an interface must have while it is up.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The interface.
     pub interface: String,
-    /// Its way into the fabric, if it has one.
+    /// Its connection to the fabric, if it has one.
     pub fabric: Option<HostFabric>,
     /// Its addresses, with the prefixes of their links.
     pub addresses: Vec<Ipv6Net>,
 }
 
-/// Something that an interface shall have.
+/// A part of an interface's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// An address of its own.
     Address(Ipv6Addr),
-    /// A part of its way into the fabric.
+    /// A part of its connection to the fabric.
     Part(HostPart),
 }
 
@@ -67,10 +67,10 @@ impl fmt::Display for Need {
 }
 
 impl Wanted {
-    /// What it lacks; everything that the kernel can only keep for an interface that is up, if it is down.
+    /// The missing parts; if the interface is down, everything that the kernel keeps only while it is up.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel does not answer.
+    /// There is no such interface, or the kernel does not respond.
     pub fn missing(&self, netlink: &Netlink) -> Result<Vec<Need>, NetworkError> {
         let parts = self.fabric.as_ref().map_or(Ok(Vec::new()), |it| it.missing(netlink))?;
         let there = netlink.addresses(&self.interface)?;
@@ -79,7 +79,7 @@ impl Wanted {
         Ok(lost.chain(parts.into_iter().map(Need::Part)).collect())
     }
 
-    /// Makes what it lacks, unless the interface is down; says what that was.
+    /// Creates the missing parts, unless the interface is down; returns them.
     ///
     /// # Errors
     /// There is no such interface, or the kernel refuses.
@@ -110,7 +110,7 @@ pub struct InterfaceWatch {
 }
 
 impl InterfaceWatch {
-    /// Begins to listen to the kernel; what happens from now on is seen.
+    /// Starts listening to the kernel; changes from now on are detected.
     ///
     /// # Errors
     /// The sockets cannot be opened.
@@ -120,8 +120,8 @@ impl InterfaceWatch {
         Ok(Self { wanted, netlink, reports, looked_at: Instant::now() })
     }
 
-    /// Waits for a change in the namespace, at most for `limit`, then restores what the interface lacks; says what
-    /// that was. An interface that is down is left down.
+    /// Waits for a change in the namespace, at most for `limit`, then restores the missing parts; returns
+    /// them. An interface that is down is left down.
     ///
     /// # Errors
     /// There is no such interface, the kernel refuses, or the sockets fail.
@@ -132,9 +132,9 @@ impl InterfaceWatch {
             .runtime
             .block_on(async { tokio::time::timeout(limit, messages.next()).await });
         match next {
-            // Those that came with it are answered by the same look.
+            // Further reports are handled by the same check.
             Ok(Some(_)) => while messages.try_recv().is_ok() {},
-            // The connection ends when the kernel had to drop reports.
+            // The connection ends if the kernel had to drop reports.
             Ok(None) => self.reports = listen(&self.netlink)?,
             Err(_) if self.looked_at.elapsed() < RECHECK => return Ok(Vec::new()),
             Err(_) => {}
@@ -142,7 +142,7 @@ impl InterfaceWatch {
         self.look()
     }
 
-    /// Restores what the interface lacks now; says what that was.
+    /// Restores the missing parts now; returns them.
     ///
     /// # Errors
     /// There is no such interface, or the kernel refuses.
@@ -151,11 +151,11 @@ impl InterfaceWatch {
         self.wanted.restore(&self.netlink)
     }
 
-    /// Watches for ever, and logs each change of state once.
+    /// Watches without limit, and logs each change of state once.
     ///
     /// # Errors
-    /// The caller may not change the network, or the sockets fail. What may pass does not end it: an interface that
-    /// is not there, or a request that the kernel refuses for another reason.
+    /// The caller may not change the network, or the sockets fail. Temporary errors do not end it: an interface that
+    /// does not exist, or a request that the kernel refuses for another reason.
     pub fn run(mut self) -> Result<(), NetworkError> {
         let interface = self.wanted.interface.clone();
         let mut trouble = None;
@@ -167,7 +167,7 @@ impl InterfaceWatch {
                         tracing::info!(interface, "the interface can be set up again");
                     }
                     for need in restored {
-                        tracing::warn!(interface, restored = %need, "what the interface lost is restored");
+                        tracing::warn!(interface, restored = %need, "restored what the interface had lost");
                     }
                 }
                 Err(error) if error.is_permission() => return Err(error),

@@ -1,4 +1,4 @@
-//! A host with kernel sockets in the fabric: two namespaces joined by one link, without a switch.
+//! A host with kernel sockets in the fabric: two namespaces connected by one link, without a switch.
 
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
@@ -46,7 +46,7 @@ impl Pair {
     }
 
     fn up(&self) {
-        // Without a switch the peer itself stands for the gateway.
+        // Without a switch, the peer itself acts as the gateway.
         for (namespace, peer) in [(&self.near, FAR), (&self.far, NEAR)] {
             let host = HostFabric { interface: "eth0".to_owned(), gateway_mac: peer };
             let up = namespace.enter(|| host.up(&Netlink::open()?)).expect("entered");
@@ -81,14 +81,14 @@ fn socket() -> UdpSocket {
     socket
 }
 
-/// A pointer of some home node, none of them assigned anywhere.
+/// A pointer of some home node; no interface has its address.
 fn pointer(number: u16) -> SocketAddrV6 {
     let address = Ipv6Addr::new(0xfdbb, 7, number % 97, 0, 0, 0, number, 0);
     SocketAddrV6::new(address, PORT, 0, 0)
 }
 
 #[test]
-fn a_host_receives_every_pointer_and_knows_one_neighbour() {
+fn a_host_receives_every_pointer_and_has_one_neighbour() {
     let pair = Pair::new("rack-host-pointers");
     pair.up();
     let receiver = pair.far.enter(socket).expect("entered");
@@ -102,7 +102,7 @@ fn a_host_receives_every_pointer_and_knows_one_neighbour() {
     }
     let neighbours = pair.near.enter(|| Netlink::open()?.neighbours());
     let neighbours = neighbours.expect("entered").expect("listed");
-    // The kernel lists its own entries for multicast groups too; nobody is asked for those.
+    // The kernel also lists its own entries for multicast groups, which are never resolved.
     let asked: Vec<_> = neighbours.iter().filter(|it| !it.address.is_multicast()).collect();
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(asked[0].permanent && asked[0].address == GATEWAY, "{asked:?}");
@@ -148,7 +148,7 @@ fn setting_up_twice_changes_nothing() {
     assert_eq!(interfaces, ["eth0"]);
 }
 
-/// What a namespace has that setting a host up changes.
+/// The settings of a namespace that setting up a host changes.
 fn settings(pair: &Pair) -> impl PartialEq + std::fmt::Debug + use<> {
     let settings = pair.near.enter(|| {
         let netlink = Netlink::open()?;
@@ -165,7 +165,7 @@ fn settings(pair: &Pair) -> impl PartialEq + std::fmt::Debug + use<> {
 fn a_host_that_cannot_be_set_up_is_left_as_it_was() {
     let pair = Pair::new("rack-host-undo");
     let before = settings(&pair);
-    // The neighbour and the route come first, and the local route is the one that is refused.
+    // The neighbour and the route are set first; the local route is then refused.
     let disabled = Ipv6Setting::DisableIpv6;
     let refused = pair.near.enter(|| {
         set_interface_setting("lo", disabled, 1)?;
@@ -177,7 +177,7 @@ fn a_host_that_cannot_be_set_up_is_left_as_it_was() {
     assert!(error.to_string().contains("deliver fdbb::/16 locally"), "{error}");
     assert_eq!(settings(&pair), before);
 
-    // What was there before stays, also the Ethernet address that another gateway had.
+    // Former settings stay, including the Ethernet address of another gateway.
     let kept = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         netlink.set_up("eth0")?;
@@ -212,10 +212,10 @@ fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
     };
     change(|netlink| netlink.delete_arrival_rules("eth0", 187).map(drop));
     let error = check().expect_err("it cannot receive").to_string();
-    assert!(error.contains("is not delivered"), "{error}");
+    assert!(error.contains("are not delivered"), "{error}");
     change(|netlink| HostFabric::new("eth0").restore(netlink).map(drop));
     check().expect("it is set up again");
-    // A default route leads somewhere else.
+    // A default route leads to another network.
     change(|netlink| {
         netlink.delete_gateway_route(FABRIC, GATEWAY, "eth0")?;
         netlink.add_gateway_route(Ipv6Net::default(), GATEWAY, "eth0")
@@ -264,7 +264,7 @@ fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
     arrives(&sender, &receiver);
     arrives(&receiver, &sender);
 
-    // A single entry that somebody removes is seen as well.
+    // A removed single entry is detected as well.
     set(|netlink| netlink.delete_neighbour("eth0", GATEWAY).map(drop));
     until("the neighbour is entered again", || {
         watch.wait(Duration::from_secs(5)).expect("looked") == [Need::Part(HostPart::Neighbour)]

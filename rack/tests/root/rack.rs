@@ -1,4 +1,4 @@
-//! Racks of this process: their network, their daemons, and that nothing stays behind.
+//! Racks of this process: their network, their daemons, and complete removal.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -61,7 +61,7 @@ fn assert_nothing_left_but_files(scratch: &Scratch, name: &str) {
     assert!(!mounts.contains(&*state.to_string_lossy()), "{mounts}");
 }
 
-/// A kernel bridge in place of the switch, enough for everything that is switched by address.
+/// A kernel bridge instead of the switch, sufficient for traffic that is forwarded by address.
 fn bridge(rack: &Rack) {
     let ports: Vec<_> = rack.layout().ports().iter().map(|port| port.interface.clone()).collect();
     let made = rack.enter(Node::Switch, || {
@@ -81,7 +81,7 @@ fn talk_to_controller(rack: &Rack, node: Node) -> Vec<u8> {
         .enter(node, || TcpStream::connect_timeout(&controller.into(), Duration::from_secs(5)))
         .expect("entered")
         .expect("connected");
-    // Larger than any link, so that the ends have to agree on the smaller one.
+    // Larger than any link, so that the ends must agree on the smaller size.
     stream.write_all(&[7; 20_000]).expect("sent");
     drop(stream);
     let mut received = Vec::new();
@@ -118,7 +118,7 @@ fn a_pointer_crosses_the_rack() {
     let scratch = Scratch::new("rack-crosses");
     let rack = build(&scratch, "rack-crosses");
     bridge(&rack);
-    // The bridge knows no pointers, so the gateway stands for the one server that is meant here.
+    // The bridge has no entries for pointers, so the gateway address belongs to the only server here.
     let server = rack.layout().port_of(SERVER).expect("a port").peer_mac;
     let neighbour =
         rack.enter(CLIENT, || Netlink::open()?.add_permanent_neighbour("eth0", GATEWAY, server));
@@ -151,7 +151,7 @@ fn two_racks_stand_side_by_side_and_a_name_is_given_once() {
 }
 
 #[test]
-fn the_namespace_of_somebody_else_is_left_alone() {
+fn the_namespace_of_another_program_is_left_alone() {
     let scratch = Scratch::new("rack-else");
     require_root();
     fs::create_dir_all("/run/netns").expect("made");
@@ -197,7 +197,7 @@ fn daemons_run_in_their_namespaces_until_the_rack_goes() {
         let there = rack.enter(daemon.node, || fs::read_link("/proc/thread-self/ns/net"));
         assert_eq!(own, there.expect("entered").expect("readable"));
     }
-    // A process that nobody recorded: in a namespace, without the rack's mark.
+    // A process without a record: in a namespace, without the rack's mark.
     let shell = rack.enter(CLIENT, || std::process::Command::new("sleep").arg("60").spawn());
     let mut shell = shell.expect("entered").expect("started");
     let taken = rack.take_down().expect("taken down");
@@ -212,11 +212,11 @@ fn daemons_run_in_their_namespaces_until_the_rack_goes() {
 /// How a record is lost.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
-    /// The file has its first half only.
+    /// Only the first half of the file is left.
     CutShort,
     /// The file is gone.
     File,
-    /// All of the rack's directory is gone, but for what is mounted in it.
+    /// The rack's directory is gone, except for what is mounted in it.
     Directory,
 }
 
@@ -225,7 +225,7 @@ fn without_its_record_a_rack_is_taken_down_by_what_is_found() {
     for loss in [Loss::CutShort, Loss::File, Loss::Directory] {
         let scratch = Scratch::new("rack-lost");
         let name = spec("rack-lost").name;
-        // Another one, whose name begins as this one's: it stays.
+        // Another rack, whose name starts with this one's: it stays.
         let longer = format!("{name}-s1").parse().expect("a name");
         let other = RackSpec { name: longer, ..spec("rack-lost") };
         let other = Rack::build(&site(&scratch), other, Cancel::default()).expect("built");
@@ -239,7 +239,7 @@ fn without_its_record_a_rack_is_taken_down_by_what_is_found() {
         let root = StateRoot::at(scratch.path().join("state"));
         let directory = root.path().join(name.as_str());
         let file = directory.join("state.json");
-        // The rack's process is gone, as after a crash: nothing of it may run at the end of the test.
+        // The rack's process is gone, as after a crash: none of its daemons may run at the end of the test.
         std::mem::forget(rack);
         match loss {
             Loss::CutShort => {

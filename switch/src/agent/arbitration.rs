@@ -1,7 +1,7 @@
-//! Who may write: arbitration by device, role and election id (P4Runtime specification, section 5).
+//! Arbitration of writers by device, role and election id (P4Runtime specification, section 5).
 //!
-//! The highest election id ever seen by this agent stays the one to beat, also after its client
-//! left. A restart of the agent is a full restart in the specification's sense and forgets it.
+//! The highest election id ever seen by this agent stays the one to exceed, even after its client
+//! left. A restart of the agent is a full restart in the specification's sense and resets it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,23 +13,23 @@ use v1::stream_message_response::Update;
 
 use super::refusal::{Refusal, invalid, not_found};
 
-/// The most streams that can be open.
+/// The most open streams.
 pub(super) const STREAMS_MAX: usize = 64;
 
-/// The most roles that are remembered.
+/// The most roles.
 const ROLES_MAX: usize = 16;
 
-/// How many messages wait for a client that does not read; more packet-ins are lost and counted.
+/// How many messages wait for a client that does not read; further packet-ins are lost and counted.
 pub(super) const STREAM_QUEUE: usize = 2048;
 
-/// The part of the queue that only arbitration may use.
+/// The part of the queue that is reserved for arbitration.
 pub(super) const STREAM_QUEUE_RESERVED: usize = 64;
 
 /// A stream, numbered in the order of opening.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct StreamId(pub(super) u64);
 
-/// Where the messages for a client go.
+/// The queue of messages for a client.
 pub(super) type Outbox = Sender<Result<v1::StreamMessageResponse, Status>>;
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ struct Role {
 pub(super) struct Arbitration {
     device_id: u64,
     outboxes: HashMap<StreamId, Outbox>,
-    /// The role that a stream bid for.
+    /// The role for which a stream bid.
     bids: HashMap<StreamId, String>,
     roles: BTreeMap<String, Role>,
     next: u64,
@@ -67,7 +67,7 @@ impl Arbitration {
         }
     }
 
-    /// Adds a stream that has not bid yet.
+    /// Adds a stream without a bid.
     pub(super) fn open(&mut self, outbox: Outbox) -> Result<StreamId, Refusal> {
         if self.outboxes.len() >= STREAMS_MAX {
             let message = format!("{STREAMS_MAX} streams are open; close one first");
@@ -84,7 +84,7 @@ impl Arbitration {
         self.outboxes.contains_key(&stream)
     }
 
-    /// Removes a stream; if it was the primary's, the others are told that there is none now.
+    /// Removes a stream; if it was the primary's, the other clients are notified that there is no primary.
     pub(super) fn close(&mut self, stream: StreamId) {
         self.outboxes.remove(&stream);
         let Some(name) = self.bids.remove(&stream) else { return };
@@ -99,7 +99,7 @@ impl Arbitration {
     /// Ends every stream with a status.
     pub(super) fn close_all(&mut self, status: &Status) {
         for outbox in self.outboxes.values() {
-            // A full queue ends without the status: its client does not read anyway.
+            // If the queue is full, the stream ends without the status: its client does not read anyway.
             let _ = outbox.try_send(Err(status.clone()));
         }
         self.outboxes.clear();
@@ -110,7 +110,7 @@ impl Arbitration {
         });
     }
 
-    /// A client's bid. An error ends its stream.
+    /// Handles a client's bid. An error ends its stream.
     pub(super) fn arbitrate(
         &mut self,
         stream: StreamId,
@@ -158,7 +158,7 @@ impl Arbitration {
         election_id: Option<u128>,
     ) -> Result<(), Refusal> {
         let fixed = |what| {
-            let message = format!("a stream keeps its {what}; open a new stream");
+            let message = format!("the {what} of a stream cannot change; open a new stream");
             Err(Refusal::Request(Code::FailedPrecondition, message))
         };
         let known = self.bids.get(&stream);
@@ -172,11 +172,11 @@ impl Arbitration {
             return fixed("role");
         }
         if bid.role.as_ref().is_some_and(|role| role.config.is_some()) {
-            return Err(invalid("no scheme of role configurations is agreed upon: leave it out"));
+            return Err(invalid("role configurations are not supported: omit the configuration"));
         }
         let Some(role) = self.roles.get(name) else {
             if self.roles.len() >= ROLES_MAX {
-                let message = format!("{ROLES_MAX} roles are known, that is the most");
+                let message = format!("the limit of {ROLES_MAX} roles is reached");
                 return Err(Refusal::Request(Code::ResourceExhausted, message));
             }
             return Ok(());
@@ -195,7 +195,7 @@ impl Arbitration {
         not_found(format!("no device {device_id}; this one is {}", self.device_id))
     }
 
-    /// Refuses a request for another device; 0 is let through where `optional`.
+    /// Refuses a request for another device; 0 is accepted if `optional`.
     pub(super) fn check_device(&self, device_id: u64, optional: bool) -> Result<(), Refusal> {
         if device_id == self.device_id || (optional && device_id == 0) {
             return Ok(());
@@ -203,7 +203,7 @@ impl Arbitration {
         Err(self.other_device(device_id))
     }
 
-    /// Refuses a write that is not the primary's.
+    /// Refuses a write from a client that is not the primary.
     pub(super) fn check_primary(
         &self,
         device_id: u64,
@@ -248,14 +248,14 @@ impl Arbitration {
         sent
     }
 
-    /// Sends to one client, unless its queue is full but for the reserve; then it is lost.
+    /// Sends to one client, unless its queue is full except for the reserve; then the message is lost.
     pub(super) fn send(&self, stream: StreamId, update: Update) -> bool {
         let Some(outbox) = self.outboxes.get(&stream) else { return false };
         let message = v1::StreamMessageResponse { update: Some(update) };
         outbox.capacity() > STREAM_QUEUE_RESERVED && outbox.try_send(Ok(message)).is_ok()
     }
 
-    /// Tells every client of a role, the new primary last.
+    /// Notifies every client of a role, the new primary last.
     fn advise(&mut self, name: &str, primary: Option<StreamId>) {
         let Some(role) = self.roles.get(name) else { return };
         let others: Vec<StreamId> =
@@ -286,7 +286,7 @@ impl Arbitration {
         let Some(outbox) = self.outboxes.get(&stream) else { return };
         let message = v1::StreamMessageResponse { update: Some(update) };
         if outbox.try_send(Ok(message)).is_err() {
-            // A client that lets even the reserve fill up cannot be told that it is no longer
+            // A client whose reserve is full as well cannot be notified that it is no longer
             // primary, so its stream ends.
             self.close(stream);
         }

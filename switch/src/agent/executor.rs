@@ -1,8 +1,8 @@
 //! The thread that owns the agent's state and the data plane.
 //!
-//! A thread instead of a mutex: a data plane may make system calls, which must not hold up the
-//! tasks that serve the network, and the order in which requests arrive is the order in which they
-//! are done, which arbitration needs.
+//! A thread instead of a mutex: a data plane may make system calls, which must not delay the
+//! tasks that serve the network; and requests must be executed in their order of arrival, because
+//! arbitration needs it.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tonic::Status;
 use super::state::AgentState;
 use crate::dataplane::DataPlane;
 
-/// How many requests wait for the thread.
+/// How many requests may wait for the thread.
 const JOBS_MAX: usize = 256;
 
-/// How long a request waits for its turn and its answer.
+/// How long a request waits for its execution.
 const JOB_DEADLINE: Duration = Duration::from_secs(30);
 
 enum Job {
@@ -23,7 +23,7 @@ enum Job {
     Stop,
 }
 
-/// Hands requests to the thread.
+/// Sends requests to the thread.
 #[derive(Clone, Debug)]
 pub(super) struct Executor {
     jobs: mpsc::Sender<Job>,
@@ -46,9 +46,9 @@ impl Executor {
         Ok((Self { jobs }, Thread(thread)))
     }
 
-    /// Does something with the state, after everything that was asked before.
+    /// Executes a request on the state, after all earlier requests.
     ///
-    /// A request whose caller went away is done all the same.
+    /// A request is executed even if its caller is gone.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut AgentState) -> T + Send + 'static,
@@ -66,15 +66,15 @@ impl Executor {
             .map_err(|_| Status::deadline_exceeded("the switch is busy; try again"))?
     }
 
-    /// Ends the thread after everything that was asked before; connections that linger find it
-    /// gone.
+    /// Ends the thread after all earlier requests; remaining connections get an error
+    /// afterwards.
     pub(super) async fn stop(self) {
         let _ = tokio::time::timeout(JOB_DEADLINE, self.jobs.send(Job::Stop)).await;
     }
 }
 
 impl Thread {
-    /// Waits for the thread and gives the data plane back; `None` if the thread panicked.
+    /// Waits for the thread and returns the data plane; `None` if the thread panicked.
     pub(super) async fn join(self) -> Option<Box<dyn DataPlane>> {
         tokio::task::spawn_blocking(move || self.0.join().ok()).await.ok().flatten()
     }

@@ -1,4 +1,4 @@
-//! The forwarding pipeline configuration: verify, save, commit, tell.
+//! The forwarding pipeline configuration: verify, save, commit, read.
 
 use bluebridge_p4::p4info::{DEVICE_CONFIG, PIPELINE_NAME, cookie, differences, p4info};
 use bluebridge_p4::proto::p4::v1;
@@ -9,7 +9,7 @@ use v1::set_forwarding_pipeline_config_request::Action;
 use super::refusal::{Refusal, invalid, not_found};
 use super::state::AgentState;
 
-/// What was committed, and what waits to be.
+/// The committed configuration, and the saved one.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
     committed: Option<v1::ForwardingPipelineConfig>,
@@ -17,7 +17,7 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// The pipeline that an earlier agent committed: there is only one, so its cookie tells it.
+    /// The pipeline that an earlier agent committed: there is only one, so its cookie identifies it.
     pub(super) fn restored(cookie: Option<u64>) -> Self {
         let committed = cookie.map(|cookie| v1::ForwardingPipelineConfig {
             p4info: Some(p4info()),
@@ -27,7 +27,7 @@ impl Pipeline {
         Self { committed, saved: None }
     }
 
-    /// Refuses what needs a pipeline while there is none.
+    /// Refuses a request that needs a pipeline while there is none.
     pub(super) fn check_committed(&self) -> Result<(), Refusal> {
         if self.committed.is_some() {
             return Ok(());
@@ -36,13 +36,13 @@ impl Pipeline {
         Err(Refusal::Request(Code::FailedPrecondition, message.to_owned()))
     }
 
-    /// Refuses writes while packets do not yet meet the pipeline that they are meant for.
+    /// Refuses writes while a saved pipeline is not committed yet.
     pub(super) fn check_writable(&self) -> Result<(), Refusal> {
         self.check_committed()?;
         if self.saved.is_none() {
             return Ok(());
         }
-        let message = "a saved pipeline waits for COMMIT; writes before that are not kept for it";
+        let message = "a saved pipeline waits for COMMIT; writes before it would be lost";
         Err(Refusal::Request(Code::FailedPrecondition, message.to_owned()))
     }
 }
@@ -61,7 +61,7 @@ impl AgentState {
         let action = Action::try_from(request.action).unwrap_or(Action::Unspecified);
         match (action, request.config) {
             (Action::Unspecified, _) => Err(invalid("the action is missing or unknown")),
-            (Action::Commit, Some(_)) => Err(invalid("COMMIT takes no config")),
+            (Action::Commit, Some(_)) => Err(invalid("COMMIT must not have a config")),
             (Action::Commit, None) => {
                 let saved = self.pipeline.saved.take();
                 let saved = saved.ok_or_else(|| not_found("no config was saved"))?;
@@ -83,7 +83,7 @@ impl AgentState {
         match action {
             Action::VerifyAndSave => self.pipeline.saved = Some(config),
             Action::VerifyAndCommit => self.commit(config)?,
-            // The tables are the same before and after, so all of it can be kept.
+            // The tables are the same before and after, so all entries can be kept.
             Action::ReconcileAndCommit if self.pipeline.committed.is_some() => {
                 self.pipeline = Pipeline { committed: Some(config), saved: None };
             }
@@ -125,7 +125,7 @@ impl AgentState {
     }
 }
 
-/// Refuses every pipeline but this switch's own.
+/// Refuses every pipeline except this switch's own.
 fn verify(config: &v1::ForwardingPipelineConfig) -> Result<(), Refusal> {
     let theirs = config.p4info.as_ref().ok_or_else(|| invalid("the p4info is missing"))?;
     let differences = differences(theirs);
@@ -135,7 +135,7 @@ fn verify(config: &v1::ForwardingPipelineConfig) -> Result<(), Refusal> {
     }
     if !config.p4_device_config.is_empty() && config.p4_device_config != DEVICE_CONFIG {
         let message = format!(
-            "the p4_device_config is not that of {PIPELINE_NAME}; leave it out or send {:?}",
+            "the p4_device_config is not that of {PIPELINE_NAME}; omit it or send {:?}",
             String::from_utf8_lossy(DEVICE_CONFIG)
         );
         return Err(invalid(message));

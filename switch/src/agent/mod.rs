@@ -1,19 +1,19 @@
 //! The P4Runtime server in front of a data plane.
 //!
-//! It keeps to the P4Runtime specification; where the specification leaves a choice:
+//! It follows the P4Runtime specification. Where the specification leaves a choice:
 //! * The only pipeline is this switch's own ([`bluebridge_p4::p4info`]); a push commits it with
-//!   empty tables, or with what they hold (`RECONCILE_AND_COMMIT`). Between `VERIFY_AND_SAVE` and
-//!   `COMMIT` writes are refused.
-//! * Batches are `CONTINUE_ON_ERROR`. Error details are complete up to the size that clients take.
+//!   empty tables, or with their present entries (`RECONCILE_AND_COMMIT`). Between `VERIFY_AND_SAVE`
+//!   and `COMMIT` writes are refused.
+//! * Batches are `CONTINUE_ON_ERROR`. Error details are complete up to the size that clients accept.
 //! * A client that does not read its stream loses packet-ins, then its stream; the switch and the
 //!   other clients do not wait for it.
-//! * Every role may do everything.
+//! * Every role has all permissions.
 //!
-//! The cookie of a pipeline lives in the data plane, except for one that `RECONCILE_AND_COMMIT` gave
-//! onto a committed pipeline: after a restart the agent tells that of the last commit again, and a
-//! controller that compares cookies reconciles once more, which loses nothing.
+//! The cookie of a pipeline is stored in the data plane, except for a cookie that `RECONCILE_AND_COMMIT`
+//! set on a committed pipeline. After a restart the agent reports the cookie of the last commit again, and
+//! a controller that compares cookies reconciles once more, which is harmless.
 //!
-//! The data plane may outlive the agent: [`Agent::bind`] reads back what it holds.
+//! The data plane may outlive the agent: [`Agent::bind`] reads its contents back.
 
 mod arbitration;
 mod executor;
@@ -47,35 +47,35 @@ use self::state::AgentState;
 use self::switch_service::SwitchService;
 use crate::dataplane::DataPlane;
 
-/// The largest request that is taken: a batch of every table's whole contents fits.
+/// The largest request: a batch with the complete contents of every table fits.
 const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// How often idle entries are looked for.
+/// How often to look for idle entries.
 const IDLE_SCAN: Duration = Duration::from_millis(100);
 
-/// How often packet-ins are looked for where the data plane cannot say that there are some.
+/// How often to look for packet-ins if the data plane cannot signal them.
 const POLL: Duration = Duration::from_millis(2);
 
-/// How long packet-ins are left to gather after the ones before. The data plane wakes the agent for the
-/// first of them only, so a flood of copies costs it no more than this many wake-ups.
+/// How long packet-ins are collected after the ones before. The data plane wakes the agent only for the
+/// first of them, so a flood of copies causes at most this many wake-ups.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How often packet-ins are looked for where it can, lest a wake-up was missed.
+/// How often to look for packet-ins if it can, in case a wake-up was missed.
 const POLL_BACKSTOP: Duration = Duration::from_millis(250);
 
-/// How long the data plane is left alone after a failure.
+/// How long the data plane is not accessed after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a silent connection is trusted to be there.
+/// How long a connection without traffic is assumed to be alive.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// How long open calls may take to end at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Where the agent listens and who it is.
+/// The agent's address and identity.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// The TCP address to listen on; port 0 takes a free one.
+    /// The TCP address to listen on; port 0 selects a free one.
     pub listen: SocketAddr,
     /// The P4Runtime device id, at least 1.
     pub device_id: u64,
@@ -88,18 +88,18 @@ pub enum AgentError {
     /// The configured device id is 0, which P4Runtime does not allow; choose another.
     #[error("the device id is 0; P4Runtime devices are numbered from 1")]
     DeviceId,
-    /// The configured address cannot be used; choose another or end who uses it.
+    /// The configured address cannot be used; choose another or stop the process that uses it.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The configured address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The agent's thread panicked, which is a bug of this program.
     #[error("the agent's thread ended unexpectedly")]
     Panicked,
-    /// The data plane could not be read back; start the switch anew.
+    /// The data plane could not be read back; restart the switch.
     #[error("cannot read the data plane back: {0}")]
     Restore(String),
     /// The server failed.
@@ -108,14 +108,14 @@ pub enum AgentError {
     /// The system refused a thread or a file descriptor.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The failed action.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// A P4Runtime server that listens already.
+/// A P4Runtime server that is already listening.
 #[derive(Debug)]
 pub struct Agent {
     listener: TcpListener,
@@ -125,7 +125,7 @@ pub struct Agent {
     events: Option<OwnedFd>,
 }
 
-/// Serves until `shutdown` resolves, then gives the data plane back, tables and all.
+/// Serves until `shutdown` resolves, then returns the data plane with its tables.
 ///
 /// # Errors
 /// As for [`Agent::bind`] and [`Agent::serve`].
@@ -138,7 +138,7 @@ pub async fn run(
 }
 
 impl Agent {
-    /// Reads the data plane back and starts to listen.
+    /// Reads the data plane back and starts listening.
     ///
     /// # Errors
     /// [`AgentError`] if the configuration is wrong, the address in use, or the data plane fails.
@@ -163,13 +163,13 @@ impl Agent {
         Ok(Self { listener, address, executor, thread, events })
     }
 
-    /// The address that it listens on.
+    /// The address on which it listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown` resolves, then gives the data plane back, tables and all.
+    /// Serves until `shutdown` resolves, then returns the data plane with its tables.
     ///
     /// # Errors
     /// [`AgentError`] if the server or its thread fails.
@@ -179,7 +179,7 @@ impl Agent {
     ) -> Result<Box<dyn DataPlane>, AgentError> {
         let Self { listener, executor, thread, events, .. } = self;
         let packets = tokio::spawn(deliver_packets(executor.clone(), events));
-        let idle = tokio::spawn(tell_idle(executor.clone()));
+        let idle = tokio::spawn(notify_idle(executor.clone()));
         let served = serve(listener, &executor, shutdown).await;
         packets.abort();
         idle.abort();
@@ -204,7 +204,7 @@ async fn serve(
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     let switch = SwitchServer::new(SwitchService { executor: executor.clone() });
     let (stop, stopped) = oneshot::channel::<()>();
-    // An answer must not wait for the acknowledgement of the one before (Nagle): about 40 ms.
+    // A response must not wait for the acknowledgement of the one before (Nagle): about 40 ms.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
@@ -229,7 +229,7 @@ async fn serve(
     }
 }
 
-/// Hands packet-ins on as soon as they are there.
+/// Delivers packet-ins as soon as they arrive.
 async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
     let events = events.and_then(|fd| {
         // SAFETY: the descriptor is owned by the value that is registered, which neither closes
@@ -239,12 +239,12 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
     let mut handed_over = std::time::Instant::now();
     loop {
         if handed_over.elapsed() < GATHER {
-            // A lone copy does not wait, those that follow it closely go together.
+            // A single copy is sent at once; copies that follow closely are sent together.
             tokio::time::sleep(GATHER).await;
         }
         match &events {
             Some(events) => {
-                // Cleared before the data plane is drained, so that what comes later wakes again.
+                // Cleared before the data plane is read, so that a later packet-in wakes again.
                 if let Ok(Ok(mut ready)) =
                     tokio::time::timeout(POLL_BACKSTOP, events.readable()).await
                 {
@@ -269,13 +269,13 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
     }
 }
 
-/// Looks for idle entries, and leaves the thread alone for ten times as long as that takes.
-async fn tell_idle(executor: Executor) {
+/// Looks for idle entries, then pauses for ten times as long as that took.
+async fn notify_idle(executor: Executor) {
     let mut pause = IDLE_SCAN;
     loop {
         tokio::time::sleep(pause).await;
         let started = std::time::Instant::now();
-        pause = match executor.run(AgentState::tell_idle).await {
+        pause = match executor.run(AgentState::notify_idle).await {
             Ok(Ok(())) => IDLE_SCAN.max(started.elapsed() * 10),
             Ok(Err(refusal)) => {
                 tracing::warn!("cannot look for idle entries: {refusal}");

@@ -1,5 +1,5 @@
-//! Batches of valid updates with some bytes changed: whatever arrives, the agent answers and what
-//! it holds can be read.
+//! Batches of valid updates with some changed bytes: the agent always responds, and its state
+//! remains readable.
 
 use std::time::Instant;
 
@@ -71,7 +71,7 @@ fn replica(port: Vec<u8>) -> v1::Replica {
     v1::Replica { port_kind, instance: 1, backup_replicas: Vec::new() }
 }
 
-/// One valid entity of every kind that can be written, most of them in need of one before.
+/// One valid entity of every writable kind; most of them need an earlier one.
 fn entities() -> Vec<Entity> {
     use v1::packet_replication_engine_entry::Type;
     let forward = Forward { port: SwitchPort(2), dst_mac: MacAddr([2; 6]) };
@@ -142,7 +142,7 @@ fn write(state: &mut AgentState, kind: i32, entity: Entity) -> Result<(), tonic:
     })
 }
 
-/// A query for everything of every kind.
+/// A request to read all entities of every kind.
 fn everything() -> v1::ReadRequest {
     let wildcards = [
         Entity::TableEntry(v1::TableEntry {
@@ -170,7 +170,7 @@ fn valid_entities_are_taken() {
     for entity in entities() {
         let kind = match entity {
             Entity::CounterEntry(_) | Entity::DirectCounterEntry(_) => 2,
-            // A choice in one piece stands beside members as long as no entry names those.
+            // An action set may be present beside members as long as no entry names those.
             _ => 1,
         };
         write(&mut state, kind, entity).unwrap();

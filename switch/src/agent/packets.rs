@@ -16,10 +16,10 @@ use super::refusal::{ERROR_SPACE, Refusal, invalid};
 use super::state::AgentState;
 use crate::dataplane::PacketIn;
 
-/// How many packet-ins are taken from the data plane at once.
+/// The most packet-ins read from the data plane at once.
 pub(super) const PACKET_INS_AT_ONCE: usize = 256;
 
-/// How many entries one idle notification names.
+/// The most entries in one idle notification.
 const IDLE_AT_ONCE: usize = 256;
 
 impl AgentState {
@@ -50,7 +50,7 @@ impl AgentState {
             }
             Some(Asked::Other(other)) => {
                 let error = v1::StreamOtherError { other: Some(other) };
-                let refusal = invalid("this switch knows no other messages");
+                let refusal = invalid("this switch supports no other messages");
                 let details = v1::stream_error::Details::Other(error);
                 self.stream_error(stream, &refusal, Some(details));
             }
@@ -77,7 +77,7 @@ impl AgentState {
 
     fn packet_out(&mut self, stream: StreamId, packet: &v1::PacketOut) -> Result<(), Refusal> {
         if !self.arbitration.is_primary(stream) {
-            let message = "only the primary sends packets".to_owned();
+            let message = "only the primary may send packets".to_owned();
             return Err(Refusal::Request(Code::PermissionDenied, message));
         }
         self.pipeline.check_committed()?;
@@ -85,7 +85,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// Hands packet-ins from the data plane to the primaries; false if none is left.
+    /// Delivers packet-ins from the data plane to the primaries; false if none is left.
     pub(super) fn deliver_packets(&mut self) -> Result<bool, Refusal> {
         let mut packets = Vec::new();
         self.plane.poll(PACKET_INS_AT_ONCE, &mut packets)?;
@@ -98,14 +98,14 @@ impl AgentState {
         Ok(more)
     }
 
-    /// Packet-ins that no controller got.
+    /// Packet-ins that no controller received.
     pub(super) fn lost_packet_ins(&mut self) -> Result<u64, Refusal> {
         Ok(self.plane.events_lost()?.saturating_add(self.packet_ins_lost))
     }
 
-    /// Tells the primaries which entries are idle; again after another timeout, as long as they
-    /// are.
-    pub(super) fn tell_idle(&mut self) -> Result<(), Refusal> {
+    /// Notifies the primaries of idle entries, and again after every further timeout while they are
+    /// idle.
+    pub(super) fn notify_idle(&mut self) -> Result<(), Refusal> {
         if self.timed.is_empty() || !self.arbitration.has_primary() {
             return Ok(());
         }
@@ -115,9 +115,9 @@ impl AgentState {
             .into_iter()
             .map(|installed| installed.entry)
             .filter(|entry| {
-                let told = self.told_idle.get(&entry.key);
+                let last = self.idle_notified.get(&entry.key);
                 let timeout = entry.idle_timeout.unwrap_or_default();
-                told.is_none_or(|told| now.saturating_duration_since(*told) >= timeout)
+                last.is_none_or(|last| now.saturating_duration_since(*last) >= timeout)
             })
             .collect();
         for entries in due.chunks(IDLE_AT_ONCE) {
@@ -129,7 +129,7 @@ impl AgentState {
                 notification.table_entry.push(v1::TableEntry { action: None, ..encode(entry)? });
             }
             if self.arbitration.send_to_primaries(&Told::IdleTimeoutNotification(notification)) {
-                self.told_idle.extend(entries.iter().map(|entry| (entry.key, now)));
+                self.idle_notified.extend(entries.iter().map(|entry| (entry.key, now)));
             }
         }
         Ok(())
@@ -150,7 +150,7 @@ fn packet_in(packet: PacketIn) -> v1::PacketIn {
     v1::PacketIn { payload: packet.frame, metadata: metadata.collect() }
 }
 
-/// The port that a packet-out's header names; the padding may be left out.
+/// The port named in a packet-out's header; the padding may be omitted.
 fn egress_port(metadata: &[v1::PacketMetadata]) -> Result<SwitchPort, Refusal> {
     let [port_field, pad_field] = PACKET_OUT_FIELDS;
     let mut port = None;

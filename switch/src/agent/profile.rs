@@ -1,7 +1,7 @@
 //! Members and groups of the action profile of `anycast` (P4Runtime specification, section 9.2).
 //!
-//! The data plane knows only whole choices; which member or group an entry named is the agent's
-//! knowledge. After a restart of the agent such entries read back as choices in one piece.
+//! The data plane stores only complete choices; only the agent records which member or group an
+//! entry named. After a restart of the agent such entries read back as one-shot action sets.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::refusal::{Refusal, invalid, not_found, unimplemented};
 use super::state::AgentState;
 use crate::dataplane::Table;
 
-/// What an entry of `anycast` names.
+/// The member or group that an entry of `anycast` names.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reference {
     Group(u32),
@@ -34,7 +34,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// What an entry names, if it is not a choice in one piece.
+    /// The member or group that an entry names, if it is not a one-shot action set.
     pub(super) fn reference(&self, key: &Key) -> Option<v1::table_action::Type> {
         Some(match self.references.get(key)? {
             Reference::Group(id) => v1::table_action::Type::ActionProfileGroupId(*id),
@@ -42,7 +42,7 @@ impl Profile {
         })
     }
 
-    /// Remembers what an entry names now.
+    /// Records the member or group that an entry names now.
     pub(super) fn refer(&mut self, key: Key, reference: Option<Reference>) {
         match reference {
             Some(reference) => self.references.insert(key, reference),
@@ -67,7 +67,7 @@ impl Profile {
 
     fn group_choice(&self, group: &v1::ActionProfileGroup) -> Result<Action, Refusal> {
         if group.members.is_empty() {
-            return Err(unimplemented("a group that an entry names has at least one member"));
+            return Err(unimplemented("a group that an entry names must have at least one member"));
         }
         let members = group.members.iter().map(|member| {
             Ok(WeightedForward {
@@ -83,7 +83,7 @@ impl Profile {
         member.map(|(forward, _)| *forward).ok_or_else(|| missing(id))
     }
 
-    /// The entries whose choice a member or group is part of.
+    /// The entries whose choice contains a member or group.
     fn affected(&self, changed: Reference) -> Vec<(Key, Reference)> {
         let touches = |reference: Reference| match (changed, reference) {
             (Reference::Member(id), Reference::Group(group)) => self
@@ -110,7 +110,7 @@ fn check_profile(id: u32, number: u32) -> Result<(), Refusal> {
         return Err(not_found(format!("the pipeline has no action profile with id {id:#010x}")));
     }
     if number == 0 {
-        return Err(invalid("the number of a member or group is at least 1"));
+        return Err(invalid("the id of a member or group must be at least 1"));
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ impl AgentState {
         Ok((action, reference))
     }
 
-    /// Refuses to mix choices in one piece with members and groups (section 9.2.3).
+    /// Refuses to mix one-shot action sets with members and groups (section 9.2.3).
     fn check_style(&mut self, key: &Key, indirect: bool) -> Result<(), Refusal> {
         let references = &self.profile.references;
         let mixed = if indirect {
@@ -212,7 +212,7 @@ impl AgentState {
             return Ok(());
         }
         if known.is_some_and(|known| known.max_size != entry.max_size) {
-            return Err(invalid("the max_size of a group does not change"));
+            return Err(invalid("the max_size of a group cannot change"));
         }
         if known.is_none() && self.profile.groups.len() >= ANYCAST_SELECTOR_SIZE as usize {
             let message = format!("the action profile is full ({ANYCAST_SELECTOR_SIZE} groups)");
@@ -229,7 +229,9 @@ impl AgentState {
     fn check_group(&self, entry: &v1::ActionProfileGroup) -> Result<(), Refusal> {
         let max_size = u32::try_from(entry.max_size).unwrap_or(0);
         if !(1..=ANYCAST_GROUP_SIZE).contains(&max_size) {
-            return Err(invalid(format!("the max_size of a group is 1 to {ANYCAST_GROUP_SIZE}")));
+            return Err(invalid(format!(
+                "the max_size of a group must be 1 to {ANYCAST_GROUP_SIZE}"
+            )));
         }
         if entry.members.len() > max_size as usize {
             let message = "the group has more members than its max_size".to_owned();
@@ -238,7 +240,7 @@ impl AgentState {
         for (index, member) in entry.members.iter().enumerate() {
             self.profile.member(member.member_id)?;
             if !(1..=i32::from(u16::MAX)).contains(&member.weight) {
-                return Err(invalid("a weight is 1 to 65535"));
+                return Err(invalid("a weight must be 1 to 65535"));
             }
             if watches(member.watch_kind.as_ref()) {
                 return Err(unimplemented("this switch has no watch ports"));
@@ -251,7 +253,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// Gives the entries that name a member or group their new choice.
+    /// Updates the choice of the entries that name a member or group.
     fn refresh(&mut self, changed: Reference) -> Result<(), Refusal> {
         for (key, reference) in self.profile.affected(changed) {
             let mut entry = self.plane.entry(&key)?.entry;
@@ -290,7 +292,7 @@ impl AgentState {
     }
 }
 
-/// Whether a member depends on a port; 0 and an empty string say that it does not.
+/// Whether a member depends on a port; 0 and an empty string mean that it does not.
 fn watches(kind: Option<&v1::action_profile_group::member::WatchKind>) -> bool {
     use v1::action_profile_group::member::WatchKind;
     match kind {

@@ -11,13 +11,13 @@ use super::state::{AgentState, counter_data, table_of};
 use super::write::drops_range;
 use crate::dataplane::InstalledEntry;
 
-/// How large one message of an answer grows: far below the 4 MiB that clients take by default.
+/// The largest message of a response: far below the 4 MiB that clients accept by default.
 const RESPONSE_BYTES_MAX: usize = 256 * 1024;
 
 /// The most queries in one request.
 const QUERIES_MAX: usize = 65_536;
 
-/// Which volatile parts of an entry were asked for.
+/// The volatile parts of an entry that were requested.
 #[derive(Clone, Copy)]
 struct Volatile {
     counter: bool,
@@ -33,7 +33,7 @@ impl AgentState {
         self.arbitration.check_device(request.device_id, false)?;
         self.pipeline.check_committed()?;
         if request.entities.len() > QUERIES_MAX {
-            return Err(invalid(format!("a request has at most {QUERIES_MAX} entities")));
+            return Err(invalid(format!("a request may have at most {QUERIES_MAX} entities")));
         }
         let mut out = Vec::new();
         for entity in &request.entities {
@@ -106,7 +106,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// One entry if the query has a match, else all of the table.
+    /// One entry if the query has a match, otherwise the whole table.
     fn selected(
         &mut self,
         table: &TableDeclaration,
@@ -115,7 +115,7 @@ impl AgentState {
         if !wanted.r#match.is_empty() && (wanted.priority != 0 || !table.has_priority()) {
             return Ok(self.entry_if_there(&decode_key(wanted)?)?.into_iter().collect());
         }
-        let plane_table = table_of(table).ok_or_else(|| not_found("the table is not there"))?;
+        let plane_table = table_of(table).ok_or_else(|| not_found("there is no such table"))?;
         let mut entries = self.plane.entries(plane_table)?;
         if !wanted.r#match.is_empty() {
             // A match without a priority selects every priority.
@@ -212,7 +212,7 @@ impl AgentState {
     }
 }
 
-/// Whether an entry passes the filters of a query beside its match (section 9.1.6).
+/// Whether an entry passes the filters of a query other than its match (section 9.1.6).
 fn passes(message: &v1::TableEntry, wanted: &v1::TableEntry) -> bool {
     use v1::table_action::Type;
     let action = match wanted.action.as_ref().and_then(|action| action.r#type.as_ref()) {
@@ -229,7 +229,7 @@ fn passes(message: &v1::TableEntry, wanted: &v1::TableEntry) -> bool {
         && (wanted.metadata.is_empty() || wanted.metadata == message.metadata)
 }
 
-/// Kinds of entities that the pipeline has none of: a wildcard finds nothing, an id is wrong.
+/// Kinds of entities that this pipeline does not have: a wildcard finds nothing, an id is an error.
 fn check_wildcard(wanted: &Entity) -> Result<(), Refusal> {
     let id = match wanted {
         Entity::ExternEntry(entry) => entry.extern_type_id,

@@ -1,4 +1,4 @@
-//! Why a request was refused, and how that is told over gRPC.
+//! Why a request was refused, and its gRPC status.
 
 use bluebridge_p4::entry::ConversionError;
 use bluebridge_p4::proto::{google::rpc, p4::v1};
@@ -7,20 +7,20 @@ use tonic::{Code, Status};
 
 use crate::dataplane::{ImpairmentError, PlaneError, PortError, TableError};
 
-/// Whose error codes `p4.v1.Error.code` would be; this switch has none of its own.
+/// The space of codes in `p4.v1.Error.code`; this switch has no codes of its own.
 pub(super) const ERROR_SPACE: &str = "bluebridge";
 
-/// The most bytes of encoded error details: clients built on grpc-core refuse answers with more
-/// than 8 KiB of metadata, and would then not know what was done.
+/// The most bytes of encoded error details: clients built on grpc-core refuse responses with more
+/// than 8 KiB of metadata, and would then not get the results.
 pub(super) const DETAILS_BYTES_MAX: usize = 7 * 1024;
 
-/// How many failed updates a status names when their details do not fit.
+/// How many failed updates a status names if their details do not fit.
 const NAMED_MAX: usize = 40;
 
 /// Why a request, or one update of a batch, was refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    /// The caller's message is no entity of this pipeline.
+    /// The caller's message is not an entity of this pipeline.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
     /// The data plane refused an impairment.
@@ -41,7 +41,7 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// The canonical code, as the specification gives it for the case.
+    /// The canonical code, as the specification prescribes it for the case.
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Conversion(error) => error.code(),
@@ -90,11 +90,11 @@ pub(super) fn unimplemented(message: impl Into<String>) -> Refusal {
     Refusal::Request(Code::Unimplemented, message.into())
 }
 
-/// The status of a batch: OK if every update was done, else UNKNOWN with one `p4.v1.Error` for
+/// The status of a batch: OK if every update succeeded, otherwise UNKNOWN with one `p4.v1.Error` for
 /// each update (specification, section 12.3).
 ///
-/// If the details are longer than [`DETAILS_BYTES_MAX`], their texts are left out; if they are
-/// still too long, the message names what failed by its index.
+/// If the details are longer than [`DETAILS_BYTES_MAX`], their texts are omitted; if they are
+/// still too long, the message lists the failed updates by index.
 pub(super) fn batch_status(results: &[Result<(), Refusal>]) -> Result<(), Status> {
     let failed = results.iter().filter(|result| result.is_err()).count();
     if failed == 0 {
@@ -105,7 +105,7 @@ pub(super) fn batch_status(results: &[Result<(), Refusal>]) -> Result<(), Status
         let details = results.iter().map(|result| update_error(result, with_text)).collect();
         let status = rpc::Status { code: Code::Unknown.into(), message: message.clone(), details };
         let bytes = status.encode_to_vec();
-        // The trailer carries them as base64.
+        // The trailer encodes them as base64.
         if bytes.len().div_ceil(3) * 4 <= DETAILS_BYTES_MAX {
             return Err(Status::with_details(Code::Unknown, message, bytes.into()));
         }
@@ -138,5 +138,5 @@ fn named(results: &[Result<(), Refusal>]) -> String {
         names.truncate(NAMED_MAX);
         names.push("and more".to_owned());
     }
-    format!("{}; the details are too long for one answer, send smaller batches", names.join(", "))
+    format!("{}; the details are too long for one response, send smaller batches", names.join(", "))
 }

@@ -35,7 +35,7 @@ impl AgentState {
         let group = u16::try_from(number)
             .ok()
             .filter(|group| *group != 0)
-            .ok_or_else(|| invalid("a multicast_group_id is 1 to 65535"))?;
+            .ok_or_else(|| invalid("a multicast_group_id must be 1 to 65535"))?;
         self.check_existence(kind, self.groups.contains_key(&group), "multicast group", number)?;
         if kind == Type::Delete {
             self.plane.delete_group(group)?;
@@ -51,7 +51,7 @@ impl AgentState {
         let number = entry.session_id;
         if number != NOTIFY_SESSION {
             return Err(match number {
-                0 => invalid("a session_id is at least 1"),
+                0 => invalid("a session_id must be at least 1"),
                 _ => unimplemented(format!("the only clone session is {NOTIFY_SESSION}")),
             });
         }
@@ -66,7 +66,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// Refuses an insertion of what is there, and a change of what is not.
+    /// Refuses to insert an existing entity, and to change a missing one.
     pub(super) fn check_existence(
         &self,
         kind: Type,
@@ -153,11 +153,13 @@ fn group_ports(replicas: &[v1::Replica]) -> Result<Vec<SwitchPort>, Refusal> {
 
 fn clone_session(entry: &v1::CloneSessionEntry) -> Result<CloneSession, Refusal> {
     let [replica] = entry.replicas.as_slice() else {
-        return Err(unimplemented("the clone session has one replica, the controller's port"));
+        return Err(unimplemented(
+            "the clone session must have one replica, the controller's port",
+        ));
     };
     let number = port_number(replica)?;
     if number != u32::from(CPU_PORT.0) && number != SDN_PORT_CPU {
-        let message = format!("clones go to the controller's port, {}", CPU_PORT.0);
+        let message = format!("clones must go to the controller's port, {}", CPU_PORT.0);
         return Err(unimplemented(message));
     }
     if entry.class_of_service != 0 {
@@ -166,10 +168,10 @@ fn clone_session(entry: &v1::CloneSessionEntry) -> Result<CloneSession, Refusal>
     let bytes = usize::try_from(entry.packet_length_bytes)
         .map_err(|_| invalid("packet_length_bytes is negative"))?;
     match bytes {
-        // As in the P4 program, the pipeline keeps the headers and no more.
+        // Like in the P4 program, the pipeline keeps only the headers.
         0 => Ok(CloneSession { packet_bytes: PACKET_IN_BYTES }),
         1..=PACKET_IN_BYTES => Ok(CloneSession { packet_bytes: bytes }),
-        _ => Err(unimplemented(format!("clones keep at most {PACKET_IN_BYTES} bytes"))),
+        _ => Err(unimplemented(format!("clones contain at most {PACKET_IN_BYTES} bytes"))),
     }
 }
 
@@ -178,7 +180,7 @@ fn replica(port: SwitchPort) -> v1::Replica {
     v1::Replica { port_kind, ..v1::Replica::default() }
 }
 
-/// Groups from before the agent started; which instances they had is not known any more.
+/// Groups from before the agent started; their instances are not known any more.
 pub(super) fn restored_groups(
     groups: Vec<(u16, Vec<SwitchPort>)>,
 ) -> BTreeMap<u16, v1::MulticastGroupEntry> {

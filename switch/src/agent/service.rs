@@ -1,4 +1,4 @@
-//! The P4Runtime service: requests from the network to the agent's thread and back.
+//! The P4Runtime service: passes requests from the network to the agent's thread, and responses back.
 
 use bluebridge_p4::proto::p4::v1;
 use tokio::sync::mpsc;
@@ -86,7 +86,7 @@ impl P4Runtime for P4RuntimeService {
     }
 }
 
-/// Passes a client's messages on until it ends its stream, or breaks a rule that ends it.
+/// Passes on a client's messages until the client ends its stream, or breaks a rule that ends it.
 async fn listen(
     executor: Executor,
     stream: StreamId,
@@ -104,7 +104,7 @@ async fn listen(
         if let Err(status) = done.and_then(|asked: Result<(), Refusal>| asked.map_err(Status::from))
         {
             if let Some(outbox) = outbox.upgrade() {
-                // A full queue ends without the status: its client does not read anyway.
+                // If the queue is full, the stream ends without the status: its client does not read anyway.
                 let _ = outbox.try_send(Err(status));
             }
             break;
@@ -113,10 +113,10 @@ async fn listen(
     let _ = executor.run(move |state| state.arbitration.close(stream)).await;
 }
 
-/// Resolves when the client does not take messages any more, or the agent ended the stream.
+/// Resolves when the client no longer accepts messages, or the agent ended the stream.
 async fn closed(outbox: &mpsc::WeakSender<Result<v1::StreamMessageResponse, Status>>) {
-    // The agent's state holds the only lasting sender, so the upgrade is dropped at once and the
-    // state of the channel looked at again from time to time.
+    // The agent's state has the only permanent sender, so this one is dropped at once, and the
+    // state of the channel is checked again at intervals.
     let mut interval = tokio::time::interval(std::time::Duration::from_millis(200));
     loop {
         interval.tick().await;

@@ -1,7 +1,7 @@
-//! The agent's state and the requests on it, one after the other.
+//! The agent's state; requests on it are executed one after the other.
 //!
-//! Everything here runs on one thread of its own ([`super::executor`]), so a request sees a state
-//! that no other changes, and a new primary is told only after the writes of the old one ended.
+//! Everything here runs on a separate thread ([`super::executor`]), so no other request changes the
+//! state during a request, and a new primary is notified only after the writes of the old one ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -24,17 +24,17 @@ pub(super) struct AgentState {
     pub(super) arbitration: Arbitration,
     pub(super) pipeline: Pipeline,
     pub(super) profile: Profile,
-    /// Multicast groups, as they were written.
+    /// Multicast groups as written.
     pub(super) groups: BTreeMap<u16, v1::MulticastGroupEntry>,
-    /// The clone session, as it was written.
+    /// The clone session as written.
     pub(super) session: Option<v1::CloneSessionEntry>,
-    /// What a controller's write to `drops` takes away from what the data plane counts.
+    /// Subtracted from the data plane's counts, because a controller has written `drops`.
     pub(super) drops_offset: [u64; DropReason::ALL.len()],
     /// The keys of entries with an idle timeout.
     pub(super) timed: HashSet<Key>,
-    /// When the controller was last told that an entry is idle.
-    pub(super) told_idle: HashMap<Key, Instant>,
-    /// Packet-ins that no primary took.
+    /// When the controller was last notified that an entry is idle.
+    pub(super) idle_notified: HashMap<Key, Instant>,
+    /// Packet-ins that no primary received.
     pub(super) packet_ins_lost: u64,
 }
 
@@ -50,7 +50,7 @@ impl AgentState {
             session: None,
             drops_offset: [0; DropReason::ALL.len()],
             timed: HashSet::new(),
-            told_idle: HashMap::new(),
+            idle_notified: HashMap::new(),
             packet_ins_lost: 0,
         };
         state.pipeline = Pipeline::restored(state.plane.pipeline_cookie()?);
@@ -71,7 +71,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// Reads back what the data plane holds from before.
+    /// Reads back the earlier contents of the data plane.
     fn restore(&mut self) -> Result<(), PlaneError> {
         self.groups = super::replication::restored_groups(self.plane.groups()?);
         self.session = self.plane.clone_session()?.map(super::replication::restored_session);
@@ -81,7 +81,7 @@ impl AgentState {
         Ok(())
     }
 
-    /// Empties the tables and everything that belongs to them.
+    /// Empties the tables and all related state.
     pub(super) fn clear(&mut self, cookie: u64) -> Result<(), PlaneError> {
         self.plane.clear(Some(cookie))?;
         self.profile = Profile::default();
@@ -89,17 +89,17 @@ impl AgentState {
         self.session = None;
         self.drops_offset = [0; DropReason::ALL.len()];
         self.timed.clear();
-        self.told_idle.clear();
+        self.idle_notified.clear();
         Ok(())
     }
 
-    /// Gives the data plane back.
+    /// Returns the data plane.
     pub(super) fn into_plane(self) -> Box<dyn DataPlane> {
         self.plane
     }
 }
 
-/// The data plane's name of a declared table.
+/// The data plane's table for a declared table.
 pub(super) fn table_of(declared: &bluebridge_p4::declaration::TableDeclaration) -> Option<Table> {
     Table::ALL.into_iter().find(|table| table.name() == declared.alias)
 }
@@ -113,7 +113,7 @@ pub(super) fn counter_data(counter: Counter) -> v1::CounterData {
 
 pub(super) fn counter(data: &v1::CounterData) -> Result<Counter, Refusal> {
     let count = |value: i64| {
-        u64::try_from(value).map_err(|_| super::refusal::invalid("a counter is not negative"))
+        u64::try_from(value).map_err(|_| super::refusal::invalid("a counter must not be negative"))
     };
     Ok(Counter { packets: count(data.packet_count)?, bytes: count(data.byte_count)? })
 }

@@ -34,7 +34,7 @@ impl AgentState {
         )?;
         self.pipeline.check_writable()?;
         if request.atomicity != i32::from(v1::write_request::Atomicity::ContinueOnError) {
-            return Err(unimplemented("the only atomicity is CONTINUE_ON_ERROR"));
+            return Err(unimplemented("the only supported atomicity is CONTINUE_ON_ERROR"));
         }
         Ok(())
     }
@@ -97,7 +97,7 @@ impl AgentState {
             self.profile.refer(key, reference);
             entry
         } else {
-            // Left out, the action stays (section 9.1.2).
+            // If it is omitted, the action stays (section 9.1.2).
             let entry = decode_with(message, self.plane.entry(&key)?.entry.action)?;
             self.plane.modify(&entry)?;
             entry
@@ -113,22 +113,22 @@ impl AgentState {
         self.plane.delete(key)?;
         self.profile.refer(*key, None);
         self.timed.remove(key);
-        self.told_idle.remove(key);
+        self.idle_notified.remove(key);
         Ok(())
     }
 
-    /// Remembers whether an entry has an idle timeout; its clock starts anew.
+    /// Records whether an entry has an idle timeout, and restarts the timeout.
     fn time(&mut self, entry: &Entry) {
         if entry.idle_timeout.is_some() {
             self.timed.insert(entry.key);
-            self.told_idle.insert(entry.key, Instant::now());
+            self.idle_notified.insert(entry.key, Instant::now());
         } else {
             self.timed.remove(&entry.key);
-            self.told_idle.remove(&entry.key);
+            self.idle_notified.remove(&entry.key);
         }
     }
 
-    /// The default entry: that of `l2` is the group that it floods through.
+    /// The default entry: for `l2` it is the group that it floods through.
     fn write_default(&mut self, kind: Type, message: &v1::TableEntry) -> Result<(), Refusal> {
         let table = decode_table(message.table_id)?;
         check_default(table, kind, message)?;
@@ -137,7 +137,7 @@ impl AgentState {
             Some(Some(v1::table_action::Type::Action(action))) => {
                 decode_default_action(table, action)?
             }
-            Some(_) => return Err(invalid("a default entry takes an action")),
+            Some(_) => return Err(invalid("a default entry must have an action")),
         };
         self.plane.set_flood_group(match action {
             Action::SetMulticastGroup { group } => Some(group),
@@ -190,7 +190,7 @@ impl AgentState {
         }
     }
 
-    /// The default action of a table as it is now.
+    /// The present default action of a table.
     pub(super) fn default_action(
         &mut self,
         table: &TableDeclaration,
@@ -238,7 +238,7 @@ fn check_modify(kind: Type) -> Result<(), Refusal> {
     if kind == Type::Modify { Ok(()) } else { Err(invalid("it can only be modified")) }
 }
 
-/// The indices of `drops` that a message is about.
+/// The indices of `drops` that a message names.
 pub(super) fn drops_range(entry: &v1::CounterEntry) -> Result<std::ops::Range<usize>, Refusal> {
     if entry.counter_id != DROPS_ID {
         return Err(invalid(format!(
@@ -247,7 +247,8 @@ pub(super) fn drops_range(entry: &v1::CounterEntry) -> Result<std::ops::Range<us
         )));
     }
     let Some(index) = &entry.index else { return Ok(0..DROPS_SIZE) };
-    let index = usize::try_from(index.index).map_err(|_| invalid("an index is not negative"))?;
+    let index =
+        usize::try_from(index.index).map_err(|_| invalid("an index must not be negative"))?;
     if index >= DROPS_SIZE {
         let message = format!("drops has {DROPS_SIZE} counters");
         return Err(Refusal::Request(Code::OutOfRange, message));

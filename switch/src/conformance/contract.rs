@@ -1,4 +1,4 @@
-//! What [`DataPlane`] promises, held against every data plane.
+//! The contract of [`DataPlane`], tested on every data plane.
 
 use std::{
     net::Ipv6Addr,
@@ -22,7 +22,7 @@ use crate::dataplane::{
 
 const SCOPE: u32 = 0xfdbb_0001;
 
-/// How long anything may take that is bound to come.
+/// Timeout for expected events.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn entry(key: Key, action: Action) -> Entry {
@@ -83,7 +83,7 @@ fn promises_of_tables(plane: &mut dyn DataPlane) {
     assert!(matches!(plane.modify(&away), Err(TableError::NotFound(_))));
     assert!(matches!(plane.entry(&away.key), Err(TableError::NotFound(_))));
     refusals(plane);
-    // Entries come in the order of their keys.
+    // Entries are listed in the order of their keys.
     for page in [9, 3, 6] {
         plane.insert(&entry(redirect(page), forward(1))).unwrap();
     }
@@ -132,7 +132,7 @@ fn refusals(plane: &mut dyn DataPlane) {
         let error = refused(invalid.clone());
         assert!(matches!(error, TableError::Invalid { .. }), "{invalid:?}: {error}");
     }
-    // Nothing of all that came in.
+    // None of these was inserted.
     for table in Table::ALL {
         assert_eq!(plane.entries(table).unwrap(), []);
     }
@@ -151,7 +151,7 @@ fn until(port: u16, lease_ms: u16) -> Action {
     Action::RedirectUntil { forward, lease_ms }
 }
 
-/// The milliseconds that an entry has left.
+/// The remaining milliseconds of an entry.
 fn time_left(plane: &mut dyn DataPlane, key: &Key) -> u16 {
     match plane.entry(key).unwrap().entry.action {
         Action::RedirectUntil { lease_ms, .. } => lease_ms,
@@ -184,7 +184,7 @@ fn promises_of_time(target: &mut dyn Target) {
     let dead = plane.entry(&redirect(6)).unwrap();
     assert_eq!(dead.counter, Counter::default(), "what is over is not hit");
     assert!(matches!(plane.insert(&dead.entry), Err(TableError::Exists(_))), "it is still there");
-    // Written again, it lives again, and one that lives ends.
+    // A rewritten entry is valid again, and a valid one can end.
     plane.modify(&entry(redirect(6), until(4, 60_000))).unwrap();
     plane.modify(&entry(redirect(5), until(3, 0))).unwrap();
     assert_eq!([goes_to(target, 5), goes_to(target, 6)], [2, 4]);
@@ -233,12 +233,12 @@ fn promises_of_counters(target: &mut dyn Target) {
     let counted = Counter { packets: set.packets + 1, bytes: set.bytes + 94 };
     assert_eq!(target.plane().entry(&away.key).unwrap().counter, counted);
     std::thread::sleep(Duration::from_millis(40));
-    // Time passes for a plane without a clock when it is told so.
+    // A plane without a clock is told the time.
     target.send(SwitchPort(1), &read_of(6), 0);
     let plane = target.plane();
     let expired: Vec<_> = plane.expired().unwrap().into_iter().map(|e| e.entry.key).collect();
     assert_eq!(expired, [away.key]);
-    // On a busy machine more than the timeout may pass between a hit and the question.
+    // On a busy machine more time than the timeout may pass between a hit and the query.
     let start = Instant::now();
     loop {
         target.send(SwitchPort(1), &read_of(5), 1);
@@ -389,7 +389,7 @@ fn packet_outs_and_losses(target: &mut dyn Target) {
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.packet_out(SwitchPort(3), &read_of(7)).unwrap();
-    // Nothing is switched with empty tables: what arrives is the packet-out.
+    // With empty tables nothing is forwarded: only the packet-out arrives.
     let left = target.send(SwitchPort(1), &read_of(8), 1);
     assert_eq!(left, [(SwitchPort(3), read_of(7))]);
     let plane = target.plane();

@@ -17,7 +17,7 @@ use crate::{
 const FRAMES: usize = 700;
 const SEED: u64 = 0x5eed_0001;
 
-/// Draws from small sets, so that frames and entries meet often.
+/// Draws from small sets, so that frames and entries match often.
 struct Dice(Draw);
 
 impl Dice {
@@ -115,7 +115,7 @@ impl Dice {
                 Some(Action::Select((0..3).map(|_| weight(self)).collect()))
             }
             Table::Redirect if self.below(2) == 0 => {
-                // Either over at once or not within the test.
+                // Either expired at once or not within the test.
                 let lease_ms = self.one_of(&[0, 60_000]);
                 Some(Action::RedirectUntil { forward: self.forward(), lease_ms })
             }
@@ -153,7 +153,7 @@ impl Dice {
     }
 }
 
-/// Fills the tables; entries that clash with others are left out alike on every plane.
+/// Fills the tables; conflicting entries are omitted in the same way on every plane.
 fn fill(plane: &mut dyn DataPlane, dice: &mut Dice) -> usize {
     plane.clear(None).unwrap();
     plane.set_group(1, &[1, 2, 3].map(SwitchPort)).unwrap();
@@ -162,7 +162,7 @@ fn fill(plane: &mut dyn DataPlane, dice: &mut Dice) -> usize {
     (0..150).filter(|_| plane.insert(&dice.entry()).is_ok()).count()
 }
 
-/// What a plane did with one frame, in an order of its own.
+/// The result of one frame on a plane, in a fixed order.
 #[derive(Debug, PartialEq)]
 struct Done {
     left: Outputs,
@@ -221,7 +221,7 @@ mod root {
                 }
             }
             for reason in DropReason::ALL {
-                // Nothing is impaired, and every port takes every frame.
+                // Nothing is impaired, and every port accepts every frame.
                 let is_met = !matches!(reason, DropReason::Impairment | DropReason::Egress);
                 assert_eq!(total[reason as usize] > 0, is_met, "{}: {total:?}", reason.name());
             }

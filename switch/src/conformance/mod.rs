@@ -1,6 +1,6 @@
 //! One suite of packet vectors (`p4/vectors`) against every data plane.
 //!
-//! They always run on the pipeline without I/O; the modules `root` run them on the eBPF program by
+//! They always run on the pipeline without I/O. The modules `root` run them on the eBPF program with
 //! `BPF_PROG_TEST_RUN`, and over veth links through both switches.
 
 mod contract;
@@ -25,17 +25,17 @@ use targets::{EbpfLinks, EbpfTestRun, SoftLinks, SoftPipeline};
 /// The ports of every vector.
 const PORTS: core::ops::RangeInclusive<u16> = 1..=4;
 
-/// Frames with the ports that they left by.
+/// Frames with their output ports.
 type Outputs = Vec<(SwitchPort, Vec<u8>)>;
 
-/// A data plane with ports 1 to 4 that frames can be sent into.
+/// A data plane with ports 1 to 4 and a way to inject frames.
 trait Target {
     fn plane(&mut self) -> &mut dyn DataPlane;
 
-    /// Sends a frame in by a port and gathers what leaves, which should be `expected` frames.
+    /// Injects a frame at a port and collects the output, which should be `expected` frames.
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs;
 
-    /// Sends a frame in by a port and does not wait for what leaves.
+    /// Injects a frame at a port and does not wait for the output.
     fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
         self.send(port, frame, 0);
     }
@@ -58,7 +58,7 @@ fn vectors() -> BTreeMap<String, Vec<Statement>> {
     vectors
 }
 
-/// Runs every vector on a target, and tells of every one that fails.
+/// Runs every vector on a target, and reports every failure.
 fn run_all(target: &mut dyn Target) {
     let mut failures = Vec::new();
     let vectors = vectors();
@@ -76,7 +76,7 @@ fn run_all(target: &mut dyn Target) {
     );
 }
 
-/// What a vector has set up so far.
+/// The names that a vector has defined so far.
 #[derive(Default)]
 struct Names {
     keys: HashMap<String, Key>,
@@ -141,14 +141,14 @@ fn set_up(
     Ok(())
 }
 
-/// Whether an entry is what was written; of its time some may have passed.
+/// Whether an entry reads back as written; some of its lifetime may have passed.
 fn reads_back(read: &Entry, written: &Entry) -> bool {
     let Action::RedirectUntil { lease_ms: left, .. } = read.action else { return read == written };
     let Action::RedirectUntil { lease_ms, .. } = written.action else { return false };
     left <= lease_ms && timeless(read) == timeless(written)
 }
 
-/// An entry without what is left of its time.
+/// An entry without its remaining time.
 fn timeless(entry: &Entry) -> Entry {
     let mut entry = entry.clone();
     if let Action::RedirectUntil { lease_ms, .. } = &mut entry.action {
@@ -171,7 +171,7 @@ fn counted(plane: &mut dyn DataPlane, check: &Check, names: &Names) -> Result<u6
     }
 }
 
-/// Sends one frame and compares what leaves with what is expected, in any order.
+/// Injects one frame and compares the output with the expected frames, in any order.
 fn exchange(
     target: &mut dyn Target,
     port: SwitchPort,
@@ -191,12 +191,12 @@ fn exchange(
     for (port, frame) in left {
         let found = expected.iter().position(|(p, pattern)| *p == port && pattern.matches(&frame));
         let Some(found) = found else {
-            return Err(format!("port {} sent what was not expected: {frame:02x?}", port.0));
+            return Err(format!("port {} sent an unexpected frame: {frame:02x?}", port.0));
         };
         expected.swap_remove(found);
     }
     match expected.first() {
-        Some((port, _)) => Err(format!("port {} did not send what was expected", port.0)),
+        Some((port, _)) => Err(format!("port {} did not send an expected frame", port.0)),
         None => Ok(()),
     }
 }

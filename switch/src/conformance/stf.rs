@@ -9,14 +9,14 @@
 //! mc_node_associate GROUP NODE
 //! mirroring_add SESSION PORT
 //! packet PORT HEX
-//! expect PORT HEX [$]                  (`*` is any digit; `$`: and nothing behind it)
-//! wait MILLISECONDS                    (so that something runs out)
+//! expect PORT HEX [$]                  (`*` is any digit; `$`: no bytes may follow)
+//! wait MILLISECONDS                    (so that an entry expires)
 //! check_counter drops(REASON) packets == N
 //! check_counter TABLE($NAME) packets|bytes == N
 //! ```
 //!
 //! Values are decimal or `0x` numbers, with `/LENGTH` for a prefix and `&&&MASK` for a ternary.
-//! Whatever is not expected must not come; blanks in hex are for the reader.
+//! Unexpected frames are errors; spaces in hex are ignored.
 
 use std::{collections::HashMap, iter::Peekable, str::SplitWhitespace, time::Duration};
 
@@ -26,7 +26,7 @@ use bluebridge_p4::pipeline::{
 
 use crate::dataplane::Table;
 
-/// Which count a check is about.
+/// The counter of a check.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Check {
     Drops(DropReason),
@@ -144,7 +144,7 @@ fn check_counter(mut words: Words<'_>) -> Result<Statement, String> {
     let what = words.next().ok_or("check_counter what?")?;
     let kind = words.next().ok_or("packets or bytes?")?;
     if words.next() != Some("==") {
-        return Err("only == is there".to_owned());
+        return Err("only == is supported".to_owned());
     }
     let (table, index) =
         what.strip_suffix(')').and_then(|w| w.split_once('(')).ok_or("TABLE(INDEX)")?;
@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
         value(self.text(name)?)
     }
 
-    /// A ternary; a field that is not named matches anything.
+    /// A ternary; an omitted field matches anything.
     fn ternary(&self, name: &str) -> Result<Ternary, String> {
         let Some(text) = self.0.get(name) else { return Ok(Ternary::default()) };
         let (value_text, mask_text) = text.split_once("&&&").unwrap_or((text, "0xff"));
@@ -270,7 +270,7 @@ fn action(call: &str) -> Result<Action, String> {
         "copy_to_controller" => Action::CopyToController,
         "set_dst_mac" => Action::SetDstMac(mac(fields.text("dst_mac")?)?),
         "select" => {
-            // One member after the other, three parameters each.
+            // The members follow each other, three parameters each.
             let member = |pairs: &[(&str, &str)]| {
                 let fields = Fields(pairs.iter().copied().collect());
                 Ok(WeightedForward { forward: forward(&fields)?, weight: fields.value("weight")? })

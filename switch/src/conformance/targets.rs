@@ -41,9 +41,9 @@ impl Target for SoftPipeline {
     }
 }
 
-/// A switch in the kernel that is removed with this, also when a test fails.
+/// A switch in the kernel that is removed when this is dropped, even if a test fails.
 pub(super) struct Pinned {
-    /// With this process's number: the kernel keeps switches by name, for all processes.
+    /// Contains this process's number, because the kernel keeps switches by name for all processes.
     pub(super) name: String,
     pub(super) switch: EbpfSwitch,
 }
@@ -66,7 +66,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The program by itself (`BPF_PROG_TEST_RUN`); the copies it makes do go over links.
+/// The program alone (`BPF_PROG_TEST_RUN`); only its copies are sent over links.
 pub(super) struct EbpfTestRun {
     pinned: Pinned,
     hosts: Hosts,
@@ -94,8 +94,8 @@ impl Target for EbpfTestRun {
     }
 
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
-        // The kernel does not run a program on IPv6 frames without a whole IPv6 header; over the
-        // link the same program meets them.
+        // `BPF_PROG_TEST_RUN` does not accept IPv6 frames without a complete IPv6 header; over the
+        // link the same program receives them.
         if frame.len() < IPV6_FRAME_BYTES_MIN && frame.get(12..14) == Some(&[0x86, 0xdd]) {
             self.hosts.send(port, frame).expect("the link takes it");
             return self.hosts.gather(expected);
@@ -106,7 +106,7 @@ impl Target for EbpfTestRun {
         let after = self.sent();
         let is_redirected = run.action == ACTION_REDIRECT;
         let expected = expected - usize::from(is_redirected && expected > 0);
-        // Copies that were counted are on their way, however long a busy machine takes.
+        // Counted copies will arrive, even on a busy machine.
         let counted = after.iter().zip(&before).map(|((_, after), (_, before))| after - before);
         let counted = usize::try_from(counted.sum::<u64>()).expect("a few");
         let mut out =
@@ -114,7 +114,7 @@ impl Target for EbpfTestRun {
         let copied: Vec<_> = out.iter().map(|(port, _)| *port).collect();
         for ((port, before), (_, after)) in before.into_iter().zip(after) {
             let copies = copied.iter().filter(|copied| **copied == port).count() as u64;
-            // A counted frame that was not seen on a link is the one that was redirected.
+            // A counted frame that was not seen on a link is the redirected one.
             if after - before == copies + 1 && is_redirected {
                 out.push((port, run.frame.clone()));
             }
@@ -137,7 +137,7 @@ impl EbpfLinks {
             let interface = format!("s{port}");
             pinned.switch.add_port_with(SwitchPort(port), &interface, mode).expect("it attaches");
             if mode == Some(PortMode::Xdp) {
-                // A veth takes XDP frames only if its other end runs XDP or GRO.
+                // A veth accepts XDP frames only if its other end runs XDP or GRO.
                 enable_receive_offload(&format!("h{port}")).expect("a veth has GRO");
             }
         }
@@ -186,14 +186,14 @@ impl Target for SoftLinks {
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
         self.hosts.send(port, frame).expect("the link takes it");
         let out = self.hosts.gather(expected);
-        // The counters are up to date once the thread has answered.
+        // The counters are up to date once the thread has responded.
         self.switch.drops().expect("the thread answers");
         out
     }
 
     fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
         self.hosts.send(port, frame).expect("the link takes it");
-        // So that the thread keeps up, whose socket holds only so many frames.
+        // So that the thread keeps up: its socket has room for a limited number of frames.
         self.switch.drops().expect("the thread answers");
     }
 }

@@ -1,4 +1,4 @@
-//! Real UDP and TCP between the sockets of two hosts, each in a namespace of its own.
+//! Real UDP and TCP between the sockets of two hosts, each in its own namespace.
 
 use std::{
     io::{Read as _, Write as _},
@@ -34,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread in a network namespace of its own, with one end of a link.
+/// A thread in its own network namespace, with one end of a link.
 pub(super) struct Host {
     number: u16,
     jobs: Option<Sender<Job>>,
@@ -74,12 +74,12 @@ impl Host {
         host
     }
 
-    /// Runs something in the host's namespace and waits for it.
+    /// Runs a function in the host's namespace and waits for it.
     pub(super) fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         self.start(job).join().expect("the host's job does not panic")
     }
 
-    /// Runs something in a thread of the host's namespace.
+    /// Runs a function in a thread of the host's namespace.
     pub(super) fn start<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -137,7 +137,7 @@ pub(super) fn program(plane: &mut dyn DataPlane) {
     plane.set_flood_group(Some(1)).expect("the group is there");
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ by position.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| i.wrapping_mul(31).to_le_bytes()[0] ^ i.to_le_bytes()[1]).collect()
 }
@@ -172,7 +172,7 @@ fn exchange_datagrams(one: &Host, two: &Host) {
             assert_eq!(buffer[..received], sent, "{length} bytes come back whole");
             assert_eq!(from.ip(), endpoint(2));
         }
-        // One train of eight pieces comes back as eight datagrams.
+        // One train of eight pieces arrives back as eight datagrams.
         let sent = pattern(8 * 4000);
         segment(&socket, 4000);
         socket.send_to(&sent, to).expect("the train leaves");
@@ -185,14 +185,14 @@ fn exchange_datagrams(one: &Host, two: &Host) {
     server.join().expect("the server saw everything");
 }
 
-/// Makes the link of a host smaller.
+/// Reduces the MTU of a host's link.
 fn shrink(host: &Host) {
     let n = host.number;
     ip(&format!("link set s{n} mtu 1500"));
     host.run(move || ip(&format!("link set h{n} mtu 1500")));
 }
 
-/// Sends a train that the smaller link of host 2 cannot take, one that it can, and TCP.
+/// Sends a train that is too large for the smaller link of host 2, one that fits, and TCP.
 fn exchange_across_sizes(one: &Host, two: &Host, plane: &mut dyn DataPlane) {
     program(plane);
     let (ready, is_ready) = channel();
@@ -236,7 +236,7 @@ fn segment(socket: &UdpSocket, piece: i32) {
     assert_eq!(result, 0, "UDP_SEGMENT: {}", std::io::Error::last_os_error());
 }
 
-/// Sends 8 MiB over TCP from host 1 to host 2, which finds it by ARP: all of that by `l2`.
+/// Sends 8 MiB over TCP from host 1 to host 2, which it finds by ARP: everything through `l2`.
 fn stream(one: &Host, two: &Host) {
     const BYTES: usize = 8 << 20;
     let (ready, is_ready) = channel();
@@ -259,7 +259,7 @@ fn stream(one: &Host, two: &Host) {
     assert!(server.join().expect("the server ends") == pattern(BYTES), "8 MiB arrive unharmed");
 }
 
-/// Lets a host send to an XDP switch, and take frames from it.
+/// Sets a host's offloads so that it can send to an XDP switch and receive from it.
 fn settle_for_xdp(host: &Host) {
     let interface = format!("h{}", host.number);
     host.run(move || {
@@ -268,7 +268,7 @@ fn settle_for_xdp(host: &Host) {
     });
 }
 
-/// The number of the XDP program of an interface, as the kernel counts programs.
+/// The id of the XDP program of an interface.
 fn xdp_program(interface: &str) -> String {
     let out = Command::new("ip").args(["-d", "link", "show", interface]).output();
     let said = String::from_utf8(out.expect("ip is there").stdout).expect("ip writes text");
@@ -303,8 +303,8 @@ fn soft_carries_traffic() {
     program(&mut switch);
     exchange_datagrams(&one, &two);
     stream(&one, &two);
-    // An impaired port cuts trains; `tx off` has the kernel fill in the checksums of the pieces,
-    // and the receiver check them.
+    // An impaired port splits trains; with `tx off` the kernel fills in the checksums of the pieces,
+    // and the receiver checks them.
     let rare = Impairment { corrupt: 1e-9, ..Impairment::default() };
     for number in 1..=2 {
         switch.set_impairment(SwitchPort(number), rare).expect("the port is there");
@@ -331,14 +331,14 @@ fn outlive() {
         ports.into_iter().map(|port| (port.port, port.name, port.mac, port.mtu)).collect()
     };
     let (before, ports) = (tables(&mut pinned.switch), names(&mut pinned.switch));
-    // A second agent opens what the first one left, finds it all and changes nothing.
+    // A second agent opens the switch that the first one left, finds everything and changes nothing.
     pinned.switch = EbpfSwitch::open(&pinned.name).expect("the pinned switch opens");
     assert_eq!(tables(&mut pinned.switch), before);
     assert_eq!(names(&mut pinned.switch), ports);
     assert_eq!(pinned.switch.groups().expect("the maps can be read").len(), 1);
     assert_eq!(pinned.switch.flood_group().expect("the maps can be read"), Some(1));
     exchange_datagrams(&one, &two);
-    // Without a trace, also when removed twice.
+    // Removed completely, also when removed twice.
     EbpfSwitch::remove(&pinned.name).expect("it can be removed");
     EbpfSwitch::remove(&pinned.name).expect("removing what is gone is fine");
     assert!(!Path::new(PINS).join(&pinned.name).exists());
@@ -373,7 +373,7 @@ mod root {
             let after = programs();
             assert!(before.iter().all(|program| !after.contains(program)), "{before:?} {after:?}");
             exchange_datagrams(&one, &two);
-            // The programs learn what a link can take by now.
+            // By now the programs have the link's new MTU.
             let drops = |switch: &mut EbpfSwitch| {
                 switch.drops().expect("the maps can be read").of(DropReason::Egress)
             };
@@ -445,7 +445,7 @@ mod root {
     #[test]
     fn a_switch_makes_the_directory_of_its_pins() {
         in_thread(|| {
-            // It mounts the file system if need be, and takes away what is made in it.
+            // It mounts the file system if necessary, and removes what it created.
             let mounted = Pinned::open("made");
             let directory = Path::new(PINS).join(&mounted.name).join("in/here");
             let directory = directory.as_path();

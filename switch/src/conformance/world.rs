@@ -1,4 +1,4 @@
-//! Links for tests; they vanish with the namespace of the thread that made them.
+//! Links for tests; they end with the namespace of the thread that created them.
 
 use std::{
     io, thread,
@@ -14,9 +14,9 @@ use crate::{
     packet_socket::{Batch, OFFLOAD_BYTES, PacketSocket},
 };
 
-/// How long frames may take from one end to the other; waited out only if some are missing.
+/// How long frames may take from one end to the other; the full time passes only if some are missing.
 const ARRIVAL: Duration = Duration::from_secs(10);
-/// How long to wait for frames that must not come.
+/// How long to wait for frames that must not arrive.
 const QUIET: Duration = Duration::from_millis(3);
 
 /// The hosts' ends of the links `s1`-`h1` to `s4`-`h4`, all in one namespace.
@@ -46,7 +46,7 @@ impl Hosts {
         socket.send([0; OFFLOAD_BYTES], frame)
     }
 
-    /// Gathers `expected` frames, and whatever else comes soon after them.
+    /// Collects `expected` frames, and any that arrive soon after them.
     pub(super) fn gather(&mut self, expected: usize) -> Outputs {
         let start = Instant::now();
         let mut last = start;

@@ -1,4 +1,4 @@
-//! Where maps and links are pinned, so that the data plane outlives the agent.
+//! Pins maps and links, so that the data plane outlives the agent.
 
 use std::{
     fs, io,
@@ -14,15 +14,15 @@ use crate::dataplane::{PlaneError, Table};
 
 const ROOT: &str = "/sys/fs/bpf";
 const HOME: &str = "/sys/fs/bpf/bluebridge";
-/// What a mount of ours is called in the list of mounts.
+/// The source name of our mount in the list of mounts.
 const SOURCE: &str = "bluebridge";
 /// `BPF_FS_MAGIC` of linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
-/// The directory of a switch, made if it is not there; the BPF file system is mounted if need be.
+/// The directory of a switch, created if missing; the BPF file system is mounted if necessary.
 ///
 /// # Errors
-/// If the name is not one, or a directory or mount cannot be made.
+/// If the name is invalid, or a directory or mount cannot be created.
 pub(super) fn open(name: &str) -> Result<PathBuf, PlaneError> {
     let directory = directory(name)?;
     if !is_mounted()? {
@@ -33,18 +33,18 @@ pub(super) fn open(name: &str) -> Result<PathBuf, PlaneError> {
     Ok(directory)
 }
 
-/// Makes a directory, and those that it is in.
+/// Creates a directory and its parents.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If it cannot be created.
 pub(super) fn make(directory: &Path) -> Result<(), PlaneError> {
     fs::create_dir_all(directory).map_err(|e| failed(&format!("make {}", directory.display()), e))
 }
 
-/// Removes the pins of a switch, and what held only them; it may be gone already.
+/// Removes the pins of a switch and the kernel objects that only they kept; it may be gone already.
 ///
 /// # Errors
-/// If the name is not one, or something is there that cannot be removed.
+/// If the name is invalid, or something cannot be removed.
 pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
     let directory = directory(name)?;
     if !is_mounted()? {
@@ -56,7 +56,7 @@ pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
         }
         _ => {}
     }
-    // Other switches keep the directory and the mount: then these fail, and that is right.
+    // These calls fail, correctly, if other switches use the directory and the mount.
     let _ = fs::remove_dir(HOME);
     if is_empty() && is_ours() {
         unmount(ROOT, UnmountFlags::empty())
@@ -65,8 +65,8 @@ pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
     Ok(())
 }
 
-/// Removes the pins of a switch in a directory of the caller's choice, and the directory if nothing
-/// else is in it.
+/// Removes the pins of a switch in a directory of the caller's choice, and the directory if it is
+/// then empty.
 ///
 /// # Errors
 /// If no switch is pinned there, or its pins cannot be removed.
@@ -84,7 +84,7 @@ pub(super) fn remove_in(directory: &Path) -> Result<(), PlaneError> {
     for entry in entries.iter().filter(|entry| entry.file_name().to_str().is_some_and(is_pin)) {
         fs::remove_file(entry.path()).map_err(|e| failed(&doing(), e))?;
     }
-    // A mount, or what others have there, stays.
+    // A mount, or a directory with other files, stays.
     let _ = fs::remove_dir(directory);
     Ok(())
 }
@@ -96,7 +96,7 @@ pub(super) fn is_pinned_in(directory: &Path) -> bool {
     is_bpf && maps().any(|map| directory.join(map).exists())
 }
 
-/// The maps of `switch/bpf/tables.h` that are no tables; all of them are pinned.
+/// The maps of `switch/bpf/tables.h` that are not tables; all of them are pinned.
 const MAPS: [&str; 12] = [
     "notify_match",
     "notify_index",
@@ -133,11 +133,11 @@ pub(super) fn link_pin(directory: &Path, port: u16, program: &str) -> PathBuf {
 /// Where the switch of a name is pinned.
 ///
 /// # Errors
-/// If the name is not one.
+/// If the name is invalid.
 pub(super) fn directory(name: &str) -> Result<PathBuf, PlaneError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if name.is_empty() || name.len() > 64 || !name.chars().all(is_plain) {
-        let rule = "a switch's name is 1 to 64 letters, digits, - and _";
+        let rule = "a switch's name must be 1 to 64 letters, digits, - and _";
         return Err(failed(name, io::Error::new(io::ErrorKind::InvalidInput, rule)));
     }
     Ok(Path::new(HOME).join(name))
@@ -148,7 +148,7 @@ fn is_mounted() -> Result<bool, PlaneError> {
     Ok(u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
-/// Whether nobody pinned anything; the kernel itself puts two iterators into every mount.
+/// Whether nothing is pinned; the kernel itself creates two iterators in every mount.
 fn is_empty() -> bool {
     let is_kernels = |entry: io::Result<fs::DirEntry>| {
         entry.is_ok_and(|e| ["maps.debug", "progs.debug"].iter().any(|name| e.file_name() == *name))

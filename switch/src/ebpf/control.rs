@@ -29,7 +29,7 @@ use crate::{
 };
 
 const ETHERNET_BYTES: usize = 14;
-/// Where `drops` counts the packet-ins that found no room: behind the reasons.
+/// Index in `drops` of the packet-ins that found no room: after the reasons.
 #[expect(clippy::cast_possible_truncation, reason = "there are a dozen reasons")]
 const LOST_PACKET_IN: u32 = DROPS_SIZE as u32;
 
@@ -53,12 +53,12 @@ impl EbpfSwitch {
         self.known[table as usize].get(key).ok_or(TableError::NotFound(table))
     }
 
-    /// Writes an entry into its map, and what only the agent needs beside it.
+    /// Writes an entry into its map, and the agent's note beside it.
     pub(super) fn write(&mut self, entry: &Entry, index: u32) -> Result<Known, PlaneError> {
         let note_key = layout::note_key(&entry.key);
         match layout::encode_note(entry) {
             Some(note) => self.notes.insert(note_key, note, 0).map_err(|e| failed(&e))?,
-            // That there is no note is fine.
+            // A missing note is no error.
             None => drop(self.notes.remove(&note_key)),
         }
         let table = Table::of(&entry.key);
@@ -68,8 +68,8 @@ impl EbpfSwitch {
         Ok(Known { entry: entry.clone(), index, dead_at })
     }
 
-    /// Writes what is derived from the entries of a table: the compiled `notify`, and the counts that
-    /// spare the programs a look into an empty table.
+    /// Writes the state that is derived from the entries of a table: the compiled `notify`, and the counts
+    /// with which programs skip empty tables.
     pub(super) fn refresh(&mut self, table: Table) -> Result<(), PlaneError> {
         let count = u32::try_from(self.known[table as usize].len()).unwrap_or(u32::MAX);
         match table {
@@ -106,7 +106,7 @@ impl EbpfSwitch {
         Ok(())
     }
 
-    /// Sets a counter, with the time that counts as its last hit.
+    /// Sets a counter, and the time of its last hit.
     fn write_counter(
         &mut self,
         index: u32,
@@ -383,14 +383,14 @@ const fn satisfies(ternary: Ternary, byte: u8) -> bool {
     byte & ternary.mask == ternary.value
 }
 
-/// The clock that the programs stamp hits with.
+/// The clock of the programs' time stamps.
 fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// What remains of a table error where the caller cannot be at fault.
+/// Converts a table error where the caller cannot be at fault.
 fn plane(error: TableError) -> PlaneError {
     match error {
         TableError::Plane(error) => error,

@@ -1,6 +1,6 @@
-//! Keys, actions and notes as the structs of the maps, and back.
+//! Converts keys, actions and notes to the structs of the maps and back.
 //!
-//! What a hash map holds for the programs is sealed: `switch/bpf/tables.h` says why.
+//! Values of hash maps that programs read are sealed: `switch/bpf/tables.h` explains why.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -62,7 +62,7 @@ fn redirect_key(key: &Key) -> RedirectKey {
     }
 }
 
-/// The key that these bytes are in a table's map.
+/// The key of these bytes in a table's map.
 pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
     match table {
         Table::IngressGuard => {
@@ -103,9 +103,9 @@ pub(super) fn decode_key(table: Table, bytes: &[u8]) -> Key {
     }
 }
 
-/// The seal of a struct of whole words whose own seal is 0: the sum of its words, each times another
-/// power of an odd number. What is mixed of the words of two values does not have the seal of
-/// either, but once in 2^64 times.
+/// The seal of a struct of whole words whose own seal is 0: the sum of its words, each multiplied by
+/// another power of an odd number. A mixture of the words of two values has the seal of one of them
+/// only once in 2^64 cases.
 fn seal<T: IntoBytes + Immutable>(value: &T) -> u64 {
     const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>())) };
     let (words, _) = value.as_bytes().as_chunks();
@@ -118,8 +118,8 @@ fn seal<T: IntoBytes + Immutable>(value: &T) -> u64 {
     seal
 }
 
-/// The value of an entry in its table's map, with the number of the entry and the time at which it is
-/// written.
+/// The value of an entry in its table's map, with the number of the entry and the time of the
+/// writing.
 pub(super) fn encode_value(key: &Key, action: &Action, index: u32, now: Duration) -> Vec<u8> {
     match Table::of(key) {
         Table::IngressGuard | Table::L2 | Table::Multicast => {
@@ -153,7 +153,7 @@ fn encode_route(action: &Action, index: u32) -> Route {
             (0, MacAddr::default())
         }
     };
-    // The programs forward until the end that is behind the route.
+    // The programs forward until the end, which follows the route.
     let declared = match action {
         Action::RedirectUntil { .. } => &FORWARD,
         _ => action_of(action),
@@ -161,13 +161,13 @@ fn encode_route(action: &Action, index: u32) -> Route {
     Route { index, action: declared.number(), to, mac: mac.0, unused: 0 }
 }
 
-/// When an entry ends that is written now; 0 stands for no end.
+/// When an entry that is written now expires; 0 means no end.
 fn encode_end(action: &Action, now: Duration) -> u64 {
     let Action::RedirectUntil { lease_ms, .. } = action else { return 0 };
     nanoseconds(now + Duration::from_millis(u64::from(*lease_ms))).max(1)
 }
 
-/// When an entry of `redirect` ends by the programs' clock; `None` for one that does not, and for
+/// When an entry of `redirect` expires by the programs' clock; `None` for one that does not, and for
 /// those of other tables.
 pub(super) fn decode_end(table: Table, value: &[u8]) -> Option<Duration> {
     if table != Table::Redirect {
@@ -177,7 +177,7 @@ pub(super) fn decode_end(table: Table, value: &[u8]) -> Option<Duration> {
     (dead_at_ns != 0).then_some(Duration::from_nanos(dead_at_ns))
 }
 
-/// The number of the entry that a value belongs to, and its action, of whose time nothing is said.
+/// The number of the entry that a value belongs to, and its action without its time.
 pub(super) fn decode_action(table: Table, value: &[u8]) -> (u32, Action) {
     let Route { index, action, to, mac, .. } = match table {
         Table::IngressGuard | Table::L2 | Table::Multicast => {
@@ -248,13 +248,13 @@ pub(super) fn note_key(key: &Key) -> NoteKey {
     NoteKey { table: Table::of(key) as u8, key: from_bytes(&encode_key(key)) }
 }
 
-/// What only the agent needs of an entry; `None` if there is nothing to note.
+/// The agent's data of an entry; `None` if there is none.
 pub(super) fn encode_note(entry: &Entry) -> Option<Note> {
     if entry.idle_timeout.is_none() && entry.metadata.is_empty() {
         return None;
     }
     Some(Note {
-        // 0 stands for no timeout, so a timeout of no time at all is kept as the shortest one.
+        // 0 means no timeout, so a timeout of zero is stored as the shortest one.
         idle_timeout_ns: entry.idle_timeout.map_or(0, |timeout| nanoseconds(timeout).max(1)),
         bytes: u32::try_from(entry.metadata.len()).unwrap_or(0),
         metadata: from_bytes(&entry.metadata),

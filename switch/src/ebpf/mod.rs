@@ -1,9 +1,9 @@
-//! The eBPF data plane: the pipeline in the kernel, on the core of whoever sends.
+//! The eBPF data plane: the pipeline in the kernel, on the sender's core.
 //!
-//! A program on the ingress of every port (TCX) is the whole switch; on XDP ports a second one
-//! goes ahead of it. Programs, maps and links are pinned under `/sys/fs/bpf/bluebridge/NAME`, so
-//! frames are switched whether or not an agent runs; [`EbpfSwitch::open`] finds them again, and
-//! [`EbpfSwitch::remove`] takes them away, also after a crash.
+//! A program on the ingress of every port (TCX) is the complete switch; on XDP ports a second one
+//! runs before it. Programs, maps and links are pinned under `/sys/fs/bpf/bluebridge/NAME`, so
+//! frames are forwarded with or without an agent. [`EbpfSwitch::open`] finds them again, and
+//! [`EbpfSwitch::remove`] removes them, even after a crash.
 
 mod bpffs;
 mod control;
@@ -41,12 +41,12 @@ static OBJECT: Option<&[u8]> =
 #[cfg(not(ebpf_object))]
 static OBJECT: Option<&[u8]> = None;
 
-/// An entry and where its counter is.
+/// An entry and the index of its counter.
 #[derive(Debug)]
 struct Known {
     entry: Entry,
     index: u32,
-    /// When it ends by the clock of the programs.
+    /// When it expires by the clock of the programs.
     dead_at: Option<Duration>,
 }
 
@@ -69,7 +69,7 @@ pub struct EbpfSwitch {
     notify_match: Array<MapData, structs::NotifyMatch>,
     notify_index: Array<MapData, u32>,
     packet_ins: RingBuf<MapData>,
-    /// What the maps hold: the agent is the only one who writes them.
+    /// The contents of the maps: only the agent writes them.
     known: [BTreeMap<Key, Known>; Table::ALL.len()],
     free: [Vec<u32>; Table::ALL.len()],
     groups: BTreeMap<u16, Vec<SwitchPort>>,
@@ -83,7 +83,7 @@ impl core::fmt::Debug for EbpfSwitch {
     }
 }
 
-/// Whether this build and this user can have an eBPF switch at all.
+/// Whether this build and this user can have an eBPF switch.
 fn check_build() -> Result<(), PlaneError> {
     if OBJECT.is_none() {
         return Err(PlaneError::NoEbpf);
@@ -94,12 +94,12 @@ fn check_build() -> Result<(), PlaneError> {
     Ok(())
 }
 
-/// What a program did with one frame in [`EbpfSwitch::test_run`].
+/// The result of one frame in [`EbpfSwitch::test_run`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TestRun {
     /// The program's return value: 7 redirects, 2 drops.
     pub action: u32,
-    /// The frame as the program left it.
+    /// The frame after the program.
     pub frame: Vec<u8>,
     /// The mean time of one run.
     pub duration: Duration,
@@ -109,13 +109,13 @@ pub struct TestRun {
 pub const ACTION_REDIRECT: u32 = 7;
 
 impl EbpfSwitch {
-    /// Whether this build has the programs: clang was there when it was made.
+    /// Whether this build has the programs: clang was available when it was built.
     #[must_use]
     pub fn is_built() -> bool {
         OBJECT.is_some()
     }
 
-    /// Opens the switch of a name: the one that is pinned, or a new one without ports.
+    /// Opens the switch with this name: a pinned one, or a new one without ports.
     ///
     /// # Errors
     /// [`PlaneError::NoEbpf`] if this build has none, [`PlaneError::NeedsRoot`], and
@@ -125,8 +125,8 @@ impl EbpfSwitch {
         Self::pinned_in(bpffs::open(name)?)
     }
 
-    /// As [`Self::open`], for a directory on a BPF file system that is mounted already. It is made
-    /// if it is not there, and the caller removes it in the end.
+    /// Like [`Self::open`], for a directory on a BPF file system that is already mounted. It is created
+    /// if it is missing, and the caller must remove it.
     ///
     /// # Errors
     /// As for [`Self::open`].
@@ -149,18 +149,18 @@ impl EbpfSwitch {
         Ok(switch)
     }
 
-    /// Ends the switch of a name and removes everything it left; it may be gone already.
+    /// Removes the switch with this name and everything that it left; it may be gone already.
     ///
     /// # Errors
-    /// If something is there that cannot be removed.
+    /// If something cannot be removed.
     pub fn remove(name: &str) -> Result<(), PlaneError> {
         bpffs::remove(name)
     }
 
-    /// Where the switch of a name is pinned, or would be.
+    /// The directory of the switch with this name, whether it exists or not.
     ///
     /// # Errors
-    /// If the name is not one.
+    /// If the name is invalid.
     pub fn directory(name: &str) -> Result<PathBuf, PlaneError> {
         bpffs::directory(name)
     }
@@ -171,16 +171,16 @@ impl EbpfSwitch {
         bpffs::is_pinned_in(directory)
     }
 
-    /// Ends the switch that is pinned in a directory, and removes its pins; what others have there
-    /// stays.
+    /// Removes the switch that is pinned in a directory, and its pins; other files there
+    /// stay.
     ///
     /// # Errors
-    /// If no switch is pinned there, or something of it cannot be removed.
+    /// If no switch is pinned there, or part of it cannot be removed.
     pub fn remove_in(directory: &Path) -> Result<(), PlaneError> {
         bpffs::remove_in(directory)
     }
 
-    /// Runs the program on a frame as if it had come in by a port, without sending it on
+    /// Runs the program on a frame as if it had arrived at a port, without forwarding it
     /// (copies to groups and duplicates are sent). The tables count the hits.
     ///
     /// # Errors
@@ -251,13 +251,13 @@ impl EbpfSwitch {
         })
     }
 
-    /// Learns what the maps hold.
+    /// Reads the contents of the maps.
     fn read_back(&mut self) -> Result<(), PlaneError> {
         self.config = self.config_map.get(&0, 0).map_err(|e| failed(&e))?;
         let layout = self.config.layout;
         if layout != LAYOUT && layout != 0 {
             return Err(PlaneError::Ebpf(format!(
-                "another version (layout {layout}) made {}; remove that switch first",
+                "another version (layout {layout}) created {}; remove that switch first",
                 self.directory.display()
             )));
         }
@@ -267,7 +267,7 @@ impl EbpfSwitch {
         for table in Table::ALL {
             self.read_table(table, base)?;
             base += u32::try_from(table.capacity()).unwrap_or(0);
-            // An agent that was killed after it had written an entry did not come to this.
+            // An agent that was killed after it had written an entry did not execute this.
             self.refresh(table)?;
         }
         self.read_groups()?;

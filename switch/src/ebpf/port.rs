@@ -28,20 +28,20 @@ const FLAG_PEER: u32 = 1;
 const FLAG_XDP: u32 = 2;
 pub(super) const FLAG_IMPAIRED: u32 = 4;
 
-/// How a port sends, and whether frames are switched before the kernel makes an skb of them.
+/// How a port sends, and whether frames are forwarded before the kernel creates an skb for them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PortMode {
-    /// `bpf_redirect_peer`: straight into the stack behind a veth pair whose other end is in
-    /// another namespace. The fastest for kernel sockets; checksums stay partial and trains whole,
-    /// and an XDP program at the other end sees nothing.
+    /// `bpf_redirect_peer`: directly into the stack behind a veth pair whose other end is in
+    /// another namespace. The fastest for kernel sockets; checksums stay partial and trains complete,
+    /// and an XDP program at the other end does not see the frames.
     Peer,
-    /// `bpf_redirect`: through this end's queue, so that its offload settings hold.
+    /// `bpf_redirect`: through this end's queue, so that its offload settings apply.
     Redirect,
-    /// As `Redirect`, and an XDP program in the driver forwards ahead of it between ports of this
-    /// mode. Hosts with kernel sockets behind it must send whole checksums and no trains.
+    /// Like `Redirect`, with an XDP program in the driver that forwards first, between ports of this
+    /// mode. Hosts with kernel sockets behind it must send complete checksums and no trains.
     ///
-    /// There is no generic XDP: on Linux 6.18 frames that it passes on lose their MAC header
-    /// before the program behind it sees them, and `Redirect` serves such interfaces as well.
+    /// Generic XDP is not used: on Linux 6.18, frames that it passes on lose their MAC header
+    /// before the next program sees them, and `Redirect` serves such interfaces as well.
     Xdp,
 }
 
@@ -65,8 +65,8 @@ pub(super) struct Attached {
 impl EbpfSwitch {
     /// Adds a port that sends in a mode, by default [`PortMode::Peer`] where that is possible.
     ///
-    /// A port that is there with the same interface takes the mode and stays as it is otherwise;
-    /// one whose interface vanished gets the new one.
+    /// An existing port with the same interface takes the mode and does not change otherwise;
+    /// a port whose interface no longer exists gets the new one.
     ///
     /// # Errors
     /// [`PortError::Invalid`] and `NoInterface`: nothing changed.
@@ -77,7 +77,7 @@ impl EbpfSwitch {
         mode: Option<PortMode>,
     ) -> Result<(), PortError> {
         check_port(port)?;
-        let ask = |source| PlaneError::Io { doing: format!("ask for interface {name}"), source };
+        let ask = |source| PlaneError::Io { doing: format!("look up interface {name}"), source };
         let interface = Interface::by_name(name).map_err(ask)?;
         let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
         let invalid = |rule| Err(PortError::Invalid { port, rule });
@@ -94,12 +94,16 @@ impl EbpfSwitch {
             p != port && is.interface.index & 0xffff == interface.index & 0xffff
         };
         if self.ports.iter().any(is_taken) {
-            return invalid("its interface is another port's, or clashes with one (modulo 65536)");
+            return invalid(
+                "another port uses its interface, or one with the same index (modulo 65536)",
+            );
         }
         let automatic = if interface.has_far_peer { PortMode::Peer } else { PortMode::Redirect };
         let mode = mode.unwrap_or(automatic);
         if mode == PortMode::Peer && !interface.has_far_peer {
-            return invalid("only a veth whose other end is in another namespace has a far peer");
+            return invalid(
+                "only a veth whose other end is in another namespace can use the mode peer",
+            );
         }
         let impaired = self.ports.get(&port).map_or(0, |is| is.flags & FLAG_IMPAIRED);
         let is_new = !self.ports.contains_key(&port);
@@ -115,7 +119,7 @@ impl EbpfSwitch {
         Ok(done?)
     }
 
-    /// Detaches a port and forgets it.
+    /// Detaches a port and removes it.
     pub(super) fn detach(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
         for program in ["tc", "xdp"] {
             unpin(&link_pin(&self.directory, port.0, program))?;
@@ -128,7 +132,7 @@ impl EbpfSwitch {
         self.impairments.set(at, Impairment::default(), 0).map_err(|e| failed(&e))
     }
 
-    /// Writes what the programs know of a port.
+    /// Writes the state of a port for the programs.
     pub(super) fn write_port(&mut self, port: SwitchPort) -> Result<(), PlaneError> {
         let Some(is) = self.ports.get(&port) else { return Ok(()) };
         let (ifindex, number) = (is.interface.index, u32::from(port.0));
@@ -139,8 +143,8 @@ impl EbpfSwitch {
         self.port_of.set(ifindex & 0xffff, of, 0).map_err(|e| failed(&e))
     }
 
-    /// Learns the ports of a switch that was pinned, gives them this build's programs and what their
-    /// interfaces are now; what became of a vanished interface goes.
+    /// Reads the ports of a switch that was pinned, attaches this build's programs and updates their
+    /// interfaces; the state of interfaces that no longer exist is removed.
     pub(super) fn read_ports(&mut self) -> Result<(), PlaneError> {
         for number in 1..=PORT_MAX {
             let value = self.port_map.get(&u32::from(number), 0).map_err(|e| failed(&e))?;
@@ -150,7 +154,7 @@ impl EbpfSwitch {
             }
             let port = SwitchPort(number);
             let ask =
-                |source| PlaneError::Io { doing: format!("ask for interface {index}"), source };
+                |source| PlaneError::Io { doing: format!("look up interface {index}"), source };
             let found = Interface::by_index(index).map_err(ask)?;
             let gone = found.is_none();
             let interface = found.unwrap_or(Interface { index, ..Interface::default() });
@@ -159,7 +163,7 @@ impl EbpfSwitch {
                 self.detach(port)?;
                 continue;
             }
-            // The interface may have another MTU than then.
+            // The MTU of the interface may have changed.
             self.write_port(port)?;
             let pin = link_pin(&self.directory, number, "tc");
             if pin.exists() {
@@ -211,7 +215,7 @@ fn attach_xdp(program: &mut Xdp, name: &str, pin: &Path) -> Result<(), PlaneErro
     link.pin(pin).map(drop).map_err(|e| failed(&e))
 }
 
-/// Puts this build's program into a pinned link, in one step: no frame is missed.
+/// Replaces the program of a pinned link in one step: no frame is missed.
 fn replace_tc(pin: &Path, program: &mut SchedClassifier) -> Result<(), PlaneError> {
     let pinned = PinnedLink::from_pin(pin).map_err(|e| failed(&e))?;
     let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(|e| failed(&e))?;
@@ -219,7 +223,7 @@ fn replace_tc(pin: &Path, program: &mut SchedClassifier) -> Result<(), PlaneErro
     program.take_link(id).map(drop).map_err(|e| failed(&e))
 }
 
-/// As [`replace_tc`], in the driver.
+/// Like [`replace_tc`], in the driver.
 fn replace_xdp(pin: &Path, program: &mut Xdp) -> Result<(), PlaneError> {
     let pinned = PinnedLink::from_pin(pin).map_err(|e| failed(&e))?;
     let link = XdpLink::try_from(FdLink::from(pinned)).map_err(|e| failed(&e))?;

@@ -1,4 +1,4 @@
-//! The tables' maps behind one trait, for hash maps, tries and arrays.
+//! The tables' maps with one trait for hash maps, tries and arrays.
 
 use aya::{
     Pod,
@@ -19,7 +19,7 @@ pub(super) type Pair = (Vec<u8>, Vec<u8>);
 pub(super) trait Store: Send {
     /// Sets the value of a key.
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PlaneError>;
-    /// Removes a key that is there.
+    /// Removes an existing key.
     fn remove(&mut self, key: &[u8]) -> Result<(), PlaneError>;
     /// Every key with its value.
     fn all(&self) -> Result<Vec<Pair>, PlaneError>;
@@ -71,7 +71,7 @@ impl Store for LpmTrie<MapData, DirectoryBits, Route> {
     fn all(&self) -> Result<Vec<Pair>, PlaneError> {
         let pair = |key: Result<lpm_trie::Key<DirectoryBits>, MapError>| {
             let key = key.map_err(|e| failed(&e))?;
-            // The longest match of a prefix that is there is that prefix itself.
+            // The longest match of an existing prefix is that prefix itself.
             let value = self.get(&key, 0).map_err(|e| failed(&e))?;
             let key = DirectoryKey { prefix_len: key.prefix_len(), bits: key.data() };
             Ok((key.as_bytes().to_vec(), value.as_bytes().to_vec()))
@@ -102,7 +102,7 @@ impl Store for Array<MapData, Route> {
     }
 }
 
-/// The map of a table, with the key and value sizes that it has.
+/// The map of a table, with its key and value sizes.
 pub(super) fn table_store(table: Table, map: Map) -> Result<Box<dyn Store>, PlaneError> {
     fn typed<M: Store + TryFrom<Map, Error = MapError> + 'static>(
         map: Map,

@@ -1,9 +1,9 @@
-//! The structs of `switch/bpf/tables.h` as the maps hold them.
+//! The structs of `switch/bpf/tables.h`, as stored in the maps.
 //!
-//! Every struct has the name, the fields and the order that it has in C, with padding written out.
-//! Addresses in keys are big endian, as they are in a packet; other numbers have the host's order.
-//! That no struct has hidden padding and that any bytes are a valid value is checked when
-//! `zerocopy` derives its traits; that key and value sizes are those of the map, when `aya` opens it.
+//! Every struct has the same name, fields and field order as in C, with explicit padding.
+//! Addresses in keys are big endian as in a packet; other numbers have the host's byte order.
+//! Deriving the traits of `zerocopy` checks that no struct has hidden padding and that any bytes are
+//! a valid value. `aya` checks key and value sizes when it opens a map.
 
 use bluebridge_p4::{
     declaration::{GROUP_PORTS_MAX, METADATA_BYTES_MAX},
@@ -55,7 +55,7 @@ pub(super) struct MacKey {
     pub(super) unused: u16,
 }
 
-/// Key of `anycast` and `multicast`, filled up to a word as seals need it; the key in the maps is
+/// Key of `anycast` and `multicast`, padded to a word for seals; the key in the maps is
 /// `scope` alone.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
@@ -73,7 +73,7 @@ pub(super) struct NotifyKey {
     pub(super) priority: i32,
 }
 
-/// What an entry does: a value of `directory` and `port_mac`, and a part of sealed values.
+/// The action of an entry: a value of `directory` and `port_mac`, and a part of sealed values.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Route {
@@ -100,7 +100,7 @@ pub(super) struct SealedRoute {
 pub(super) struct Redirect {
     pub(super) key: RedirectKey,
     pub(super) route: Route,
-    /// When the entry ends by `CLOCK_MONOTONIC`; 0 for one without an end.
+    /// When the entry expires by `CLOCK_MONOTONIC`; 0 for one without an end.
     pub(super) dead_at_ns: u64,
     pub(super) seal: u64,
 }
@@ -121,12 +121,12 @@ pub(super) struct Choice {
     pub(super) count: u32,
     pub(super) slots: [u8; ANYCAST_SLOTS],
     pub(super) members: [Member; ANYCAST_SLOTS],
-    /// Of each member, over a [`SealedMember`].
+    /// The seal of each member, over a [`SealedMember`].
     pub(super) seals: [u64; ANYCAST_SLOTS],
     pub(super) weights: [u16; ANYCAST_SLOTS],
 }
 
-/// What the seal of a [`Member`] is over. No map holds it.
+/// The data that the seal of a [`Member`] covers. It is not stored in a map.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct SealedMember {
@@ -135,7 +135,7 @@ pub(super) struct SealedMember {
     pub(super) member: Member,
 }
 
-/// Value of `notify_match`: which entries a byte satisfies.
+/// Value of `notify_match`: the entries that a byte matches.
 #[derive(Clone, Copy, Default, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct NotifyMatch {
@@ -228,13 +228,13 @@ pub(super) struct Impairment {
     pub(super) corrupted: u64,
 }
 
-/// Value of `config`: what the programs read first.
+/// Value of `config`, which the programs read first.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Config {
     /// The version of these structs.
     pub(super) layout: u32,
-    /// Entries in `redirect`; without any, the look-up is left out.
+    /// Number of entries in `redirect`; if it is 0, programs skip the look-up.
     pub(super) redirects: u32,
     pub(super) notifies: u32,
     /// 0: no clone session.
@@ -266,7 +266,7 @@ pub(super) struct PacketIn {
     pub(super) frame: [u8; PACKET_IN_BYTES + 2],
 }
 
-/// Key of `notes`: a table, and a key of it filled up with zeros.
+/// Key of `notes`: a table, and a key of it padded with zeros.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct NoteKey {
@@ -274,7 +274,7 @@ pub(super) struct NoteKey {
     pub(super) key: [u8; 19],
 }
 
-/// Value of `notes`: what only the agent needs of an entry.
+/// Value of `notes`: the agent's data of an entry.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Note {
@@ -285,7 +285,7 @@ pub(super) struct Note {
     pub(super) unused: u32,
 }
 
-/// Says that a struct may be a key or a value of a map, after the compiler has checked it.
+/// Declares that a struct may be a key or a value of a map, after the compiler has checked it.
 macro_rules! in_maps {
     ($($name:ident),+ $(,)?) => {$(
         const _: () = plain::<$name>();
@@ -319,7 +319,7 @@ in_maps!(
     SealedRoute,
 );
 
-/// The struct at the front of some bytes; what is missing is 0.
+/// The struct at the front of some bytes, padded with 0.
 pub(super) fn from_bytes<T: FromBytes + IntoBytes>(bytes: &[u8]) -> T {
     let mut value = T::new_zeroed();
     for (to, from) in value.as_mut_bytes().iter_mut().zip(bytes) {

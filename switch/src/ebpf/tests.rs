@@ -1,5 +1,5 @@
-//! What only shows in the maps themselves: states that an agent leaves behind when it is killed, and
-//! elements that the kernel reuses while a program reads them.
+//! States that are visible only in the maps themselves: those that a killed agent leaves, and elements
+//! that the kernel reuses while a program reads them.
 
 use std::{net::Ipv6Addr, process};
 
@@ -56,7 +56,7 @@ fn read() -> Vec<u8> {
     .bytes()
 }
 
-/// A pinned switch with [`PORTS`] that is removed with this.
+/// A pinned switch with [`PORTS`] that is removed when this is dropped.
 struct Pinned {
     name: String,
     switch: EbpfSwitch,
@@ -78,8 +78,8 @@ impl Pinned {
         Self { name, switch }
     }
 
-    /// Writes an entry as far as an agent does that is killed before it has written what is derived
-    /// from the table, and opens the switch again.
+    /// Writes an entry as an agent does that is killed before it has written the derived state,
+    /// and opens the switch again.
     fn die_while_inserting(&mut self, entry: &Entry) {
         let table = Table::of(&entry.key);
         let index = *self.switch.free[table as usize].last().expect("the table has room");
@@ -92,7 +92,7 @@ impl Pinned {
         self.switch.insert(&entry(key, action)).expect("the entry is valid");
     }
 
-    /// The port that a frame, sent in by port 1, is forwarded to.
+    /// The port to which a frame from port 1 is forwarded.
     fn port_of(&mut self, frame: &[u8]) -> Option<u16> {
         let run = self.switch.test_run(SwitchPort(1), frame, 1).expect("the program runs");
         PORTS.into_iter().find(|&port| run.frame.starts_with(&mac(port).0))
@@ -106,7 +106,7 @@ impl Pinned {
         all.into_iter().find(|(key, _)| *key == wanted).expect("the key is there").1
     }
 
-    /// Writes a value into its table's map past the agent.
+    /// Writes a value into its table's map without the agent.
     fn put(&mut self, key: &Key, value: &[u8]) {
         let store = &mut self.switch.stores[Table::of(key) as usize];
         store.put(&encode_key(key), value).expect("the map can be written");
@@ -125,8 +125,8 @@ impl Drop for Pinned {
     }
 }
 
-/// What the kernel may hold for a key while it gives the element to another: the value of the other
-/// entry, and whatever lies between the two values, word by word.
+/// The values that the kernel may hold for a key while it gives the element to another: the value of the
+/// other entry, and all mixtures of the two values, word by word.
 fn foreign_values(own: &[u8], other: &[u8]) -> Vec<Vec<u8>> {
     assert_eq!((own.len(), own.len() % 8), (other.len(), 0));
     let differing: Vec<_> =
@@ -155,11 +155,11 @@ fn the_c_header_is_made_from_the_declaration() {
 mod root {
     use super::*;
 
-    /// Fills a switch with two spaces, and checks for each sealed table that a packet which meets
-    /// the element of its key with the value of the other space's entry is treated as if the entry
-    /// were not there.
+    /// Fills a switch with two spaces. Checks for each sealed table: if a packet finds the value of the other
+    /// space's entry in the element of its key, the result is the same as if the entry
+    /// were missing.
     #[test]
-    fn a_reused_element_is_taken_for_missing() {
+    fn a_reused_element_is_treated_as_missing() {
         in_thread(|| {
             const OTHER: u32 = 0xfdbb_0002;
             let mut pinned = Pinned::open("reused");
@@ -181,7 +181,7 @@ mod root {
             let other_redirect = Key::Redirect { dst_scope: OTHER, dst_node: NODE, page: 6 };
             let other_guard =
                 Key::IngressGuard { port: SwitchPort(3), src_scope: OTHER, src_node: 1 };
-            // Own and other entry, a packet that meets the own one, and what happens on a miss.
+            // Own and other entry, a packet that matches the own one, and the action on a miss.
             let cases = [
                 (REDIRECT, forward(2), other_redirect, forward(3), read(), None),
                 (l2(1), forward(2), l2(2), forward(3), alien, Some(DropReason::NoRoute)),
@@ -201,7 +201,7 @@ mod root {
                     to_all.clone(),
                     Some(DropReason::Multicast),
                 ),
-                // The last, since all the others need it.
+                // The last, because all the others need it.
                 (GUARD, Action::Allow, other_guard, Action::Allow, read(), Some(DropReason::Guard)),
             ];
             pinned.insert(GUARD, Action::Allow);
@@ -238,7 +238,7 @@ mod root {
                 }
                 pinned.put(&own, &mine);
             }
-            // The same for groups, which are no table.
+            // The same for groups, which are not a table.
             let dropped = pinned.drops(DropReason::Multicast);
             let [mine, its] = [1_u16, 2].map(|group| {
                 let group = pinned.switch.group_map.get(&group, 0).expect("it is there");

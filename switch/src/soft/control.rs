@@ -13,11 +13,11 @@ use crate::dataplane::{
     check_impairment, check_port,
 };
 
-/// The MTU of a port that nobody described.
+/// The default MTU of a port.
 const MTU: u32 = 9000;
 
 impl Pipeline {
-    /// Adds a port with what is known of its link; one that is there with the same link stays.
+    /// Adds a port with the properties of its link; an existing port with the same link does not change.
     ///
     /// # Errors
     /// [`PortError::Invalid`]: nothing changed.
@@ -167,7 +167,7 @@ impl DataPlane for Pipeline {
         Ok(self.ports.iter().map(status).collect())
     }
 
-    /// The frame leaves with the next [`Pipeline::handle_timeout`], which is due at once.
+    /// The frame is sent with the next [`Pipeline::handle_timeout`], which is due at once.
     fn packet_out(&mut self, port: SwitchPort, frame: &[u8]) -> Result<(), PortError> {
         let Some(to) = self.ports.get(&port) else { return Err(PortError::Unknown(port)) };
         let longest = to.link.mtu as usize + ETHERNET_BYTES;

@@ -1,4 +1,4 @@
-//! What the pipeline's parser takes from a frame, and what it rewrites.
+//! Parses and rewrites frames.
 
 use bluebridge_p4::pipeline::{DropReason, MacAddr};
 
@@ -11,11 +11,11 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_TAGGED: [u16; 2] = [0x8100, 0x88a8];
 const NEXT_HEADER: usize = ETHERNET_BYTES + 6;
 const HOP_LIMIT: usize = ETHERNET_BYTES + 7;
-/// TCP, UDP and ICMPv6 (IANA's protocol numbers): what may follow the IPv6 header.
+/// TCP, UDP and ICMPv6 (IANA's protocol numbers), which may follow the IPv6 header.
 const UPPER_LAYERS: [u8; 3] = [6, 17, 58];
 const FABRIC: u16 = bluebridge_wire::address::FABRIC_PREFIX;
 
-/// One side of a fabric packet's addresses; outside of the fabric the fields have no meaning.
+/// One address of a fabric packet; outside the fabric the fields have no meaning.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address {
     pub(super) scope: u32,
@@ -41,16 +41,16 @@ impl Address {
         (self.scope >> 16) as u16 == FABRIC
     }
 
-    /// Scope, node and location as the 112 bits that `directory` matches.
+    /// Scope, node and location as the 112-bit key of `directory`.
     pub(super) const fn directory_bits(self) -> u128 {
         ((self.scope as u128) << 80) | ((self.node as u128) << 64) | self.location as u128
     }
 }
 
-/// What kind of traffic a frame is.
+/// The kind of traffic of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Frame {
-    /// The fabric's, with a destination in it.
+    /// Fabric traffic, with a destination in the fabric.
     Fabric { src: Address, dst: Address },
     /// Anything else, switched by its destination MAC address.
     Other { dst_mac: MacAddr },
@@ -95,7 +95,7 @@ pub(super) fn parse(frame: &[u8]) -> Result<Frame, DropReason> {
     Ok(Frame::Fabric { src, dst })
 }
 
-/// Takes one from the hop limit; a frame too short for one stays as it is.
+/// Decrements the hop limit; a frame without one does not change.
 pub(super) fn decrement_hop_limit(frame: &mut [u8]) {
     if let Some(hop_limit) = frame.get_mut(HOP_LIMIT) {
         *hop_limit = hop_limit.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! What a port does to the frames that leave by it, in virtual time.
+//! The impairments of frames that leave through a port, in virtual time.
 
 use std::{cmp::Ordering, collections::BinaryHeap, time::Duration, time::Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     draw::{Draw, threshold},
 };
 
-/// The most frames that wait in a pipeline for their delay; what is beyond is dropped.
+/// The most frames that wait in a pipeline for their delay; further ones are dropped.
 pub(super) const HELD_MAX: usize = 16_384;
 
 /// How long a frame is held back at most, beyond the port's delay, so that others overtake it.
@@ -28,12 +28,12 @@ pub(super) struct Impairer {
     pub(super) counters: ImpairmentCounters,
 }
 
-/// What happens to one frame: how long each copy waits, and which bit flips.
+/// The effect on one frame: how long each copy waits, and which bit is flipped.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     /// One wait per copy that is sent; none if the frame is lost.
     pub(super) copies: [Option<Duration>; 2],
-    /// The bit to flip, counted from the first one behind the Ethernet header.
+    /// The bit to flip, counted from the first one after the Ethernet header.
     pub(super) flip: Option<usize>,
 }
 
@@ -55,7 +55,7 @@ impl Impairer {
         self.loss | self.duplicate | self.reorder | self.corrupt != 0 || !self.delay.is_zero()
     }
 
-    /// Draws what happens to a frame whose part behind the Ethernet header has `bits` bits.
+    /// Draws the effect on a frame whose part after the Ethernet header has `bits` bits.
     ///
     /// The order of the draws (loss, duplicate, corrupt, reorder) is that of the eBPF plane.
     pub(super) fn judge(&mut self, bits: usize) -> Verdict {
@@ -84,7 +84,7 @@ impl Impairer {
     }
 }
 
-/// A frame that waits to leave.
+/// A frame that waits to be sent.
 #[derive(Debug)]
 pub(super) struct HeldFrame {
     pub(super) due: Instant,
@@ -109,7 +109,7 @@ impl PartialOrd for HeldFrame {
 }
 
 impl Ord for HeldFrame {
-    /// Reversed, so that the frame due first is on top of the heap; ties leave in their order.
+    /// Reversed, so that the frame that is due first is on top of the heap; ties keep their order.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
     }
@@ -123,7 +123,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Takes a frame; false if it holds as many as it may.
+    /// Adds a frame; false if it is full.
     pub(super) fn push(
         &mut self,
         due: Instant,

@@ -22,10 +22,10 @@ use crate::{
     draw::anycast_slot,
 };
 
-/// Bits of the command byte that pass a packet over `redirect`: replies and `home`.
+/// Bits of the command byte with which a packet bypasses `redirect`: reply and `home`.
 const PASS_OVER: u8 = WireCommand::REPLY | WireCommand::HOME;
 
-/// A port and what passed it.
+/// A port and its counters.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) link: Link,
@@ -34,12 +34,12 @@ pub(super) struct Port {
     pub(super) impairer: Option<Impairer>,
 }
 
-/// The pipeline: tables, ports and what waits, without I/O, clock or threads.
+/// The pipeline: tables, ports and waiting frames, without I/O, clock or threads.
 ///
 /// The driver calls [`Self::process`] for each frame, [`Self::handle_timeout`] when
 /// [`Self::poll_timeout`] says so, and programs it through
-/// [`DataPlane`](crate::dataplane::DataPlane). It never goes back in time: the greatest `now` it
-/// was told counts.
+/// [`DataPlane`](crate::dataplane::DataPlane). Its time never goes back: the greatest `now` so far
+/// counts.
 ///
 /// ```
 /// use std::time::Instant;
@@ -79,11 +79,11 @@ pub struct Pipeline {
     pub(super) held: Held,
 }
 
-/// Where a frame goes.
+/// The decision on a frame.
 enum Verdict {
     Drop(DropReason),
     Forward(Forward),
-    /// To every port of a group but the ingress; `rewrite` by `port_mac`.
+    /// To every port of a group except the ingress port; `rewrite` by `port_mac`.
     Copy {
         group: u16,
         rewrite: bool,
@@ -109,7 +109,7 @@ impl Pipeline {
         }
     }
 
-    /// Switches a frame that came in by a port; it is rewritten in place.
+    /// Processes a frame that arrived at a port; it is rewritten in place.
     pub fn process(
         &mut self,
         now: Instant,
@@ -134,12 +134,12 @@ impl Pipeline {
         }
     }
 
-    /// Counts a frame that the driver could not even hand in whole.
+    /// Counts a frame that the driver did not receive completely.
     pub fn refuse_malformed(&mut self) {
         self.drop_frame(DropReason::Malformed);
     }
 
-    /// Counts a frame whose 802.1Q tag the driver saw beside the frame and not in it.
+    /// Counts a frame whose 802.1Q tag the driver got separately, not in the frame.
     pub fn refuse_tagged(&mut self) {
         self.drop_frame(DropReason::Tagged);
     }
@@ -150,7 +150,7 @@ impl Pipeline {
         self.held.next_due()
     }
 
-    /// Sends what was held until now: packet-outs and frames that an impairment delayed.
+    /// Sends the frames that are due: packet-outs and frames that an impairment delayed.
     pub fn handle_timeout(&mut self, now: Instant, out: &mut impl Egress) {
         self.now = self.now.max(now);
         while let Some(held) = self.held.pop_due(self.now) {
@@ -187,7 +187,7 @@ impl Pipeline {
         if slot.entry.action != Action::Allow {
             return Some(DropReason::Entry);
         }
-        // Spaces are apart: nobody sends into another one.
+        // Spaces are separate: no source may send into another space.
         (src.scope != dst.scope).then_some(DropReason::Guard)
     }
 
@@ -311,7 +311,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a frame by a port; an impaired one impairs every datagram of a train by itself.
+    /// Sends a frame through a port; an impaired port impairs every datagram of a train separately.
     fn send(
         &mut self,
         port: SwitchPort,
@@ -331,7 +331,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a frame by a port, through its impairments.
+    /// Sends a frame through a port with its impairments.
     fn impair(
         &mut self,
         port: SwitchPort,
@@ -355,7 +355,7 @@ impl Pipeline {
                 self.drop_frame(DropReason::Egress);
             }
         }
-        // Multicast goes on to copy the frame, which must be whole again.
+        // Multicast copies the frame again, so it must be unchanged.
         flip(frame, verdict.flip);
     }
 
@@ -387,7 +387,7 @@ const fn count(counter: &mut Counter, bytes: usize) {
     counter.bytes += bytes as u64;
 }
 
-/// Flips one bit behind the Ethernet header.
+/// Flips one bit after the Ethernet header.
 fn flip(frame: &mut [u8], bit: Option<usize>) {
     if let Some(bit) = bit
         && let Some(byte) = frame.get_mut(ETHERNET_BYTES + bit / 8)

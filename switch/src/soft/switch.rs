@@ -1,4 +1,4 @@
-//! The soft pipeline over packet sockets, in a thread of its own.
+//! The soft pipeline over packet sockets, in its own thread.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -30,7 +30,7 @@ use crate::{
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Control requests that may wait; the agent sends them one by one.
 const COMMANDS_MAX: usize = 8;
-/// The longest sleep without a look around.
+/// The longest sleep without a check.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 type Command = Box<dyn FnOnce(&mut Worker) + Send>;
@@ -51,7 +51,7 @@ impl Switch {
     /// Starts a switch without ports that polls for `spin` after the last frame before it sleeps.
     ///
     /// # Errors
-    /// If the system gives no thread or no event descriptors.
+    /// If the system cannot create a thread or event descriptors.
     pub fn start(spin: Duration) -> Result<Self, PlaneError> {
         let failed = |source| PlaneError::Io { doing: "start the soft switch".to_owned(), source };
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
@@ -74,14 +74,14 @@ impl Switch {
         Ok(Self { commands: Some(commands), wake, events, thread: Some(thread) })
     }
 
-    /// Runs a request in the data path's thread and waits for its answer.
+    /// Runs a request in the data path's thread and waits for its result.
     fn call<T: Send + 'static>(
         &self,
         request: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Result<T, PlaneError> {
         let (answer, answers) = sync_channel(1);
         let command: Command = Box::new(move |worker| {
-            // The caller may have given up waiting; then nobody wants the answer.
+            // The caller may have given up waiting.
             let _ = answer.send(request(worker));
         });
         let commands = self.commands.as_ref().ok_or(PlaneError::Gone)?;
@@ -96,7 +96,7 @@ impl Drop for Switch {
         self.commands = None;
         signal(&self.wake);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was already reported by its hook.
+            // The panic of the thread was already reported by its hook.
             let _ = thread.join();
         }
     }
@@ -136,7 +136,7 @@ impl Worker {
         let mut last_frame = Instant::now();
         loop {
             let now = Instant::now();
-            if !self.obey(now) {
+            if !self.execute_requests(now) {
                 return;
             }
             let had_events = !self.pipeline.events.is_empty();
@@ -153,8 +153,8 @@ impl Worker {
         }
     }
 
-    /// Does what was asked for; false when nobody can ask any more.
-    fn obey(&mut self, now: Instant) -> bool {
+    /// Executes waiting requests; false when no caller is left.
+    fn execute_requests(&mut self, now: Instant) -> bool {
         loop {
             match self.requests.try_recv() {
                 Ok(request) => {
@@ -167,11 +167,11 @@ impl Worker {
         }
     }
 
-    /// Switches one batch of each port; false if there was nothing.
+    /// Processes one batch of each port; false if there was none.
     fn switch_frames(&mut self, now: Instant) -> bool {
         let mut seen = false;
         for Wire { port, socket, .. } in &self.wires.0 {
-            // A socket's error (its interface went down) is told once and leaves nothing to do.
+            // A socket's error (its interface went down) is reported once and needs no action.
             let count = self.batch.receive(socket).unwrap_or(0);
             seen |= count > 0;
             for received in self.batch.frames() {
@@ -205,7 +205,7 @@ impl Worker {
             .chain([self.wake.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        // An interrupted sleep is a short one.
+        // An interrupted sleep is only a shorter one.
         let _ = poll(&mut fds, Some(&timeout));
         drain(&self.wake);
     }
@@ -214,7 +214,7 @@ impl Worker {
         check_port(port)?;
         let failed =
             |doing: &str, source| PlaneError::Io { doing: format!("{doing} {name}"), source };
-        let interface = Interface::by_name(name).map_err(|e| failed("ask for interface", e))?;
+        let interface = Interface::by_name(name).map_err(|e| failed("look up interface", e))?;
         let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
         let link = Link { name: interface.name, mac: interface.mac, mtu: interface.mtu };
         if let Some(was) = self.wires.0.iter().find(|wire| wire.port == port) {
@@ -222,7 +222,7 @@ impl Worker {
                 return Ok(());
             }
             let found = Interface::by_index(was.ifindex);
-            if found.map_err(|e| failed("ask for the interface before", e))?.is_some() {
+            if found.map_err(|e| failed("look up the former interface", e))?.is_some() {
                 return Err(PortError::Invalid { port, rule: "it is in use" });
             }
             self.remove_port(port)?;
@@ -251,13 +251,13 @@ impl Worker {
 
 /// Makes an event descriptor readable.
 fn signal(fd: &OwnedFd) {
-    // It can only be full, and then it is readable as well.
+    // It fails only if it is full, and then it is readable as well.
     let _: Result<usize, Errno> = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
 /// Makes an event descriptor unreadable.
 fn drain(fd: &OwnedFd) {
-    // It can only be empty already.
+    // It fails only if it is already empty.
     let _: Result<usize, Errno> = rustix::io::read(fd, &mut [0u8; 8]);
 }
 

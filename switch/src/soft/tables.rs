@@ -13,15 +13,15 @@ use crate::{
     draw::anycast_slots,
 };
 
-/// An entry with what the data path keeps beside it.
+/// An entry with additional state of the data path.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) entry: Entry,
     pub(super) counter: Counter,
     pub(super) last_hit: Instant,
-    /// When the entry is as if it were not there; `redirect_until` only.
+    /// When the entry expires; `redirect_until` only.
     dead_at: Option<Instant>,
-    /// The member of each anycast slot; of other tables empty.
+    /// The member of each anycast slot; empty in other tables.
     pub(super) choice: Option<Box<[u8; ANYCAST_SLOTS]>>,
 }
 
@@ -38,7 +38,7 @@ impl Slot {
         slot
     }
 
-    /// Makes what the data path keeps beside the action.
+    /// Computes the data path's state from the action.
     fn prepare(&mut self, now: Instant) {
         self.dead_at = lifetime(&self.entry.action).map(|lifetime| now + lifetime);
         if let Action::Select(members) = &self.entry.action {
@@ -48,7 +48,7 @@ impl Slot {
 
     /// Counts a frame of `bytes` bytes.
     pub(super) fn hit(&mut self, now: Instant, bytes: usize) {
-        // A controller may set a counter to anything, so it wraps as it does on a switch.
+        // A controller may set a counter to any value, so it wraps like on a switch.
         self.counter.packets = self.counter.packets.wrapping_add(1);
         self.counter.bytes = self.counter.bytes.wrapping_add(bytes as u64);
         self.last_hit = now;
@@ -63,7 +63,7 @@ impl Slot {
         InstalledEntry { entry, counter: self.counter, since_hit }
     }
 
-    /// Whether its time is not over.
+    /// Whether it has not expired.
     pub(super) fn is_alive(&self, now: Instant) -> bool {
         self.dead_at.is_none_or(|dead_at| now < dead_at)
     }
@@ -73,7 +73,7 @@ impl Slot {
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     maps: [HashMap<Key, Slot>; Table::ALL.len()],
-    /// How many directory entries there are of each prefix length.
+    /// The number of directory entries of each prefix length.
     prefix_lens: BTreeMap<u8, usize>,
     /// The keys of `notify`, the winner first.
     notify: Vec<Key>,

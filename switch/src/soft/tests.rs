@@ -13,7 +13,7 @@ use crate::dataplane::DataPlane;
 const ONE: SwitchPort = SwitchPort(1);
 const TWO: SwitchPort = SwitchPort(2);
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-/// A `virtio_net_hdr` of a UDP train in pieces of 100 bytes behind 54 bytes of headers.
+/// A `virtio_net_hdr` of a UDP train in pieces of 100 bytes after 54 bytes of headers.
 fn train_offload() -> Offload {
     let mut header = [1, 5, 0, 0, 0, 0, 0, 0, 0, 0];
     for (at, value) in [(2, 62u16), (4, 100), (6, 54), (8, 6)] {
@@ -169,7 +169,7 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
     pipeline.process(now, ONE, &mut train.clone(), train_offload(), &mut out);
     assert_eq!(out, [(TWO, train.clone())]);
     out.clear();
-    // So rarely that it will not happen here.
+    // So rare that it does not happen here.
     let rare = Impairment { seed: 1, corrupt: 1e-9, ..Impairment::default() };
     pipeline.set_impairment(TWO, rare).unwrap();
     pipeline.process(now, ONE, &mut train.clone(), train_offload(), &mut out);
@@ -187,7 +187,7 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
         udp.checksum = 0;
         assert_eq!(Ok(filled_in), udp.calc_checksum_ipv6(&ip, data));
     }
-    // With loss, each datagram has a fate of its own.
+    // With loss, each datagram is impaired separately.
     let loss = Impairment { seed: 1, loss: 0.5, ..Impairment::default() };
     pipeline.set_impairment(TWO, loss).unwrap();
     out.clear();

@@ -1,31 +1,31 @@
 //! Trains: one frame that carries several datagrams (UDP segmentation offload).
 //!
-//! A train passes the switch whole, but an impaired port cuts it first: a wire loses datagrams.
+//! A train passes the switch as one frame, but an impaired port splits it first: a wire loses datagrams.
 
 use super::{
     Offload,
     frame::{ETHERNET_BYTES, HEADERS_BYTES},
 };
 
-/// `VIRTIO_NET_HDR_F_NEEDS_CSUM` of linux/virtio_net.h: the checksum is yet to be filled in.
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM` of linux/virtio_net.h: the checksum must still be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4`.
 const UDP_TRAIN: u8 = 5;
 const UDP_HEADER_BYTES: usize = 8;
-/// Where IPv6 and UDP keep their lengths, and UDP its checksum, in a frame.
+/// Offsets of the IPv6 and UDP lengths and the UDP checksum in a frame.
 const IPV6_LENGTH: usize = 18;
 const UDP_LENGTH: usize = HEADERS_BYTES + 4;
 const UDP_CHECKSUM: usize = HEADERS_BYTES + 6;
 
-/// `VIRTIO_NET_HDR_GSO_TCPV4` and `_TCPV6`, and the bit that may be set beside them (ECN).
+/// `VIRTIO_NET_HDR_GSO_TCPV4` and `_TCPV6`, and the bit that may be set in addition (ECN).
 const TCP_TRAINS: [u8; 2] = [1, 4];
 const ECN: u8 = 0x80;
 const TCP_HEADER_BYTES: usize = 20;
 const IPV4_HEADER_BYTES: usize = 20;
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
-/// Bytes of the longest frame that a link makes of a frame: of a train its first segment. Options
-/// are not counted, TCP leaves room for its own.
+/// Bytes of the longest frame that a link gets: for a train its first segment. Options
+/// are not counted; TCP leaves room for its own.
 pub(super) fn longest_frame(frame: &[u8], offload: Offload) -> usize {
     let [_, kind, _, _, size0, size1, ..] = offload.0;
     let segment_bytes = usize::from(u16::from_ne_bytes([size0, size1]));
@@ -39,7 +39,7 @@ pub(super) fn longest_frame(frame: &[u8], offload: Offload) -> usize {
     frame.len().min(below + header + segment_bytes)
 }
 
-/// A frame of several UDP datagrams behind plain Ethernet and IPv6 headers.
+/// A frame of several UDP datagrams after plain Ethernet and IPv6 headers.
 #[derive(Debug)]
 pub(super) struct Train<'a> {
     headers: &'a [u8],
@@ -49,7 +49,7 @@ pub(super) struct Train<'a> {
 }
 
 impl<'a> Train<'a> {
-    /// The train that a frame is; `None` if it is none, or none that can be cut here.
+    /// The train in a frame; `None` if it is not a train, or one that cannot be split here.
     pub(super) fn parse(frame: &'a [u8], offload: Offload) -> Option<Self> {
         let [flags, kind, _, _, size0, size1, start0, start1, _, _] = offload.0;
         let piece_bytes = usize::from(u16::from_ne_bytes([size0, size1]));
@@ -65,12 +65,12 @@ impl<'a> Train<'a> {
         Some(Self { headers, payload, piece_bytes, offload: single })
     }
 
-    /// The offload state of every piece: its checksum is still to be filled in.
+    /// The offload state of every piece: its checksum must still be filled in.
     pub(super) const fn piece_offload(&self) -> Offload {
         self.offload
     }
 
-    /// The datagrams as frames of their own.
+    /// The datagrams as separate frames.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Vec<u8>> {
         self.payload.chunks(self.piece_bytes).map(|data| self.piece(data))
     }

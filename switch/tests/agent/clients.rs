@@ -1,4 +1,4 @@
-//! Two P4Runtime clients that others wrote, finsy and p4runtime-shell, against the agent, and their
+//! Two P4Runtime clients of other authors, finsy and p4runtime-shell, against the agent, and their
 //! declarations of P4Runtime against ours.
 //!
 //! `cargo xtask setup` installs them, in pinned versions, into virtual environments below the target
@@ -12,7 +12,7 @@ use bluebridge_switch::dataplane::DataPlane;
 
 use crate::rig::{Cabled, Running};
 
-/// How long a client's script may take.
+/// Time limit of a client's script.
 const SCRIPT_DEADLINE: Duration = Duration::from_secs(120);
 
 fn scripts() -> PathBuf {
@@ -29,7 +29,7 @@ fn check(what: &str, output: &Output) {
     );
 }
 
-/// The Python of the virtual environment of a client, which must hold what is wanted now.
+/// The Python of a client's virtual environment, which must have the present versions.
 fn python(client: &str) -> PathBuf {
     let requirements = scripts().join(format!("requirements-{client}.txt"));
     let wanted = std::fs::read_to_string(&requirements).unwrap();
@@ -38,7 +38,7 @@ fn python(client: &str) -> PathBuf {
     let installed = std::fs::read_to_string(environment.join("installed.txt"));
     assert!(
         installed.is_ok_and(|installed| installed == wanted),
-        "{} does not hold what {} names: run `cargo xtask setup`, or leave the tier out: \
+        "{} does not hold what {} names: run `cargo xtask setup`, or skip the tier: \
          `cargo xtask test --without clients`",
         environment.display(),
         requirements.display()

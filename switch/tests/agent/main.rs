@@ -26,17 +26,17 @@ use tonic::{Code, Status, Streaming};
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action as ConfigAction;
 use v1::stream_message_request::Update as Ask;
-use v1::stream_message_response::Update as Told;
+use v1::stream_message_response::Update as Received;
 use v1::update::Type;
 
-/// How long an answer on a stream may take.
+/// How long a response on a stream may take.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A client with a stream.
 struct Client {
     rpc: P4RuntimeClient<Channel>,
     asks: mpsc::Sender<v1::StreamMessageRequest>,
-    told: Streaming<v1::StreamMessageResponse>,
+    responses: Streaming<v1::StreamMessageResponse>,
     election_id: v1::Uint128,
 }
 
@@ -46,7 +46,7 @@ async fn channel(running: &Running) -> Channel {
 }
 
 impl Client {
-    /// A client that has bid with an election id and heard the answer.
+    /// A client that has bid with an election id and received the response.
     async fn connect(running: &Running, election_id: u64) -> (Self, Code) {
         let mut rpc = P4RuntimeClient::new(channel(running).await);
         let (asks, asked) = mpsc::channel(4096);
@@ -57,9 +57,11 @@ impl Client {
             ..v1::MasterArbitrationUpdate::default()
         };
         ask(&asks, Ask::Arbitration(bid)).await;
-        let told = rpc.stream_channel(ReceiverStream::new(asked)).await.unwrap().into_inner();
-        let mut client = Self { rpc, asks, told, election_id };
-        let Told::Arbitration(answer) = client.told().await else { panic!("an answer") };
+        let responses = rpc.stream_channel(ReceiverStream::new(asked)).await.unwrap().into_inner();
+        let mut client = Self { rpc, asks, responses, election_id };
+        let Received::Arbitration(answer) = client.next_message().await else {
+            panic!("an answer")
+        };
         let code = answer.status.unwrap().code.into();
         (client, code)
     }
@@ -72,8 +74,8 @@ impl Client {
         client
     }
 
-    async fn told(&mut self) -> Told {
-        let message = tokio::time::timeout(SOON, self.told.message()).await;
+    async fn next_message(&mut self) -> Received {
+        let message = tokio::time::timeout(SOON, self.responses.message()).await;
         message.expect("soon").unwrap().expect("the stream is open").update.unwrap()
     }
 
@@ -224,7 +226,7 @@ async fn only_this_pipeline_is_taken() {
     other.p4info.as_mut().unwrap().tables[1].size = 5;
     let status = client.push(ConfigAction::Verify, Some(other)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert!(status.message().contains("table ingress.redirect is declared otherwise"));
+    assert!(status.message().contains("table ingress.redirect is declared differently"));
     let mut compiled = config(1);
     compiled.p4_device_config = b"{}".to_vec();
     let status = client.push(ConfigAction::VerifyAndCommit, Some(compiled)).await.unwrap_err();
@@ -255,8 +257,8 @@ async fn pushing_empties_the_tables_and_reconciling_keeps_them() {
     assert_eq!(early.code(), Code::FailedPrecondition);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 1 };
     let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    let told = answer.into_inner().config.unwrap();
-    assert_eq!((told.cookie.unwrap().cookie, told.p4info), (8, None));
+    let pushed = answer.into_inner().config.unwrap();
+    assert_eq!((pushed.cookie.unwrap().cookie, pushed.p4info), (8, None));
     client.push(ConfigAction::Commit, None).await.unwrap();
     assert_eq!(client.entries().await, []);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
@@ -325,7 +327,7 @@ async fn restart(
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
     let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
     assert_eq!(answer.into_inner().config, Some(config(7)));
-    let Told::IdleTimeoutNotification(idle) = client.told().await else {
+    let Received::IdleTimeoutNotification(idle) = client.next_message().await else {
         panic!("an idle notification was expected")
     };
     assert_eq!(idle.table_entry.len(), 1);
@@ -359,7 +361,7 @@ fn request() -> v1::PacketOut {
     v1::PacketOut { payload: frame.bytes(), metadata: vec![metadata] }
 }
 
-/// Lets node 7 send by port 2 and copies its requests to the controller.
+/// Lets node 7 send through port 2 and copies its requests to the controller.
 async fn copy_requests(client: &mut Client) {
     let guard = Entry {
         key: Key::IngressGuard { port: SwitchPort(2), src_scope: 0xfdbb_0001, src_node: 7 },
@@ -383,7 +385,7 @@ async fn copy_requests(client: &mut Client) {
 }
 
 #[tokio::test]
-async fn client_that_does_not_read_holds_up_nobody() {
+async fn client_that_does_not_read_delays_no_other() {
     const PACKETS: u64 = 50_000;
     let running = Running::start(Box::new(Cabled::new())).await;
     let mut client = Client::primary(&running).await;
@@ -403,7 +405,7 @@ async fn client_that_does_not_read_holds_up_nobody() {
     };
     let lost = tokio::time::timeout(SOON * 4, all_sent).await.expect("every packet is switched");
     assert!(lost > 0, "the client's HTTP/2 window and its queue hold fewer");
-    // The slow client's own writes, and another client, are served all the same.
+    // The slow client's own writes, and another client, are still served.
     client.write(Type::Insert, &[redirect(1)]).await.unwrap();
     let (mut other, code) = Client::connect(&running, 20).await;
     assert_eq!(code, Code::Ok);
@@ -423,7 +425,7 @@ async fn stream_ends_with_the_reason_when_a_bid_breaks_a_rule() {
         ..v1::MasterArbitrationUpdate::default()
     };
     ask(&second.asks, Ask::Arbitration(bid)).await;
-    let ended = tokio::time::timeout(SOON, second.told.message()).await.expect("soon");
+    let ended = tokio::time::timeout(SOON, second.responses.message()).await.expect("soon");
     assert_eq!(ended.unwrap_err().code(), Code::InvalidArgument);
     running.stop().await;
 }
@@ -434,7 +436,9 @@ async fn backup_sends_no_packets() {
     let _primary = Client::primary(&running).await;
     let (mut backup, _) = Client::connect(&running, 2).await;
     ask(&backup.asks, Ask::Packet(request())).await;
-    let Told::Error(error) = backup.told().await else { panic!("an error was expected") };
+    let Received::Error(error) = backup.next_message().await else {
+        panic!("an error was expected")
+    };
     assert_eq!(Code::from(error.canonical_code), Code::PermissionDenied);
     running.stop().await;
 }

@@ -17,15 +17,15 @@ use bluebridge_testkit::{ip, require_ebpf};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How often a frame may go round the cable.
+/// How often a frame may pass the cable.
 const LAPS_MAX: usize = 64;
 
-/// The soft pipeline: what leaves by port 1 comes in by port 2, and the other way round.
+/// The soft pipeline; frames that leave port 1 arrive at port 2, and vice versa.
 #[derive(Debug)]
 pub(crate) struct Cabled(Pipeline);
 
 impl Cabled {
-    /// A pipeline with the ports 1 and 2, cabled, and 3, loose.
+    /// A pipeline with the ports 1 and 2, connected, and 3, unconnected.
     pub(crate) fn new() -> Self {
         let mut pipeline = Pipeline::new(Instant::now());
         for port in 1..=3 {
@@ -156,7 +156,7 @@ impl Running {
         Self { address, stop, served }
     }
 
-    /// Shuts the agent down, which must not take long, and gives the data plane back.
+    /// Shuts the agent down, which must not take long, and returns the data plane.
     pub(crate) async fn stop(self) -> Box<dyn DataPlane> {
         let _ = self.stop.send(());
         let served = tokio::time::timeout(Duration::from_secs(30), self.served).await;
@@ -164,7 +164,7 @@ impl Running {
     }
 }
 
-/// Does something in a thread with a network namespace of its own, in which a cable connects the
+/// Runs a function in a thread with its own network namespace, in which a cable connects the
 /// interfaces `cable1` and `cable2`.
 pub(crate) fn in_namespace(work: impl FnOnce() + Send + 'static) {
     in_thread(move || {
@@ -178,7 +178,7 @@ pub(crate) fn in_namespace(work: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Gives a data plane its ports: 1 and 2 with a cable between them, and 3.
+/// Adds ports to a data plane: 1 and 2 with a cable between them, and 3.
 pub(crate) fn cabled(mut plane: impl DataPlane + 'static) -> Box<dyn DataPlane> {
     for port in 1..=3 {
         plane.add_port(SwitchPort(port), &format!("cable{port}")).unwrap();
@@ -192,7 +192,7 @@ pub(crate) fn in_kernel(name: &str) -> EbpfSwitch {
     EbpfSwitch::open(name).expect("the eBPF switch opens")
 }
 
-/// Removes a switch from the kernel, also when its test failed.
+/// Removes a switch from the kernel, even if its test failed.
 pub(crate) struct Removed(pub(crate) String);
 
 impl Drop for Removed {

@@ -202,7 +202,7 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
     // UPDATEs that do not wait.
     assert!(counters.rejected_count >= 1, "{counters:?}");
 
-    // Whom the COMMIT finds waiting is told of the end. A wait lasts 100 ms, within which a busy machine
+    // Peer the COMMIT finds waiting is told of the end. A wait lasts 100 ms, within which a busy machine
     // may not come to the COMMIT; then it is for the next time. That the COMMIT ends it, and not the
     // time, is shown where clocks can be stopped: by the client library's tests.
     let began = Instant::now();

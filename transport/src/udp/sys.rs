@@ -163,7 +163,7 @@ impl Receiver {
         let name = &mut self.names[0];
         let slot = &mut self.buffer[..SLOT_BYTES];
         let mut name_bytes = NAME_BYTES;
-        // SAFETY: buffer and name are live and belong to this object; their true lengths are told.
+        // SAFETY: buffer and name are live and belong to this object; their true lengths are passed.
         let result = unsafe {
             libc::recvfrom(
                 socket.as_raw_fd(),
@@ -305,7 +305,7 @@ impl Sender {
             rest[..datagram.data.len()].copy_from_slice(datagram.data);
             &self.short[..datagram.payload_bytes()]
         };
-        // SAFETY: payload and name are live, and their true lengths are told.
+        // SAFETY: payload and name are live, and their true lengths are passed.
         let result = unsafe {
             libc::sendto(
                 socket.as_raw_fd(),
@@ -399,7 +399,7 @@ pub(super) fn set_option(
     value: c_int,
 ) -> io::Result<()> {
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the value is a live integer and its length is told.
+    // SAFETY: the value is a live integer and its length is passed.
     let result = unsafe {
         libc::setsockopt(descriptor, level, option, (&raw const value).cast(), INT_BYTES)
     };
@@ -410,7 +410,7 @@ pub(super) fn set_option(
 fn option(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut bytes = INT_BYTES;
-    // SAFETY: the value is a live integer and its length is told.
+    // SAFETY: the value is a live integer and its length is passed.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut bytes)
     };
@@ -426,7 +426,7 @@ pub(super) fn dropped_count(socket: BorrowedFd<'_>) -> io::Result<u32> {
     const DROPS: usize = 8;
     let mut values = [0_u32; VALUE_COUNT];
     let mut bytes = INT_BYTES * 9;
-    // SAFETY: the values are a live array of integers and its length is told.
+    // SAFETY: the values are a live array of integers and its length is passed.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -415,7 +415,7 @@ fn a_carrier_that_is_bound_to_an_address_receives_trains() {
 }
 
 #[test]
-fn what_was_heard_was_heard_after_the_call_and_before_now() {
+fn reception_time_is_between_the_call_and_now() {
     let (mut sender, mut receiver) = (open(), open());
     let port = receiver.local_port();
     for spin in [Duration::ZERO, SECOND] {

@@ -1,8 +1,8 @@
-//! What every test process runs in, and the removal of what a killed run left behind.
+//! The isolation of test processes, and the removal of what a killed run left.
 //!
-//! nextest starts each test through `xtask isolated`. If the tier `root` runs, the test gets a mount
-//! and a process namespace of its own: names in `/run` and pins in `/sys/fs/bpf` cannot clash with
-//! those of another test, and when the test ends or is killed, all that it started ends with it.
+//! nextest starts each test through `xtask isolated`. If the tier `root` runs, each test gets its own
+//! mount and process namespace: names in `/run` and pins in `/sys/fs/bpf` cannot conflict with
+//! those of another test, and when the test ends or is killed, all its processes end too.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -29,19 +29,19 @@ pub(super) const RUN_VARIABLE: &str = "BLUEBRIDGE_TEST_RUN";
 /// The directory of the programs that tests may call.
 pub(super) const PATH_VARIABLE: &str = "BLUEBRIDGE_TEST_PATH";
 
-/// Set when each test is to have namespaces of its own, for which root is needed.
+/// Set if each test must have its own namespaces, which needs root.
 pub(super) const NAMESPACES_VARIABLE: &str = "BLUEBRIDGE_TEST_NAMESPACES";
 
-/// Tests give way before other programs when memory is short (proc_pid_oom_score_adj(5)).
+/// If memory is short, the kernel ends tests before other programs (proc_pid_oom_score_adj(5)).
 const OOM_SCORE_ADJUSTMENT: &str = "500";
-/// How often processes that appear while others are killed are looked for again.
+/// How often to look again for processes that appear while others are killed.
 const SWEEPS: usize = 50;
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
-/// `xtask isolated PROGRAM ARGUMENT..`: runs a test, isolated as far as this user may.
+/// `xtask isolated PROGRAM ARGUMENT..`: runs a test, isolated as far as this user is permitted.
 pub(crate) fn isolated(arguments: &[String]) -> Result<ExitCode, Failure> {
     let [program, rest @ ..] = arguments else {
-        return Err(Failure::usage("isolated: no program is named"));
+        return Err(Failure::usage("isolated: PROGRAM is missing"));
     };
     let is_listing = rest.iter().any(|argument| argument == "--list");
     if !is_listing {
@@ -64,11 +64,11 @@ pub(crate) fn isolated(arguments: &[String]) -> Result<ExitCode, Failure> {
 /// The first process of a test's namespaces: prepares them, runs the test, and collects orphans.
 pub(crate) fn init(arguments: &[String]) -> Result<ExitCode, Failure> {
     let [program, rest @ ..] = arguments else {
-        return Err(Failure::usage("isolated-init: no program is named"));
+        return Err(Failure::usage("isolated-init: PROGRAM is missing"));
     };
-    // A process namespace ends with its first process; anywhere else the mounts would stay.
+    // A process namespace ends with its first process; in any other process the mounts would remain.
     if getpid() != Pid::INIT {
-        return Err(Failure::usage("isolated-init: to be started by `xtask isolated` only"));
+        return Err(Failure::usage("isolated-init: only `xtask isolated` may start this command"));
     }
     for (kind, at) in [("tmpfs", "/run"), ("bpf", "/sys/fs/bpf")] {
         if Path::new(at).is_dir() {
@@ -94,7 +94,7 @@ pub(crate) fn init(arguments: &[String]) -> Result<ExitCode, Failure> {
 }
 
 fn command(program: &str, arguments: &[String]) -> Command {
-    // Refused only where /proc is not mounted; then the kernel's own choice stands.
+    // This fails only if /proc is not mounted; then the kernel's own choice remains.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJUSTMENT);
     let mut command = Command::new(program);
     command.args(arguments);
@@ -104,8 +104,8 @@ fn command(program: &str, arguments: &[String]) -> Command {
     command
 }
 
-/// Gives this test temporary files of its own: in a process namespace, the names that programs make
-/// of their process number are the same in every test.
+/// Gives this test its own temporary directory: in a process namespace, names that programs derive
+/// from their process number are the same in every test.
 fn make_temporary_directory() -> Result<(), Failure> {
     let Some(run) = std::env::var_os(RUN_VARIABLE) else { return Ok(()) };
     let directory = Path::new(&run).join(getpid().as_raw_nonzero().to_string());
@@ -117,13 +117,13 @@ fn make_temporary_directory() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Detaches what is mounted at or below a directory, so that the test does not see it in its list of mounts.
+/// Detaches everything mounted at or below a directory, so that it is not in the test's list of mounts.
 fn unmount_below(directory: &Path) -> Result<(), Failure> {
     let mounts = fs::read_to_string("/proc/self/mounts");
     let mounts = mounts.map_err(|error| failed("read the list of mounts", &error))?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
     for point in points.filter(|point| point.starts_with(directory)) {
-        // One that went with the mount it is on is there no more.
+        // It may already be gone with the mount that contained it.
         match unmount(point, UnmountFlags::DETACH) {
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
             Err(errno) => {
@@ -140,7 +140,7 @@ fn mount_own(kind: &str, at: &str) -> Result<(), Failure> {
         .map_err(|errno| failed(&format!("mount a {kind} of its own at {at}"), &errno.into()))
 }
 
-/// Becomes the command; returns only if that fails.
+/// Replaces this process by the command; returns only if that fails.
 fn replace(mut command: Command) -> Failure {
     let error = command.exec();
     failed(&format!("start {}", command.get_program().display()), &error)
@@ -160,10 +160,10 @@ pub(super) fn run_directory(root: &Path) -> PathBuf {
     std::env::temp_dir().join(format!("bb-tests-{:08x}", hash >> 32))
 }
 
-/// `xtask sweep DIRECTORY`: kills what an earlier run of tests left running, and removes its files.
+/// `xtask sweep DIRECTORY`: kills processes that an earlier test run left, and removes its files.
 pub(crate) fn sweep(arguments: &[String]) -> Result<ExitCode, Failure> {
     let [directory] = arguments else {
-        return Err(Failure::usage("sweep: one directory is to be named"));
+        return Err(Failure::usage("sweep: exactly one directory is required"));
     };
     let killed = kill_marked(OsStr::new(directory));
     if killed > 0 {
@@ -177,7 +177,7 @@ pub(crate) fn sweep(arguments: &[String]) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Kills all processes that carry a run's mark; returns how many there were.
+/// Kills all processes with a run's mark; returns their number.
 fn kill_marked(run: &OsStr) -> usize {
     let mut mark = OsString::from(RUN_VARIABLE);
     mark.push("=");
@@ -189,7 +189,7 @@ fn kill_marked(run: &OsStr) -> usize {
             break;
         }
         for pid in found {
-            // One that ended meanwhile is no failure.
+            // A process that has already ended is no failure.
             let _ = kill_process(pid, Signal::KILL);
             killed.insert(pid.as_raw_nonzero());
         }
@@ -222,7 +222,7 @@ mod tests {
             command.args(["-c", "echo; read end"]).env(RUN_VARIABLE, mark);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().expect("sh starts");
-            // A process that was only just started may show no environment yet: execve(2) sets it late.
+            // A process that was just started may not show its environment yet: execve(2) sets it late.
             let mut ready = [0];
             let output = child.stdout.as_mut().expect("it is piped");
             output.read_exact(&mut ready).expect("it says that it runs");

@@ -1,4 +1,4 @@
-//! Every test, in the order in which a failure is cheapest to learn of.
+//! Runs every test; checks that fail early are first.
 
 mod isolation;
 mod options;
@@ -23,7 +23,7 @@ use crate::{
     setup::{self, NEXTEST, Privilege},
 };
 
-/// How long the examples in the documentation may take, building included.
+/// Time limit of the examples in the documentation, building included.
 const DOCTEST_DEADLINE: Duration = Duration::from_secs(900);
 
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
@@ -52,21 +52,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
         step("product", Run::cargo(build))?;
     }
-    // Before the tests, whose report is to stand at the end.
+    // Before the tests, whose report must be at the end.
     let documented = if options.is_partial() { Ok(()) } else { doctests() };
     let tested = tests(&options, privilege.as_ref());
     println!("== done in {} s", start.elapsed().as_secs());
     documented.and(tested)
 }
 
-/// Runs the tests by nextest, each in a process of its own, with a deadline and isolated.
+/// Runs the tests with nextest: each in its own process, with a deadline, isolated.
 fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure> {
     println!("== tests");
     let privilege = privilege.filter(|_| options.runs("root"));
     let scene = Scene::new(privilege)?;
     let profile = if options.retry { "retry" } else { "default" };
     let junit = target_directory().join("nextest").join(profile).join("junit.xml");
-    // The report of an earlier run must not be taken for that of this one.
+    // Otherwise the report of an earlier run could be mistaken for that of this one.
     let _ = fs::remove_file(&junit);
     let mut run = nextest("run", options)
         .args(["--profile", profile, "--no-fail-fast"])
@@ -94,7 +94,7 @@ fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure
     tested.and(swept).and(skipped)
 }
 
-/// Names the tests of the tiers that were left out.
+/// Lists the tests of the skipped tiers.
 fn list_skipped(options: &Options) -> Result<(), Failure> {
     for tier in &options.left_out {
         let listed = nextest("list", options)
@@ -131,7 +131,7 @@ fn doctests() -> Result<(), Failure> {
     run.go_within(DOCTEST_DEADLINE)
 }
 
-/// One test run at a time in a checkout: the next one removes what the last one left.
+/// Only one test run at a time per checkout: the next one removes the files of the last one.
 struct Turn {
     _lock: File,
 }
@@ -152,7 +152,7 @@ impl Turn {
     }
 }
 
-/// The directory of a run's temporary files, with the programs that tests may call.
+/// The temporary directory of a run, with the programs that tests may call.
 struct Scene {
     directory: PathBuf,
     programs: PathBuf,
@@ -160,7 +160,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Removes what an earlier run left and begins anew.
+    /// Removes the files of an earlier run and creates a new directory.
     fn new(privilege: Option<&Privilege>) -> Result<Self, Failure> {
         let directory = isolation::run_directory(&root());
         let failed = |error| Failure::new(format!("{}: {error}", directory.display()));
@@ -171,10 +171,10 @@ impl Scene {
         };
         scene.sweep(privilege)?;
         fs::create_dir_all(&directory).map_err(failed)?;
-        // Tests of ordinary users, started by root, have files below it.
+        // Tests of ordinary users, started by root, have files in it.
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).map_err(failed)?;
         programs::link_into(&scene.programs)?;
-        // A link, because the path of a checkout may have spaces, at which a runner's words are split.
+        // A link, because the path of a checkout may contain spaces, at which a runner's words are split.
         symlink(own_program()?, &scene.own).map_err(failed)?;
         Ok(scene)
     }
@@ -195,10 +195,11 @@ impl Scene {
 }
 
 fn own_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::new(format!("cannot find itself: {error}")))
+    std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find this program's own path: {error}")))
 }
 
-/// The variable by which cargo learns how to run what it built for this machine.
+/// The variable that tells cargo how to run programs for this machine.
 fn runner_variable() -> Result<String, Failure> {
     let version = Run::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     runner_of(&version.arg("-vV").output()?)

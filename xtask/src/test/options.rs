@@ -57,7 +57,7 @@ impl Options {
         !self.left_out.iter().any(|left_out| left_out.name == tier)
     }
 
-    /// Whether only some tests were asked for; then formatting, lints and doctests are left to a whole run.
+    /// Whether only some tests were requested; then formatting, lints and doctests are skipped.
     pub(super) fn is_partial(&self) -> bool {
         self.fast
             || !self.packages.is_empty()
@@ -65,7 +65,7 @@ impl Options {
             || !self.names.is_empty()
     }
 
-    /// Whether tests run the built product that do not build it; testing the whole workspace builds it anyway.
+    /// Whether some tests run the product without building it; a test of the whole workspace builds it anyway.
     pub(super) fn needs_product(&self) -> bool {
         let users = self.packages.iter().any(|package| package == "bluebridge-tests");
         users && (self.runs("root") || self.runs("netns"))

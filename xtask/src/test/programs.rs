@@ -1,7 +1,7 @@
 //! The programs that tests may call.
 //!
-//! Tests see a `PATH` that leads to these only, so that a test which calls one that set-up does not
-//! install fails on every machine, not only on a bare one.
+//! Tests get a `PATH` with only these programs, so that a test that calls a program that set-up does not
+//! install fails on every machine, not only on a new one.
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ use crate::{command::Failure, setup};
 const BASE: [&str; 10] =
     ["cat", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep", "umount", "unshare"];
 
-/// Makes a directory of links to the declared programs that are there.
+/// Creates a directory of links to the declared programs that are installed.
 pub(super) fn link_into(directory: &Path) -> Result<(), Failure> {
     let failed =
         |error: io::Error| Failure::new(format!("cannot make {}: {error}", directory.display()));

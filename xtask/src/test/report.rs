@@ -1,4 +1,4 @@
-//! What a run of tests says of itself, read from the JUnit file that nextest writes.
+//! The report of a test run, read from the JUnit file that nextest writes.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -9,12 +9,12 @@ use crate::command::Failure;
 /// How many of the slowest tests are listed.
 const SLOWEST: usize = 10;
 
-/// A run, in numbers and names.
+/// The numbers and names of a run.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Report {
-    /// Every test that ran, the slowest first, with its seconds.
+    /// Every test of the run with its seconds, the slowest first.
     tests: Vec<(f64, String)>,
-    /// Tests that failed, then passed when they were run again.
+    /// Tests that failed and then passed when they were run again.
     flaky: BTreeSet<String>,
     failed: BTreeSet<String>,
 }

@@ -1,21 +1,21 @@
-//! Tiers: groups of tests that need more than a plain process, or more time.
+//! Tiers: groups of tests that need more than an ordinary process, or more time.
 //!
 //! A test belongs to a tier if its test program has the tier's name (`tests/tests/root/`), or if a
-//! module in its path has it (`mod root`). A test of several tiers needs what all of them need.
+//! module in its path has it (`mod root`). A test of several tiers needs everything that they need.
 
 /// A group of tests, and what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tier {
     pub(super) name: &'static str,
     pub(super) needs: &'static str,
-    /// Whether a test program has its name; nextest refuses to look for one that is not there.
+    /// Whether a test program has its name; nextest reports an error for a missing one.
     has_program: bool,
 }
 
 pub(super) const TIERS: [Tier; 5] = [
     Tier {
         name: "netns",
-        needs: "network namespaces of its own, as root or as an ordinary user",
+        needs: "its own network namespaces, as root or as an ordinary user",
         has_program: true,
     },
     Tier { name: "root", needs: "root: BPF programs, named namespaces", has_program: true },

@@ -1,4 +1,4 @@
-//! What the measuring machine is, for the report.
+//! The measuring machine, for the report.
 
 use std::fs;
 use std::io;
@@ -7,12 +7,12 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
-/// The machine, as far as it moves the results.
+/// Properties of the machine that affect the results.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::command) struct Machine {
     cpu: String,
     kernel: String,
-    /// How long an idle virtual CPU polls before it halts; `None` where there is no such setting.
+    /// How long an idle virtual CPU polls before it halts; `None` if there is no such setting.
     guest_halt_poll_ns: Option<u64>,
 }
 

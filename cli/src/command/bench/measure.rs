@@ -26,10 +26,10 @@ use serde::Serialize;
 
 use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE};
 
-/// Where the echo servers listen, beside the memory server.
+/// The port of the echo servers, on the same machine as the memory server.
 const ECHO_PORT: u16 = 7777;
 
-/// How long our client polls: longer than any answer takes, as the echoes' clients do.
+/// How long the client polls: longer than any response takes, like the clients of the echoes.
 const SPIN: Duration = Duration::from_secs(1);
 
 /// Requests outstanding in the pipelined measurements.
@@ -38,16 +38,16 @@ const DEPTHS: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Rounds of each pipelined measurement.
 const PIPELINED_ROUNDS: usize = 5;
 
-/// Pages that the pipelined operations go to: as much as a core's cache holds.
+/// Pages used by the pipelined operations: as many as a core's cache can hold.
 const PIPELINED_PAGES: usize = 64;
 
-/// Turns of the serving thread; [`PROBE_TURN`] beside them.
+/// Turns of the serving thread, in addition to [`PROBE_TURN`].
 const OURS: usize = 0;
 const UNCONNECTED: usize = 1;
 const CONNECTED: usize = 2;
 const FLOOD: usize = 3;
 
-/// What is measured.
+/// The subject of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) operation: Operation,
@@ -56,20 +56,20 @@ pub(super) struct Plan {
     pub(super) pipelined: bool,
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) operation: Operation,
     pub(super) bytes: usize,
-    /// Our p50 over that of an unconnected echo of the same sizes.
+    /// Our p50 divided by that of an unconnected echo of the same sizes.
     pub(super) ratio: f64,
-    /// Our p50 over that of a connected one.
+    /// Our p50 divided by that of a connected one.
     pub(super) ratio_connected: f64,
     pub(super) latency: Outcome,
     pub(super) pipelined: Vec<Pipelined>,
 }
 
-/// Operations a second with some requests outstanding.
+/// Operations per second with several outstanding requests.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Pipelined {
     pub(super) outstanding: u16,
@@ -78,7 +78,7 @@ pub(super) struct Pipelined {
     pub(super) ratio: f64,
 }
 
-/// Who the two ends are in the fabric.
+/// The two ends of the measurement in the fabric.
 pub(super) struct Endpoints {
     membership: Membership,
     server: NodeId,
@@ -105,7 +105,7 @@ impl Endpoints {
         Ok(Self { membership, server })
     }
 
-    /// A client that keeps `outstanding` operations on their way at most.
+    /// A client with at most `outstanding` operations in flight.
     fn client(&self, outstanding: u16) -> anyhow::Result<Client<UdpTransport>> {
         let assignment = self.membership.assignment();
         let mut config =
@@ -179,7 +179,7 @@ fn serve(
             probe.answer(stop);
             Ok(())
         }
-        // The memory server is a process of its own.
+        // The memory server is a separate process.
         _ => {
             turns.sleep(stop);
             Ok(())
@@ -223,14 +223,14 @@ fn depths(endpoints: &Endpoints, plan: Plan, turns: &Turns) -> anyhow::Result<Ve
     DEPTHS.iter().map(|outstanding| depth(endpoints, plan, turns, *outstanding)).collect()
 }
 
-/// One depth: ours and the bare calls in turn.
+/// One depth: our operations and the bare calls in turn.
 fn depth(
     endpoints: &Endpoints,
     plan: Plan,
     turns: &Turns,
     outstanding: u16,
 ) -> anyhow::Result<Pipelined> {
-    let told = |error: String| anyhow!(error);
+    let failure = |error: String| anyhow!(error);
     let count = plan.length.operation_count * 4;
     let sizes = plan.operation.sizes(plan.bytes);
     let bare_socket = endpoints.echo_socket()?;
@@ -241,9 +241,9 @@ fn depth(
     let (mut ours, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..PIPELINED_ROUNDS {
         turns.give(OURS);
-        pipeline(&mut client, plan.operation, region, plan.bytes, count / 10).map_err(told)?;
+        pipeline(&mut client, plan.operation, region, plan.bytes, count / 10).map_err(failure)?;
         let time =
-            pipeline(&mut client, plan.operation, region, plan.bytes, count).map_err(told)?;
+            pipeline(&mut client, plan.operation, region, plan.bytes, count).map_err(failure)?;
         let ours_rate = per_second(count, time);
         turns.give(FLOOD);
         let to = endpoints.echo_server();

@@ -1,4 +1,4 @@
-//! What was measured, as tables or as JSON.
+//! The results, as tables or as JSON.
 
 use bluebridge_rack::spec::DataPlane;
 use serde::Serialize;
@@ -14,8 +14,8 @@ struct Document<'a> {
     reports: &'a [Report],
 }
 
-/// Prints all reports. One report alone is one flat JSON object, so that a program finds `ratio`
-/// at the top.
+/// Prints all reports. A single report is one flat JSON object, so that a program finds `ratio`
+/// at the top level.
 pub(super) fn print(reports: &[Report], switch: DataPlane, json: bool) -> anyhow::Result<()> {
     let machine = Machine::look();
     if json {
@@ -55,7 +55,7 @@ fn latency(report: &Report) -> anyhow::Result<()> {
     let nearest = placement.iter().copied().fold(f64::INFINITY, f64::min);
     let farthest = placement.iter().copied().fold(0.0, f64::max);
     output::text(&format!(
-        "ratio {:.3} to the echo, {:.3} to a connected one; cores {nearest:.2} to {farthest:.2} us apart\n",
+        "ratio {:.3} to the echo, {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
         report.ratio, report.ratio_connected
     ))
 }

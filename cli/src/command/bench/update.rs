@@ -1,5 +1,5 @@
-//! `bluebridge bench update`: an UPDATE with its COMMIT against a READ of the same size, in a rack
-//! per policy of redirects.
+//! `bluebridge bench update`: an UPDATE with its COMMIT beside a READ of the same size, in one rack
+//! per redirect policy.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -23,24 +23,24 @@ use super::machine::Machine;
 use super::{CLIENT, CLIENT_CORE, SERVER_CORE};
 use crate::output;
 
-/// How long the client polls: longer than any answer takes.
+/// How long the client polls: longer than any response takes.
 const SPIN: Duration = Duration::from_secs(1);
 
-/// Contestants, by their turns.
+/// The contestants' turns.
 const UPDATE: usize = 0;
 const READ: usize = 1;
 
-/// What was measured under one policy.
+/// The results under one policy.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     policy: Redirects,
-    /// The p50 of UPDATE and COMMIT over that of READ.
+    /// The p50 of UPDATE and COMMIT divided by that of READ.
     ratio: f64,
     latency: Outcome,
     service: Service,
 }
 
-/// What the endpoint's service thread did meanwhile.
+/// What the endpoint's service thread did.
 #[derive(Clone, Debug, Serialize)]
 struct Service {
     state: String,
@@ -55,7 +55,7 @@ struct Document<'a> {
     switch: DataPlane,
     operation: &'static str,
     bytes: usize,
-    /// Of the policy `contended`, which is the default.
+    /// For the policy `contended`, which is the default.
     ratio: Option<f64>,
     reports: &'a [Report],
 }
@@ -75,7 +75,7 @@ pub(super) fn run(
             pin(SERVER_CORE)?;
             turns.serve(|turn, stop: &AtomicBool| match turn {
                 PROBE_TURN => probe.answer(stop),
-                // The memory server is a process of its own.
+                // The memory server is a separate process.
                 _ => turns.sleep(stop),
             });
             Ok(())
@@ -97,20 +97,20 @@ fn measure(
     turns: &Turns,
     probe: &Probe,
 ) -> anyhow::Result<Report> {
-    let told = |error: String| anyhow!(error);
+    let failure = |error: String| anyhow!(error);
     let updating = join(rack)?;
     let reading = updating.try_clone()?;
     let nodes = updating.rack().context("the client did not join")?.memory_nodes;
     let server = nodes.first().context("the rack has no memory server")?.node;
-    let mut update = UpdateCommit::new(updating, server, bytes).map_err(told)?;
-    // The service thread, which started with the join, is not to share the client's core.
-    update.operate().map_err(told)?;
+    let mut update = UpdateCommit::new(updating, server, bytes).map_err(failure)?;
+    // The service thread, which started with the join, must not share the client's core.
+    update.operate().map_err(failure)?;
     pin(CLIENT_CORE).context("cannot pin the client")?;
-    let mut read = Ours::new(reading, Operation::Read, server, bytes).map_err(told)?;
+    let mut read = Ours::new(reading, Operation::Read, server, bytes).map_err(failure)?;
     let mut contestants: [&mut dyn Contestant; 2] = [&mut update, &mut read];
-    let latency = contest::run(&mut contestants, length, turns, probe).map_err(told)?;
-    read.finish().map_err(told)?.close().context("cannot close the sessions")?;
-    let updating = update.finish().map_err(told)?;
+    let latency = contest::run(&mut contestants, length, turns, probe).map_err(failure)?;
+    read.finish().map_err(failure)?.close().context("cannot close the sessions")?;
+    let updating = update.finish().map_err(failure)?;
     let state = updating.service_state();
     let counters = updating.service_counters().unwrap_or_default();
     updating.close().context("cannot close the sessions")?;
@@ -146,7 +146,7 @@ fn in_words(state: &ServiceState) -> String {
     }
 }
 
-/// Prints what was measured, the policies side by side.
+/// Prints the results, the policies side by side.
 pub(super) fn print(
     reports: &[Report],
     bytes: usize,

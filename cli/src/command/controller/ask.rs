@@ -1,4 +1,4 @@
-//! `bluebridge controller status|members|tables|watch`: a running controller, asked.
+//! `bluebridge controller status|members|tables|watch`: queries a running controller.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::thread;
@@ -24,20 +24,20 @@ use crate::command::trust::{Trust, controller_uri};
 use crate::exit::Exit;
 use crate::output;
 
-/// How long the switch may be behind before that is a fault: whenever somebody comes or goes, it is
-/// for a moment.
+/// How long the switch may be behind before that is a problem: it is behind for a moment after every join
+/// and leave.
 const SYNC_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How often the controller is asked meanwhile.
+/// How often the controller is queried meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Subcommand)]
 pub(in crate::command) enum Question {
-    /// Show the endpoints: who is there, where, and how much memory is left
+    /// Show the endpoints: state, port and free memory
     Members(Asked),
-    /// Show how it stands with the switch; ends with 1 if something is wrong, and says what
+    /// Show the state of the controller and the switch; exits with 1 and says why if something is wrong
     Status(Asked),
-    /// Show what the switch should have and what it has, entry by entry
+    /// Show the desired and the installed entries of the switch
     Tables(Asked),
     /// Show the endpoints, then each change as it happens
     Watch(Watch),
@@ -60,7 +60,7 @@ pub(in crate::command) struct Asked {
 
 #[derive(Debug, Args)]
 pub(in crate::command) struct Watch {
-    /// End after so many changes; without it, when interrupted
+    /// End after this many changes; the default is to run until interrupted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
     #[command(flatten)]
@@ -88,7 +88,7 @@ impl Asked {
         let Some(tls) = self.trust.config(address)? else { return Ok(address.into()) };
         let endpoint = Endpoint::from_shared(controller_uri(address, Some(&tls)))
             .and_then(|endpoint| endpoint.tls_config(tls))
-            .context("cannot use the options of TLS")?;
+            .context("cannot use the TLS options")?;
         Ok(Contact::with(address, endpoint))
     }
 }
@@ -98,7 +98,7 @@ fn has_racks() -> anyhow::Result<bool> {
 }
 
 fn enter_rack(name: Option<&RackName>) -> anyhow::Result<SocketAddr> {
-    let state = find_rack(name, "name the controller by --controller")?;
+    let state = find_rack(name, "select the controller with --controller")?;
     access::join(&state)?;
     access::namespace(&state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
     Ok(Layout::of(&state.spec).controller().into())

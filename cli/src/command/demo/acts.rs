@@ -1,4 +1,4 @@
-//! What two clients do with the rack's memory, over any carrier. Each act checks what it claims.
+//! The demo's use of the rack's memory by two clients, over any carrier. Each act checks its claims.
 
 use std::thread;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use bluebridge_wire::address::Fields;
 
 use super::screen::Screen;
 
-/// Sizes of the transfers: around a page, around a train, and long.
+/// Sizes of the transfers: around a page, around a train, and large.
 const SIZES: [usize; 7] = [1, 4095, 4096, 4097, 32_769, 1 << 20, 8 << 20];
 
 /// Additions that each client makes to the shared counter.
@@ -24,7 +24,7 @@ pub(super) struct Cast<T: Transport> {
 }
 
 impl<T: Transport> Cast<T> {
-    /// The memory node of a number, from 0.
+    /// The memory node with an index, from 0.
     pub(super) fn node(&self, number: usize) -> anyhow::Result<NodeId> {
         let node = self.nodes.get(number).context("the rack has too few memory nodes")?;
         Ok(node.1)
@@ -35,9 +35,9 @@ impl<T: Transport> Cast<T> {
         node.map_or("?", |(name, _)| name)
     }
 
-    /// Allocates, and takes the pointer apart; answers it.
+    /// Allocates memory and explains the pointer; returns it.
     pub(super) fn pointer(&mut self, screen: &Screen) -> anyhow::Result<Pointer> {
-        // The very first page of an arena has location 0, which would explain little.
+        // The first page of an arena has location 0, which would explain little.
         let mut regions = Vec::new();
         let pointer = loop {
             let region = self.first.create(10_000)?;
@@ -67,7 +67,7 @@ impl<T: Transport> Cast<T> {
                 "command",
                 "48-55",
                 format!("{:02x}", fields.command),
-                "0 at rest; READ, WRITE, .. on the way",
+                "0 in a stored pointer; READ, WRITE, .. in a request",
             ),
             row(
                 "tag",
@@ -89,15 +89,16 @@ impl<T: Transport> Cast<T> {
         Ok(pointer)
     }
 
-    /// Each client writes, and the other reads by the pointer alone, on every server.
+    /// On every server, each client writes and the other reads, with only the pointer.
     pub(super) fn share(&mut self, screen: &Screen) -> anyhow::Result<()> {
         let mut rows = Vec::new();
         for (name, node) in self.nodes.clone() {
             let greeting = format!("hello from c1, kept on {name}");
             let region = self.first.alloc_write_at(greeting.as_bytes(), Placement::Node(node))?;
-            // All that passes between the clients is this text.
+            // This text is all that one client passes to the other.
             let text = region.base().to_string();
-            let pointer: Pointer = text.parse().context("a pointer is text, and back")?;
+            let pointer: Pointer =
+                text.parse().context("cannot convert a pointer to text and back")?;
             let mut read = vec![0; greeting.len()];
             self.second.read(pointer, &mut read)?;
             ensure!(read == greeting.as_bytes(), "c2 read other bytes than c1 wrote");
@@ -116,7 +117,7 @@ impl<T: Transport> Cast<T> {
         screen.table(&["pointer", "c1 wrote, c2 read", "c2 changed, c1 read"], rows)
     }
 
-    /// Transfers around the borders of pages and trains; answers their sizes.
+    /// Transfers around the boundaries of pages and trains; returns their sizes.
     pub(super) fn sizes(&mut self, screen: &Screen) -> anyhow::Result<Vec<usize>> {
         let mut rows = Vec::new();
         for (number, size) in SIZES.into_iter().enumerate() {
@@ -130,7 +131,7 @@ impl<T: Transport> Cast<T> {
             let start = Instant::now();
             self.second.read(region.base(), &mut back)?;
             let read = start.elapsed();
-            ensure!(data == back, "{size} bytes came back changed");
+            ensure!(data == back, "{size} bytes were read back changed");
             self.first.delete(region)?;
             let rate = |seconds: f64| {
                 format!("{:.0} us, {:.0} MB/s", seconds * 1e6, size as f64 / seconds / 1e6)
@@ -146,7 +147,7 @@ impl<T: Transport> Cast<T> {
         Ok(SIZES.to_vec())
     }
 
-    /// Both clients count in the same 8 bytes at once.
+    /// Both clients add to the same 8 bytes at once.
     pub(super) fn atomics(&mut self, screen: &Screen) -> anyhow::Result<()>
     where
         T: Send,
@@ -170,11 +171,11 @@ impl<T: Transport> Cast<T> {
         self.first.delete(region)?;
         screen.say(&format!(
             "   {ADDITIONS} FETCH_ADD by each client at the same time: the counter is {before}, nothing lost or \
-             doubled.\n   CAS({before} -> 7) by c1 succeeds; CAS({before} -> 8) by c2 fails and tells that it is 7."
+             doubled.\n   CAS({before} -> 7) by c1 succeeds; CAS({before} -> 8) by c2 fails and returns 7."
         ))
     }
 
-    /// A freed pointer is refused, and changes nothing; answers the refusal.
+    /// A freed pointer is refused and changes nothing; returns the refusal.
     pub(super) fn stale(&mut self, screen: &Screen) -> anyhow::Result<String> {
         let node = self.node(0)?;
         let region = self.first.alloc_write_at(b"old", Placement::Node(node))?;
@@ -191,7 +192,7 @@ impl<T: Transport> Cast<T> {
         let (read, advice) = parts(&refusal);
         screen.say(&format!(
             "   c1 freed {pointer}. c2 still uses it:\n\n      read:   {}\n      write:  {}\n      \
-             delete: {}\n      {advice}\n\n   Memory that was allocated since is untouched.",
+             delete: {}\n      {advice}\n\n   Memory that was allocated since is unchanged.",
             read,
             parts(&write).0,
             parts(&again).0
@@ -200,12 +201,12 @@ impl<T: Transport> Cast<T> {
     }
 }
 
-/// What a refusal says, and the advice behind it, which is the same for all calls on one pointer.
+/// Splits a refusal into its reason and its advice, which is the same for all calls on one pointer.
 fn parts(refusal: &str) -> (&str, &str) {
     refusal.split_once("; ").unwrap_or((refusal, ""))
 }
 
-/// The words of a refusal.
+/// The text of a refusal.
 fn refused<V>(result: Result<V, Error>) -> anyhow::Result<String> {
     match result {
         Err(error @ Error::Refused { .. }) => Ok(error.to_string()),

@@ -1,5 +1,5 @@
-//! The demo where neither root nor user namespaces can be had: servers and clients are threads of
-//! this process, joined by queues, and the controller's core computes where the queues lead.
+//! The demo without root and user namespaces: servers and clients are threads of
+//! this process, connected by queues, and the controller's core computes the routes of the queues.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,13 +25,13 @@ use crate::command::switch_control::{TABLE_COLUMNS, table_rows};
 
 const SPACE: Space = Space(1);
 
-/// What each server offers.
+/// The memory of each server.
 const MEMORY_BYTES: u64 = 32 << 20;
 
 /// Datagrams that may wait for each endpoint.
 const QUEUE_LIMIT: usize = 4096;
 
-/// How long each operation may take, and how long a server that is gone is asked for.
+/// Time limit of each operation, including calls to a server that is gone.
 const DEADLINE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -54,9 +54,9 @@ struct ThreadRack {
 
 pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summary> {
     screen.say(
-        "Real here: the protocol, the client library, the memory servers, the controller's decisions.\n\
-         Left out: the network, the switch's pipeline and its counters, and the daemons; queues stand\n\
-         between the threads, and the controller's directory entries say where they lead.",
+        "Real in this mode: the protocol, the client library, the memory servers, the controller's decisions.\n\
+         Missing: the network, the switch's pipeline and its counters, and the daemons; queues connect\n\
+         the threads, and the controller's directory entries determine their routes.",
     )?;
     screen.step("A rack of threads: three servers, two clients")?;
     let start = Instant::now();
@@ -72,7 +72,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
     screen.table(&TABLE_COLUMNS, table_rows(&lines))?;
     cancel.check()?;
 
-    screen.step("Two clients, three servers: a pointer is all that they share")?;
+    screen.step("Two clients, three servers: the clients share only a pointer")?;
     rack.cast.share(screen)?;
     cancel.check()?;
 
@@ -88,7 +88,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
     let stale_pointer = rack.cast.stale(screen)?;
     cancel.check()?;
 
-    screen.step("What it takes, without a network")?;
+    screen.step("Latency, without a network")?;
     let node = rack.cast.node(0)?;
     let latency = latency::measure(
         &mut rack.cast.first,
@@ -105,7 +105,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
     for server in rack.servers {
         server.stop()?;
     }
-    screen.say("   The threads have ended; nothing was made outside of this process.")?;
+    screen.say("   The threads have ended; nothing was created outside this process.")?;
     Ok(Summary {
         mode: Mode::Process,
         switch: "none",
@@ -166,7 +166,7 @@ impl ThreadRack {
         let (second, first) = (clients.pop(), clients.pop());
         let nodes = nodes.iter().map(|record| (record.name.clone(), record.id())).collect();
         let (Some(first), Some(second)) = (first, second) else {
-            return Err(anyhow!("there are no two clients"));
+            return Err(anyhow!("there are fewer than two clients"));
         };
         Ok(Self { servers, cast: Cast { first, second, nodes }, tables, names })
     }
@@ -192,18 +192,18 @@ impl ThreadRack {
         self.cast.second.set_deadline(PATIENCE);
         let error = match self.cast.second.read(lost.base(), &mut [0; 9]) {
             Err(error @ (Error::Unreachable { .. } | Error::Refused { .. })) => error,
-            Err(error) => return Err(error).context("a stopped server should be unreachable"),
-            Ok(()) => return Err(anyhow!("a stopped server answered")),
+            Err(error) => return Err(error).context("a stopped server must be unreachable"),
+            Ok(()) => return Err(anyhow!("a stopped server responded")),
         };
         screen.say(&format!(
-            "   s3 (node {victim}) was stopped. c2 asks for {}:\n\n      {error}\n",
+            "   s3 (node {victim}) was stopped. c2 reads {}:\n\n      {error}\n",
             lost.base()
         ))?;
         Ok(error.to_string())
     }
 }
 
-/// Makes a thread an endpoint, by the controller's own rules.
+/// Admits a thread as an endpoint, by the controller's own rules.
 fn admit(core: &mut Core, port: u16, name: &str, role: Role) -> anyhow::Result<NodeRecord> {
     let is_memory = role == Role::Memory;
     let [high, low] = port.to_be_bytes();
@@ -225,7 +225,7 @@ fn admit(core: &mut Core, port: u16, name: &str, role: Role) -> anyhow::Result<N
     Ok(assigned.0)
 }
 
-/// Makes the queues lead where the directory says.
+/// Connects the queues as the directory says.
 fn connect(hub: &Hub, tables: &Tables, ends: &[EndpointId]) -> anyhow::Result<()> {
     let end = |port: SwitchPort| ends.get(usize::from(port.0) - 1).copied();
     let mut connected = 0;
@@ -238,8 +238,8 @@ fn connect(hub: &Hub, tables: &Tables, ends: &[EndpointId]) -> anyhow::Result<()
                 connected += 1;
             }
             (Key::Anycast { .. }, Some(Action::Select(members))) => {
-                // Queues do not choose by weight: the first member takes it all.
-                let member = members.first().context("nobody to create on")?;
+                // Queues do not choose by weight: the first member gets all requests.
+                let member = members.first().context("no server for CREATE")?;
                 let end = end(member.forward.port).context("an entry leads to no port")?;
                 let any =
                     Fields { space: SPACE, node: NodeId::ANY, command: 0, tag: 0, location: 0 };

@@ -28,18 +28,18 @@ use crate::command::interrupt;
 use crate::command::member::{identity_in, join_as_owner};
 use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
 
-/// How long each operation may take.
+/// Time limit of each operation.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// How long a client asks for a server that is gone.
+/// How long a client retries a server that is gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long clients poll for answers. The kernel's switch needs no processor of its own; the soft
-/// one does, and so a client must not keep it away.
+/// How long clients poll for responses. The kernel's switch needs no processor of its own; the soft
+/// one does, so a client must not occupy it.
 const SPIN: [(DataPlane, Duration); 2] =
     [(DataPlane::Ebpf, Duration::from_millis(2)), (DataPlane::Soft, Duration::from_micros(50))];
 
-/// What each server offers.
+/// The memory of each server.
 const MEMORY_BYTES: u64 = 32 << 20;
 
 /// How long the controller is dead.
@@ -51,12 +51,12 @@ const VICTIM: u16 = 3;
 type Clients = Cast<UdpTransport>;
 
 pub(super) fn show(site: &Site, screen: &mut Screen) -> anyhow::Result<Summary> {
-    let program = std::env::current_exe().context("cannot find the own program")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let was_there = site.state_root().path().exists();
     let shown = play(site, program, &cancel, screen);
     if !was_there {
-        // Another rack may have come meanwhile, and then it stays.
+        // If another rack was created meanwhile, this fails and the directory stays.
         let _ = std::fs::remove_dir(site.state_root().path());
     }
     shown
@@ -79,7 +79,7 @@ fn play(
     let before = stage.tables(screen)?;
     cancel.check()?;
 
-    screen.step("Two clients, three servers: a pointer is all that they share")?;
+    screen.step("Two clients, three servers: the clients share only a pointer")?;
     clients.share(screen)?;
     cancel.check()?;
 
@@ -91,7 +91,7 @@ fn play(
     clients.atomics(screen)?;
     cancel.check()?;
 
-    screen.step("A page changes hands")?;
+    screen.step("A page gets another owner")?;
     let hand_over = stage.hand_over(&mut clients, screen)?;
     cancel.check()?;
 
@@ -99,14 +99,14 @@ fn play(
     let stale_pointer = clients.stale(screen)?;
     cancel.check()?;
 
-    screen.step("What it takes")?;
+    screen.step("Latency")?;
     let node = clients.node(0)?;
     let latency = latency::measure(&mut clients.first, node, how(data_plane), screen, cancel)?;
 
     screen.step("The switch counted")?;
     let directory_packets = stage.counters(&before, screen)?;
 
-    screen.step("The controller is killed, and nobody notices")?;
+    screen.step("The controller is killed; data traffic continues")?;
     let controller_restart = stage.kill_controller(&mut clients, screen)?;
     cancel.check()?;
 
@@ -134,17 +134,17 @@ fn play(
     })
 }
 
-/// What the reader of a latency should know.
+/// Context for the reader of a latency.
 fn how(data_plane: DataPlane) -> &'static str {
     match data_plane {
-        DataPlane::Ebpf => "client and server poll, and the switch runs where the sender does",
+        DataPlane::Ebpf => "client and server poll, and the switch runs on the sender's core",
         DataPlane::Soft => {
-            "the soft switch is a process of its own, and on few processors every hop waits for a wake-up"
+            "the soft switch is a separate process, and on few processors every hop waits for a wake-up"
         }
     }
 }
 
-/// The rack, and what it takes to change it.
+/// The rack, and what is needed to change it.
 struct Stage<'a> {
     rack: Rack,
     program: PathBuf,
@@ -159,7 +159,8 @@ impl<'a> Stage<'a> {
         cancel: &'a Cancel,
         screen: &mut Screen,
     ) -> anyhow::Result<Self> {
-        screen.step("A rack in a box: a switch, a controller, three servers, two clients")?;
+        screen
+            .step("A rack on this machine: a switch, a controller, three servers, two clients")?;
         let start = Instant::now();
         let spec = RackSpec {
             name: format!("demo-{}", std::process::id()).parse()?,
@@ -181,7 +182,7 @@ impl<'a> Stage<'a> {
         });
         screen.table(&["process", "pid", "network namespace"], rows.collect())?;
         screen.say(&format!(
-            "   Real processes, joined by virtual Ethernet links of {} bytes to a switch ({}). Ready after {:.1} s.",
+            "   Real processes, connected by virtual Ethernet links of {} bytes to a switch ({}). Ready after {:.1} s.",
             rack.spec().mtu,
             data_plane.as_str(),
             start.elapsed().as_secs_f64()
@@ -215,15 +216,15 @@ impl<'a> Stage<'a> {
     fn tables(&self, screen: &Screen) -> anyhow::Result<Vec<TableLine>> {
         let lines = self.read_tables()?;
         screen.say(
-            "   The controller installed these entries when the nodes joined; `directory` leads a pointer\n   \
-             home by its longest prefix, so nobody is asked where memory is, and `ingress_guard` lets\n   \
-             nobody speak for another. Read from the switch over P4Runtime:",
+            "   The controller installed these entries when the nodes joined. `directory` forwards a pointer to\n   \
+             its home by the longest prefix, without a directory server, and `ingress_guard` prevents nodes\n   \
+             from using each other's addresses. Read from the switch over P4Runtime:",
         )?;
         screen.table(&TABLE_COLUMNS, table_rows(&lines))?;
         Ok(lines)
     }
 
-    /// What the switch counted since `before`; answers the directory's packets.
+    /// What the switch counted since `before`; returns the directory's packets.
     fn counters(&self, before: &[TableLine], screen: &Screen) -> anyhow::Result<u64> {
         let mut directory_packets = 0;
         let mut moved = Vec::new();
@@ -231,7 +232,7 @@ impl<'a> Stage<'a> {
             let same = |old: &&TableLine| (old.table, &old.matches) == (line.table, &line.matches);
             let (packets, bytes) =
                 before.iter().find(same).map_or((0, 0), |old| (old.packets, old.bytes));
-            // Counters begin anew when an entry is rewritten, as that of `anycast` is with its weights.
+            // Counters start again when an entry is rewritten, as that of `anycast` is with its weights.
             line.packets = line.packets.checked_sub(packets).unwrap_or(line.packets);
             line.bytes = line.bytes.checked_sub(bytes).unwrap_or(line.bytes);
             if line.table == "directory" {
@@ -270,10 +271,10 @@ impl<'a> Stage<'a> {
         let log = log.map_err(|_| anyhow!("the reading client panicked"))?;
         let same_nodes = nodes == self.members()?;
         ensure!(log.failed == 0, "{} of {} reads failed: {:?}", log.failed, log.count, log.error);
-        ensure!(same_nodes, "nodes were given other ids: {nodes:?}");
+        ensure!(same_nodes, "nodes got other ids: {nodes:?}");
         clients.first.delete(region)?;
         screen.say(&format!(
-            "   Killed, dead for {:.1} s, back after another {:.1} s. Meanwhile c2 read {} times without one \
+            "   Killed, dead for {:.1} s, running again after another {:.1} s. Meanwhile c2 read {} times without an \
              error;\n   the longest read took {:.0} us. Every node still has its id and incarnation.",
             DEAD.as_secs_f64(),
             took.as_secs_f64(),
@@ -288,7 +289,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Kills the controller and starts it again; how long the start took.
+    /// Kills the controller and starts it again; returns how long the start took.
     fn restart_controller(&mut self, screen: &Screen) -> anyhow::Result<Duration> {
         thread::sleep(Duration::from_millis(100));
         self.rack.stop_daemon(CONTROLLER, Duration::ZERO)?;
@@ -296,7 +297,7 @@ impl<'a> Stage<'a> {
         if let Err(error) = self.rack.enter(Node::Switch, || controller_status(address))? {
             screen.say(&format!("   An operator sees: {error}."))?;
         } else {
-            return Err(anyhow!("the controller answers though it was killed"));
+            return Err(anyhow!("the controller responds although it was killed"));
         }
         thread::sleep(DEAD);
         self.cancel.check()?;
@@ -323,8 +324,8 @@ impl<'a> Stage<'a> {
         let start = Instant::now();
         let error = match clients.second.read(lost.base(), &mut [0; 9]) {
             Err(error @ (Error::Unreachable { .. } | Error::Refused { .. })) => error,
-            Err(error) => return Err(error).context("a stopped server should be unreachable"),
-            Ok(()) => return Err(anyhow!("a stopped server answered")),
+            Err(error) => return Err(error).context("a stopped server must be unreachable"),
+            Ok(()) => return Err(anyhow!("a stopped server responded")),
         };
         let waited = start.elapsed();
         clients.second.set_deadline(DEADLINE);
@@ -333,8 +334,8 @@ impl<'a> Stage<'a> {
         ensure!(&bytes == b"safe", "another server's memory changed");
         clients.first.delete(kept)?;
         screen.say(&format!(
-            "   s{VICTIM} (node {victim}) was stopped. c2, which gives every call {:.0} s here, asks for {}:\n\n      {error}\n      \
-             (after {:.2} s; fault: {:?})\n\n   Memory on the other servers is there as before.",
+            "   s{VICTIM} (node {victim}) was stopped. c2, with a deadline of {:.0} s per call, reads {}:\n\n      {error}\n      \
+             (after {:.2} s; fault: {:?})\n\n   Memory on the other servers is unchanged.",
             PATIENCE.as_secs_f64(),
             lost.base(),
             waited.as_secs_f64(),
@@ -343,7 +344,7 @@ impl<'a> Stage<'a> {
         Ok(error.to_string())
     }
 
-    /// Takes the rack down and looks for what is left of it.
+    /// Takes the rack down and looks for leftovers.
     fn take_down(self, screen: &Screen) -> anyhow::Result<Vec<String>> {
         let id = self.rack.state().id.clone();
         let mut paths: Vec<PathBuf> =
@@ -367,7 +368,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// What a client saw that read all the time.
+/// The results of a client that read continuously.
 #[derive(Default)]
 struct Reading {
     count: u64,
@@ -393,7 +394,7 @@ impl Reading {
                 log.failed += 1;
                 log.error = failure;
             }
-            // Two processors are all that some machines have, and the controller starts meanwhile.
+            // Some machines have only two processors, and the controller starts meanwhile.
             thread::sleep(Duration::from_micros(200));
         }
         log

@@ -1,4 +1,4 @@
-//! What one operation on one page takes, beside the paper's Table 1.
+//! The latency of one operation on one page, beside the paper's Table 1.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use serde::Serialize;
 
 use super::screen::Screen;
 
-/// Operations of each kind, if there is time.
+/// Operations of each kind, if the time limit allows.
 const ROUNDS: usize = 1000;
 
-/// Rounds that are not counted: sessions open, caches fill.
+/// Rounds that are not counted: sessions are opened, caches are filled.
 const WARM_UP: usize = 50;
 
-/// How long measuring may take altogether.
+/// Time limit of all measurements.
 const TIME_LIMIT: Duration = Duration::from_secs(6);
 
 /// One row of the table.
@@ -25,12 +25,12 @@ const TIME_LIMIT: Duration = Duration::from_secs(6);
 pub(super) struct Latency {
     operation: &'static str,
     p50_us: f64,
-    /// The operation of the paper's Table 1 that comes next to it, and its time.
+    /// The most similar operation of the paper's Table 1, and its time.
     paper_operation: &'static str,
     paper_us: f64,
 }
 
-/// The paper's Table 1; its UPDATE reads, changes and writes back under a lock, our WRITE is blind.
+/// The paper's Table 1; its UPDATE reads, changes and writes back under a lock, our WRITE does not read.
 const PAPER: [(&str, &str, f64); 4] = [
     ("CREATE", "CREATE", 34.9),
     ("READ", "READ", 33.7),
@@ -53,7 +53,7 @@ pub(super) fn measure<T: Transport>(
     for round in 0..WARM_UP + ROUNDS {
         cancel.check()?;
         let times = once(client, node, &data, &mut buffer).context("while measuring")?;
-        anyhow::ensure!(buffer == data, "a page came back with other bytes");
+        anyhow::ensure!(buffer == data, "a page was read back with other bytes");
         if round >= WARM_UP {
             samples.iter_mut().zip(times).for_each(|(samples, time)| samples.push(time));
         }
@@ -84,8 +84,8 @@ pub(super) fn measure<T: Transport>(
     });
     screen.table(&["operation", "here", "paper, Table 1"], cells.collect())?;
     screen.say(
-        "   The paper's machines and links were others; here client, switch and server share one\n   \
-         machine. Our WRITE is blind; `bluebridge bench update` measures UPDATE and COMMIT.",
+        "   The paper used other machines and links; here client, switch and server share one\n   \
+         machine. Our WRITE does not read; `bluebridge bench update` measures UPDATE and COMMIT.",
     )?;
     Ok(rows)
 }

@@ -1,8 +1,8 @@
-//! What the demo says: to a person at a terminal or in a log, or nothing when a program listens.
+//! The demo's text output: for a person at a terminal or in a log; nothing if a program reads the result.
 
 use crate::output;
 
-/// Where the demo's words go.
+/// The destination of the demo's text.
 #[derive(Debug)]
 pub(super) struct Screen {
     quiet: bool,
@@ -18,7 +18,7 @@ impl Screen {
         self.say(&format!("{text}\n{}", "=".repeat(text.len())))
     }
 
-    /// Begins the next step.
+    /// Starts the next step.
     pub(super) fn step(&mut self, text: &str) -> anyhow::Result<()> {
         self.step += 1;
         self.say(&format!("\n{}. {text}", self.step))

@@ -1,4 +1,4 @@
-//! Ownership handed over: contention of 1 to 16 clients, and how soon a redirect is there.
+//! Ownership passed from client to client: contention of 1 to 16 clients, and the delay of a redirect.
 
 mod contention;
 mod redirect;
@@ -29,10 +29,10 @@ use crate::exit::Exit;
 /// How long an UPDATE may wait for its turn.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What to find out, and for how long.
+/// The options of the experiment.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Ownership {
-    /// Clients that contend for one page, one run for each number
+    /// Numbers of clients that contend for one page; one run for each number
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16",
           value_parser = clap::value_parser!(u16).range(1..=32))]
     clients: Vec<u16>,
@@ -42,18 +42,18 @@ pub(in crate::command) struct Ownership {
     /// How long an owner keeps the page, in microseconds; 0 commits at once
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     hold_us: u32,
-    /// Leases of which the redirect is waited for
+    /// Number of leases for which the redirect is measured
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     leases: u16,
-    /// Where the CSV files and the plots go
+    /// The directory of the CSV files and plots
     #[arg(long, default_value = "ownership")]
     output: PathBuf,
-    /// The switch's data plane; ebpf with root if this build has it, else soft, unless told
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
 }
 
-/// What was found out under one policy.
+/// The results under one policy.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
     policy: Redirects,
@@ -65,7 +65,7 @@ pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
     let folder = Folder::make(&asked.output)?;
     let site = Site::prepare()?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
-    let program = std::env::current_exe().context("cannot find the own program")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let most = asked.clients.iter().copied().max().unwrap_or(1).max(2);
     let mut findings = Vec::new();
     let policies = [Redirects::Contended, Redirects::Always];
@@ -110,7 +110,7 @@ fn join(rack: &Rack, node: Node) -> anyhow::Result<Client<UdpTransport>> {
     let mut options =
         JoinOptions::named(node.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
     options.behaviour.deadline = DEADLINE;
-    // More clients than cores: whoever spins takes the time of those who have something to do.
+    // More clients than cores: a spinning client would take time from those that have work.
     options.behaviour.spin = Duration::ZERO;
     Ok(Client::join(&controller, options)?)
 }

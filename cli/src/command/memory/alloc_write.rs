@@ -1,5 +1,5 @@
-//! `bluebridge alloc-write`: memory with contents, up to 32 KiB in one round trip; more in parts, which an
-//! interruption or a failure takes back.
+//! `bluebridge alloc-write`: memory with contents, up to 32 KiB in one round trip; more in parts, which are
+//! freed after an interruption or a failure.
 
 use std::path::PathBuf;
 
@@ -16,12 +16,12 @@ use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
 
-/// Allocate memory for the data, write it there and print the pointer.
+/// Allocate memory for the data, write the data and print the pointer.
 #[derive(Debug, Args)]
 pub(in crate::command) struct AllocWrite {
-    /// The data; without it and --file, standard input
+    /// The data; the default is standard input, unless --file is set
     data: Option<String>,
-    /// Take the data from a file
+    /// Read the data from a file
     #[arg(long, value_name = "PATH", conflicts_with = "data")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(in crate::command) struct AllocWrite {
 pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Result<Exit> {
     let data = read_all(Source::of(options.data, options.file))?;
     let mut session = options.member.join()?;
-    // From now on an interruption does not end the process before it said where the memory is, or freed it.
+    // From now on an interruption does not end the process before it has printed the pointer or freed the memory.
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let placement = options.place.placement(&session)?;
     let outcome = match data.len() {
@@ -65,11 +65,11 @@ fn write_in_parts(
     let printed = print(region, session, global);
     let written = printed.and_then(|()| write_all(region, data, cancel, session));
     let Err(error) = written else { return Ok(()) };
-    // Half of the data is of no use to anyone.
+    // A part of the data is useless.
     Err(match session.client.delete(region) {
         Ok(_) => error.context(format!("the memory at {} is freed again", region.base())),
         Err(left) => error.context(format!(
-            "the memory at {} stays allocated, as it could not be freed ({left}); delete it later",
+            "the memory at {} stays allocated, because it could not be freed ({left}); delete it later",
             region.base()
         )),
     })

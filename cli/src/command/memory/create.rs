@@ -11,14 +11,14 @@ use crate::command::member::Member;
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
-/// Allocate zeroed memory and print its pointers, one a line.
+/// Allocate zeroed memory and print its pointers, one per line.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Create {
     /// Bytes to allocate, such as 100, 64K or 1M; rounded up to whole pages
     size: ByteSize,
     #[command(flatten)]
     place: Place,
-    /// How many allocations of that size
+    /// Number of allocations of this size
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
     #[command(flatten)]
@@ -27,10 +27,10 @@ pub(in crate::command) struct Create {
 
 fn check(size: ByteSize) -> Result<(), UsageError> {
     match size.0 {
-        0 => Err(UsageError("an allocation has a byte at least".to_owned())),
+        0 => Err(UsageError("an allocation must have at least one byte".to_owned())),
         // An allocation lies in one shard.
         bytes if bytes > 1 << SHARD_SHIFT => {
-            Err(UsageError(format!("{size} are too much: an allocation has 1T at most")))
+            Err(UsageError(format!("{size} is too much: an allocation can have at most 1T")))
         }
         _ => Ok(()),
     }
@@ -46,7 +46,7 @@ pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result
         match session.client.create_at(options.size.0, placement) {
             Ok(region) => {
                 let allocation = Allocation::of(region, &session);
-                // Told at once: if this process is ended, nobody else knows of the memory.
+                // Printed at once: if this process is ended, its memory can still be found.
                 if !global.json {
                     output::text(&allocation.pointer)?;
                 }
@@ -60,7 +60,7 @@ pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result
         }
     }
     session.leave();
-    // What was allocated is told also when the rest failed.
+    // Successful allocations are printed even if a later one failed.
     if global.json {
         output::json(&made)?;
     }

@@ -1,4 +1,4 @@
-//! `bluebridge delete`: memory given back.
+//! `bluebridge delete`: frees memory.
 
 use bluebridge::Pointer;
 use clap::Args;
@@ -29,7 +29,7 @@ pub(in crate::command) fn run(options: Delete, global: Global) -> anyhow::Result
             Err(error) => {
                 let words = error.to_string();
                 outcomes.push(json!({ "pointer": pointer.to_string(), "error": words }));
-                // The others are freed all the same; the first failure is the command's.
+                // The others are freed nevertheless; the first failure determines the exit code.
                 match &first {
                     None => first = Some(error),
                     Some(_) if global.json => {}

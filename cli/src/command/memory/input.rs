@@ -1,4 +1,4 @@
-//! Where the data of a command comes from.
+//! The input data of a command.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,10 +8,10 @@ use anyhow::Context;
 
 use crate::exit::UsageError;
 
-/// The most that is held in memory at once, for an allocation whose size must be known first.
+/// The most data held in memory at once, for an allocation whose size must be known first.
 const INPUT_BYTES_MAX: u64 = 1 << 30;
 
-/// Where data comes from.
+/// The source of the data.
 #[derive(Debug)]
 pub(super) enum Source {
     Argument(String),
@@ -28,7 +28,7 @@ impl Source {
         }
     }
 
-    /// A reader, and the length if that is known beforehand.
+    /// A reader, and the length if it is known in advance.
     pub(super) fn open(self) -> anyhow::Result<(Box<dyn Read>, Option<u64>)> {
         Ok(match self {
             Self::Argument(data) => {
@@ -48,7 +48,7 @@ impl Source {
     }
 }
 
-/// All of it.
+/// Reads all data.
 pub(super) fn read_all(source: Source) -> anyhow::Result<Vec<u8>> {
     let (reader, _) = source.open()?;
     let mut data = Vec::new();
@@ -64,7 +64,7 @@ pub(super) fn read_all(source: Source) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// Fills the buffer as far as the reader has anything; answers how far.
+/// Fills the buffer as far as the reader has data; returns the number of bytes.
 pub(super) fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -82,7 +82,7 @@ pub(super) fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize
 mod tests {
     use super::*;
 
-    /// Gives one byte at a time, as a slow pipe does.
+    /// Returns one byte at a time, like a slow pipe.
     struct Slow<'a>(&'a [u8]);
 
     impl Read for Slow<'_> {

@@ -1,4 +1,4 @@
-//! The commands that use the rack's memory, one file each, and what they share.
+//! The commands that use the rack's memory, one file each, and their common code.
 
 pub(super) mod alloc_write;
 pub(super) mod create;
@@ -19,13 +19,13 @@ use serde::Serialize;
 use super::member::Session;
 use crate::exit::UsageError;
 
-/// Bytes that a long transfer moves at a time, so that it can say how far it is.
+/// Bytes per step of a long transfer, for its progress bar.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Where new pages go.
+/// The placement of new pages.
 #[derive(Debug, Args)]
 struct Place {
-    /// The memory node to be on, by name or id; without it, the emptier of two drawn at random
+    /// The memory node, by name or id; the default is the one with more free memory of two random nodes
     #[arg(long, value_name = "NODE", conflicts_with = "anywhere")]
     on: Option<String>,
     /// Let the switch choose, by the free memory that the nodes reported
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// An allocation, as it is printed.
+/// An allocation, as printed.
 #[derive(Debug, Serialize)]
 struct Allocation {
     pointer: String,
@@ -64,7 +64,7 @@ impl Allocation {
     }
 }
 
-/// The byte that a command starts at.
+/// The first byte of a command.
 fn at(pointer: Pointer, offset: u64) -> Result<Pointer, UsageError> {
     let moved = pointer.checked_add(offset);
     moved.map_err(|error| UsageError(format!("{pointer} plus {offset}: {error}")))

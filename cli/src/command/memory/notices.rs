@@ -1,4 +1,4 @@
-//! `bluebridge notices`: what happens to the space's memory.
+//! `bluebridge notices`: prints the notices of a space.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,17 @@ use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
 
-/// How long an interruption may go unnoticed.
+/// How often an interruption is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Tell of memory that is given, freed or zeroed in the space, as the servers multicast it; notices
-/// can be lost. Ends with exit code 4 if none came in time.
+/// Print notices of memory that is allocated, freed or zeroed in the space, as the servers multicast them; notices
+/// can be lost. Ends with exit code 4 if none arrived in time.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Notices {
-    /// End after so many; without it, when interrupted
+    /// End after this many notices; the default is to run until interrupted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// End after so long
+    /// End after this time
     #[arg(long, value_name = "TIME")]
     within: Option<Deadline>,
     #[command(flatten)]
@@ -40,8 +40,8 @@ pub(in crate::command) fn run(options: Notices, global: Global) -> anyhow::Resul
         if until.is_some_and(|until| Instant::now() >= until) {
             session.leave();
             let words = match left {
-                Some(left) => format!("{left} of the notices did not come in time"),
-                None if seen_count == 0 => "no notice came in time".to_owned(),
+                Some(left) => format!("{left} of the notices did not arrive in time"),
+                None if seen_count == 0 => "no notice arrived in time".to_owned(),
                 None => return Ok(Exit::Ok),
             };
             output::failure(&words, Exit::Unreachable, global.json);

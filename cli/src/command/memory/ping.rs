@@ -1,4 +1,4 @@
-//! `bluebridge ping`: a sign of life of a memory node.
+//! `bluebridge ping`: round trips to a memory node.
 
 use clap::Args;
 use serde_json::json;
@@ -8,12 +8,12 @@ use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
-/// Ask a memory node for a sign of life and tell the round trips.
+/// Measure round trips to a memory node.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Ping {
     /// The memory node, by name or id
     node: String,
-    /// How many times
+    /// Number of round trips
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     count: u32,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(in crate::command) fn run(options: Ping, global: Global) -> anyhow::Result<E
         output::json(&json!({ "node": name, "node_id": node.0, "round_trips_us": times }))?;
     } else {
         for time in times {
-            output::text(&format!("{name} (node {node}) answered in {time:.1} us"))?;
+            output::text(&format!("{name} (node {node}) responded in {time:.1} us"))?;
         }
     }
     failure.map_or(Ok(Exit::Ok), |error| Err(error.into()))

@@ -1,13 +1,13 @@
-//! How far a long transfer is, for a person at a terminal.
+//! Progress of a long transfer, for a person at a terminal.
 
 use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Shorter transfers are over before a bar could be read.
+/// Shorter transfers end before a bar could be read.
 const WORTH_BYTES: u64 = 8 << 20;
 
-/// A bar on standard error, hidden unless that is a terminal and the transfer is long.
+/// A bar on standard error; hidden unless that is a terminal and the transfer is long.
 pub(super) fn bar(length_bytes: Option<u64>) -> ProgressBar {
     let worth = length_bytes.is_none_or(|bytes| bytes >= WORTH_BYTES);
     if !worth || !io::stderr().is_terminal() {

@@ -1,4 +1,4 @@
-//! `bluebridge read`: the bytes behind a pointer.
+//! `bluebridge read`: prints the bytes at a pointer.
 
 use std::io::{self, Write};
 
@@ -15,22 +15,22 @@ use crate::command::member::{Member, Session};
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
-/// Bytes in a line of --hex.
+/// Bytes per line of --hex.
 const LINE_BYTES: usize = 16;
 
-/// The most that is read before any of it is printed.
+/// The most bytes that are read before any is printed.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// The most that --json holds in one document.
+/// The most bytes in one document of --json.
 const JSON_BYTES_MAX: u64 = 16 << 20;
 
-/// Print the bytes at a pointer: raw, or with --hex or --json as text. Up to 64 MiB are printed all or
-/// not at all; of more, what was printed before a failure is told.
+/// Print the bytes at a pointer: raw, or as text with --hex or --json. Up to 64 MiB are printed as a whole or
+/// not at all; for more, a failure reports how much was printed.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Read {
     /// The pointer: an IPv6 address, as `create` prints it
     pointer: Pointer,
-    /// Bytes to read, such as 100 or 1M; to the end of the page without it
+    /// Bytes to read, such as 100 or 1M; the default is to the end of the page
     #[arg(long, value_name = "SIZE")]
     length: Option<ByteSize>,
     /// Bytes to skip from the pointer
@@ -39,14 +39,14 @@ pub(in crate::command) struct Read {
     /// Print lines of offset, bytes and characters
     #[arg(long, conflicts_with = "json")]
     hex: bool,
-    /// Of pages that somebody updates, take what was committed last; say so on standard error
+    /// For pages that are being updated, print the last committed contents, with a note on standard error
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
     member: Member,
 }
 
-/// How the bytes are read, and whether any were out of date.
+/// How to read, and whether any bytes were stale.
 struct Reading<'a> {
     session: &'a mut Session,
     takes_stale: bool,
@@ -79,7 +79,9 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
         (false, hex) => stream(&mut reading, start, length, hex),
     };
     if reading.is_stale && !global.json {
-        output::complain("some of the pages are being updated; of those, this was committed last");
+        output::complain(
+            "some of the pages are being updated; for these, the last committed contents are shown",
+        );
     }
     session.leave();
     outcome
@@ -107,7 +109,7 @@ fn stream(
     let mut out = io::stdout().lock();
     let mut done = 0;
     if length > WHOLE_BYTES_MAX {
-        // What ends too early is found before anything is printed.
+        // A range that ends too early is detected before anything is printed.
         reading.read(at(start, length - 1)?, &mut [0]).context("nothing is printed")?;
     }
     let mut buffer = vec![0; usize::try_from(length.min(WHOLE_BYTES_MAX))?];
@@ -121,7 +123,7 @@ fn stream(
         })?;
         let written = if hex { dump(&mut out, done, part) } else { out.write_all(part) };
         match written {
-            // The reader has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
             written => written?,
         }
@@ -144,7 +146,7 @@ fn read_part(
     progress: impl Fn(u64),
 ) -> anyhow::Result<()> {
     if part.is_empty() {
-        // The library says what is wrong with that.
+        // The library reports the error.
         return Ok(reading.read(start, part)?);
     }
     let mut read = 0;

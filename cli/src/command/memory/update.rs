@@ -1,4 +1,4 @@
-//! `bluebridge update`: bytes changed under a lease.
+//! `bluebridge update`: changes bytes under a lease.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,31 +16,31 @@ use crate::command::member::{Deadline, Member};
 use crate::exit::Exit;
 use crate::output;
 
-/// Change the bytes at a pointer under a lease (UPDATE, then COMMIT): while it lasts, nobody else changes
-/// or reads them.
+/// Change the bytes at a pointer under a lease (UPDATE, then COMMIT): during the lease, no other client can
+/// change or read them.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Update {
     /// The pointer: an IPv6 address, as `create` prints it
     pointer: Pointer,
-    /// The bytes to set; without it and --file, standard input, which is read to its end first
+    /// The bytes to set; the default is standard input, read to its end first, unless --file is set
     #[arg(long, value_name = "TEXT")]
     set: Option<String>,
-    /// Take the bytes from a file
+    /// Read the bytes from a file
     #[arg(long, value_name = "PATH", conflicts_with = "set")]
     file: Option<PathBuf>,
     /// Bytes to skip from the pointer
     #[arg(long, value_name = "SIZE", default_value = "0")]
     offset: ByteSize,
-    /// How long a lease to ask for; the server's default without it. It is renewed while it is held
+    /// The requested lease time; the default is the server's. The lease is renewed while it is held
     #[arg(long, value_name = "TIME")]
     lease: Option<Deadline>,
-    /// Keep the lease for so long before the COMMIT, to look at what others see meanwhile
+    /// Keep the lease for this time before the COMMIT, to see its effect on other clients
     #[arg(long, value_name = "TIME")]
     hold: Option<Deadline>,
-    /// Give up at once if another has a lease
+    /// Fail at once if another client has a lease
     #[arg(long)]
     no_wait: bool,
-    /// Lease as many bytes as there are to set, and give them up instead of committing
+    /// Lease the pages of the bytes to set, and release them without a COMMIT
     #[arg(long)]
     abort: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `bluebridge write`: bytes to where a pointer leads.
+//! `bluebridge write`: writes bytes at a pointer.
 
 use std::path::PathBuf;
 
@@ -15,14 +15,14 @@ use crate::command::member::Member;
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
-/// Write data to a pointer. Each page is written whole or not at all.
+/// Write data at a pointer. Each page is written as a whole or not at all.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Write {
     /// The pointer: an IPv6 address, as `create` prints it
     pointer: Pointer,
-    /// The data; without it and --file, standard input
+    /// The data; the default is standard input, unless --file is set
     data: Option<String>,
-    /// Take the data from a file
+    /// Read the data from a file
     #[arg(long, value_name = "PATH", conflicts_with = "data")]
     file: Option<PathBuf>,
     /// Bytes to skip from the pointer
@@ -46,9 +46,9 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
         written.with_context(|| {
             let end = done + count as u64;
             match done {
-                0 => format!("of the first {end} bytes perhaps some pages are written"),
+                0 => format!("some pages of the first {end} bytes may be written"),
                 _ => format!(
-                    "the first {done} bytes are written, and up to {end} perhaps some pages"
+                    "the first {done} bytes are written, and some pages up to byte {end} may be"
                 ),
             }
         })?;

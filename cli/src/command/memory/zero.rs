@@ -1,4 +1,4 @@
-//! `bluebridge zero`: memory back to zeros, in place.
+//! `bluebridge zero`: zeroes memory in place.
 
 use bluebridge::Pointer;
 use bluebridge_rack::spec::ByteSize;
@@ -11,7 +11,7 @@ use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
-/// Zero bytes in place; no data travels.
+/// Zero bytes in place, without transferring data.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Zero {
     /// The pointer: an IPv6 address, as `create` prints it

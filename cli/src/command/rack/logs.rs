@@ -1,4 +1,4 @@
-//! `bluebridge rack logs`: what the daemons of a rack logged.
+//! `bluebridge rack logs`: the logs of a rack's daemons.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,17 +16,17 @@ use rustix::io::Errno;
 use super::Named;
 use crate::exit::Exit;
 
-/// How often growing logs are looked at.
+/// How often growing logs are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 pub(in crate::command) struct Logs {
     #[command(flatten)]
     named: Named,
-    /// Go on with what is logged from now on, until interrupted
+    /// Continue with new lines, until interrupted
     #[arg(short, long)]
     follow: bool,
-    /// The daemon: switch, controller, hosts, or a memory server: s1, s2, ..; all of them without it,
+    /// The daemon: switch, controller, hosts, or a memory server: s1, s2, ..; the default is all of them,
     /// with their names before their lines
     part: Option<Part>,
 }
@@ -37,7 +37,7 @@ pub(super) fn run(options: &Logs) -> anyhow::Result<Exit> {
     let daemon = options.part.map(Part::daemon);
     let mut logs = logs::Logs::of(&state, daemon.as_deref())?;
     match copy(&mut logs, options.follow) {
-        // Whoever read this has enough.
+        // The reader of this output has closed it.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
         copied => copied.map(|()| Exit::Ok).context("cannot copy the logs"),
     }

@@ -38,7 +38,7 @@ pub(in crate::command) struct Kill {
 
 pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit> {
     let Kill { named, part } = &options.kill;
-    let program = std::env::current_exe().context("cannot find the own program")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     // Before any thread starts: without root the process moves to the rack's user namespace.
     if options.force && *part != Part::Controller {
         return Err(UsageError(format!("--force is for the controller, not for {part}")).into());
@@ -79,13 +79,13 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     } else {
         output::text(&match was {
             Stopped::AlreadyGone => format!("{name} was not running"),
-            _ => format!("{name} is killed; `{}` starts it again", restart_of(&chosen, *part)),
+            _ => format!("{name} was killed; `{}` starts it again", restart_of(&chosen, *part)),
         })?;
     }
     Ok(Exit::Ok)
 }
 
-/// The command that starts a part again, for a rack of any name.
+/// The command that starts a daemon again, for a rack of any name.
 fn restart_of(rack: &RackName, part: Part) -> String {
     format!("bluebridge rack restart {part} --rack {rack}")
 }

@@ -1,4 +1,4 @@
-//! What the eBPF data plane pins: who has it, and that a start that failed leaves nothing of its own.
+//! The pins of the eBPF data plane: their owner, and their removal after a failed start.
 
 use std::fs::File;
 use std::io;
@@ -14,47 +14,47 @@ use crate::command::Global;
 use crate::exit::Exit;
 use crate::output;
 
-/// Where a switch is pinned.
+/// The directory of a switch's pins.
 #[derive(Debug, Args)]
 pub(super) struct Place {
     /// P4Runtime's number for this switch, at least 1
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) device_id: u64,
-    /// Where the eBPF data plane pins its maps, on a BPF file system that is mounted; a switch that
-    /// is there already goes on with its tables. Without it /sys/fs/bpf/bluebridge/switchDEVICE-ID,
-    /// mounted and made as needed
+    /// The directory in which the eBPF data plane pins its maps, on a mounted BPF file system; a switch that
+    /// exists there continues with its tables. The default is /sys/fs/bpf/bluebridge/switchDEVICE-ID,
+    /// mounted and created if necessary
     #[arg(long, value_name = "DIRECTORY")]
     bpf_directory: Option<PathBuf>,
 }
 
-/// The pins of a switch, nobody else's for as long as this lives.
+/// The pins of a switch, locked against other processes while this lives.
 #[derive(Debug)]
 pub(super) struct Pins {
     place: Pinned,
     directory: PathBuf,
     lock: Option<File>,
-    /// Whether a switch was pinned there before.
+    /// Whether a switch was already pinned there.
     were_there: bool,
 }
 
 #[derive(Debug)]
 enum Pinned {
-    /// In the usual place.
+    /// In the default directory.
     Named(String),
     /// In a directory of the caller's choice.
     In(PathBuf),
 }
 
-/// Another process has the pins.
+/// Another process uses the pins.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the switch pinned in {} has an agent, which must end first; another --device-id or \
-     --bpf-directory makes another switch", .0.display()
+    "the switch pinned in {} has a running agent, which must end first; use another --device-id or \
+     --bpf-directory for another switch", .0.display()
 )]
 pub(super) struct InUseError(PathBuf);
 
 impl Place {
-    /// Takes the place, if no other process has it.
+    /// Locks the directory, if no other process has it.
     pub(super) fn take(&self) -> anyhow::Result<Pins> {
         let (place, directory) = match &self.bpf_directory {
             Some(directory) => (Pinned::In(directory.clone()), directory.clone()),
@@ -84,14 +84,14 @@ impl Pins {
         Ok(switch)
     }
 
-    /// Removes what a start that failed has pinned; the switch that was there before stays, so that
-    /// frames go on.
+    /// Removes the pins of a failed start; a switch that existed before stays, so that
+    /// frames are still forwarded.
     pub(super) fn forget_start(self) {
         if self.were_there {
             return;
         }
         if let Err(error) = self.remove() {
-            tracing::warn!(%error, "what was pinned is left behind; `bluebridge switch remove` removes it");
+            tracing::warn!(%error, "the pins could not be removed; `bluebridge switch remove` removes it");
         }
     }
 
@@ -111,12 +111,12 @@ impl Pins {
     }
 }
 
-/// Locks a directory if it is there.
+/// Locks a directory if it exists.
 fn lock(directory: &Path) -> anyhow::Result<Option<File>> {
     let file = match File::open(directory) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        // Whoever may not look there may not load programs either, and is told so by the switch.
+        // Without access to the directory this user cannot load programs either, and the switch will report that.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => {
             return Err(error).with_context(|| format!("cannot open {}", directory.display()));

@@ -12,8 +12,8 @@ use bluebridge_rack::process;
 use bluebridge_testkit::{Scratch, own, require_root, until};
 use serde_json::Value;
 
-/// An ordinary user's id that no account has, another one for each test and process: what a user runs is
-/// known by it.
+/// An ordinary user's id without an account, different for each test and process: it identifies the processes of
+/// the user.
 fn user(test: u32) -> u32 {
     60_000 + (std::process::id() * 4 + test) % 4_000
 }
@@ -32,7 +32,7 @@ impl<'a> Caller<'a> {
         Self { binary, state: scratch.path().join("state"), user: None, _scratch: scratch }
     }
 
-    /// The binary is copied to where every user may execute it.
+    /// The binary is copied to a directory where every user may execute it.
     fn user(scratch: &'a Scratch, user: u32) -> Self {
         require_root();
         let binary = scratch.path().join("bluebridge");
@@ -159,10 +159,10 @@ fn a_command_is_for_the_rack_that_is_named_or_the_only_one() {
     let several = status(None);
     assert_eq!(several.status.code(), Some(2));
     let said = String::from_utf8_lossy(&several.stderr).into_owned();
-    assert!(said.contains("say which with --rack or BLUEBRIDGE_RACK"), "{said}");
+    assert!(said.contains("select one with --rack or BLUEBRIDGE_RACK"), "{said}");
     assert_eq!(name(&status(Some(&one))), one);
     assert_eq!(status(Some("No name")).status.code(), Some(2));
-    // The option goes before the variable.
+    // The option has priority over the variable.
     let mut down = caller.command(&["rack", "down", "--json", "--rack", &two]);
     let down = down.env("BLUEBRIDGE_RACK", &one).output().expect("runs");
     assert_eq!(name(&down), two);
@@ -217,8 +217,8 @@ fn a_users_rack_without_its_record_is_taken_down_too() {
     assert_eq!((caller.running(), caller.records()), (0, 0));
 }
 
-/// Waits for another moment of a rack in the making each time: first for two at the beginning of its command,
-/// then for some after the rack was begun, whenever a busy machine comes to that.
+/// Waits for a different moment of a rack's building each time: first for two at the beginning of its command,
+/// then for some after the rack was started, whenever a busy machine gets there.
 fn await_step(caller: &Caller<'_>, step: u64) {
     let after = match step.checked_sub(2) {
         None => step,
@@ -268,7 +268,7 @@ fn a_users_rack_whose_builder_is_killed_can_be_taken_down() {
         unfinished += usize::from(caller.records() > 0 && !finished);
         let down = caller.call(&["rack", "down"]);
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
-        // A trial of user namespaces outlives its killed parent by the moment it takes.
+        // A test of user namespaces ends shortly after its killed parent.
         until("nothing of the user runs", || caller.running() == 0);
         assert_eq!(caller.records(), 0, "step {step}");
     }
@@ -323,7 +323,7 @@ fn an_ordinary_user_has_racks_too() {
     assert_eq!(ebpf.status.code(), Some(5), "{}", String::from_utf8_lossy(&ebpf.stderr));
     assert_eq!(caller.records(), 0);
 
-    // The holder killed: nothing is left to enter, and the record goes all the same.
+    // The holder is killed: no namespace is left to enter, and the record is removed nevertheless.
     caller.json(&up);
     let mut holders = process::find(|pid| process::has_environment(pid, "BLUEBRIDGE_RACK_ID", "-"));
     assert!(holders.is_empty());
@@ -342,7 +342,7 @@ fn an_ordinary_user_has_racks_too() {
 fn where_user_namespaces_are_forbidden_the_error_says_so() {
     let scratch = Scratch::new("rack-forbidden");
     let caller = Caller::user(&scratch, user(1));
-    // A limit that holds for one command: none of its descendants may make user namespaces.
+    // A limit for one command: none of its descendants may create user namespaces.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all \
                   --inh-caps=-all --ambient-caps=-all --no-new-privs \"$@\"";
     let mut command = Command::new("unshare");

@@ -1,4 +1,4 @@
-//! The book's examples of JSON, compared with what the commands print now: names and types of all fields.
+//! Compares the documentation's JSON examples with the present output: names and types of all fields.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -28,8 +28,8 @@ fn examples() -> Vec<(Vec<String>, Vec<Value>)> {
     examples.collect()
 }
 
-/// Whether a document has the names and types of the example. What may be null fits anything: an example shows
-/// one of the two. An element of a list is to be like one of the example's.
+/// Compares the names and types of a document with the example. A null matches anything, because an example shows
+/// one of two forms. An element of a list must match one of the example's elements.
 fn differs(real: &Value, example: &Value, at: &str) -> Option<String> {
     match (real, example) {
         (Value::Null, _) | (_, Value::Null) => None,

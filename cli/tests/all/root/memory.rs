@@ -1,4 +1,4 @@
-//! The commands that use a rack's memory and look into its switch, against a running rack.
+//! The commands that use a rack's memory and inspect its switch, with a running rack.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl TestRack {
         serde_json::from_str(&self.text(&[arguments, &["--json"]].concat())).expect("JSON")
     }
 
-    /// The exit code and the words of a command that is to fail.
+    /// The exit code and the error text of a command that must fail.
     fn failure(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let output = self.call(arguments);
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -110,7 +110,7 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
         assert_eq!((&now[at].1, &now[at].0), (&again["pid"], &before[at].0));
         assert_ne!(now[at].1, before[at].1, "another process");
     }
-    // Without killing it first, it ends in good order and is another's successor.
+    // Without a kill before, it ends normally, and its successor continues.
     assert_eq!(rack.json(&named(&["restart", "s2"]))["was"], "terminated");
     let pointer = rack.text(&["create", "4K", "--rack", &rack.name, "--on", "s2"]);
     rack.text(&["write", &pointer, "back", "--rack", &rack.name]);
@@ -136,7 +136,7 @@ fn signal(pid: &Value, signal: Signal) {
     kill_process(pid.expect("a pid"), signal).expect("signalled");
 }
 
-/// The problem is seen from the signal on, also by those that hear of it by missing heartbeats.
+/// The problem is visible from the signal on, even before heartbeats are missing.
 #[test]
 fn the_status_says_what_is_wrong() {
     let rack = TestRack::up("cmd-wrong", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
@@ -160,7 +160,7 @@ fn the_status_says_what_is_wrong() {
         until("the rack is well again", healthy);
     }
 
-    // One that lives in another network for a while: its process is well, and its heartbeats do not arrive.
+    // An interface in another network for a while: the process runs, but its heartbeats do not arrive.
     let ip = |words: &[&str]| {
         let exec = [&["rack", "exec", "s1", "--", "ip"], words].concat();
         rack.text(&exec);
@@ -198,7 +198,7 @@ fn an_interface_that_goes_down_and_up_is_set_up_again() {
         rack.text(&["write", &pointer, node, "--deadline", "20s"]);
         assert_eq!(rack.text(&["read", &pointer, "--length", "2"]), node);
     }
-    // Without the watch the status says what is lost, and a command says what to do, at once.
+    // Without the daemon hosts, the status says what is lost, and a command says at once what to do.
     rack.text(&["rack", "kill", "hosts"]);
     flap("c1");
     flap("s1");
@@ -375,7 +375,7 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     assert_eq!((&made[0]["bytes"], &made[0]["node"]), (&12_288.into(), &"s2".into()));
     let pointer = made[1]["pointer"].as_str().expect("text");
     rack.text(&["write", pointer, "far away", "--offset", "4092"]);
-    // The other client, by the pointer alone; the text crosses a page.
+    // The other client reads with only the pointer; the text crosses a page boundary.
     let read = ["read", pointer, "--offset", "4092", "--length", "8", "--as", "c2"];
     assert_eq!(rack.text(&read), "far away");
     let dump = rack.text(&[&read[..], &["--hex"]].concat());
@@ -411,9 +411,9 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     }
     let times = rack.json(&["ping", "s2", "--count", "3"]);
     assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
-    // Ids are given in the order of joining, which is not that of the names.
+    // Ids follow the order of joining, which is not that of the names.
     let id = times["node_id"].to_string();
-    let answer = format!("s2 (node {id}) answered in ");
+    let answer = format!("s2 (node {id}) responded in ");
     assert!(rack.text(&["ping", &id]).starts_with(&answer));
 }
 
@@ -426,7 +426,7 @@ fn a_read_prints_all_or_nothing() {
         let expected = if length == "0" { (Some(2), 0) } else { (Some(0), 2 << 20) };
         assert_eq!((output.status.code(), output.stdout.len()), expected, "{length}");
     }
-    // The second is more than is held before any of it is printed.
+    // The second is larger than the amount that is read before printing.
     for length in ["3M", "70M"] {
         for more in [&[][..], &["--hex"], &["--json"]] {
             let read = ["read", &pointer, "--length", length];
@@ -448,7 +448,7 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     let rack = TestRack::up("cmd-break", &["--memory", "64M", "--servers", "1", "--clients", "2"]);
     let file = rack.scratch.path().join("data");
     std::fs::write(&file, vec![7; 48 << 20]).expect("written");
-    // Slow, so that it is interrupted on its way.
+    // Slow, so that it is interrupted in the middle.
     rack.text(&["switch", "impair", "--node", "s1", "--loss", "0.1"]);
     let mut command = rack.command(&["alloc-write", "--deadline", "60s", "--file"]);
     command.arg(&file).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -548,7 +548,7 @@ impl Drop for Killed {
 fn no_notice_in_time_has_its_exit_code() {
     let rack = TestRack::up("cmd-quiet", &["--memory", "16M", "--servers", "1", "--clients", "2"]);
     let (code, said) = rack.failure(&["notices", "--within", "200ms"]);
-    assert!(code == Some(4) && said.contains("no notice came in time"), "{code:?}: {said}");
+    assert!(code == Some(4) && said.contains("no notice arrived in time"), "{code:?}: {said}");
     let (code, said) = rack.failure(&["notices", "--within", "200ms", "--count", "2", "--json"]);
     assert_eq!(code, Some(4), "{said}");
     let error: Value = serde_json::from_str(&said).expect("JSON");
@@ -560,39 +560,43 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     let rack = TestRack::up("cmd-fails", &["--memory", "16M"]);
     let pointer = rack.text(&["create", "1", "--on", "s1"]);
     rack.text(&["delete", &pointer]);
-    let told = |arguments: &[&str], code, words: &str| {
+    let fails = |arguments: &[&str], code, words: &str| {
         let (exit, said) = rack.failure(arguments);
         assert_eq!(exit, Some(code), "{arguments:?}: {said}");
         assert!(said.contains(words), "{arguments:?}: {said}");
     };
-    told(&["read", &pointer], 3, "the memory was freed");
-    told(&["write", &pointer, "x"], 3, "the memory was freed");
-    told(&["delete", &pointer], 3, "refused");
-    told(&["create", "17M", "--on", "s1"], 3, "out of memory");
-    told(&["zero", &pointer, "--length", "0"], 2, "length");
-    told(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
-    told(&["read", "fd00::1"], 2, "fabric");
-    told(&["read", "fdbb:2:1::"], 2, "another space");
-    told(&["read", &pointer, "--as", "s1"], 2, "no client");
-    told(&["read", &pointer, "--as", "c3"], 2, "no node c3");
-    told(&["read", &pointer, "--rack", "nowhere"], 2, "no rack nowhere");
-    told(&["read", &pointer, "--name", "x"], 2, "needs --interface, --switch-port, --controller");
-    told(&["write", &pointer], 2, "no data");
-    // The endpoint's own options, and nobody there.
+    fails(&["read", &pointer], 3, "the memory was freed");
+    fails(&["write", &pointer, "x"], 3, "the memory was freed");
+    fails(&["delete", &pointer], 3, "refused");
+    fails(&["create", "17M", "--on", "s1"], 3, "out of memory");
+    fails(&["zero", &pointer, "--length", "0"], 2, "length");
+    fails(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
+    fails(&["read", "fd00::1"], 2, "fabric");
+    fails(&["read", "fdbb:2:1::"], 2, "another space");
+    fails(&["read", &pointer, "--as", "s1"], 2, "no client");
+    fails(&["read", &pointer, "--as", "c3"], 2, "no node c3");
+    fails(&["read", &pointer, "--rack", "nowhere"], 2, "no rack nowhere");
+    fails(
+        &["read", &pointer, "--name", "x"],
+        2,
+        "also needs --interface, --switch-port, --controller",
+    );
+    fails(&["write", &pointer], 2, "no data");
+    // The endpoint's own options, with no controller at the address.
     let lonely =
         ["--name", "x", "--interface", "lo", "--switch-port", "1", "--controller", "[::1]:1"];
     let lonely = [&["ping", "s1", "--deadline", "300ms"], &lonely[..]].concat();
-    told(&lonely, 4, "controller");
-    // The deadline is the join's as well.
-    told(&["ping", "77", "--deadline", "2s"], 4, "does not answer");
+    fails(&lonely, 4, "controller");
+    // The deadline also applies to the join.
+    fails(&["ping", "77", "--deadline", "2s"], 4, "does not answer");
 
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let daemons = status["daemons"].as_array().expect("rows");
     let server = daemons.iter().find(|it| it["name"] == "memserver-s2").expect("there");
     let pid = server["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
-    told(&["ping", "s2", "--deadline", "2s"], 4, "does not answer");
-    told(&["stat", "--deadline", "2s"], 4, "does not answer");
+    fails(&["ping", "s2", "--deadline", "2s"], 4, "does not answer");
+    fails(&["stat", "--deadline", "2s"], 4, "does not answer");
     assert_eq!(rack.call(&["rack", "status", "--name", &rack.name]).status.code(), Some(1));
 }
 
@@ -608,7 +612,7 @@ fn two_commands_take_turns_as_one_endpoint() {
         until("a command has had its turn", || child.try_wait().expect("a child").is_some());
         assert!(child.wait().expect("ends").success());
     }
-    // One that holds the endpoint for longer than the other waits.
+    // A command that holds the endpoint for longer than the other waits.
     let mut holder = rack.command(&["write", "fdbb:1:1::"]);
     let mut holder = holder.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
     let taken = (0..200).any(|_| {
@@ -619,7 +623,7 @@ fn two_commands_take_turns_as_one_endpoint() {
     let other = rack.call(&["ping", "s1", "--as", "c2"]);
     drop(holder.stdin.take());
     holder.wait().expect("ends");
-    assert!(taken, "the second command was not told that the endpoint is in use");
+    assert!(taken, "the second command did not report that the endpoint is in use");
     assert!(other.status.success(), "another endpoint is free");
 }
 
@@ -680,7 +684,7 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     assert_eq!(exit, Some(4), "{said}");
 }
 
-/// A root, and a certificate and key that it vouches for, as files.
+/// A root, and a certificate and key that it issued, as files.
 fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     let key = || KeyPair::generate().expect("a key");
@@ -702,7 +706,7 @@ fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
 fn secure_controller(rack: &TestRack, certificate: &Path, key: &Path) -> std::process::Child {
     let mut command = rack.command(&["rack", "exec", "--name", &rack.name, "switch", "--"]);
     command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);
-    // Its store is new, and the rack's servers are in the switch.
+    // Its store is new, and the switch has entries of the rack's servers.
     command.arg("--force").arg("--store").arg(rack.scratch.path().join("secure.redb"));
     command.arg("--tls-certificate").arg(certificate).arg("--tls-key").arg(key);
     command.stderr(Stdio::null()).spawn().expect("starts")

@@ -1,4 +1,4 @@
-//! Racks of namespaces on this machine, made and used by the binary.
+//! Racks of namespaces on this machine, built and used by the binary.
 
 mod book;
 mod command;

@@ -1,4 +1,4 @@
-//! Plans to P4Runtime messages, and what was read back to tables.
+//! Converts plans to P4Runtime messages, and read-back messages to tables.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub(super) fn update(update: &TableUpdate) -> Result<v1::Update, ConversionError
     let (kind, entity) = match update {
         TableUpdate::Insert(object) => (Type::Insert, entity(object, true)?),
         TableUpdate::Modify(object) => (Type::Modify, entity(object, true)?),
-        // Without an action, a default entry goes back to what the pipeline declares.
+        // Without an action, a default entry is reset to the declared one.
         TableUpdate::Delete(object @ Object::FloodGroup(_)) => {
             (Type::Modify, entity(object, false)?)
         }
@@ -87,7 +87,7 @@ fn replicas<'a>(ports: impl Iterator<Item = &'a SwitchPort>) -> Vec<v1::Replica>
     ports.map(replica).collect()
 }
 
-/// Everything that a full reading asks for.
+/// The queries of a full reading.
 pub(super) fn wildcards() -> Vec<v1::Entity> {
     let tables = TABLES.iter().map(|table| {
         Kind::TableEntry(v1::TableEntry {
@@ -104,12 +104,12 @@ pub(super) fn wildcards() -> Vec<v1::Entity> {
     tables.chain(rest).map(|entity| v1::Entity { entity: Some(entity) }).collect()
 }
 
-/// Groups and clone sessions, which a push does not take away.
+/// Groups and clone sessions, which a push does not remove.
 pub(super) fn replication_wildcards() -> Vec<v1::Entity> {
     wildcards().into_iter().rev().take(2).collect()
 }
 
-/// Adds what was read to the picture of the switch.
+/// Adds an entity that was read to the installed state.
 pub(super) fn install(entity: v1::Entity, installed: &mut Installed) {
     match entity.entity {
         Some(Kind::TableEntry(message)) if message.is_default_action => {
@@ -121,7 +121,7 @@ pub(super) fn install(entity: v1::Entity, installed: &mut Installed) {
         Some(Kind::PacketReplicationEngineEntry(entry)) => {
             install_replication(entry, &mut installed.tables);
         }
-        other => tracing::warn!(?other, "the switch told of what nobody asked for"),
+        other => tracing::warn!(?other, "the switch returned an entity that was not requested"),
     }
 }
 
@@ -139,7 +139,10 @@ fn flood_group(message: &v1::TableEntry) -> Option<u16> {
 fn install_entry(message: &v1::TableEntry, installed: &mut Installed) {
     let table = TABLES.iter().find(|table| table.id == message.table_id);
     let (Some(table), Ok(key)) = (table, decode_key(message)) else {
-        tracing::warn!(table = message.table_id, "an entry that is none of this pipeline");
+        tracing::warn!(
+            table = message.table_id,
+            "the switch has an entry that is not of this pipeline"
+        );
         return;
     };
     let action = match decode_table_action(table, message.action.as_ref()) {
@@ -173,7 +176,10 @@ fn install_replication(entry: v1::PacketReplicationEngineEntry, tables: &mut Tab
             tables.notify_session = true;
         }
         Some(Replication::CloneSessionEntry(session)) => {
-            tracing::warn!(session = session.session_id, "a clone session that is not ours");
+            tracing::warn!(
+                session = session.session_id,
+                "the switch has a clone session of another controller"
+            );
         }
         None => {}
     }
@@ -188,14 +194,14 @@ fn port_of(replica: &v1::Replica) -> Option<SwitchPort> {
     u16::try_from(number).ok().map(SwitchPort)
 }
 
-/// The entities with their names taken out of a reading, as deletions.
+/// Deletions of the entities in a reading.
 pub(super) fn deletions(entities: Vec<v1::Entity>) -> Vec<v1::Update> {
     let delete =
         |entity| v1::Update { r#type: v1::update::Type::Delete.into(), entity: Some(entity) };
     entities.into_iter().map(delete).collect()
 }
 
-/// What a failed write says of each of its updates; `None` if it says nothing of them.
+/// The results of each update in a failed write; `None` if the status does not list them.
 pub(super) fn results(status: &Status, count: usize) -> Option<Vec<Result<(), UpdateError>>> {
     let details = rpc::Status::decode(status.details()).ok()?.details;
     if details.len() != count || count == 0 {

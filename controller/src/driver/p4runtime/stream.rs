@@ -1,7 +1,7 @@
-//! The stream on which a switch says who is the primary, and sends copies of frames.
+//! The stream on which a switch reports the primary and sends copies of frames.
 //!
-//! Its reader never waits for anybody: a switch whose primary does not read stops forwarding. What
-//! it cannot pass on is counted and lost, as notices may be.
+//! Its reader never blocks: a switch whose primary does not read stops forwarding. Messages that it
+//! cannot pass on are counted and lost, which notices allow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,27 +26,27 @@ use crate::store::ElectionId;
 /// Packet-ins that wait for the controller.
 const PACKET_INS_MAX: usize = 4096;
 
-/// How long the switch may take to say who is the primary.
+/// How long the switch may take to report the primary.
 const ARBITRATION_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Where the stream stands.
+/// The state of the stream.
 #[derive(Clone, Debug)]
 enum Standing {
-    /// Nothing was said yet.
+    /// The bid was sent, there is no response yet.
     Asked,
-    /// We may write.
+    /// This controller may write.
     Primary,
-    /// It is over.
+    /// It has ended.
     Broken(DriverError),
 }
 
-/// An open stream on which we are the primary.
+/// An open stream on which this controller is the primary.
 pub(super) struct Stream {
     standing: watch::Receiver<Standing>,
     packet_ins: mpsc::Receiver<PacketIn>,
     /// Copies that found no room.
     lost: Arc<AtomicU64>,
-    /// Kept open for as long as we want to be the primary.
+    /// Kept open as long as this controller wants to be the primary.
     _requests: mpsc::Sender<v1::StreamMessageRequest>,
     reader: JoinHandle<()>,
 }
@@ -58,7 +58,7 @@ impl Drop for Stream {
 }
 
 impl Stream {
-    /// Opens the stream and waits until the switch has made us the primary.
+    /// Opens the stream and waits until the switch has made this controller the primary.
     pub(super) async fn open(
         mut client: P4RuntimeClient<Channel>,
         device_id: u64,
@@ -99,7 +99,7 @@ impl Stream {
         }
     }
 
-    /// The end of the stream, or the next copies of frames. Can be dropped without losing anything.
+    /// The end of the stream, or the next copies of frames. Can be dropped without losing any.
     pub(super) async fn next(&mut self) -> SwitchEvent {
         let mut packets = Vec::new();
         let broken = self.standing.wait_for(|standing| matches!(standing, Standing::Broken(_)));
@@ -115,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Why writing was refused, if the stream knows better than the refusal.
+    /// Why writing was refused, if the stream has a more exact reason.
     pub(super) fn broken(&self) -> Option<DriverError> {
         match &*self.standing.borrow() {
             Standing::Broken(error) => Some(error.clone()),
@@ -124,14 +124,14 @@ impl Stream {
     }
 }
 
-/// Where the reader puts copies of frames.
+/// The destination of the reader's copies.
 struct Outlet {
     copies: mpsc::Sender<PacketIn>,
     lost: Arc<AtomicU64>,
 }
 
 impl Outlet {
-    /// What does not fit is lost: waiting would stop the switch.
+    /// A copy that does not fit is lost: waiting would stop the switch.
     fn pass(&self, packet: v1::PacketIn) {
         let copy = PacketIn { ingress_port: ingress_port(&packet), frame: packet.payload };
         if self.copies.try_send(copy).is_err() {
@@ -140,7 +140,7 @@ impl Outlet {
     }
 }
 
-/// The port that a copy's metadata names; 0, which no port has, if it names none.
+/// The port in a copy's metadata; 0, which is not a port, if there is none.
 fn ingress_port(packet: &v1::PacketIn) -> SwitchPort {
     let [field, _] = PACKET_IN_FIELDS;
     let given = packet.metadata.iter().find(|given| given.metadata_id == field.id);
@@ -174,7 +174,7 @@ async fn read(
     stands.send_replace(Standing::Broken(error));
 }
 
-/// What an arbitration update makes of us (specification, section 5).
+/// The result of an arbitration update for this controller (specification, section 5).
 fn standing(update: &v1::MasterArbitrationUpdate, ours: ElectionId) -> Standing {
     let primary = update.election_id.as_ref();
     let theirs = primary.map(|id| ElectionId { high: id.high, low: id.low });

@@ -22,18 +22,18 @@ fn role(name: &str, election_id: u64) -> v1::MasterArbitrationUpdate {
     v1::MasterArbitrationUpdate { role: Some(role), ..bid(Some(election_id)) }
 }
 
-/// Everything a client was told: the highest election id and the code.
-fn told(inbox: &mut Inbox) -> Vec<(Option<u64>, Code)> {
-    let mut told = Vec::new();
+/// All notifications that a client received: the highest election id and the code.
+fn notifications(inbox: &mut Inbox) -> Vec<(Option<u64>, Code)> {
+    let mut notifications = Vec::new();
     while let Ok(message) = inbox.try_recv() {
         let Some(Update::Arbitration(update)) = message.unwrap().update else {
             panic!("only arbitration was expected");
         };
         assert_eq!(update.device_id, 1);
         let code = Code::from(update.status.unwrap().code);
-        told.push((update.election_id.map(|id| id.low), code));
+        notifications.push((update.election_id.map(|id| id.low), code));
     }
-    told
+    notifications
 }
 
 fn may_write(arbitration: &Arbitration, role: &str, low: u64) -> Result<(), Code> {
@@ -42,22 +42,22 @@ fn may_write(arbitration: &Arbitration, role: &str, low: u64) -> Result<(), Code
 }
 
 #[test]
-fn highest_id_is_primary_and_everyone_is_told() {
+fn highest_id_is_primary_and_all_clients_are_notified() {
     let mut arbitration = Arbitration::new(1);
     let (low, mut low_inbox) = open(&mut arbitration);
     let (high, mut high_inbox) = open(&mut arbitration);
     arbitration.arbitrate(low, &bid(Some(5))).unwrap();
-    assert_eq!(told(&mut low_inbox), [(Some(5), Code::Ok)]);
+    assert_eq!(notifications(&mut low_inbox), [(Some(5), Code::Ok)]);
     assert_eq!(may_write(&arbitration, "", 5), Ok(()));
     arbitration.arbitrate(high, &bid(Some(9))).unwrap();
-    assert_eq!(told(&mut low_inbox), [(Some(9), Code::AlreadyExists)]);
-    assert_eq!(told(&mut high_inbox), [(Some(9), Code::Ok)]);
+    assert_eq!(notifications(&mut low_inbox), [(Some(9), Code::AlreadyExists)]);
+    assert_eq!(notifications(&mut high_inbox), [(Some(9), Code::Ok)]);
     assert_eq!(may_write(&arbitration, "", 5), Err(Code::PermissionDenied));
     assert_eq!(may_write(&arbitration, "", 9), Ok(()));
 }
 
 #[test]
-fn highest_id_ever_seen_stays_the_one_to_beat() {
+fn highest_id_ever_seen_must_be_exceeded() {
     let mut arbitration = Arbitration::new(1);
     let (first, _first_inbox) = open(&mut arbitration);
     let (second, mut second_inbox) = open(&mut arbitration);
@@ -65,13 +65,13 @@ fn highest_id_ever_seen_stays_the_one_to_beat() {
     arbitration.arbitrate(second, &bid(Some(5))).unwrap();
     arbitration.close(first);
     let expected = [(Some(9), Code::AlreadyExists), (Some(9), Code::NotFound)];
-    assert_eq!(told(&mut second_inbox), expected);
+    assert_eq!(notifications(&mut second_inbox), expected);
     assert_eq!(may_write(&arbitration, "", 5), Err(Code::PermissionDenied));
     assert_eq!(may_write(&arbitration, "", 9), Err(Code::PermissionDenied));
     arbitration.arbitrate(second, &bid(Some(8))).unwrap();
-    assert_eq!(told(&mut second_inbox), [(Some(9), Code::NotFound)]);
+    assert_eq!(notifications(&mut second_inbox), [(Some(9), Code::NotFound)]);
     arbitration.arbitrate(second, &bid(Some(9))).unwrap();
-    assert_eq!(told(&mut second_inbox), [(Some(9), Code::Ok)]);
+    assert_eq!(notifications(&mut second_inbox), [(Some(9), Code::Ok)]);
 }
 
 #[test]
@@ -82,9 +82,9 @@ fn primary_that_lowers_its_id_leaves_none() {
     arbitration.arbitrate(first, &bid(Some(9))).unwrap();
     arbitration.arbitrate(second, &bid(None)).unwrap();
     arbitration.arbitrate(first, &bid(Some(3))).unwrap();
-    assert_eq!(told(&mut first_inbox), [(Some(9), Code::Ok), (Some(9), Code::NotFound)]);
+    assert_eq!(notifications(&mut first_inbox), [(Some(9), Code::Ok), (Some(9), Code::NotFound)]);
     let expected = [(Some(9), Code::AlreadyExists), (Some(9), Code::NotFound)];
-    assert_eq!(told(&mut second_inbox), expected);
+    assert_eq!(notifications(&mut second_inbox), expected);
     assert!(!arbitration.has_primary());
 }
 
@@ -93,7 +93,7 @@ fn client_without_an_id_is_never_primary() {
     let mut arbitration = Arbitration::new(1);
     let (only, mut inbox) = open(&mut arbitration);
     arbitration.arbitrate(only, &bid(None)).unwrap();
-    assert_eq!(told(&mut inbox), [(None, Code::NotFound)]);
+    assert_eq!(notifications(&mut inbox), [(None, Code::NotFound)]);
     let refusal = arbitration.check_primary(1, "", None).unwrap_err();
     assert_eq!(refusal.code(), Code::PermissionDenied);
 }
@@ -103,7 +103,7 @@ fn zero_is_an_id() {
     let mut arbitration = Arbitration::new(1);
     let (only, mut inbox) = open(&mut arbitration);
     arbitration.arbitrate(only, &bid(Some(0))).unwrap();
-    assert_eq!(told(&mut inbox), [(Some(0), Code::Ok)]);
+    assert_eq!(notifications(&mut inbox), [(Some(0), Code::Ok)]);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn bids_that_break_the_rules_are_refused() {
     let mut configured = role("a", 1);
     configured.role.as_mut().unwrap().config = Some(prost_types::Any::default());
     assert_eq!(code(arbitration.arbitrate(second, &configured)), Code::InvalidArgument);
-    // Its own id is not taken by another.
+    // A client may bid again with its own id.
     arbitration.arbitrate(first, &bid(Some(9))).unwrap();
 }
 
@@ -166,7 +166,7 @@ fn streams_and_roles_are_bounded() {
         let (stream, inbox) = open(&mut arbitration);
         inboxes.push(inbox);
         let asked = arbitration.arbitrate(stream, &role(&format!("role {number}"), 1));
-        // One role, the default one, is there from the start.
+        // The default role exists from the start.
         assert_eq!(asked.is_ok(), number < ROLES_MAX - 1, "{number}");
     }
     let refusal = arbitration.open(channel(1).0).unwrap_err();

@@ -1,4 +1,4 @@
-//! A page changes hands, and what the switch's `redirect` table has before, meanwhile and after.
+//! A change of ownership, and the switch's `redirect` table before, during and after it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::super::screen::Screen;
 use super::{Clients, Stage, TABLE_COLUMNS, TableLine, table_rows};
 
-/// How long an entry is waited for, to come or to go.
+/// How long to wait for an entry to appear or disappear.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long the second client waits at the home before the first one commits.
@@ -19,9 +19,9 @@ const HOLD: Duration = Duration::from_millis(5);
 /// What happened to the page.
 #[derive(Debug, Serialize)]
 pub(in crate::command::demo) struct HandOver {
-    /// The switch's entry meanwhile.
+    /// The switch's entry during the lease.
     redirect: String,
-    /// What a client is told that asks without waiting.
+    /// The error of a client that does not wait.
     refusal: String,
     /// From the first client's COMMIT to the second one's grant, in microseconds.
     hand_over_us: f64,
@@ -37,14 +37,14 @@ impl Stage<'_> {
         let region = clients.first.alloc_write_at(b"version 1", Placement::Node(home))?;
         let pointer = region.base();
         let before = self.redirects()?;
-        ensure!(before.is_empty(), "there are redirects though nothing is leased: {before:?}");
+        ensure!(before.is_empty(), "there are redirects although nothing is leased: {before:?}");
         let Clients { first, second, .. } = &mut *clients;
         let mut bytes = [0; 9];
         let mut update = first.update(pointer, &mut bytes)?;
         let epoch = update.epoch();
         screen.say(&format!(
-            "   Before: `redirect` is empty. c1 takes the page {pointer} by UPDATE (epoch {epoch:#x})\n   \
-             and thinks; c2 wants it too, and asks again and again without waiting."
+            "   Before: `redirect` is empty. c1 leases the page {pointer} with UPDATE (epoch {epoch:#x})\n   \
+             and keeps it; c2 requests it too, again and again without waiting."
         ))?;
 
         let returned = second.counters().of(Event::RedirectReturn);
@@ -61,11 +61,11 @@ impl Stage<'_> {
         let entry = during.first().context("a request was redirected without an entry")?;
         let redirect = format!("{} -> {}", entry.matches, entry.action);
         screen.say(
-            "   Meanwhile: the home told c2 BUSY, the switch copied that to the controller, and the controller\n   \
-             led requests for the page to its owner, until the lease ends. c1 answers them while it computes:",
+            "   During the lease: the home sent BUSY to c2, the switch copied this to the controller, and the\n   \
+             controller redirected requests for the page to c1 until the lease ends. c1 responds to them:",
         )?;
         screen.table(&TABLE_COLUMNS, table_rows(&during))?;
-        screen.say(&format!("   c2 is told: {refusal}"))?;
+        screen.say(&format!("   c2 gets: {refusal}"))?;
 
         update.copy_from_slice(b"version 2");
         let (granted, committing) = thread::scope(|scope| {
@@ -87,7 +87,7 @@ impl Stage<'_> {
         let hand_over_us = granted.saturating_duration_since(committing).as_secs_f64() * 1e6;
         self.await_no_redirect(pointer)?;
         screen.say(&format!(
-            "   After: c1 committed, c2, which waited at the home by then, had the page and c1's bytes \
+            "   After: c1 committed. c2, which waited at the home by then, got the page with c1's bytes \
              {hand_over_us:.0} us\n   later, and `redirect` is empty again."
         ))?;
         clients.first.delete(region)?;
@@ -102,18 +102,18 @@ impl Stage<'_> {
     fn await_no_redirect(&self, pointer: Pointer) -> anyhow::Result<()> {
         let until = Instant::now() + PATIENCE;
         while !self.redirects()?.is_empty() {
-            ensure!(Instant::now() < until, "the redirect of {pointer} outlives its lease");
+            ensure!(Instant::now() < until, "the redirect of {pointer} did not end with its lease");
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 }
 
-/// What a client was told that did not get the page.
+/// The error of a client that did not get the page.
 fn refused(tried: Result<(), Error>) -> anyhow::Result<String> {
     match tried {
         Err(error @ Error::Busy { .. }) => Ok(error.to_string()),
         Err(error) => Err(error.into()),
-        Ok(()) => Err(anyhow!("a leased page was given to another")),
+        Ok(()) => Err(anyhow!("a leased page was leased to another client")),
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that want the same page, all the time.
+//! Clients that continuously request the same page.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,12 +16,12 @@ use serde::Serialize;
 
 use super::join;
 
-/// What a number of clients came to.
+/// The results for one number of clients.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Contended {
     #[serde(flatten)]
     pub(super) contention: Contention,
-    /// What the page counted; equal to the turns, or updates were lost.
+    /// The counter in the page; equal to the turns, unless updates were lost.
     pub(super) counted: u64,
 }
 
@@ -67,7 +67,7 @@ fn one(
     ready: &Barrier,
 ) -> anyhow::Result<Turns> {
     let joined = join(rack, node);
-    // Nobody begins before all can, and nobody waits for one that cannot.
+    // All clients start together, but do not wait for one that failed.
     ready.wait();
     let mut client = joined?;
     let mut page = [0; PAGE_BYTES];

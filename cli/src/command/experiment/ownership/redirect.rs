@@ -1,4 +1,4 @@
-//! How soon after a grant the switch sends others to the owner.
+//! How soon after a grant the switch sends requests to the owner.
 
 use std::sync::mpsc;
 use std::thread;
@@ -19,25 +19,25 @@ use super::join;
 const OWNER: Node = Node::Client(1);
 const ASKER: Node = Node::Client(2);
 
-/// How long a redirect is waited for; less than the lease that the owner asks for.
+/// How long to wait for a redirect; less than the lease that the owner requests.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// What asking all the time while another owns the page showed.
+/// The results of requesting a page continuously while another client owns it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Redirected {
     /// From the grant to the first request that reached the owner.
     pub(super) installed: Summary,
-    /// From the COMMIT's answer to the first request that the home answered again.
+    /// From the COMMIT's response to the first request that the home served again.
     pub(super) removed: Summary,
-    /// Leases of which no request reached the owner in time.
+    /// Leases without a request to the owner in time.
     pub(super) missed_count: u64,
-    /// Requests until then that the home answered.
+    /// Requests until then to which the home responded.
     pub(super) home_count: u64,
-    /// Requests that the owner answered.
+    /// Requests to which the owner responded.
     pub(super) owner_count: u64,
 }
 
-/// Lets one client own a page again and again while another asks for it without waiting.
+/// One client owns a page repeatedly while another requests it without waiting.
 pub(super) fn measure(rack: &Rack, lease_count: usize) -> anyhow::Result<Redirected> {
     let (to_owner, steps) = mpsc::channel();
     let (to_asker, times) = mpsc::channel();
@@ -56,7 +56,7 @@ pub(super) fn measure(rack: &Rack, lease_count: usize) -> anyhow::Result<Redirec
     })
 }
 
-/// Owns the page from one step to the next; tells when it was granted, and when it was committed.
+/// Owns the page from one step to the next; sends the times of grant and commit.
 fn own(
     rack: &Rack,
     region: Region,
@@ -116,7 +116,7 @@ fn ask(
     Ok(Redirected { installed, removed, missed_count, home_count, owner_count })
 }
 
-/// Asks for the page without waiting; whether the owner answered first.
+/// Requests the page without waiting; returns whether the owner responded first.
 fn try_once(client: &mut Client<UdpTransport>, pointer: Pointer) -> anyhow::Result<bool> {
     let returned = |client: &Client<UdpTransport>| client.counters().of(Event::RedirectReturn);
     let before = returned(client);

@@ -17,7 +17,7 @@ struct Document<'a> {
 }
 
 pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyhow::Result<()> {
-    // What was measured for minutes is told even if the disk is full.
+    // The results of minutes of measuring are printed even if the disk is full.
     let written = write(findings, folder);
     let machine = Machine::look();
     if json {
@@ -31,8 +31,8 @@ pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyho
         let redirect = &finding.redirect;
         output::text(&format!(
             "policy {policy}: from a grant to the first request at the owner p50 {:.0} us, \
-             p99 {:.0} us; from the COMMIT to the first one at home again p50 {:.0} us, \
-             p99 {:.0} us; {} requests at home meanwhile, {} at the owner, {} leases without a \
+             p99 {:.0} us; from the COMMIT to the first one at the home again p50 {:.0} us, \
+             p99 {:.0} us; {} requests at the home meanwhile, {} at the owner, {} leases without a \
              redirect in time",
             redirect.installed.p50_us,
             redirect.installed.p99_us,
@@ -87,7 +87,7 @@ const PLOTS: [(&str, &str, Value); 3] = [
     ("fairness.svg", "Jain's index", |it| it.contention.fairness),
 ];
 
-/// The CSV files and the plots; answers their paths.
+/// Writes the CSV files and the plots; returns their paths.
 fn write(findings: &[Findings], folder: &Folder) -> anyhow::Result<Vec<String>> {
     let mut rows = Vec::new();
     for finding in findings {

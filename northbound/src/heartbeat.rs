@@ -1,4 +1,4 @@
-//! The heartbeats' thread: joins, beats, says goodbye.
+//! The heartbeat thread: joins, sends heartbeats, leaves.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -16,23 +16,23 @@ use crate::proto;
 use crate::proto::controller_client::ControllerClient;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration, Role};
 
-/// How long one attempt at a call may take.
+/// Time limit of one attempt at a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// How long the first and the last attempt to connect may take. A controller that has just started
-/// may not be reachable through the switch yet, and TCP asks again only after a second.
+/// Time limit of the first and the last attempt to connect. A controller that has just started
+/// may not be reachable through the switch yet, and TCP retries only after a second.
 const CONNECT_DEADLINE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
-/// The shortest and longest wait before a failed call is tried again.
+/// The shortest and longest wait before a failed call is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// A heartbeat before its time comes this part of an interval after the one before at the least.
+/// An early heartbeat is sent at least this part of an interval after the one before.
 const EARLY_DIVISOR: u32 = 4;
 
 /// The request to leave.
 #[derive(Debug)]
 pub(crate) struct Goodbye {
-    pub(crate) told: mpsc::SyncSender<Result<(), MembershipError>>,
+    pub(crate) result: mpsc::SyncSender<Result<(), MembershipError>>,
 }
 
 type Joined = Result<(Assignment, Arc<Shared>), MembershipError>;
@@ -50,7 +50,7 @@ impl Client {
     }
 }
 
-/// What the thread does from its first to its last moment.
+/// The thread's main function.
 pub(crate) fn run(
     uri: &str,
     registration: &Registration,
@@ -70,23 +70,23 @@ pub(crate) fn run(
     runtime.block_on(async {
         let outcome = tokio::select! {
             outcome = join(uri, registration, options) => outcome,
-            // Nobody says goodbye before the join is reported: the caller gave up.
+            // Before the join is reported, this happens only if the caller gave up.
             _ = &mut farewell => return,
         };
         match outcome {
             Err(error) => drop(joined.send(Err(error))),
             Ok((client, assignment, shared, version)) => {
-                let told = joined.send(Ok((assignment, Arc::clone(&shared)))).is_ok();
+                let is_reported = joined.send(Ok((assignment, Arc::clone(&shared)))).is_ok();
                 let uri = uri.to_owned();
                 let mut member = Member { uri, client, assignment, shared, version };
-                if told && matches!(registration.role, Role::Memory { .. }) {
+                if is_reported && matches!(registration.role, Role::Memory { .. }) {
                     let channel = member.client.channel.clone();
                     let (assignment, shared) = (member.assignment, Arc::clone(&member.shared));
                     tokio::select! {
                         () = member.live(farewell, options.leave_deadline) => {}
                         never = attend(channel, &assignment, &shared) => match never {},
                     }
-                } else if told {
+                } else if is_reported {
                     member.live(farewell, options.leave_deadline).await;
                 } else if let Err(error) = member.leave(options.leave_deadline).await {
                     tracing::debug!(%error, "leaving was not confirmed");
@@ -94,7 +94,7 @@ pub(crate) fn run(
             }
         }
     });
-    // A name that is still being looked up must not hold whoever gave up.
+    // A pending name look-up must not delay a caller that gave up.
     runtime.shutdown_background();
 }
 
@@ -109,7 +109,7 @@ fn endpoint(
         .connect_timeout(connect_deadline)
         .tcp_nodelay(true);
     if endpoint.uri().authority().is_none() {
-        return Err(invalid("it names no host".to_owned()));
+        return Err(invalid("it has no host name".to_owned()));
     }
     #[cfg(feature = "tls")]
     if let Some(tls) = &options.tls {
@@ -177,12 +177,12 @@ async fn join(
                 },
             };
         if options.wait_for_controller && error.is_absence() {
-            // Once, however often it is tried.
+            // Logged once, however often it is retried.
             if !std::mem::replace(&mut absent, true) {
                 tracing::warn!(%error, "waiting for the controller");
             }
             deadline = Instant::now() + options.join_deadline;
-        } else if !error.is_passing() || Instant::now() + wait >= deadline {
+        } else if !error.is_temporary() || Instant::now() + wait >= deadline {
             return Err(error);
         }
         if matches!(error, MembershipError::Closed { .. } | MembershipError::Unreachable { .. }) {
@@ -194,7 +194,7 @@ async fn join(
     }
 }
 
-/// A number that no other join is likely to have.
+/// A random number, so that no other join has the same.
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()).max(1)
@@ -215,7 +215,7 @@ struct Member {
     client: Client,
     assignment: Assignment,
     shared: Arc<Shared>,
-    /// Of the list of memory nodes that is known.
+    /// The version of the known list of memory nodes.
     version: u64,
 }
 
@@ -228,23 +228,23 @@ impl Member {
         let mut retry = RETRY.0;
         let mut expelled = false;
         let goodbye = loop {
-            let beating = async {
+            let heartbeats = async {
                 tokio::select! {
                     () = tokio::time::sleep_until(next), if !expelled => {}
                     () = early(&shared, last + interval / EARLY_DIVISOR), if !expelled => {}
                     else => std::future::pending().await,
                 }
                 last = Instant::now();
-                self.beat(interval).await
+                self.heartbeat(interval).await
             };
             let outcome = tokio::select! {
                 goodbye = &mut farewell => break goodbye,
-                outcome = beating => outcome,
+                outcome = heartbeats => outcome,
             };
             let wait = match outcome {
-                Ok(told) => {
+                Ok(requested) => {
                     retry = RETRY.0;
-                    interval = told.unwrap_or(interval);
+                    interval = requested.unwrap_or(interval);
                     interval
                 }
                 Err(error) if error.is_of_the_controller() => {
@@ -255,7 +255,7 @@ impl Member {
                         is_new
                     });
                     if is_new {
-                        tracing::info!(%error, "lost the controller; data traffic goes on without it");
+                        tracing::info!(%error, "lost the controller; data traffic continues without it");
                     } else {
                         tracing::debug!(%error, "the controller is still lost");
                     }
@@ -271,14 +271,14 @@ impl Member {
             };
             next = Instant::now() + wait;
         };
-        if let Ok(Goodbye { told }) = goodbye {
+        if let Ok(Goodbye { result }) = goodbye {
             let outcome = if expelled { Ok(()) } else { self.leave(leave_deadline).await };
-            drop(told.send(outcome));
+            drop(result.send(outcome));
         }
     }
 
-    /// One heartbeat; the interval that the controller wants from now on.
-    async fn beat(&mut self, interval: Duration) -> Result<Option<Duration>, MembershipError> {
+    /// Sends one heartbeat; returns the interval that the controller requests from now on.
+    async fn heartbeat(&mut self, interval: Duration) -> Result<Option<Duration>, MembershipError> {
         let patience = interval.clamp(Duration::from_millis(200), CALL_DEADLINE);
         let request = proto::HeartbeatRequest {
             node: self.assignment.node.0.into(),
@@ -299,7 +299,7 @@ impl Member {
                 return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
             }
         };
-        self.shared.beat_count.fetch_add(1, Ordering::Relaxed);
+        self.shared.heartbeat_count.fetch_add(1, Ordering::Relaxed);
         self.learn(&answer.into_inner())
     }
 
@@ -357,14 +357,14 @@ impl Member {
             Ok(Err(status)) => Err(MembershipError::of(&self.uri, &status)),
             Err(_) => Err(MembershipError::Unreachable {
                 uri: self.uri.clone(),
-                reason: format!("no answer within {deadline:?}"),
+                reason: format!("no response within {deadline:?}"),
             }),
         }
     }
 }
 
-/// Waits for a reason to beat before the time, and until `earliest`.
+/// Waits for a reason to send an early heartbeat, and until `earliest`.
 async fn early(shared: &Shared, earliest: Instant) {
-    shared.beat_now.notified().await;
+    shared.heartbeat_now.notified().await;
     tokio::time::sleep_until(earliest).await;
 }
