@@ -62,8 +62,10 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
-    /// How long the answer to a reading is on its way.
+    /// How long a reading takes.
     reading_delay: Duration,
+    /// Whether the question is that long on its way, and not the answer.
+    reads_late: bool,
     /// Whether entries that ran out are gone from the tables.
     removes_ended: bool,
     ports: Ports,
@@ -119,6 +121,7 @@ impl FakeSwitch {
             rng: SmallRng::seed_from_u64(seed),
             tried_after_fence: false,
             reading_delay: Duration::ZERO,
+            reads_late: false,
             removes_ended: false,
             ports: Ports::Unlisted,
         };
@@ -147,9 +150,11 @@ impl FakeSwitch {
         self.state.lock().unwrap().capacity = entries;
     }
 
-    /// Makes readings slow: what they tell is as old as `delay` when it arrives.
-    pub(super) fn set_reading_delay(&self, delay: Duration) {
-        self.state.lock().unwrap().reading_delay = delay;
+    /// Makes readings slow: what they tell is as old as `delay` when it arrives, or the tables are looked at
+    /// only when that time is over.
+    pub(super) fn set_reading_delay(&self, delay: Duration, is_late: bool) {
+        let mut state = self.state.lock().unwrap();
+        (state.reading_delay, state.reads_late) = (delay, is_late);
     }
 
     /// Takes entries out of the tables when they run out.
@@ -373,7 +378,14 @@ impl SwitchDriver for FakeDriver {
     async fn read(&mut self) -> Result<Installed, DriverError> {
         self.hang().await;
         self.check()?;
-        let (tables, delay) = {
+        let (delay, is_late) = {
+            let state = self.switch.state.lock().unwrap();
+            (state.reading_delay, state.reads_late)
+        };
+        if is_late {
+            tokio::time::sleep(delay).await;
+        }
+        let tables = {
             let mut state = self.switch.state.lock().unwrap();
             let chance = state.trouble.wipe;
             if state.rng.random_bool(chance) {
@@ -383,9 +395,9 @@ impl SwitchDriver for FakeDriver {
             if std::mem::take(&mut state.pushed_before_reading) {
                 state.push_another();
             }
-            (state.read(), state.reading_delay)
+            state.read()
         };
-        if !delay.is_zero() {
+        if !is_late && !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
         Ok(Installed { tables, ..Installed::default() })
