@@ -62,8 +62,10 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
-    /// The delay of the response to a reading.
+    /// The delay of a reading.
     reading_delay: Duration,
+    /// Whether the request is delayed, and not the response.
+    reads_late: bool,
     /// Whether expired entries disappear from the tables.
     removes_ended: bool,
     ports: Ports,
@@ -119,6 +121,7 @@ impl FakeSwitch {
             rng: SmallRng::seed_from_u64(seed),
             tried_after_fence: false,
             reading_delay: Duration::ZERO,
+            reads_late: false,
             removes_ended: false,
             ports: Ports::Unlisted,
         };
@@ -147,9 +150,11 @@ impl FakeSwitch {
         self.state.lock().unwrap().capacity = entries;
     }
 
-    /// Makes readings slow: their contents are `delay` old when they arrive.
-    pub(super) fn set_reading_delay(&self, delay: Duration) {
-        self.state.lock().unwrap().reading_delay = delay;
+    /// Makes readings slow: their contents are `delay` old when they arrive, or the tables are read
+    /// only after `delay` (`is_late`).
+    pub(super) fn set_reading_delay(&self, delay: Duration, is_late: bool) {
+        let mut state = self.state.lock().unwrap();
+        (state.reading_delay, state.reads_late) = (delay, is_late);
     }
 
     /// Removes entries from the tables when they expire.
@@ -373,7 +378,14 @@ impl SwitchDriver for FakeDriver {
     async fn read(&mut self) -> Result<Installed, DriverError> {
         self.hang().await;
         self.check()?;
-        let (tables, delay) = {
+        let (delay, is_late) = {
+            let state = self.switch.state.lock().unwrap();
+            (state.reading_delay, state.reads_late)
+        };
+        if is_late {
+            tokio::time::sleep(delay).await;
+        }
+        let tables = {
             let mut state = self.switch.state.lock().unwrap();
             let chance = state.trouble.wipe;
             if state.rng.random_bool(chance) {
@@ -383,9 +395,9 @@ impl SwitchDriver for FakeDriver {
             if std::mem::take(&mut state.pushed_before_reading) {
                 state.push_another();
             }
-            (state.read(), state.reading_delay)
+            state.read()
         };
-        if !delay.is_zero() {
+        if !is_late && !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
         Ok(Installed { tables, ..Installed::default() })
