@@ -1,15 +1,15 @@
 //! The northbound API over TLS: who may speak to whom.
 #![cfg(feature = "tls")]
 
-#[expect(dead_code, reason = "this test needs a part of the rig")]
-mod rig;
+#[expect(dead_code, reason = "this test needs a part of the helpers")]
+mod support;
 
 use std::time::Duration;
 
 use bluebridge_controller::TlsPaths;
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use rig::{Agent, Folder, Running, client};
+use support::{Agent, Folder, Running, client};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// A root, and what it vouches for.
