@@ -1,7 +1,7 @@
 //! What operators ask of memory servers, through a controller.
 
 #[expect(dead_code, reason = "this test needs a part of the rig")]
-mod rig;
+mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use bluebridge_northbound::proto::{
 };
 use bluebridge_northbound::{Answer, Ask, Membership};
 use bluebridge_wire::{NodeId, Space};
-use rig::{Agent, Running, client, memory, runtime, until};
+use support::{Agent, Running, client, memory, runtime, until};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 

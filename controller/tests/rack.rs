@@ -1,6 +1,6 @@
 //! The controller, the switch's agent and endpoints together, in one process over loopback.
 
-mod rig;
+mod support;
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use bluebridge_northbound::{
 use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_testkit::Scratch;
 use bluebridge_wire::{NodeId, Space};
-use rig::{Agent, Running, client, memory, until};
+use support::{Agent, Running, client, memory, until};
 
 const SCOPE: u32 = Space(1).scope();
 

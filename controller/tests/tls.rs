@@ -1,8 +1,8 @@
 //! The northbound API over TLS: which peers accept each other.
 #![cfg(feature = "tls")]
 
-#[expect(dead_code, reason = "this test needs a part of the rig")]
-mod rig;
+#[expect(dead_code, reason = "this test needs a part of the helpers")]
+mod support;
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use bluebridge_northbound::proto::{PurgeRequest, operations_client::OperationsCl
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
 use bluebridge_testkit::Scratch;
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use rig::{Agent, Running, client};
+use support::{Agent, Running, client};
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -130,7 +130,7 @@ fn only_operators_look_into_memory_servers_where_certificates_are_asked_for() {
     });
     config.operators = vec!["alice".to_owned()];
     let controller = Running::start_with(config);
-    let runtime = rig::runtime();
+    let runtime = support::runtime();
     let ask = |name: &str| {
         let (certificate, key) = root.issue(name);
         let tls = trust(&root).identity(Identity::from_pem(certificate, key));

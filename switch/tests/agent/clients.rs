@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bluebridge_switch::dataplane::DataPlane;
 
-use crate::rig::{Cabled, Running};
+use crate::support::{Cabled, Running};
 
 /// Time limit of a client's script.
 const SCRIPT_DEADLINE: Duration = Duration::from_secs(120);
@@ -92,7 +92,7 @@ mod root {
     use bluebridge_switch::soft::Switch;
 
     use super::*;
-    use crate::rig::{Removed, cabled, in_kernel, in_namespace};
+    use crate::support::{Removed, cabled, in_kernel, in_namespace};
 
     fn on_packet_sockets(client: &str, script: &'static str) {
         let python = python(client);

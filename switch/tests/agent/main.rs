@@ -1,7 +1,7 @@
 //! The agent as its clients see it: pipelines, batches, restarts, clients that do not read.
 
 mod clients;
-mod rig;
+mod support;
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::dataplane::DataPlane;
 use bluebridge_testkit::UdpFrame;
 use prost::Message as _;
-use rig::{Cabled, Running};
+use support::{Cabled, Running};
 use switch::switch_client::SwitchClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -466,7 +466,7 @@ async fn ports_and_impairments_are_there_beside_p4runtime() {
 
 mod root {
     use super::*;
-    use crate::rig::{Removed, cabled, in_kernel, in_namespace};
+    use crate::support::{Removed, cabled, in_kernel, in_namespace};
 
     #[test]
     fn what_the_kernel_holds_outlives_the_agent() {

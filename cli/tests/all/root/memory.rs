@@ -314,7 +314,7 @@ fn a_restarted_switch_is_seen_in_the_logs_at_the_default_level() {
     assert_eq!(count("switch", starts), 2, "{}", log("switch"));
     let is_back = || count("controller", "its tables are in sync") == 2;
     until("the controller has it again", is_back);
-    let kept = log("switch").lines().filter(|line| line.contains(starts)).next_back().map(str::to_owned);
+    let kept = log("switch").lines().rfind(|line| line.contains(starts)).map(str::to_owned);
     assert!(kept.is_some_and(|line| !line.contains("entries=0")), "{}", log("switch"));
     assert!(log("hosts").contains("watching the interfaces"), "{}", log("hosts"));
 }

@@ -1,0 +1,171 @@
+//! Carriers that misbehave, and a clock that can be stopped.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+
+use bluebridge_transport::memory::MemoryTransport;
+use bluebridge_transport::{
+    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
+    Wait, Wakeable, Waker,
+};
+
+use super::PATIENCE;
+
+/// A carrier that sends nothing while it is mute, and hears nothing while it is deaf.
+pub(super) struct Mute {
+    pub(super) inner: MemoryTransport,
+    pub(super) is_mute: Arc<AtomicBool>,
+    pub(super) is_deaf: Arc<AtomicBool>,
+}
+
+impl Mute {
+    pub(super) fn new(inner: MemoryTransport, is_mute: &Arc<AtomicBool>) -> Self {
+        Self { inner, is_mute: Arc::clone(is_mute), is_deaf: Arc::default() }
+    }
+}
+
+impl Transport for Mute {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn local_port(&self) -> u16 {
+        self.inner.local_port()
+    }
+    fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        match self.is_mute.load(Ordering::Relaxed) {
+            true => Ok(batch.len()),
+            false => self.inner.transmit(batch),
+        }
+    }
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let received = self.inner.receive(wait)?;
+        Ok(if self.is_deaf.load(Ordering::Relaxed) { 0 } else { received })
+    }
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.inner.incoming(index)
+    }
+}
+
+impl Wakeable for Mute {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
+
+/// A clock that can be stopped: carriers under it send nothing again and give nothing up by time.
+/// Stopped for longer than [`PATIENCE`] it is past every deadline, so that calls end with an error.
+#[derive(Clone, Default)]
+pub(super) struct StopClock {
+    /// In nanoseconds; 0 while the clock runs.
+    stopped_at: Arc<AtomicU64>,
+}
+
+impl StopClock {
+    pub(super) fn stop(&self) {
+        self.stopped_at.store(Timestamp::monotonic().as_nanos(), Ordering::SeqCst);
+    }
+
+    pub(super) fn run(&self) {
+        self.stopped_at.store(0, Ordering::SeqCst);
+    }
+
+    /// What it shows at a moment of real time.
+    fn shown(&self, now: Timestamp) -> Timestamp {
+        let at = Timestamp::from_nanos(self.stopped_at.load(Ordering::SeqCst));
+        match now.saturating_since(at) > PATIENCE {
+            _ if at == Timestamp::ZERO => now,
+            true => now + PATIENCE,
+            false => at,
+        }
+    }
+}
+
+/// A carrier under a [`StopClock`].
+pub(super) struct Stoppable {
+    pub(super) inner: MemoryTransport,
+    pub(super) clock: StopClock,
+}
+
+impl Transport for Stoppable {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn local_port(&self) -> u16 {
+        self.inner.local_port()
+    }
+    fn now(&self) -> Timestamp {
+        self.clock.shown(self.inner.now())
+    }
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        self.inner.transmit(batch)
+    }
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let now = self.inner.now();
+        // A stopped clock comes to no deadline. Nobody looks meanwhile whether it runs again: what does
+        // not come by a datagram or the waker is not to be found by chance.
+        let wait = match self.clock.shown(now) {
+            shown if shown == now || wait.deadline <= shown => wait,
+            shown => Wait::until(shown + PATIENCE + Duration::from_millis(1)),
+        };
+        self.inner.receive(wait)
+    }
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.inner.incoming(index)
+    }
+}
+
+impl Wakeable for Stoppable {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
+
+/// A carrier that fails as soon as it is told to.
+pub(super) struct Failing {
+    pub(super) inner: MemoryTransport,
+    pub(super) fails: Arc<AtomicBool>,
+}
+
+impl Transport for Failing {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn local_port(&self) -> u16 {
+        self.inner.local_port()
+    }
+    fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        self.inner.transmit(batch)
+    }
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let received = self.inner.receive(wait)?;
+        match self.fails.load(Ordering::Relaxed) {
+            true => Err(ReceiveError::Socket(std::io::ErrorKind::BrokenPipe.into())),
+            false => Ok(received),
+        }
+    }
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.inner.incoming(index)
+    }
+}
+
+impl Wakeable for Failing {
+    fn waker(&mut self) -> std::io::Result<Waker> {
+        self.inner.waker()
+    }
+}
