@@ -184,7 +184,12 @@ async fn missing_and_wrong_files_are_named() {
     }
     for (certificate, key, root, words) in [
         ("missing.pem", "key.pem", None, "missing.pem: No such file"),
-        ("empty.pem", "key.pem", None, "empty.pem contains no PEM block -----BEGIN CERTIFICATE-----"),
+        (
+            "empty.pem",
+            "key.pem",
+            None,
+            "empty.pem contains no PEM block -----BEGIN CERTIFICATE-----",
+        ),
         ("key.pem", "key.pem", None, "key.pem contains no PEM block -----BEGIN CERTIFICATE-----"),
         ("certificate.pem", "missing.pem", None, "missing.pem: No such file"),
         (

@@ -183,13 +183,15 @@ async fn call(
 }
 
 fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
-    let space = |number: u32| u16::try_from(number).map(Space).map_err(|_| "a space must fit 16 bits");
+    let space =
+        |number: u32| u16::try_from(number).map(Space).map_err(|_| "a space must fit 16 bits");
     match question.body {
         Some(Asked::Statistics(asked)) => Ok(Ask::Statistics { space: space(asked.space)? }),
         Some(Asked::Survey(asked)) => {
             let creators = match asked.creators {
                 Some(creators) => {
-                    let node = u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
+                    let node =
+                        u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
                     Some((NodeId(node), creators.first..=creators.last))
                 }
                 None => None,

@@ -41,7 +41,9 @@ pub enum OperatorError {
         asked: u16,
     },
     /// No client of the space has, or had, the name.
-    #[error("no client {name} is known in space {space}; `bluebridge list` shows the clients of allocations")]
+    #[error(
+        "no client {name} is known in space {space}; `bluebridge list` shows the clients of allocations"
+    )]
     NoClient {
         /// The name.
         name: String,

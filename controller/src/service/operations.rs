@@ -117,7 +117,9 @@ impl Operators {
         })?;
         self.places.try_acquire().map_err(|_| {
             SharedState::count(&self.shared.counts.refused);
-            let words = format!("the limit of {QUESTIONS_MAX} simultaneous questions is reached; try again");
+            let words = format!(
+                "the limit of {QUESTIONS_MAX} simultaneous questions is reached; try again"
+            );
             Status::resource_exhausted(words)
         })
     }
@@ -183,9 +185,13 @@ impl Operations for Operators {
     ) -> Result<Response<Self::AttendStream>, Status> {
         let mut said = request.into_inner();
         let first = timeout(GREETING, said.message()).await;
-        let first = first.map_err(|_| Status::invalid_argument("the first message must identify the memory server, at once"))??;
+        let first = first.map_err(|_| {
+            Status::invalid_argument("the first message must identify the memory server, at once")
+        })??;
         let Some(Said::Member(member)) = first.and_then(|first| first.body) else {
-            return Err(Status::invalid_argument("the first message must identify the memory server"));
+            return Err(Status::invalid_argument(
+                "the first message must identify the memory server",
+            ));
         };
         let who = parse_member(member.node, member.incarnation, &member.token)
             .map_err(Status::invalid_argument)?;
