@@ -306,7 +306,10 @@ mod tests {
         };
         assert_eq!(
             ControllerReport::of(&ill).faults(),
-            ["the switch is disconnected: refused", "no heartbeat from the memory server s2 for 7 s"]
+            [
+                "the switch is disconnected: refused",
+                "no heartbeat from the memory server s2 for 7 s"
+            ]
         );
     }
 

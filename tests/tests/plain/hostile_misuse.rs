@@ -309,7 +309,11 @@ fn nodes_that_are_not_there_are_told_within_the_deadline() {
         let error = result.expect_err("nobody is there");
         let node = if at == 5 { NodeId::ANY } else { NodeId(77) };
         assert!(matches!(error, Error::Unreachable { node: asked } if asked == node), "{error:?}");
-        assert_told(&error, Fault::Network, "check that it is running and that the switch has its entries");
+        assert_told(
+            &error,
+            Fault::Network,
+            "check that it is running and that the switch has its entries",
+        );
     }
     let mut config = EndpointConfig::new(SPACE, NodeId(1002), 1);
     config.placement = Placement::TwoChoices;

@@ -68,7 +68,9 @@ impl Outcome {
         let mut line =
             format!("{}: freed {freed_count} allocations, {freed_pages} pages", server.name);
         if *busy_count > 0 {
-            line += &format!("; {busy_count} stay because they are leased or not confirmed; try again later");
+            line += &format!(
+                "; {busy_count} stay because they are leased or not confirmed; try again later"
+            );
         }
         if *refused_count > 0 {
             line += &format!("; {refused_count} stay: {refusal}");
