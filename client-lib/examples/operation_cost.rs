@@ -1,7 +1,7 @@
 //! What requester and client cost per operation, without a network: the carrier is a loop that
-//! answers in place, and whose own time is taken off. `benches/parts.rs` measures what of it is
-//! checking, copying and looking at the clock.
+//! answers in place. The checksums of both directions are measured beside.
 
+use std::hint::black_box;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use bluebridge_transport::{
 use bluebridge_wire::address::{Fields, PAGE_BYTES};
 use bluebridge_wire::header::{HEADER_BYTES, Header};
 use bluebridge_wire::{
-    ArenaGeneration, Command, HeaderView, Location, ReplySource, Status, Tag, UDP_PORT,
+    ArenaGeneration, Command, Datagram, HeaderView, Location, ReplySource, Status, Tag, UDP_PORT,
     WireCommand, seal,
 };
 
@@ -144,7 +144,45 @@ fn pointer(offset: u64) -> Pointer {
     Pointer { space: SPACE, node: NODE, tag: Tag(1), location }
 }
 
+fn checksums() {
+    let pointer = pointer(0).to_ipv6();
+    let mut payload = vec![7; HEADER_BYTES + PAGE_BYTES];
+    let reply = ReplySource {
+        space: SPACE,
+        node: NODE,
+        command: Command::Read,
+        contended: false,
+        status: Status::Ok,
+        location_bits: 0,
+    };
+    let source = reply.to_ipv6();
+    let destination = bluebridge_wire::EndpointAddress::new(SPACE, NodeId(1000), 0).to_ipv6();
+    let (fixed, data) = payload.split_at_mut(HEADER_BYTES);
+    Header { target: pointer, ..Header::default() }.emit(fixed, 0);
+    seal(source, destination, fixed, data);
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        black_box(Datagram::parse(source, destination, black_box(&payload)).expect("sealed"));
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+    println!("{:<34} {nanos:>7.0} ns", "checksum and parse of 4180 bytes");
+    let mut page = vec![1_u8; PAGE_BYTES];
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        black_box(&mut page).copy_from_slice(black_box(&payload[HEADER_BYTES..]));
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+    println!("{:<34} {nanos:>7.0} ns", "copy of 4096 bytes");
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        black_box(Timestamp::monotonic());
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+    println!("{:<34} {nanos:>7.0} ns", "one look at the clock");
+}
+
 fn main() {
+    checksums();
     let mut page = vec![0; PAGE_BYTES];
     Loop::measure("READ of 4096 bytes", 1, |client| {
         client.read(pointer(0), &mut page).expect("answered");

@@ -65,7 +65,7 @@ pub enum Error {
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
     #[error(
         "the update of the page at {pointer} came too late, and nothing of it was written ({how}{}); \
-         update again, with the contents as they are then",
+         update again with the present contents",
         now_of(*.owner)
     )]
     LeaseLost {
@@ -80,12 +80,12 @@ pub enum Error {
     #[error("the length is zero or too large")]
     Length,
     /// No memory node is known to place pages on.
-    #[error("no memory node is known; is one joined to the space?")]
+    #[error("no memory node is known; check that a memory server has joined the space")]
     NoMemoryNode,
     /// It was sent, and how it ended is not known: it was done once, or not at all.
     #[error(
-        "{} did not answer in time, and the operation was done once or not at all; \
-         look before doing it again", whom(*.node)
+        "{} did not respond in time, and the operation may have been applied; \
+         check before repeating it", whom(*.node)
     )]
     OutcomeUnknown {
         /// Who was asked last.
@@ -97,8 +97,8 @@ pub enum Error {
     },
     /// Of an update over several lines the first ones are written, and the rest is not.
     #[error(
-        "the first {committed_bytes} bytes of the update, in the order of the addresses, are written, \
-         and nothing at {pointer} or behind ({cause})"
+        "the first {committed_bytes} bytes of the update, in address order, are written, \
+         and nothing from {pointer} on ({cause})"
     )]
     PartlyCommitted {
         /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of
@@ -113,8 +113,8 @@ pub enum Error {
     /// The range begins in an allocation and goes past its end. (Or the allocation was freed while the
     /// call ran.)
     #[error(
-        "the range goes past the end of the allocation that it begins in: nothing of that is at \
-         {pointer}; correct the length"
+        "the range goes past the end of the allocation in which it begins: {pointer} is not part of \
+         it; correct the length"
     )]
     PastEnd {
         /// The first byte of the range that is not the allocation's.
@@ -142,13 +142,13 @@ pub enum Error {
         pointer: Pointer,
     },
     /// The node answers, but not this, and not in time; nothing was changed.
-    #[error("{} is too slow; allow more time, or ask for less at once", whom(*.node))]
+    #[error("{} is too slow; allow more time, or request less at once", whom(*.node))]
     TimedOut {
         /// Who was asked last.
         node: NodeId,
     },
     /// The range moved too often while it was asked for.
-    #[error("the range moved too often, last to node {node}; see what the controller does")]
+    #[error("the range moved too often, last to node {node}; check the controller")]
     TooManyHops {
         /// Where it is said to be.
         node: NodeId,
@@ -164,7 +164,7 @@ pub enum Error {
     TooManyServers,
     /// Nothing was heard from the node, and nothing was changed. Node 0 stands for all memory
     /// nodes.
-    #[error("{} does not answer; is it up, and does the switch know it?", whom(*.node))]
+    #[error("{} does not respond; check that it is running and that the switch has its entries", whom(*.node))]
     Unreachable {
         /// Who was asked.
         node: NodeId,
@@ -176,7 +176,7 @@ pub enum Error {
         node: NodeId,
     },
     /// The pointer names no single node.
-    #[error("{node} is no node that memory can be on")]
+    #[error("{node} cannot be a memory node")]
     WrongNode {
         /// The pointer's node.
         node: NodeId,

@@ -42,7 +42,7 @@ pub enum JoinError {
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The interface does not exist in this network namespace.
-    #[error("cannot use interface {interface}: {error}; is its name right?")]
+    #[error("cannot use interface {interface}: {error}; check its name")]
     Interface {
         /// Its name, as configured.
         interface: String,

@@ -85,7 +85,9 @@ pub enum LockError {
     #[error(transparent)]
     Memory(#[from] Error),
     /// Others did not get ready in time.
-    #[error("the lock or barrier was not reached in time; allow more, or look who does not come")]
+    #[error(
+        "the lock or barrier was not reached in time; allow more time, or check which client is missing"
+    )]
     TimedOut,
 }
 

@@ -88,7 +88,7 @@ pub enum ControllerError {
     TlsFile {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The certificate, the key or the root is not right, or they do not belong together.
@@ -266,13 +266,13 @@ fn outbid(store: &Arc<Store>) -> Outbid {
 async fn tell_installed(shared: &SharedState, tell: Option<oneshot::Sender<()>>) -> Infallible {
     if let Some(tell) = tell {
         shared.installed(SWITCH_WAIT).await;
-        // Nobody may want to know any more.
+        // The receiver may be gone.
         let _ = tell.send(());
     }
     std::future::pending().await
 }
 
-/// Closes the store when the controller ends, also if it is dropped on its way.
+/// Closes the store when the controller ends, even if it is dropped.
 struct Closing(Arc<SharedState>);
 
 impl Drop for Closing {
@@ -340,7 +340,7 @@ fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, ControllerError> {
     {
         return Ok(bytes);
     }
-    let words = format!("{} holds no -----BEGIN {label}, as PEM has it", path.display());
+    let words = format!("{} contains no PEM block -----BEGIN {label}", path.display());
     Err(ControllerError::Tls(words))
 }
 

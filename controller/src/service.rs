@@ -76,7 +76,7 @@ impl Northbound {
         Self { shared, watchers, refusals: Mutex::default() }
     }
 
-    /// Refuses a call of an endpoint, by its name or node id.
+    /// Refuses a call of an endpoint, which is identified by its name or node id.
     fn refuse(&self, whom: impl std::fmt::Display, status: Status) -> Status {
         SharedState::count(&self.shared.counts.refused);
         let words = format!("{whom}: {}", status.message());
@@ -252,7 +252,7 @@ fn add_counts(status: &mut proto::StatusResponse, counts: &CallCounts) {
     status.refused_call_count = counts.refused.load(Ordering::Relaxed);
 }
 
-/// Feeds one watcher until it goes away or stays full for too long.
+/// Serves one watcher until it leaves or its connection is full for too long.
 async fn watch(
     shared: Arc<SharedState>,
     events: mpsc::Sender<Result<proto::WatchResponse, Status>>,

@@ -70,7 +70,7 @@ pub enum StoreError {
     Open {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is something else than a store: its first bytes say so.
@@ -87,7 +87,7 @@ pub enum StoreError {
     Damaged {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// Others can read the file, which contains every endpoint's token, and this user may not change
@@ -136,7 +136,7 @@ fn begins_as_store(file: &File) -> bool {
     file.read_exact_at(&mut begin, 0).is_ok() && begin == MAGIC
 }
 
-/// A number by which a switch knows who may write: the greatest wins.
+/// The number by which a switch decides who may write: the greatest wins.
 ///
 /// The upper half is the creation time of the store in nanoseconds since 1970, or one more than that of
 /// another controller that an operator overruled. The lower half counts the controller's starts and, in its
@@ -213,7 +213,7 @@ impl Store {
         }
         let database =
             Builder::new().create_file(file).map_err(|error| unusable(&own, shown(), error))?;
-        // Not before it is known to be a store: the file of something else stays as it is.
+        // Only after it is known to be a store: other files do not change.
         match secret::close_to_others(&own) {
             Ok(None) => {}
             Ok(Some(mode)) => tracing::warn!(

@@ -186,20 +186,20 @@ fn a_server_that_does_not_answer_is_told_in_time() {
     until("a question is on its way", || {
         let status = Operator::new(&controller).statistics(server).expect_err("nobody answers");
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-        status.message().contains("no answer in time")
+        status.message().contains("no response in time")
     });
     // One that it cannot answer is told at once.
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| operator.statistics(server).expect_err("nobody answers"));
         until("the question", || {
-            if let Some(question) = silent.next_question() {
+            silent.next_question().map(|question| {
                 question.answer(Answer::Failure("its disk is full".to_owned()));
-            }
+            });
             asked.is_finished()
         });
         words = asked.join().unwrap().message().to_owned();
     });
-    assert_eq!(words, "the memory server m1 does not answer: its disk is full");
+    assert_eq!(words, "the memory server m1 does not respond: its disk is full");
 }
 
 #[test]

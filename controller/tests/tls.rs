@@ -184,14 +184,19 @@ async fn missing_and_wrong_files_are_named() {
     }
     for (certificate, key, root, words) in [
         ("missing.pem", "key.pem", None, "missing.pem: No such file"),
-        ("empty.pem", "key.pem", None, "empty.pem holds no -----BEGIN CERTIFICATE-----"),
-        ("key.pem", "key.pem", None, "key.pem holds no -----BEGIN CERTIFICATE-----"),
+        (
+            "empty.pem",
+            "key.pem",
+            None,
+            "empty.pem contains no PEM block -----BEGIN CERTIFICATE-----",
+        ),
+        ("key.pem", "key.pem", None, "key.pem contains no PEM block -----BEGIN CERTIFICATE-----"),
         ("certificate.pem", "missing.pem", None, "missing.pem: No such file"),
         (
             "certificate.pem",
             "certificate.pem",
             None,
-            "certificate.pem holds no -----BEGIN PRIVATE KEY-----",
+            "certificate.pem contains no PEM block -----BEGIN PRIVATE KEY-----",
         ),
         ("certificate.pem", "other.pem", None, "other.pem cannot be used together: "),
         ("damaged.pem", "key.pem", None, "key.pem cannot be used together: "),
@@ -199,7 +204,7 @@ async fn missing_and_wrong_files_are_named() {
             "certificate.pem",
             "key.pem",
             Some("key.pem"),
-            "key.pem holds no -----BEGIN CERTIFICATE-----",
+            "key.pem contains no PEM block -----BEGIN CERTIFICATE-----",
         ),
         ("certificate.pem", "key.pem", Some("damaged.pem"), "damaged.pem holds no root"),
     ] {

@@ -31,7 +31,7 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
     /// The controller gave this incarnation up, or another server joined under the same name.
-    #[error("the controller gave this server's place to another; start it again to join anew")]
+    #[error("the controller gave this server's place to another; restart it to join again")]
     Expelled,
     /// A serving core ended by itself, which only a failed carrier causes.
     #[error("a serving core ended by itself; stopping the server returns its error")]

@@ -52,7 +52,7 @@ pub struct Reserved {
 #[non_exhaustive]
 pub enum ReserveError {
     /// The caller did not want to wait any longer.
-    #[error("reserving {bytes} bytes of memory was given up")]
+    #[error("reserving {bytes} bytes of memory was stopped")]
     GivenUp {
         /// Bytes asked for.
         bytes: u64,
@@ -70,7 +70,7 @@ pub enum ReserveError {
         error: Errno,
     },
     /// No mapping of this size could be made.
-    #[error("cannot map {bytes} bytes of memory: {error}; ask for a smaller arena")]
+    #[error("cannot map {bytes} bytes of memory: {error}; use a smaller arena")]
     Map {
         /// Bytes asked for.
         bytes: u64,
@@ -81,7 +81,7 @@ pub enum ReserveError {
     /// The system, or the limit of the process's control group, does not have as much.
     #[error(
         "{bytes} bytes of memory were asked for, but only {available_bytes} are available; \
-         ask for a smaller arena"
+         use a smaller arena"
     )]
     NotAvailable {
         /// Bytes asked for.
@@ -90,7 +90,7 @@ pub enum ReserveError {
         available_bytes: u64,
     },
     /// The system ran short while it handed the memory over.
-    #[error("the system could not hand over {bytes} bytes of memory: {error}; ask for less")]
+    #[error("the system could not provide {bytes} bytes of memory: {error}; request less")]
     Populate {
         /// Bytes asked for.
         bytes: u64,
@@ -317,7 +317,7 @@ mod tests {
             };
             let error = asked.reserve().unwrap_err();
             assert!(matches!(error, ReserveError::NotAvailable { .. }), "{error}");
-            assert!(error.to_string().contains("ask for a smaller arena"));
+            assert!(error.to_string().contains("use a smaller arena"));
         }
     }
 

@@ -140,13 +140,13 @@ impl ServerConfig {
 #[non_exhaustive]
 pub enum StartError {
     /// The configuration is wrong.
-    #[error("the memory server's configuration is wrong: {0}")]
+    #[error("the memory server's configuration is invalid: {0}")]
     Config(#[from] ConfigError),
     /// A carrier per shard, 1 to 256, is needed.
     #[error("{0} carriers were given; there must be one per shard, 1 to 256")]
     Carriers(usize),
     /// The memory cannot be had.
-    #[error("the memory server cannot have its memory: {0}")]
+    #[error("the memory server cannot get its memory: {0}")]
     Memory(#[from] ReserveError),
     /// A thread could not be started.
     #[error("a thread of the memory server could not be started: {0}")]
@@ -157,8 +157,8 @@ pub enum StartError {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The shard is behind with earlier orders; try later.
-    #[error("shard {0} is behind with earlier orders; try later")]
+    /// The shard is busy with earlier orders; try later.
+    #[error("shard {0} is busy with earlier orders; try later")]
     Busy(u16),
     /// The shard ended, or there never was one with this number.
     #[error("there is no shard {0} (any more)")]
@@ -172,7 +172,7 @@ pub enum SurveyError {
     #[error(transparent)]
     Order(#[from] OrderError),
     /// It has too much to do; try later. What was to be freed may be freed.
-    #[error("shard {0} did not answer in time; try later")]
+    #[error("shard {0} did not respond in time; try later")]
     TimedOut(u16),
 }
 

@@ -1,5 +1,5 @@
-//! A memory server's side of what operators ask: a call to the controller that stays open, through which
-//! questions come.
+//! A memory server's side of operators' requests: a call to the controller that stays open, through which
+//! questions arrive.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,47 +23,47 @@ use crate::registration::Assignment;
 /// Questions that may wait for a memory server.
 const QUESTIONS_MAX: usize = 8;
 
-/// The shortest and longest wait before a call that ended is made again.
+/// The shortest and longest wait before an ended call is made again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// How soon a controller that does not know the call is asked again: it may be updated.
+/// How soon a controller without this call is called again: it may be updated.
 const RETRY_UNKNOWN: Duration = Duration::from_secs(60);
 
-/// What an operator wants of a memory server.
+/// A question of an operator to a memory server.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Ask {
-    /// Allocations, or to free them.
+    /// List or free allocations.
     Survey {
-        /// Of this tenant.
+        /// The tenant.
         space: Space,
-        /// From this page on.
+        /// The first page.
         from_page: u64,
-        /// At most so many.
+        /// The most allocations.
         limit: u32,
-        /// Made for these incarnations of a node; `None` for anybody.
+        /// Only allocations of these incarnations of a node; `None` for all.
         creators: Option<(NodeId, RangeInclusive<u32>)>,
-        /// Whether they are to be freed.
+        /// Whether to free them.
         frees: bool,
     },
-    /// How full the server is, and what it refused.
+    /// The server's usage and refusals.
     Statistics {
-        /// The tenant whose use is told.
+        /// The tenant whose usage is requested.
         space: Space,
     },
 }
 
-/// What a memory server says to that.
+/// A memory server's answer.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// It cannot tell, for this reason.
+    /// An error, with its reason.
     Failure(String),
-    /// How full it is.
+    /// The usage.
     Statistics(proto::StatisticsResponse),
-    /// What it found or freed.
+    /// The allocations that were found or freed.
     Survey(proto::SurveyAnswer),
 }
 
-/// A question that waits for its answer. Whoever asked is told that there is none if it is dropped.
+/// A question that waits for its answer. If it is dropped, the operator gets an error.
 #[derive(Debug)]
 pub struct Question {
     ask: Ask,
@@ -72,13 +72,13 @@ pub struct Question {
 }
 
 impl Question {
-    /// What is asked.
+    /// The question.
     #[must_use]
     pub const fn ask(&self) -> &Ask {
         &self.ask
     }
 
-    /// Answers. Nobody hears it if the controller was lost meanwhile.
+    /// Sends the answer. It is lost if the controller was lost meanwhile.
     pub fn answer(mut self, answer: Answer) {
         self.send(answer);
     }
@@ -97,11 +97,11 @@ impl Question {
 
 impl Drop for Question {
     fn drop(&mut self) {
-        self.send(Answer::Failure("the memory server does not answer questions".to_owned()));
+        self.send(Answer::Failure("the memory server does not support questions".to_owned()));
     }
 }
 
-/// The questions that wait.
+/// The waiting questions.
 #[derive(Debug, Default)]
 pub(crate) struct Questions(Mutex<VecDeque<Question>>);
 
@@ -124,7 +124,7 @@ impl Questions {
     }
 }
 
-/// Keeps the call open for as long as the server is a member.
+/// Keeps the call open as long as the server is a member.
 pub(crate) async fn attend(
     channel: Channel,
     assignment: &Assignment,
@@ -135,11 +135,11 @@ pub(crate) async fn attend(
         match call(channel.clone(), assignment, shared).await {
             Ok(()) => wait = RETRY.0,
             Err(status) if status.code() == Code::Unimplemented => {
-                tracing::debug!("the controller does not know questions of operators");
+                tracing::debug!("the controller does not support operators' questions");
                 wait = RETRY_UNKNOWN;
             }
             Err(status) => {
-                tracing::debug!(%status, "operators cannot ask this memory server");
+                tracing::debug!(%status, "operators cannot query this memory server");
                 wait = (wait * 2).min(RETRY.1);
             }
         }
@@ -183,13 +183,15 @@ async fn call(
 }
 
 fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
-    let space = |number: u32| u16::try_from(number).map(Space).map_err(|_| "a space has 16 bits");
+    let space =
+        |number: u32| u16::try_from(number).map(Space).map_err(|_| "a space must fit 16 bits");
     match question.body {
         Some(Asked::Statistics(asked)) => Ok(Ask::Statistics { space: space(asked.space)? }),
         Some(Asked::Survey(asked)) => {
             let creators = match asked.creators {
                 Some(creators) => {
-                    let node = u16::try_from(creators.node).map_err(|_| "a node id has 16 bits")?;
+                    let node =
+                        u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
                     Some((NodeId(node), creators.first..=creators.last))
                 }
                 None => None,
@@ -202,6 +204,6 @@ fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
                 frees: asked.frees,
             })
         }
-        None => Err("this version of the memory server does not know the question"),
+        None => Err("this version of the memory server does not support the question"),
     }
 }

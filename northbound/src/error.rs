@@ -16,8 +16,8 @@ pub enum MembershipError {
         /// The reason.
         reason: String,
     },
-    /// The controller was not reached, or was not ready, before the deadline. Is it running?
-    #[error("the controller at {uri} does not answer: {reason}")]
+    /// The controller was not reached, or was not ready, before the deadline; check that it is running.
+    #[error("the controller at {uri} does not respond: {reason}")]
     Unreachable {
         /// Its address.
         uri: String,

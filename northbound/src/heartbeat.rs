@@ -173,7 +173,7 @@ async fn join(
                 Ok(Err(status)) => MembershipError::of(uri, &status),
                 Err(_) => MembershipError::Unreachable {
                     uri: uri.to_owned(),
-                    reason: format!("no answer within {patience:?}"),
+                    reason: format!("no response within {patience:?}"),
                 },
             };
         if options.wait_for_controller && error.is_absence() {
@@ -295,7 +295,7 @@ impl Member {
         {
             Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
             Err(_) => {
-                let reason = format!("no answer within {patience:?}");
+                let reason = format!("no response within {patience:?}");
                 return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
             }
         };

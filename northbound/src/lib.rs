@@ -2,9 +2,9 @@
 //!
 //! * [`proto`]: the messages and the services `bluebridge.v1.Controller` and
 //!   `bluebridge.v1.Operations`.
-//! * [`Registration`] in, [`Assignment`] out: what joining means, in the project's types.
+//! * [`Registration`] and [`Assignment`]: request and result of a join, in the project's types.
 //! * [`Membership`]: joins, sends heartbeats in the background, leaves. It outlives restarts of the
-//!   controller: a failed heartbeat is repeated, and nothing is assigned again.
+//!   controller: a failed heartbeat is retried, and nothing is assigned again.
 //! * [`Question`]: what an operator asks of a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
 

@@ -116,7 +116,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The controller does not count this endpoint as a member any more.
+    /// The controller no longer counts this endpoint as a member.
     pub(crate) fn expel(&self, reason: String) {
         let _ = self.expulsion.set(Arc::from(reason));
         self.change(|snapshot| {
@@ -264,9 +264,9 @@ impl Membership {
         self.shared.questions.take()
     }
 
-    /// Says how many pages a memory node has left; the next heartbeat carries it. When the pages
-    /// run out, there are some again, or they became half or double at once, that heartbeat is
-    /// sent before its time.
+    /// Sets a memory node's number of free pages for the next heartbeat. If the pages are used up,
+    /// available again, or changed to half or double at once, that heartbeat is
+    /// sent early.
     pub fn report_free_pages(&self, pages: u64) {
         let before = self.shared.free_pages.swap(pages, Ordering::Relaxed);
         let leap = before.abs_diff(pages) > before.min(pages);

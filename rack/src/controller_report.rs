@@ -197,7 +197,7 @@ impl ControllerReport {
             self.nodes.iter().filter(|node| (node.role, node.state) == ("memory", "silent"));
         let silent = silent.map(|node| {
             format!(
-                "the memory server {} has been silent for {} s",
+                "no heartbeat from the memory server {} for {} s",
                 node.name,
                 node.silent_ms / 1000
             )
@@ -306,7 +306,10 @@ mod tests {
         };
         assert_eq!(
             ControllerReport::of(&ill).faults(),
-            ["the switch is disconnected: refused", "the memory server s2 has been silent for 7 s"]
+            [
+                "the switch is disconnected: refused",
+                "no heartbeat from the memory server s2 for 7 s"
+            ]
         );
     }
 

@@ -278,7 +278,7 @@ impl Rack {
         Patience { deadline, limit: deadline.checked_add(more).unwrap_or(deadline) }
     }
 
-    /// Starts the daemon of a record, which is told first, so that it can be found and stopped.
+    /// Starts the daemon of a record, which is written first, so that the daemon can be found and stopped.
     fn start(
         &mut self,
         program: &Path,

@@ -67,7 +67,7 @@ impl Layout {
         &self.ports
     }
 
-    /// The port that leads to a node.
+    /// The port of a node.
     pub fn port_of(&self, node: Node) -> Option<&RackPort> {
         self.ports.iter().find(|port| port.peer == node)
     }
@@ -104,7 +104,7 @@ fn rack_number(name: &RackName) -> u16 {
     u16::from_be_bytes([a ^ c, b ^ d]).max(1)
 }
 
-/// Locally administered; `side` tells the switch's end (1) from the other (0).
+/// Locally administered; `side` distinguishes the switch's end (1) from the other (0).
 fn mac(rack: u16, side: u8, port: u16) -> MacAddr {
     let [r, s] = rack.to_be_bytes();
     let [_, number] = port.to_be_bytes();

@@ -98,7 +98,7 @@ fn settle_peer(port: &RackPort, switch: DataPlane) -> Result<(), NetworkError> {
     wanted(port).restore(&netlink).map(drop)
 }
 
-/// What the other end of a link has for as long as the rack is up.
+/// What the other end of a link must have as long as the rack is up.
 pub(crate) fn wanted(port: &RackPort) -> Wanted {
     let is_endpoint = port.peer != Node::Switch;
     Wanted {

@@ -26,7 +26,7 @@ pub const LOG_VARIABLE: &str = "BLUEBRIDGE_LOG";
 /// How a process of a rack writes its log lines: `text` or `json`.
 pub const LOG_FORMAT_VARIABLE: &str = "BLUEBRIDGE_LOG_FORMAT";
 
-/// Names the rack that commands are for.
+/// Selects the rack for commands.
 pub const CHOICE_VARIABLE: &str = "BLUEBRIDGE_RACK";
 
 const FILE: &str = "state.json";

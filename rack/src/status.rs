@@ -55,7 +55,7 @@ pub struct LinkReport {
     pub control_address: Ipv6Addr,
     /// Its Ethernet address.
     pub mac: MacAddr,
-    /// Largest IP packet in bytes, as the kernel has it; `None` when the link is gone.
+    /// Largest IP packet in bytes, as set in the kernel; `None` if the link does not exist.
     pub mtu: Option<u32>,
     /// Whether both ends are up.
     pub running: bool,

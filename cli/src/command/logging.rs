@@ -10,7 +10,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::UsageError;
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub(super) enum LogFormat {
     /// Lines for people
@@ -41,7 +41,7 @@ impl LogFormat {
     }
 }
 
-/// Logs to standard error from now on. `BLUEBRIDGE_LOG` goes before `verbose`.
+/// Logs to standard error from now on. `BLUEBRIDGE_LOG` has priority over `verbose`.
 ///
 /// # Errors
 /// The variable holds no filter; nothing is logged.
@@ -54,7 +54,7 @@ pub(super) fn begin(
     let filter = if wanted.is_empty() { level(program, verbose).to_owned() } else { wanted };
     let filter = EnvFilter::try_new(&filter)
         .map_err(|error| UsageError(format!("{LOG_VARIABLE}={filter} is no filter: {error}")))?;
-    // A file wants no colours.
+    // A file must not contain colours.
     let colours = std::io::stderr().is_terminal();
     subscriber(filter, format.unwrap_or_default(), colours, std::io::stderr).init();
     Ok(())

@@ -61,7 +61,7 @@ pub(super) struct Member {
     /// Where the controller listens, with or without http://
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
-    /// The space (tenant) to be in
+    /// The space (tenant) to join
     #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     space: u16,
     #[command(flatten)]

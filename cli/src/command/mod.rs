@@ -82,12 +82,12 @@ enum Command {
     Notices(memory::notices::Notices),
     Ping(memory::ping::Ping),
     Purge(operator::purge::Purge),
-    /// Build, look at and take down a rack of network namespaces on this machine
+    /// Build, inspect and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
     Read(memory::read::Read),
     Stat(operator::stat::Stat),
-    /// Run the embedded switch and its P4Runtime agent in the foreground, or ask a running one
+    /// Run the embedded switch and its P4Runtime agent in the foreground, or query a running one
     Switch(switch::Switch),
     Update(memory::update::Update),
     Write(memory::write::Write),
@@ -266,8 +266,8 @@ mod tests {
         }
     }
 
-    /// The words of a line of a shell, without what the shell takes of it; `None` where a line goes on or leaves
-    /// words out.
+    /// The words of a shell command, without the parts that the shell handles; `None` if the line continues or
+    /// omits words.
     fn words_of(line: &str) -> Option<Vec<String>> {
         let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
         for letter in line.chars() {

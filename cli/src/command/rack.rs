@@ -59,7 +59,7 @@ impl RackCommand {
     }
 }
 
-/// The name of a rack that gets none.
+/// The default name of a rack.
 const USUAL_NAME: &str = "rack";
 
 #[derive(Debug, Args)]

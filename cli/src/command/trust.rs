@@ -16,16 +16,16 @@ use crate::exit::UsageError;
 /// The TLS options; without a root, joining uses no TLS.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Trust {
-    /// Join by TLS: the root (PEM) that the controller's certificate must lead to
+    /// Join with TLS: the root (PEM) of the controller's certificate
     #[arg(long, env = TLS_ROOT_VARIABLE, value_name = "FILE")]
     tls_root: Option<PathBuf>,
-    /// The name in the controller's certificate; without it, its address
+    /// The name in the controller's certificate; the default is its address
     #[arg(long, env = TLS_NAME_VARIABLE, value_name = "NAME", requires = "tls_root")]
     tls_name: Option<String>,
-    /// The own certificate chain (PEM), if the controller asks for one
+    /// This endpoint's certificate chain (PEM), if the controller requires one
     #[arg(long, env = TLS_CERTIFICATE_VARIABLE, value_name = "FILE", requires_all = ["tls_root", "tls_key"])]
     tls_certificate: Option<PathBuf>,
-    /// The own certificate's private key (PEM)
+    /// The private key of this endpoint's certificate (PEM)
     #[arg(long, env = TLS_KEY_VARIABLE, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
 }

@@ -109,7 +109,7 @@ fn assert_shown(summary: &Value) {
     assert_eq!(latency[1]["paper_us"], 33.7);
     assert!(summary["stale_pointer"].as_str().is_some_and(|text| text.contains("refused")));
     assert!(
-        summary["stopped_server"].as_str().is_some_and(|text| text.contains("does not answer"))
+        summary["stopped_server"].as_str().is_some_and(|text| text.contains("does not respond"))
     );
     assert_eq!(summary["left_over"].as_array().map(Vec::len), Some(0));
 }
@@ -192,7 +192,7 @@ mod root {
             "UPDATE 34.2 us",
             "the counter is 1000, nothing lost or doubled",
             "without an error",
-            "does not answer; is it up, and does the switch know it?",
+            "does not respond; check that it is running and that the switch has its entries",
             "Left behind: nothing.",
         ] {
             assert!(text.contains(line), "{line:?} is missing in:\n{text}");

@@ -106,7 +106,7 @@ fn files_of_tls_that_a_controller_cannot_use_are_wrong_usage() {
     let trust = ["--tls-certificate", &empty, "--tls-key", &empty];
     let (code, said) = result_of(&call(&[&controller[..], &trust].concat()));
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("empty.pem holds no -----BEGIN CERTIFICATE-----"), "{said}");
+    assert!(said.contains("empty.pem contains no PEM block -----BEGIN CERTIFICATE-----"), "{said}");
 }
 
 #[test]
@@ -184,7 +184,7 @@ mod root {
             [&["unshare", "--net", BINARY, "memserver", "--interface", "lo"], &ENDPOINT[..]]
                 .concat();
         for (memory, expected, words) in
-            [("0", 2, "0 bytes for 1 shards"), ("1023G", 1, "ask for a smaller arena")]
+            [("0", 2, "0 bytes for 1 shards"), ("1023G", 1, "use a smaller arena")]
         {
             // No controller responds at the address: the memory is allocated before the join.
             let mut command = Command::new(memserver[0]);

@@ -84,7 +84,7 @@ pub enum OptionsError {
         error: std::io::Error,
     },
     /// Something is not said.
-    #[error("{what} is not given; set the option, or the variable {variable}")]
+    #[error("{what} is missing; set the option, or the variable {variable}")]
     Missing {
         /// What.
         what: &'static str,
@@ -97,7 +97,7 @@ pub enum OptionsError {
     )]
     NoTls,
     /// A variable's value is not what it should be.
-    #[error("the variable {variable} is wrong: {reason}")]
+    #[error("the variable {variable} is invalid: {reason}")]
     Value {
         /// The variable.
         variable: &'static str,

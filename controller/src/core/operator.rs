@@ -1,4 +1,4 @@
-//! Whose memory an operator means, and who is asked for it.
+//! Resolves the clients and memory servers in operators' requests.
 
 use std::ops::RangeInclusive;
 
@@ -6,50 +6,52 @@ use bluebridge_wire::{NodeId, Space};
 
 use super::{Core, Node, NodeRecord, Role};
 
-/// Some incarnations of a client's node.
+/// A range of incarnations of a client's node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Lives {
     /// The node.
     pub node: NodeId,
-    /// The first and the last of them.
+    /// The first and the last incarnation.
     pub incarnations: RangeInclusive<u32>,
 }
 
-/// Which client an operator names.
+/// The client that an operator names.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Named<'a> {
     /// By its name: all its incarnations.
     Name(&'a str),
-    /// One incarnation of a node, whose name may be forgotten.
+    /// One incarnation of a node, whose name may be unknown.
     One(NodeId, u32),
 }
 
-/// Why an operator's question cannot be asked; it is for the operator to mend.
+/// Why an operator's request cannot be executed; the operator can correct it.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum OperatorError {
     /// No memory server has the node id.
-    #[error("node {0} is no memory server of this rack")]
+    #[error("node {0} is not a memory server of this rack")]
     NoServer(u16),
-    /// The memory server is of another space.
+    /// The memory server belongs to another space.
     #[error("{server} serves space {theirs}, not space {asked}")]
     OtherSpace {
         /// The server's name.
         server: String,
         /// Its space.
         theirs: u16,
-        /// What was asked for.
+        /// The requested space.
         asked: u16,
     },
     /// No client of the space has, or had, the name.
-    #[error("no client {name} is known in space {space}; allocations show who they were made for")]
+    #[error(
+        "no client {name} is known in space {space}; `bluebridge list` shows the clients of allocations"
+    )]
     NoClient {
         /// The name.
         name: String,
         /// The space.
         space: u16,
     },
-    /// The client is there, and was never gone before.
-    #[error("{0} is a member and is heard, so nothing is left of it; end it first")]
+    /// The client is live in its first incarnation.
+    #[error("{0} is a live member, so there is nothing to free; end it first")]
     StillThere(String),
 }
 
@@ -82,7 +84,7 @@ impl Core {
                 let clients = self.nodes().map(|node| &node.record).filter(|record| {
                     record.role == Role::Client && record.space() == space && record.name == name
                 });
-                // Of several ids that had the name, the one that has it now.
+                // Of several ids that had the name, the present one.
                 let record = clients.min_by_key(|record| record.retired);
                 let record = record.ok_or_else(|| OperatorError::NoClient {
                     name: name.to_owned(),
@@ -94,7 +96,7 @@ impl Core {
         }
     }
 
-    /// Those of them that are over: the one that is a member and is heard is not.
+    /// The ended incarnations of them: a live one is excluded.
     ///
     /// # Errors
     /// [`OperatorError`].
@@ -111,7 +113,7 @@ impl Core {
         Ok(Lives { node, incarnations: first..=last })
     }
 
-    /// Whether an incarnation is a member whose heartbeats come.
+    /// Whether an incarnation is a member whose heartbeats arrive.
     #[must_use]
     pub fn is_heard(&self, id: NodeId, incarnation: u32) -> bool {
         self.node(id).is_some_and(|node| {
@@ -119,8 +121,8 @@ impl Core {
         })
     }
 
-    /// The client that an incarnation of a node was, if it is remembered: ids of clients are given to
-    /// others.
+    /// The name of the client with this incarnation of a node, if recorded: ids of clients are
+    /// reused.
     #[must_use]
     pub fn client(&self, id: NodeId, incarnation: u32) -> Option<&NodeRecord> {
         let record = &self.node(id)?.record;

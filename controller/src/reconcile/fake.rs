@@ -62,10 +62,8 @@ struct State {
     met: Met,
     rng: SmallRng,
     tried_after_fence: bool,
-    /// The delay of a reading.
+    /// The delay of the response to a reading.
     reading_delay: Duration,
-    /// Whether the request is delayed, and not the response.
-    reads_late: bool,
     /// Whether expired entries disappear from the tables.
     removes_ended: bool,
     ports: Ports,
@@ -121,7 +119,6 @@ impl FakeSwitch {
             rng: SmallRng::seed_from_u64(seed),
             tried_after_fence: false,
             reading_delay: Duration::ZERO,
-            reads_late: false,
             removes_ended: false,
             ports: Ports::Unlisted,
         };
@@ -150,11 +147,9 @@ impl FakeSwitch {
         self.state.lock().unwrap().capacity = entries;
     }
 
-    /// Makes readings slow: their contents are `delay` old when they arrive, or the tables are read
-    /// only after `delay` (`is_late`).
-    pub(super) fn set_reading_delay(&self, delay: Duration, is_late: bool) {
-        let mut state = self.state.lock().unwrap();
-        (state.reading_delay, state.reads_late) = (delay, is_late);
+    /// Makes readings slow: their contents are `delay` old when they arrive.
+    pub(super) fn set_reading_delay(&self, delay: Duration) {
+        self.state.lock().unwrap().reading_delay = delay;
     }
 
     /// Removes entries from the tables when they expire.
@@ -378,14 +373,7 @@ impl SwitchDriver for FakeDriver {
     async fn read(&mut self) -> Result<Installed, DriverError> {
         self.hang().await;
         self.check()?;
-        let (delay, is_late) = {
-            let state = self.switch.state.lock().unwrap();
-            (state.reading_delay, state.reads_late)
-        };
-        if is_late {
-            tokio::time::sleep(delay).await;
-        }
-        let tables = {
+        let (tables, delay) = {
             let mut state = self.switch.state.lock().unwrap();
             let chance = state.trouble.wipe;
             if state.rng.random_bool(chance) {
@@ -395,9 +383,9 @@ impl SwitchDriver for FakeDriver {
             if std::mem::take(&mut state.pushed_before_reading) {
                 state.push_another();
             }
-            state.read()
+            (state.read(), state.reading_delay)
         };
-        if !is_late && !delay.is_zero() {
+        if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
         Ok(Installed { tables, ..Installed::default() })

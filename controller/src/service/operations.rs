@@ -1,4 +1,4 @@
-//! What operators ask of memory servers, handed on through the calls that those hold open.
+//! Operators' requests to memory servers, passed on through the calls that these hold open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,22 +18,22 @@ use super::{certified_names, member_refused, parse_member, parse_node};
 use crate::core::{Core, Lives, Named, OperatorError, Role};
 use crate::shared::SharedState;
 
-/// How long a memory server may take to say who it is, and to answer.
+/// Time limit of a memory server's identification, and of a response.
 const GREETING: Duration = Duration::from_secs(3);
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
 
-/// Questions that are on their way to one memory server, and to all.
+/// Questions in flight to one memory server, and to all.
 const QUESTIONS_PER_SERVER: usize = 8;
 const QUESTIONS_MAX: usize = 32;
 
-/// The most allocations in an answer.
+/// The most allocations in a response.
 const ALLOCATIONS_MAX: u32 = 1024;
 
 /// The operators' API.
 #[derive(Debug)]
 pub(crate) struct Operators {
     shared: Arc<SharedState>,
-    /// The names of certificates whose holders may ask; of no use without certificates.
+    /// The certificate names of operators; not used without certificates.
     names: Vec<String>,
     links: Arc<Links>,
     places: Semaphore,
@@ -43,7 +43,7 @@ pub(crate) struct Operators {
 #[derive(Debug, Default)]
 struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
 
-/// One of them.
+/// One open call.
 #[derive(Debug)]
 struct Link {
     incarnation: u32,
@@ -52,7 +52,7 @@ struct Link {
     ended: Notify,
 }
 
-/// Who waits for answers.
+/// The receivers of answers.
 #[derive(Debug, Default)]
 struct Waiting {
     last_id: u64,
@@ -71,7 +71,7 @@ impl Link {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a question; the answer comes through what is returned. `None` if the server is busy or gone.
+    /// Sends a question; the answer arrives through the returned receiver. `None` if the server is busy or gone.
     fn ask(&self, question: Asked) -> Option<(u64, oneshot::Receiver<Said>)> {
         let (asker, answer) = oneshot::channel();
         let mut waiting = self.waiting();
@@ -86,7 +86,7 @@ impl Link {
         Some((id, answer))
     }
 
-    /// Passes an answer on; one that nobody waits for is dropped.
+    /// Passes an answer on; an answer without a receiver is dropped.
     fn answered(&self, answer: proto::AttendRequest) {
         let asker = self.waiting().askers.remove(&answer.id);
         if let Some((asker, body)) = asker.zip(answer.body) {
@@ -94,7 +94,7 @@ impl Link {
         }
     }
 
-    /// The server will answer nothing any more.
+    /// The server will send no more answers.
     fn end(&self) {
         let mut waiting = self.waiting();
         waiting.is_over = true;
@@ -109,7 +109,7 @@ impl Operators {
         Self { shared, names, links: Arc::default(), places }
     }
 
-    /// Whether the caller may ask, and a place for its question.
+    /// Checks that the caller is an operator, and reserves a place for its question.
     fn admit<T>(&self, request: &Request<T>) -> Result<SemaphorePermit<'_>, Status> {
         check_operator(certified_names(request).as_deref(), &self.names).inspect_err(|status| {
             SharedState::count(&self.shared.counts.refused);
@@ -117,12 +117,14 @@ impl Operators {
         })?;
         self.places.try_acquire().map_err(|_| {
             SharedState::count(&self.shared.counts.refused);
-            let words = format!("{QUESTIONS_MAX} questions at once are the most; try again");
+            let words = format!(
+                "the limit of {QUESTIONS_MAX} simultaneous questions is reached; try again"
+            );
             Status::resource_exhausted(words)
         })
     }
 
-    /// Asks a memory server and waits for its answer.
+    /// Sends a question to a memory server and waits for its answer.
     async fn ask(&self, server: u32, space: u32, question: Asked) -> Result<Said, Status> {
         let server = parse_node(server).map_err(Status::invalid_argument)?;
         let space = parse_space(space)?;
@@ -132,7 +134,7 @@ impl Operators {
         let record = record.await.map_err(|error| not_asked(&error))?;
         let silent = |why: &str| {
             let name = &record.name;
-            Status::deadline_exceeded(format!("the memory server {name} does not answer: {why}"))
+            Status::deadline_exceeded(format!("the memory server {name} does not respond: {why}"))
         };
         if !record.attached {
             return Err(silent("it left"));
@@ -140,19 +142,19 @@ impl Operators {
         let link = self.links.lock().get(&server).cloned();
         let link = link.filter(|link| link.incarnation == record.incarnation);
         let link = link.ok_or_else(|| silent("it has no connection to the controller"))?;
-        let (id, answer) = link.ask(question).ok_or_else(|| silent("it has too much to do"))?;
+        let (id, answer) = link.ask(question).ok_or_else(|| silent("it is overloaded"))?;
         match timeout(ANSWER_WAIT, answer).await {
             Ok(Ok(Said::Failure(words))) => Err(silent(&words)),
             Ok(Ok(said)) => Ok(said),
             Ok(Err(_)) => Err(silent("it was lost")),
             Err(_) => {
                 link.waiting().askers.remove(&id);
-                Err(silent("no answer in time"))
+                Err(silent("no response in time"))
             }
         }
     }
 
-    /// The incarnations that a request names; `None` for anybody.
+    /// The incarnations that a request names; `None` for all.
     async fn lives(
         &self,
         client: Option<proto::Client>,
@@ -183,9 +185,13 @@ impl Operations for Operators {
     ) -> Result<Response<Self::AttendStream>, Status> {
         let mut said = request.into_inner();
         let first = timeout(GREETING, said.message()).await;
-        let first = first.map_err(|_| Status::invalid_argument("say who you are, at once"))??;
+        let first = first.map_err(|_| {
+            Status::invalid_argument("the first message must identify the memory server, at once")
+        })??;
         let Some(Said::Member(member)) = first.and_then(|first| first.body) else {
-            return Err(Status::invalid_argument("say who you are first"));
+            return Err(Status::invalid_argument(
+                "the first message must identify the memory server",
+            ));
         };
         let who = parse_member(member.node, member.incarnation, &member.token)
             .map_err(Status::invalid_argument)?;
@@ -194,13 +200,13 @@ impl Operations for Operators {
             Ok(core.node(who.node).is_some_and(|node| node.record.role == Role::Memory))
         });
         if !is_memory.await.map_err(|error| member_refused(&error))? {
-            return Err(Status::invalid_argument("only memory servers are asked questions"));
+            return Err(Status::invalid_argument("only memory servers may call Attend"));
         }
         let (questions, outgoing) = mpsc::channel(QUESTIONS_PER_SERVER);
         let incarnation = who.incarnation;
         let (waiting, ended) = (Mutex::default(), Notify::new());
         let link = Arc::new(Link { incarnation, questions, waiting, ended });
-        // A call before this one, of a connection that was lost, ends with its link.
+        // An earlier call, of a lost connection, ends with its link.
         if let Some(former) = self.links.lock().insert(who.node, Arc::clone(&link)) {
             former.end();
         }
@@ -231,7 +237,7 @@ impl Operations for Operators {
         let proto::AllocationsRequest { server, space, from_page, limit, client } =
             request.into_inner();
         if !(1..=ALLOCATIONS_MAX).contains(&limit) {
-            return Err(Status::invalid_argument("the limit is 1 to 1024 allocations"));
+            return Err(Status::invalid_argument("the limit must be 1 to 1024 allocations"));
         }
         let creators = self.lives(client, space, Core::lives).await?;
         let question = proto::SurveyQuestion { space, from_page, limit, creators, frees: false };
@@ -281,19 +287,19 @@ impl Operations for Operators {
     }
 }
 
-/// Where certificates are asked for, operators have one with a name that the controller was told.
+/// If certificates are required, operators need one with a configured name (--operator).
 fn check_operator(certified: Option<&[String]>, operators: &[String]) -> Result<(), Status> {
     let is_one = |certified: &[String]| certified.iter().any(|name| operators.contains(name));
     if certified.is_none_or(is_one) {
         return Ok(());
     }
     Err(Status::permission_denied(
-        "the caller's certificate is not an operator's; its DNS name must be one that the controller \
+        "the caller's certificate is not an operator's; its DNS name must be one of the names that the controller \
          was started with (--operator)",
     ))
 }
 
-/// Says which client an allocation was made for.
+/// Adds the name of the client of an allocation.
 fn name(core: &Core, allocation: &mut proto::Allocation) {
     let Ok(node) = parse_node(allocation.client_node) else { return };
     let client = core.client(node, allocation.client_incarnation);
@@ -303,7 +309,7 @@ fn name(core: &Core, allocation: &mut proto::Allocation) {
 
 fn parse_space(number: u32) -> Result<Space, Status> {
     let space = u16::try_from(number).map(Space);
-    space.map_err(|_| Status::invalid_argument("a space has 16 bits"))
+    space.map_err(|_| Status::invalid_argument("a space must fit 16 bits"))
 }
 
 fn not_asked(error: &OperatorError) -> Status {
@@ -317,7 +323,7 @@ fn not_asked(error: &OperatorError) -> Status {
 }
 
 fn confused() -> Status {
-    Status::internal("the memory server answered something else; compare the versions")
+    Status::internal("the memory server sent an unexpected answer; compare the versions")
 }
 
 #[cfg(test)]

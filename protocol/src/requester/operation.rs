@@ -306,7 +306,7 @@ pub enum StartError {
     #[error("the length is zero, or the range crosses a line; split it")]
     Length,
     /// The node is no single endpoint.
-    #[error("{0} is no node that memory can be on")]
+    #[error("{0} cannot be a memory node")]
     Node(NodeId),
     /// All server slots are taken by servers with operations under way.
     #[error("too many servers at once; finish operations first, or configure more")]

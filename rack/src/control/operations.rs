@@ -1,4 +1,4 @@
-//! What operators ask of memory servers, through the controller.
+//! Operators' requests to memory servers, through the controller.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use proto::operations_client::OperationsClient;
 
 use super::{Contact, ControlError, Peer, ask_within};
 
-/// The most allocations in one answer.
+/// The most allocations in one response.
 pub const ALLOCATIONS_MAX: u32 = 1024;
 
 /// Some allocations of a space on a memory server.
@@ -28,7 +28,7 @@ pub fn allocations(
 /// Frees some allocations of a space on a memory server.
 ///
 /// # Errors
-/// [`ControlError`]; if there was no answer, some may be freed.
+/// [`ControlError`]; without a response, some may be freed.
 pub fn purge(
     controller: &Contact,
     request: proto::PurgeRequest,
@@ -40,7 +40,7 @@ pub fn purge(
     })
 }
 
-/// How full a memory server is, and what it refused and dropped.
+/// A memory server's usage, and what it refused and dropped.
 ///
 /// # Errors
 /// [`ControlError`].

@@ -19,7 +19,7 @@ pub const FABRIC: Ipv6Net =
 /// The only neighbour of a host on the fabric, whatever pointers it uses.
 pub const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// The gateway's Ethernet address, which the switch takes frames for.
+/// The gateway's Ethernet address; the switch accepts frames for it.
 pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 
 /// The routing table that delivers arriving fabric traffic locally.

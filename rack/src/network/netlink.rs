@@ -38,7 +38,7 @@ pub struct LinkEnd<'a> {
     pub index: u32,
     /// The interface's address.
     pub mac: MacAddr,
-    /// The namespace it lives in.
+    /// Its namespace.
     pub namespace: BorrowedFd<'a>,
 }
 
@@ -51,9 +51,9 @@ pub struct LinkStatus {
     pub name: String,
     /// Largest IP packet in bytes.
     pub mtu: u32,
-    /// Its address, when it has a 6-byte one.
+    /// Its address, if it has a 6-byte one.
     pub mac: Option<MacAddr>,
-    /// Whether it is set up, whatever its peer is.
+    /// Whether it is set up, independent of its peer.
     pub enabled: bool,
     /// Whether it and its peer are up and packets pass (RFC 2863, ifOperStatus).
     pub running: bool,
@@ -66,9 +66,9 @@ pub struct Neighbour {
     pub interface: u32,
     /// The neighbour.
     pub address: Ipv6Addr,
-    /// Its Ethernet address, if it is known.
+    /// Its Ethernet address, if known.
     pub mac: Option<MacAddr>,
-    /// Whether the entry is permanent (set by us, never aged).
+    /// Whether the entry is permanent (set by an administrator, never aged).
     pub permanent: bool,
 }
 

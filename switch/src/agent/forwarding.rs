@@ -94,7 +94,7 @@ impl AgentState {
     }
 
     fn commit(&mut self, config: v1::ForwardingPipelineConfig) -> Result<(), Refusal> {
-        // Without a cookie of the controller's, the declaration's marks that there is a pipeline.
+        // Without a cookie from the controller, the declaration's cookie shows that there is a pipeline.
         let cookie = config.cookie.as_ref().map_or_else(cookie, |given| given.cookie);
         self.clear(cookie)?;
         tracing::info!(cookie, "a controller set the pipeline, which emptied the tables");

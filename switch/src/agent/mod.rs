@@ -222,7 +222,7 @@ async fn serve(
     let _ = stop.send(());
     let goodbye = Status::unavailable("the switch agent is shutting down");
     let _ = executor.run(move |state| state.arbitration.close_all(&goodbye)).await;
-    // Connections that do not end in time are dropped with the server.
+    // Connections that do not end in time are closed with the server.
     match tokio::time::timeout(DRAIN, server).await {
         Ok(ended) => Ok(ended?),
         Err(_) => Ok(()),

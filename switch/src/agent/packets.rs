@@ -23,7 +23,7 @@ pub(super) const PACKET_INS_AT_ONCE: usize = 256;
 const IDLE_AT_ONCE: usize = 256;
 
 impl AgentState {
-    /// A message on a stream; an error ends the stream.
+    /// Handles a message on a stream; an error ends the stream.
     pub(super) fn asked(
         &mut self,
         stream: StreamId,

@@ -120,7 +120,7 @@ fn in_use(what: &str) -> Refusal {
 }
 
 impl AgentState {
-    /// The action that an entry's action field stands for, and what it names.
+    /// The action that an entry's action field stands for, and the member or group that it names.
     pub(super) fn resolve(
         &mut self,
         spec: ActionSpec,

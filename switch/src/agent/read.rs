@@ -25,7 +25,7 @@ struct Volatile {
 }
 
 impl AgentState {
-    /// Every entity that a request asks for, as messages of bounded size.
+    /// All entities that a request selects, as messages of bounded size.
     pub(super) fn read(
         &mut self,
         request: &v1::ReadRequest,

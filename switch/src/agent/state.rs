@@ -16,9 +16,9 @@ use super::profile::Profile;
 use super::refusal::Refusal;
 use crate::dataplane::{DataPlane, PlaneError, Table};
 
-/// The agent's state. What the data plane holds is read back from it at the start; what only the
-/// agent knows (election ids, members and groups of the action profile, replica instances) is
-/// forgotten with it.
+/// The agent's state. The contents of the data plane are read back at the start; state of the
+/// agent alone (election ids, members and groups of the action profile, replica instances) is
+/// lost when it ends.
 pub(super) struct AgentState {
     pub(super) plane: Box<dyn DataPlane>,
     pub(super) arbitration: Arbitration,
@@ -39,7 +39,7 @@ pub(super) struct AgentState {
 }
 
 impl AgentState {
-    /// The state that fits what the data plane holds.
+    /// The state for the present contents of the data plane.
     pub(super) fn new(device_id: u64, plane: Box<dyn DataPlane>) -> Result<Self, Refusal> {
         let mut state = Self {
             plane,

@@ -19,7 +19,7 @@ use super::state::{AgentState, counter};
 use crate::dataplane::{Table, TableError};
 
 impl AgentState {
-    /// Does a batch, update by update, in order; what fails does not stop the rest.
+    /// Executes a batch, update by update, in order; a failed update does not stop the rest.
     pub(super) fn write(&mut self, request: &v1::WriteRequest) -> Result<(), Status> {
         self.check_write(request)?;
         let results: Vec<_> = request.updates.iter().map(|update| self.update(update)).collect();

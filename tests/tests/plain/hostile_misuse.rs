@@ -309,14 +309,18 @@ fn nodes_that_are_not_there_are_told_within_the_deadline() {
         let error = result.expect_err("nobody is there");
         let node = if at == 5 { NodeId::ANY } else { NodeId(77) };
         assert!(matches!(error, Error::Unreachable { node: asked } if asked == node), "{error:?}");
-        assert_told(&error, Fault::Network, "is it up, and does the switch know it?");
+        assert_told(
+            &error,
+            Fault::Network,
+            "check that it is running and that the switch has its entries",
+        );
     }
     let mut config = EndpointConfig::new(SPACE, NodeId(1002), 1);
     config.placement = Placement::TwoChoices;
     let mut lost = Client::open(config, bench.rack.attach(SPACE, 1002));
     let error = lost.create(1).expect_err("none is known");
     assert!(matches!(error, Error::NoMemoryNode), "{error:?}");
-    assert_told(&error, Fault::Controller, "is one joined to the space?");
+    assert_told(&error, Fault::Controller, "check that a memory server has joined the space");
     bench.client.set_deadline(Duration::from_secs(5));
     bench.assert_nothing_changed();
 }
@@ -328,7 +332,7 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
     for node in [NodeId::ANY, NodeId::ALL] {
         let error = bench.client.write(Pointer { node, ..base }, &[1]).expect_err("no one node");
         assert!(matches!(error, Error::WrongNode { node: told } if told == node), "{error:?}");
-        assert_told(&error, Fault::You, "no node that memory can be on");
+        assert_told(&error, Fault::You, "cannot be a memory node");
     }
     let foreign = Pointer { space: OTHER_SPACE, ..base };
     let error = bench.client.write(foreign, &[1]).expect_err("another space's");

@@ -228,7 +228,7 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
     let mut byte = [0];
     let away = |error: Error| {
         assert!(matches!(error, Error::Unreachable { node } if node == left), "{error:?}");
-        assert!(error.to_string().contains(&format!("node {left} does not answer")), "{error}");
+        assert!(error.to_string().contains(&format!("node {left} does not respond")), "{error}");
     };
     away(client.read(region.base(), &mut byte).expect_err("it left"));
     away(client.stat(left).map(|_| ()).expect_err("it left"));

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{command::Failure, setup};
 
-/// Programs of packages that every Debian has (coreutils, dash, mount, util-linux).
+/// Programs of packages on every Debian (coreutils, dash, mount, util-linux).
 const BASE: [&str; 10] =
     ["cat", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep", "umount", "unshare"];
 

@@ -43,7 +43,7 @@ pub(in crate::command) enum Question {
     Watch(Watch),
 }
 
-/// Which controller.
+/// Selects the controller.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Controller")]
 pub(in crate::command) struct Asked {
@@ -77,7 +77,7 @@ pub(in crate::command) fn run(question: Question, global: Global) -> anyhow::Res
 }
 
 impl Asked {
-    /// The controller; the process moves to where it is.
+    /// The controller; the process moves to its namespace.
     pub(in crate::command) fn reach(&self) -> anyhow::Result<Contact> {
         let address = match (self.controller, &self.rack) {
             (Some(address), _) => address,

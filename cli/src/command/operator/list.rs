@@ -1,4 +1,4 @@
-//! `bluebridge list`: what is allocated.
+//! `bluebridge list`: lists allocations.
 
 use std::net::Ipv6Addr;
 
@@ -13,26 +13,26 @@ use crate::command::Global;
 use crate::exit::Exit;
 use crate::output;
 
-/// List a space's allocations, server by server, as the controller's operators may.
+/// List a space's allocations, server by server; only for operators of the controller.
 #[derive(Debug, Args)]
 pub(in crate::command) struct List {
     /// One memory server, by name or id
     node: Option<String>,
-    /// Only what was allocated by this client: its name, or a node id and an incarnation as listed
+    /// Only allocations of this client: its name, or a node id and an incarnation as listed
     #[arg(long, value_name = "CLIENT")]
     client: Option<ClientName>,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// An allocation, as it is printed.
+/// An allocation, as printed.
 #[derive(Debug, Serialize)]
 struct Listed {
     node: String,
     node_id: u16,
     pointer: String,
     bytes: u64,
-    /// The client that allocated it; null if the controller does not know its name any more.
+    /// The client that allocated it; null if the controller has no record of its name.
     client: Option<String>,
     client_id: u32,
     client_incarnation: u32,
@@ -70,12 +70,12 @@ impl Listed {
     }
 }
 
-/// What the columns of [`Listed::line`] are.
+/// The column names of [`Listed::line`].
 fn heading() -> String {
     format!("{:<8}  {:<32}  {:>12}  {:<24}  state", "node", "pointer", "bytes", "client")
 }
 
-/// Prints a list of any length as it comes.
+/// Prints a list of any length while it arrives.
 struct Printer {
     json: bool,
     is_first: bool,
@@ -120,7 +120,7 @@ pub(in crate::command) fn run(options: List, global: Global) -> anyhow::Result<E
                     for allocation in &answer.allocations {
                         printer.print(&Listed::of(server, allocation))?;
                     }
-                    // One that leads back would never end.
+                    // A position that goes back would never end.
                     next = answer.next_page.filter(|next| *next > from_page);
                 }
                 Err(error) => {

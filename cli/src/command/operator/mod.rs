@@ -1,7 +1,7 @@
-//! The commands that look into memory servers and free what is left there, one file each.
+//! The commands that inspect memory servers and free memory there, one file each.
 //!
-//! They ask the controller, which asks the servers; so they need no endpoint of the fabric, and disturb
-//! no program that is one.
+//! They query the controller, which queries the servers. They therefore need no endpoint of the fabric, and
+//! do not disturb a program that is one.
 
 pub(super) mod list;
 pub(super) mod purge;
@@ -20,34 +20,34 @@ use super::controller::ask::Asked;
 use super::member::Deadline;
 use crate::exit::UsageError;
 
-/// Which memory servers.
+/// Selects the memory servers.
 #[derive(Clone, Debug, Args)]
 struct Servers {
     /// The space (tenant)
     #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     space: u16,
-    /// How long each answer may take, such as 500ms or 5s
+    /// Time limit of each response, such as 500ms or 5s
     #[arg(long, value_name = "TIME", default_value = "5s")]
     deadline: Deadline,
     #[command(flatten)]
     asked: Asked,
 }
 
-/// A memory server as the controller knows it.
+/// A memory server in the controller's view.
 #[derive(Clone, Debug)]
 struct Server {
     name: String,
     id: u16,
 }
 
-/// The memory servers that were chosen, and the way to them.
+/// The selected memory servers, and the connection to them.
 struct Chosen {
     controller: Contact,
     servers: Vec<Server>,
 }
 
 impl Servers {
-    /// The servers of the space, or the one of them with a name or id.
+    /// The servers of the space, or the one with a name or id.
     fn choose(&self, node: Option<&str>) -> anyhow::Result<Chosen> {
         let controller = self.asked.reach()?;
         let report = ControllerReport::of(&controller_state(&controller, false)?);
@@ -56,7 +56,7 @@ impl Servers {
         });
         let mut servers: Vec<_> =
             members.map(|member| Server { name: member.name, id: member.id }).collect();
-        // Ids are given in the order of joining.
+        // Ids follow the order of joining.
         servers.sort_by(|one, other| one.name.cmp(&other.name));
         if let Some(node) = node {
             servers = vec![pick(servers, node)?];
@@ -74,7 +74,7 @@ fn pick(servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
     })
 }
 
-/// A client as the command line names it: by its name, or by a node id and an incarnation.
+/// A client on the command line: its name, or a node id and an incarnation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct ClientName(proto::Client);
 
@@ -85,7 +85,7 @@ impl FromStr for ClientName {
         if let Some((node, incarnation)) = text.split_once(':') {
             let numbers = node.parse::<u16>().ok().zip(incarnation.parse::<u32>().ok());
             let (node, incarnation) = numbers.ok_or_else(|| {
-                format!("{text:?} is no node id with an incarnation, such as 65534:7")
+                format!("{text:?} is not a node id with an incarnation, such as 65534:7")
             })?;
             let node = node.into();
             return Ok(Self(proto::Client { name: String::new(), node, incarnation }));
@@ -93,16 +93,16 @@ impl FromStr for ClientName {
         if bluebridge_northbound::is_name(text) {
             return Ok(Self(proto::Client { name: text.to_owned(), ..proto::Client::default() }));
         }
-        Err(format!("{text:?} is no name of an endpoint, and no node id with an incarnation"))
+        Err(format!("{text:?} is neither a name of an endpoint nor a node id with an incarnation"))
     }
 }
 
-/// The first of several failures is the command's; the others are told when they happen.
+/// The first of several failures determines the exit code; the others are printed when they occur.
 #[derive(Debug, Default)]
 struct Failures(Option<ControlError>);
 
 impl Failures {
-    /// Keeps the first, and says of another that it happened.
+    /// Keeps the first failure, and prints any other.
     fn add(&mut self, error: ControlError) {
         match &self.0 {
             None => self.0 = Some(error),

@@ -1,4 +1,4 @@
-//! `bluebridge purge`: memory freed that nobody will free.
+//! `bluebridge purge`: frees memory that no client will free.
 
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::operations::purge;
@@ -10,35 +10,35 @@ use crate::command::Global;
 use crate::exit::Exit;
 use crate::output;
 
-/// Free all memory of a space, or what a client left that is gone, as the controller's operators may.
+/// Free all memory of a space, or the memory of a client that has ended; only for operators of the controller.
 ///
-/// Pointers to it are refused from then on. What is leased at the moment stays, and so does what is not
-/// confirmed yet; then the command says so and ends with 1.
+/// Pointers to it are refused from then on. Leased allocations and provisional ones stay;
+/// the command then says so and ends with 1.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Purge {
     #[command(flatten)]
     what: What,
-    /// On this memory server only, by name or id
+    /// Only on this memory server, by name or id
     #[arg(long, value_name = "NODE")]
     on: Option<String>,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// What is freed.
+/// What to free.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct What {
-    /// All memory of the space, whoever uses it
+    /// All memory of the space, even if it is in use
     #[arg(long)]
     all: bool,
-    /// What this client allocated in its lives that are over: its name, or a node id and an incarnation as
-    /// `list` shows them. A client that is not heard counts as gone
+    /// The allocations of this client's ended incarnations: its name, or a node id and an incarnation as
+    /// `list` shows them. A client without heartbeats counts as ended
     #[arg(long, value_name = "CLIENT")]
     left_by: Option<ClientName>,
 }
 
-/// What happened on one server.
+/// The result on one server.
 #[derive(Debug, Default)]
 struct Outcome {
     freed_count: u64,
@@ -68,7 +68,9 @@ impl Outcome {
         let mut line =
             format!("{}: freed {freed_count} allocations, {freed_pages} pages", server.name);
         if *busy_count > 0 {
-            line += &format!("; {busy_count} stay, leased or not confirmed: try again later");
+            line += &format!(
+                "; {busy_count} stay because they are leased or not confirmed; try again later"
+            );
         }
         if *refused_count > 0 {
             line += &format!("; {refused_count} stay: {refusal}");
@@ -95,7 +97,7 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
             match purge(&chosen.controller, request, servers.deadline.0) {
                 Ok(answer) => {
                     outcome.add(&answer);
-                    // One that leads back would never end.
+                    // A position that goes back would never end.
                     next = answer.next_page.filter(|next| *next > from_page);
                 }
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! `bluebridge stat`: how full the memory servers are, and what they refused.
+//! `bluebridge stat`: the usage of memory servers, and their refusals.
 
 use bluebridge_northbound::proto::{StatisticsRequest, StatisticsResponse};
 use bluebridge_rack::control::ControlError;
@@ -12,7 +12,7 @@ use crate::command::Global;
 use crate::exit::Exit;
 use crate::output;
 
-/// Ask memory servers how full they are, through the controller.
+/// Show the usage of memory servers, as reported through the controller.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Stat {
     /// One memory server, by name or id
@@ -21,7 +21,7 @@ pub(in crate::command) struct Stat {
     /// Every memory server of the space (the default)
     #[arg(long)]
     all: bool,
-    /// Also what they refused and dropped since they started, and how often
+    /// Also show what they refused and dropped since they started, with counts
     #[arg(long)]
     refusals: bool,
     #[command(flatten)]
@@ -129,7 +129,7 @@ fn row(server: &Server, answer: &Answer) -> Vec<String> {
     row
 }
 
-/// Pages in the largest unit of which there is at least one.
+/// Pages in the largest unit that gives at least 1.
 fn size(pages: u64) -> String {
     let bytes = pages as f64 * PAGE_BYTES as f64;
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB")];
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_in_a_unit_that_can_be_read() {
+    fn sizes_have_a_readable_unit() {
         assert_eq!(size(0), "0 KiB");
         assert_eq!(size(1), "4 KiB");
         assert_eq!(size(256), "1 MiB");

@@ -59,8 +59,8 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
         let was = match was {
             Stopped::AlreadyGone => "it was not running",
-            Stopped::Killed => "it did not end when asked, and was killed first",
-            Stopped::Terminated => "it was ended in good order first",
+            Stopped::Killed => "it did not end at SIGTERM and was killed first",
+            Stopped::Terminated => "it ended normally first",
         };
         output::text(&format!("{name} runs again{pid}; {was}"))?;
     }

@@ -1,4 +1,4 @@
-//! The sessions in the chapter of operations, run as they are written, compared with what stands there.
+//! The sessions in docs/operations.md, run as written; their output is compared with the chapter.
 //!
 //! Of two lines alike, numbers, addresses and the widths of columns may differ.
 
@@ -11,7 +11,7 @@ const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md")
 
 /// The sections with sessions that belong together: the first one makes the rack that the others use.
 const SECTIONS: [&str; 3] =
-    ["A rack on one machine", "Memory from the command line", "Looking into the switch"];
+    ["A rack on one machine", "Memory from the command line", "Inspecting the switch"];
 
 /// How a line of the book says that lines are left out.
 const LEFT_OUT: &str = "..";

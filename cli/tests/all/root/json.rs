@@ -15,7 +15,7 @@ fn documents(text: &str, of: &str) -> Vec<Value> {
     documents.unwrap_or_else(|error| panic!("{of}: {error}: {text}"))
 }
 
-/// The commands of the chapter without `--json`, and what it says that they print.
+/// The commands of the chapter without `--json`, and their documented output.
 fn examples() -> Vec<(Vec<String>, Vec<Value>)> {
     let book = std::fs::read_to_string(BOOK).expect("the chapter is there");
     let sections = book.split("\n### `bluebridge ").skip(1);
@@ -52,7 +52,7 @@ fn differs(real: &Value, example: &Value, at: &str) -> Option<String> {
 }
 
 #[test]
-fn commands_print_what_the_book_shows() {
+fn commands_print_the_documented_json() {
     let rack = TestRack::up("cmd-json", &["--memory", "16M"]);
     let mut pointer = String::new();
     let examples = examples();

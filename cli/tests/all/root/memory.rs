@@ -9,7 +9,7 @@ use bluebridge_testkit::{Scratch, own, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A rack made by the binary, taken down when dropped.
+/// A rack built by the binary, taken down when dropped.
 pub(super) struct TestRack {
     scratch: Scratch,
     pub(super) name: String,
@@ -120,7 +120,7 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
     assert_eq!(rack.failure(&named(&["kill", "s3"])).0, Some(2));
 }
 
-/// The status of a rack in which something is wrong: the sentences that say what.
+/// The problems of an unhealthy rack.
 fn problems(rack: &TestRack) -> Vec<String> {
     let output = rack.call(&["rack", "status", "--json"]);
     let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -138,7 +138,7 @@ fn signal(pid: &Value, signal: Signal) {
 
 /// The problem is visible from the signal on, even before heartbeats are missing.
 #[test]
-fn the_status_says_what_is_wrong() {
+fn the_status_names_problems() {
     let rack = TestRack::up("cmd-wrong", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
     let status = rack.json(&["rack", "status"]);
     let daemons = status["daemons"].as_array().expect("rows");
@@ -588,15 +588,15 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     let lonely = [&["ping", "s1", "--deadline", "300ms"], &lonely[..]].concat();
     fails(&lonely, 4, "controller");
     // The deadline also applies to the join.
-    fails(&["ping", "77", "--deadline", "2s"], 4, "does not answer");
+    fails(&["ping", "77", "--deadline", "2s"], 4, "does not respond");
 
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let daemons = status["daemons"].as_array().expect("rows");
     let server = daemons.iter().find(|it| it["name"] == "memserver-s2").expect("there");
     let pid = server["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     kill_process(pid.and_then(Pid::from_raw).expect("a pid"), Signal::KILL).expect("killed");
-    fails(&["ping", "s2", "--deadline", "2s"], 4, "does not answer");
-    fails(&["stat", "--deadline", "2s"], 4, "does not answer");
+    fails(&["ping", "s2", "--deadline", "2s"], 4, "does not respond");
+    fails(&["stat", "--deadline", "2s"], 4, "does not respond");
     assert_eq!(rack.call(&["rack", "status", "--name", &rack.name]).status.code(), Some(1));
 }
 
@@ -702,7 +702,7 @@ fn certificate(scratch: &Scratch) -> [PathBuf; 3] {
     })
 }
 
-/// Starts another controller in the rack on another port, at the same switch.
+/// Starts another controller in the rack on another port, for the same switch.
 fn secure_controller(rack: &TestRack, certificate: &Path, key: &Path) -> std::process::Child {
     let mut command = rack.command(&["rack", "exec", "--name", &rack.name, "switch", "--"]);
     command.arg(env!("CARGO_BIN_EXE_bluebridge")).args(["controller", "--listen", "[::]:7701"]);

@@ -93,7 +93,7 @@ fn lasting(millis: u64) -> UpdateOptions {
 fn assert_lost(result: Result<(), Error>, expected: LeaseEnd) {
     let error = result.expect_err("the lease is over");
     assert!(matches!(error, Error::LeaseLost { how, .. } if how == expected), "{error:?}");
-    assert_told(&error, Fault::You, "update again, with the contents as they are then");
+    assert_told(&error, Fault::You, "update again with the present contents");
 }
 
 #[track_caller]
