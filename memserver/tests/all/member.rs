@@ -159,7 +159,7 @@ impl Operator<'_> {
         let id = self.last_id;
         eventually("the call of the server", || {
             serve_once(member).expect("it serves");
-            self.controller.ask(id, question.clone())
+            self.controller.ask(id, question)
         });
         let mut answer = None;
         eventually("the answer", || {
