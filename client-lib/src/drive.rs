@@ -8,7 +8,7 @@ use bluebridge_protocol::{
     Instant,
     requester::{Buffers, Requester, SealedRequest, StartError},
 };
-use bluebridge_transport::{Outgoing, Timestamp, Transport, Wait};
+use bluebridge_transport::{Outgoing, Timestamp, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
 use crate::{
@@ -203,10 +203,14 @@ impl<T: Transport> Driver<T> {
                     sent += count;
                     busy_since = None;
                 }
-                Err(bluebridge_transport::TransmitError::Socket(error)) => {
+                Err(TransmitError::Socket(error)) => {
                     return Err(self.carrier_failed(Arc::new(error)));
                 }
-                Err(error) => {
+                Err(
+                    error @ (TransmitError::Refused { .. }
+                    | TransmitError::TooLarge { .. }
+                    | TransmitError::Unreachable { .. }),
+                ) => {
                     self.refusal = Some(Arc::new(error));
                     let same = batch.iter().skip(sent);
                     let same = same.take_while(|other| other.origin == next.origin).count();

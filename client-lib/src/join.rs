@@ -282,6 +282,8 @@ fn interface(name: &str) -> Result<Interface, JoinError> {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
     use super::*;
 
     #[test]
@@ -295,13 +297,50 @@ mod tests {
         for controller in ["http://[::1]:1", "[::1]:1"] {
             let mut options = JoinOptions::named("lonely").interface("lo").switch_port(1);
             options.service = ServiceStart::OnNeed;
-            options.membership.join_deadline = core::time::Duration::from_millis(200);
+            options.membership.join_deadline = Duration::from_millis(200);
             let error = Client::join(controller, options).map(|_| ()).expect_err("nobody listens");
             assert!(
                 matches!(&error, JoinError::Membership(MembershipError::Unreachable { .. })),
                 "{error}"
             );
+            let mut cause: &(dyn std::error::Error + 'static) = &error;
+            while let Some(inner) = cause.source() {
+                cause = inner;
+            }
+            let refused = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+            assert_eq!(
+                refused,
+                Some(io::ErrorKind::ConnectionRefused),
+                "what the system said: {cause:?}"
+            );
         }
+    }
+
+    #[test]
+    fn a_client_can_wait_for_its_controller() {
+        let listener = std::net::TcpListener::bind("[::1]:0").expect("a port of loopback");
+        let address = listener.local_addr().expect("it is bound");
+        drop(listener);
+        let mut options = JoinOptions::named("patient").interface("lo").switch_port(1);
+        options = options.wait_for_controller();
+        options.service = ServiceStart::OnNeed;
+        options.membership.join_deadline = Duration::from_millis(100);
+        let joining = std::thread::spawn(move || {
+            Client::join(&address.to_string(), options).map(|_| ()).expect_err("no gRPC is there")
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!joining.is_finished(), "it waits for longer than its deadline");
+        // Something that listens, and closes each connection at once, is no controller that is away.
+        let listener = std::net::TcpListener::bind(address).expect("nobody else took the port");
+        listener.set_nonblocking(true).expect("a socket");
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while !joining.is_finished() {
+            assert!(std::time::Instant::now() < until, "it waits for ever");
+            drop(listener.accept());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = joining.join().expect("it did not panic");
+        assert!(matches!(error, JoinError::Membership(_)), "{error}");
     }
 
     #[test]

@@ -71,7 +71,8 @@ pub use bluebridge_transport::{
     udp::{UdpConfig, UdpTransport},
 };
 pub use bluebridge_wire::{
-    ArenaGeneration, LeaseEnd, NodeId, Pointer, PointerError, Region, Space, Status, Usage,
+    ArenaGeneration, LeaseEnd, Location, NodeId, Pointer, PointerError, Region, Space, Status, Tag,
+    Usage,
 };
 pub use client::Client;
 pub use config::{EndpointConfig, MemoryNode};
@@ -93,7 +94,7 @@ pub mod membership {
     #[cfg(feature = "tls")]
     pub use bluebridge_northbound::{Certificate, ClientTlsConfig, Identity};
     pub use bluebridge_northbound::{
-        Connection, MembershipError, MemoryNodeStatus, Options, Snapshot,
+        Connection, ConnectionError, MembershipError, MemoryNodeStatus, Options, Snapshot,
     };
 }
 

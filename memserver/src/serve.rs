@@ -395,7 +395,11 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 }
                 Err(error @ TransmitError::Socket(_)) => return Err(ServeError::Transmit(error)),
                 // The asker cannot be reached, or its piece size is a lie: its loss.
-                Err(_) => {
+                Err(
+                    TransmitError::Refused { .. }
+                    | TransmitError::TooLarge { .. }
+                    | TransmitError::Unreachable { .. },
+                ) => {
                     self.responder.release(1);
                     statistics.add_unsent(1);
                 }

@@ -1,6 +1,9 @@
 //! Errors of a membership.
 
 use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
 
 use tonic::{Code, Status, TimeoutExpired};
 
@@ -23,6 +26,9 @@ pub enum MembershipError {
         uri: String,
         /// The last failure.
         reason: String,
+        /// The connection's own error, if it was that.
+        #[source]
+        source: Option<ConnectionError>,
     },
     /// The controller accepted the connection and closed it without a response: it has just ended, or it
     /// does not accept this endpoint, and its alert with the reason was lost.
@@ -32,6 +38,9 @@ pub enum MembershipError {
         uri: String,
         /// The connection's error.
         reason: String,
+        /// The connection's own error.
+        #[source]
+        source: Option<ConnectionError>,
     },
     /// The two were connected, but one does not trust the other or uses another protocol. The
     /// certificates and options of TLS are wrong, and a retry is useless.
@@ -41,6 +50,9 @@ pub enum MembershipError {
         uri: String,
         /// The reason, and what to compare.
         reason: String,
+        /// The connection's own error.
+        #[source]
+        source: Option<ConnectionError>,
     },
     /// A live endpoint has the name, the port or the MAC address; end it or choose another.
     #[error("{0}")]
@@ -63,9 +75,42 @@ pub enum MembershipError {
     /// The controller itself failed.
     #[error("the controller failed: {0}")]
     Controller(String),
+    /// The thread of the heartbeats ended by itself, which is a fault of this program.
+    #[error("the heartbeats ended: {0}")]
+    Ended(String),
     /// The system could not create a thread or runtime for the heartbeats.
     #[error("cannot start the heartbeats: {0}")]
-    Runtime(String),
+    Runtime(#[source] Arc<io::Error>),
+}
+
+/// What a connection to the controller broke of, or was not made because of. Its source is the innermost
+/// cause, often an [`std::io::Error`].
+#[derive(Clone, Debug)]
+pub struct ConnectionError(Status);
+
+impl ConnectionError {
+    fn innermost(&self) -> Option<&(dyn Error + 'static)> {
+        let mut cause = self.0.source()?;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        Some(cause)
+    }
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.innermost() {
+            Some(cause) => fmt::Display::fmt(cause, f),
+            None => f.write_str(self.0.message()),
+        }
+    }
+}
+
+impl Error for ConnectionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.innermost()
+    }
 }
 
 impl MembershipError {
@@ -83,7 +128,9 @@ impl MembershipError {
         // A status with a cause was not sent by the controller but made from a broken connection.
         if let Some(cause) = status.source() {
             // Without a connection the code is always this one.
-            return Self::of_connection(uri, cause, status.code() != Code::Unavailable);
+            let was_made = status.code() != Code::Unavailable;
+            let source = Some(ConnectionError(status.clone()));
+            return Self::of_connection(uri, cause, was_made, source);
         }
         match status.code() {
             Code::InvalidArgument
@@ -94,18 +141,28 @@ impl MembershipError {
             Code::ResourceExhausted => Self::Exhausted(text),
             Code::NotFound | Code::FailedPrecondition => Self::Expelled(text),
             Code::Internal | Code::DataLoss => Self::Controller(text),
-            _ => Self::Unreachable { uri: uri.to_owned(), reason: text },
+            _ => Self::unanswered(uri, text),
         }
     }
 
+    /// No response came, and no connection reported a reason.
+    pub(crate) fn unanswered(uri: &str, reason: String) -> Self {
+        Self::Unreachable { uri: uri.to_owned(), reason, source: None }
+    }
+
     /// Classifies a connection that failed or broke, by its innermost cause.
-    fn of_connection(uri: &str, cause: &(dyn Error + 'static), was_made: bool) -> Self {
+    fn of_connection(
+        uri: &str,
+        cause: &(dyn Error + 'static),
+        was_made: bool,
+        source: Option<ConnectionError>,
+    ) -> Self {
         let mut innermost = cause;
         let mut is_tls = false;
         loop {
-            let broken = innermost.downcast_ref::<std::io::Error>();
+            let broken = innermost.downcast_ref::<io::Error>();
             // The TLS library wraps its own errors in this kind.
-            is_tls |= broken.is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData);
+            is_tls |= broken.is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
             match innermost.source() {
                 Some(inner) => innermost = inner,
                 None => break,
@@ -114,22 +171,22 @@ impl MembershipError {
         let text = innermost.to_string();
         let uri = uri.to_owned();
         if innermost.is::<TimeoutExpired>() {
-            return Self::Unreachable { uri, reason: "no response in time".to_owned() };
+            return Self::Unreachable { uri, reason: "no response in time".to_owned(), source };
         }
         if is_tls {
             let reason = tls_reason(&text);
-            return Self::Untrusted { uri, reason };
+            return Self::Untrusted { uri, reason, source };
         }
         // The alert of a TLS server is not an HTTP/2 frame.
         if uri.starts_with("http:") && text.contains("frame with invalid size") {
             let reason = "it does not speak plain gRPC; if it has a certificate, join with TLS and \
                           specify its root";
-            return Self::Untrusted { uri, reason: reason.to_owned() };
+            return Self::Untrusted { uri, reason: reason.to_owned(), source };
         }
         if was_made {
-            Self::Closed { uri, reason: text }
+            Self::Closed { uri, reason: text, source }
         } else {
-            Self::Unreachable { uri, reason: text }
+            Self::Unreachable { uri, reason: text, source }
         }
     }
 

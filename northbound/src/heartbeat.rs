@@ -63,7 +63,7 @@ pub(crate) fn run(
         Ok(runtime) => runtime,
         Err(error) => {
             // The receiver is gone only if the caller gave up.
-            drop(joined.send(Err(MembershipError::Runtime(error.to_string()))));
+            drop(joined.send(Err(MembershipError::Runtime(Arc::new(error)))));
             return;
         }
     };
@@ -141,41 +141,39 @@ async fn join(
         let left = deadline.saturating_duration_since(Instant::now());
         let patience =
             if options.wait_for_controller { CALL_DEADLINE } else { left.min(CALL_DEADLINE) };
-        let error =
-            match timeout(patience, client.calls.join(limited(request.clone(), patience))).await {
-                Ok(Ok(answer)) => {
-                    let answer = answer.into_inner();
-                    let assignment = Assignment::parse(&answer)?;
-                    tracing::info!(
-                        name = registration.name,
-                        node = assignment.node.0,
-                        incarnation = assignment.incarnation,
-                        "joined the rack"
-                    );
-                    let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
-                    let shared = Shared::new(
-                        Snapshot {
-                            version: 1,
-                            connection: Connection::Connected,
-                            memory_nodes: nodes.into(),
-                            range_epoch: assignment.range_epoch,
-                            piece_bytes: assignment.piece_bytes,
-                            installed: assignment.installed,
-                            notices_wanted: assignment.notices_wanted,
-                        },
-                        match registration.role {
-                            Role::Client => 0,
-                            Role::Memory { capacity_pages, .. } => capacity_pages,
-                        },
-                    );
-                    return Ok((client, assignment, Arc::new(shared), version));
-                }
-                Ok(Err(status)) => MembershipError::of(uri, &status),
-                Err(_) => MembershipError::Unreachable {
-                    uri: uri.to_owned(),
-                    reason: format!("no response within {patience:?}"),
-                },
-            };
+        let error = match timeout(patience, client.calls.join(limited(request.clone(), patience)))
+            .await
+        {
+            Ok(Ok(answer)) => {
+                let answer = answer.into_inner();
+                let assignment = Assignment::parse(&answer)?;
+                tracing::info!(
+                    name = registration.name,
+                    node = assignment.node.0,
+                    incarnation = assignment.incarnation,
+                    "joined the rack"
+                );
+                let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
+                let shared = Shared::new(
+                    Snapshot {
+                        version: 1,
+                        connection: Connection::Connected,
+                        memory_nodes: nodes.into(),
+                        range_epoch: assignment.range_epoch,
+                        piece_bytes: assignment.piece_bytes,
+                        installed: assignment.installed,
+                        notices_wanted: assignment.notices_wanted,
+                    },
+                    match registration.role {
+                        Role::Client => 0,
+                        Role::Memory { capacity_pages, .. } => capacity_pages,
+                    },
+                );
+                return Ok((client, assignment, Arc::new(shared), version));
+            }
+            Ok(Err(status)) => MembershipError::of(uri, &status),
+            Err(_) => MembershipError::unanswered(uri, format!("no response within {patience:?}")),
+        };
         if options.wait_for_controller && error.is_absence() {
             // Logged once, however often it is retried.
             if !std::mem::replace(&mut absent, true) {
@@ -296,7 +294,7 @@ impl Member {
             Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
             Err(_) => {
                 let reason = format!("no response within {patience:?}");
-                return Err(MembershipError::Unreachable { uri: self.uri.clone(), reason });
+                return Err(MembershipError::unanswered(&self.uri, reason));
             }
         };
         self.shared.heartbeat_count.fetch_add(1, Ordering::Relaxed);
@@ -355,10 +353,10 @@ impl Member {
         match timeout(deadline, self.client.calls.leave(limited(request, deadline))).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) => Err(MembershipError::of(&self.uri, &status)),
-            Err(_) => Err(MembershipError::Unreachable {
-                uri: self.uri.clone(),
-                reason: format!("no response within {deadline:?}"),
-            }),
+            Err(_) => {
+                let reason = format!("no response within {deadline:?}");
+                Err(MembershipError::unanswered(&self.uri, reason))
+            }
         }
     }
 }

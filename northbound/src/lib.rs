@@ -18,7 +18,7 @@ mod membership;
 mod registration;
 
 pub use attend::{Answer, Ask, Question};
-pub use error::MembershipError;
+pub use error::{ConnectionError, MembershipError};
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{
     Assignment, Attachment, Carrier, MemoryNodeStatus, Previous, Registration, Role, Token,

@@ -193,14 +193,14 @@ impl Membership {
         let thread = std::thread::Builder::new()
             .name("bb-membership".to_owned())
             .spawn(move || heartbeat::run(&uri, &registration, &options, &joined, farewell))
-            .map_err(|error| MembershipError::Runtime(error.to_string()))?;
+            .map_err(|error| MembershipError::Runtime(Arc::new(error)))?;
         let (assignment, shared) = loop {
             // An early return drops `goodbye`, which ends the thread.
             match joining.recv_timeout(GO_ON) {
                 Ok(joined) => break joined?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     let reason = "the heartbeat thread has ended".to_owned();
-                    return Err(MembershipError::Runtime(reason));
+                    return Err(MembershipError::Ended(reason));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     let waited = began.elapsed();
@@ -209,7 +209,7 @@ impl Membership {
                     }
                     if patience.is_some_and(|patience| waited >= patience) {
                         let reason = format!("no result within {waited:?}");
-                        return Err(MembershipError::Runtime(reason));
+                        return Err(MembershipError::Ended(reason));
                     }
                 }
             }
@@ -304,7 +304,7 @@ impl Membership {
         let answer = if asked { answer.recv_timeout(patience).ok() } else { None };
         self.join_thread();
         answer.unwrap_or_else(|| {
-            Err(MembershipError::Runtime("the heartbeat thread has ended".to_owned()))
+            Err(MembershipError::Ended("the heartbeat thread has ended".to_owned()))
         })
     }
 

@@ -58,9 +58,9 @@ fn an_unreachable_controller_expels_no_endpoint() {
     use crate::error::MembershipError;
     let (uri, reason) = (String::from("http://[::1]:1"), String::from("gone"));
     for error in [
-        MembershipError::Closed { uri: uri.clone(), reason: reason.clone() },
-        MembershipError::Unreachable { uri: uri.clone(), reason: reason.clone() },
-        MembershipError::Untrusted { uri, reason: reason.clone() },
+        MembershipError::Closed { uri: uri.clone(), reason: reason.clone(), source: None },
+        MembershipError::Unreachable { uri: uri.clone(), reason: reason.clone(), source: None },
+        MembershipError::Untrusted { uri, reason: reason.clone(), source: None },
         MembershipError::Controller(reason.clone()),
     ] {
         assert!(error.is_of_the_controller(), "{error}");

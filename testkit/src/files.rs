@@ -44,7 +44,7 @@ pub fn program() -> PathBuf {
     built("bluebridge", "cargo build -p bluebridge-cli --bins")
 }
 
-/// An example of the test's own package, built beside this test.
+/// An example of this workspace, built beside this test.
 ///
 /// # Panics
 /// If it was not built.

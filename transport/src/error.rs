@@ -43,7 +43,6 @@ pub enum OpenError {
 ///
 /// A busy carrier is not an error: it sends a shorter prefix.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum TransmitError {
     /// The system refused the addresses (not a unicast source, a filter, no permission): the configuration is at fault.
     #[error("the system refused to send from {source_address} to {destination}: {error}")]
@@ -88,7 +87,6 @@ fn limit(limit_bytes: Option<usize>) -> String {
 
 /// Receiving failed permanently; errors that the network reports are only counted.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ReceiveError {
     /// The carrier itself failed and cannot recover: open another.
     #[error("the carrier failed: {0}")]

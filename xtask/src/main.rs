@@ -14,6 +14,8 @@ usage: cargo xtask <command> [options]
 
   setup               install the programs that the other commands need, or list them
   demo [options]      build the product and run `bluebridge demo`
+  example NAME        build an example of the client library (hello, counter, update)
+                      and run it in a rack made for it
   test [options] [name ..]
                       run every test, or those whose names contain one of the words
       --without TIER  skip a tier and list its tests:
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
     let outcome = match command.as_deref() {
         Some("setup") => setup::all(),
         Some("demo") => demo(&rest),
+        Some("example") => example(&rest),
         Some("test") => test::run(&rest),
         Some("bench") => bench(&rest),
         Some("p4info") => {
@@ -80,6 +83,23 @@ fn demo(options: &[String]) -> Result<(), Failure> {
     setup::build_tools();
     Run::cargo(["build", "--release", "--package", "bluebridge-cli"]).go()?;
     Run::new(command::product("release")).arg("demo").args(options).go()
+}
+
+/// An example of the client library, in a rack that is taken down afterwards.
+fn example(options: &[String]) -> Result<(), Failure> {
+    let [name] = options else {
+        return Err(Failure::usage("usage: cargo xtask example hello|counter|update".to_owned()));
+    };
+    setup::build_tools();
+    Run::cargo(["build", "--release", "--package", "bluebridge-cli", "--bins"]).go()?;
+    Run::cargo(["build", "--release", "--package", "bluebridge", "--example", name]).go()?;
+    let rack = format!("example-{}", std::process::id());
+    let product = || Run::new(command::product("release")).arg("rack");
+    product().args(["up", "--name", &rack, "--servers", "2", "--clients", "1"]).go()?;
+    let program = command::product("release").with_file_name("examples").join(name);
+    let ran = product().args(["exec", "--name", &rack, "c1", "--"]).arg(program).go();
+    let down = product().args(["down", "--name", &rack]).go();
+    ran.and(down)
 }
 
 fn bench(options: &[String]) -> Result<(), Failure> {

@@ -208,6 +208,15 @@ impl JoinOptions {
         self
     }
 
+    /// Waits in [`Client::join`] for as long as no controller answers, with pauses of up to a second, and
+    /// warns of it once: for programs that may be started before the controller. Without this, joining
+    /// ends after [`crate::membership::Options::join_deadline`].
+    #[must_use]
+    pub const fn wait_for_controller(mut self) -> Self {
+        self.membership.wait_for_controller = true;
+        self
+    }
+
     /// [`Client::join`] with the controller that the options name.
     ///
     /// # Errors

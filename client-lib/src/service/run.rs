@@ -408,7 +408,11 @@ impl<T: Transport> Serving<T> {
             match self.transport.transmit(&[outgoing(&transmit)]) {
                 // A busy carrier's datagram is sent again when its timer runs out.
                 Ok(_) | Err(TransmitError::Socket(_)) => {}
-                Err(_) => self.requester.transmit_refused(now, origin, 1),
+                Err(
+                    TransmitError::Refused { .. }
+                    | TransmitError::TooLarge { .. }
+                    | TransmitError::Unreachable { .. },
+                ) => self.requester.transmit_refused(now, origin, 1),
             }
         }
         // Before the answers are sent: whoever has one finds it counted.

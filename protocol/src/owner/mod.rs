@@ -50,7 +50,6 @@ pub struct Committed<'a> {
 
 /// Why a lease was not taken note of; requests for its page are sent home.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum HoldError {
     /// Too many leases are held; configure more, or release earlier.
     #[error("too many leases are held at once; configure more")]

@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     if options.needs_product() {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
-        step("product", Run::cargo(build))?;
+        step("product", Run::cargo(build).args(["--package", "bluebridge", "--examples"]))?;
     }
     // Before the tests, whose report must be at the end.
     let documented = if options.is_partial() { Ok(()) } else { doctests() };
