@@ -1,6 +1,6 @@
 //! What operators ask of memory servers, through a controller.
 
-#[expect(dead_code, reason = "this test needs a part of the rig")]
+#[expect(dead_code, reason = "this test needs a part of the helpers")]
 mod support;
 
 use std::sync::Arc;
