@@ -41,6 +41,9 @@
 
 #![forbid(unsafe_code)]
 
+// A call is a `work`; `drive` does it over requester and carrier, on the calling thread. `client`,
+// `allocate`, `allocate_many`, `many` and `update` are the calls; `lock` and `barrier` are made of them.
+// `service` is the endpoint's thread beside the calls; `join` and `config` say who the client is.
 mod allocate;
 mod allocate_many;
 #[cfg(feature = "tokio")]

@@ -4,6 +4,9 @@
 //!
 //! The threads tell it of their leases in a [`ledger`] each. They wake it only if it would look
 //! too late: it says beforehand when it looks next.
+//!
+//! `run`: the thread; `tenant`: a client's side of it; `notices`: who is notified of what memory nodes
+//! create and delete.
 
 mod ledger;
 mod notices;

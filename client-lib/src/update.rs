@@ -1,4 +1,7 @@
 //! Changing pages that nobody else may change meanwhile: UPDATE, then COMMIT or ABORT.
+//!
+//! `commit`: the end of an update; `many`: several ranges as one; `stale`: reading without waiting for an
+//! owner; `options`: for how long and how.
 
 mod commit;
 mod many;

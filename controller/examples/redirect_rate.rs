@@ -16,7 +16,6 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Command as Program;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +34,7 @@ use bluebridge_switch::dataplane::{
 use bluebridge_switch::ebpf::EbpfSwitch;
 use bluebridge_switch::soft::{Link, Pipeline};
 use bluebridge_testkit::UdpFrame;
+use bluebridge_testkit::ip;
 use bluebridge_wire::address::{Location, Pointer};
 use bluebridge_wire::{
     Command, EndpointAddress, Header, ReplySource, Space, Status, Tag, UDP_PORT,
@@ -264,18 +264,13 @@ fn soft() -> Result<Plane, Failure> {
 fn ebpf() -> Result<Plane, Failure> {
     EbpfSwitch::remove(NAME)?;
     let mut switch = EbpfSwitch::open(NAME)?;
-    ip("link set lo up")?;
+    ip("link set lo up");
     for (port, name) in [(1, "rr1"), (2, "rr2")] {
-        ip(&format!("link add {name} mtu 9000 type veth peer name {name}h"))?;
-        ip(&format!("link set {name} up"))?;
+        ip(&format!("link add {name} mtu 9000 type veth peer name {name}h"));
+        ip(&format!("link set {name} up"));
         switch.add_port(SwitchPort(port), name)?;
     }
     Ok(Plane::Ebpf(Box::new(switch)))
-}
-
-fn ip(words: &str) -> Result<(), Failure> {
-    let status = Program::new("ip").args(words.split(' ')).status()?;
-    if status.success() { Ok(()) } else { Err(format!("ip {words}: {status}").into()) }
 }
 
 fn registration(name: &str, role: Role, port: u8) -> Registration {

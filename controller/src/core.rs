@@ -2,6 +2,10 @@
 //!
 //! There is no I/O and no clock here. A call whose change must survive a restart leaves it in
 //! [`Core::take_changes`]; the caller stores it before it sends the response.
+//!
+//! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
+//! * `desired`: the tables that follow; `tables`: tables as values; `weight`: anycast weights.
+//! * `record`: what is stored; `event`: what is logged; `operator`: what operators ask and get.
 
 mod attached;
 mod desired;

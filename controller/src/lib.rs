@@ -5,7 +5,8 @@
 //! * [`reconcile`]: installs the desired tables in a switch, through [`driver`].
 //! * [`redirect`]: which leased pages lead to their owners; owned by the loop of [`reconcile`].
 //! * [`store`]: the state that survives a restart.
-//! * [`Controller`] and [`run`]: everything together, with the northbound API.
+//! * [`Controller`] and [`run`]: everything together, with the northbound API (`service`);
+//!   `shared` is the state that its tasks share, `secret` a file that only its owner may read.
 
 pub mod config;
 pub mod core;

@@ -1,6 +1,6 @@
 //! What operators ask of memory servers, through a controller.
 
-#[expect(dead_code, reason = "this test needs a part of the rig")]
+#[expect(dead_code, reason = "this test needs a part of the helpers")]
 mod support;
 
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use bluebridge_northbound::proto::{
     StatisticsResponse, SurveyAnswer,
 };
 use bluebridge_northbound::{Answer, Ask, Membership};
+use bluebridge_testkit::until;
 use bluebridge_wire::{NodeId, Space};
-use support::{Agent, Running, client, memory, runtime, until};
+use support::{Agent, Running, client, memory, runtime};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -192,9 +193,9 @@ fn a_server_that_does_not_answer_is_told_in_time() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| operator.statistics(server).expect_err("nobody answers"));
         until("the question", || {
-            silent.next_question().map(|question| {
+            if let Some(question) = silent.next_question() {
                 question.answer(Answer::Failure("its disk is full".to_owned()));
-            });
+            }
             asked.is_finished()
         });
         words = asked.join().unwrap().message().to_owned();

@@ -13,9 +13,9 @@ use bluebridge_northbound::{
     Attachment, Connection, Membership, MembershipError, Options, Previous, Registration,
 };
 use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary};
-use bluebridge_testkit::Scratch;
+use bluebridge_testkit::{Scratch, until};
 use bluebridge_wire::{NodeId, Space};
-use support::{Agent, Running, client, memory, until};
+use support::{Agent, Running, client, memory};
 
 const SCOPE: u32 = Space(1).scope();
 

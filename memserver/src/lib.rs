@@ -6,6 +6,8 @@
 //! * [`run`]: a whole server with a shard per carrier, its live statistics, and its end.
 //! * [`survey`]: what a shard tells an operator of its allocations, and frees for one.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
+//! * `extent_tree` finds free pages, `backlog` decides whose request is next; [`memory`] and `reserve`
+//!   are the bytes under an arena, [`statistics`] what a shard shows of itself.
 //!
 //! ```
 //! use bluebridge_memserver::{ServerConfig, run};

@@ -5,13 +5,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bluebridge_northbound::proto::controller_server::{Controller, ControllerServer};
 use bluebridge_northbound::{
     Attachment, Carrier, Connection, Membership, MembershipError, Options, Registration, Role,
     proto,
 };
+use bluebridge_testkit::until;
 use bluebridge_wire::Space;
 use tokio::runtime::Runtime;
 use tokio_stream::Stream;
@@ -121,14 +122,6 @@ impl Write for Log {
 impl Log {
     fn count(&self, words: &str) -> usize {
         String::from_utf8_lossy(&self.0.lock().unwrap()).matches(words).count()
-    }
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

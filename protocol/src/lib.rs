@@ -8,6 +8,8 @@
 //! * `requester`: the end that asks.
 //! * `owner`: what an endpoint answers for pages that it has leases on.
 //! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] seam.
+//!
+//! * `pieces`: how a range is cut into pieces; `store`: the seam to memory; `events`: counters by name.
 
 #![forbid(unsafe_code)]
 

@@ -3,6 +3,9 @@
 //! Every function panics if it cannot do its work, because its callers are tests: a test that cannot run fails and
 //! says why. No function checks which tiers are selected: a test's path names its tiers, and filters outside the test
 //! skip tiers (docs/testing.md).
+//!
+//! [`namespace`]: a test in a namespace of its own; `needs`: what a test needs; `files`: scratch directories and
+//! built programs; `frame`: frames that are not made by the code under test; `wait`: waiting for an event.
 
 mod files;
 mod frame;

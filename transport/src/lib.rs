@@ -6,6 +6,9 @@
 //! [`impaired`] and `capture` (a cargo feature) wrap any carrier to impair or record its traffic.
 //!
 //! All system calls are in `udp/sys.rs`, the only file with `unsafe`.
+//!
+//! * `transport`: the trait; `error`: how it fails; `wake`: waking a thread that waits in it.
+//! * `clock`: real and virtual time; [`interface`]: what the system says of an interface.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,10 @@
 //! The subcommands, one file each, and their common code.
+//!
+//! * Racks and experiments: `rack`, `demo`, `bench`, `experiment`; `steps` prints what they do.
+//! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
+//!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
+//! * A running rack: `memory` reads and writes its memory; `operator`, `switch_control` and `controller/ask`
+//!   ask its servers, switch and controller.
 
 mod bench;
 mod controller;

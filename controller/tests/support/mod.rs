@@ -43,15 +43,6 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Waits until a condition holds.
-pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 pub(crate) fn client(name: &str, port: u16) -> Registration {
     let [high, low] = port.to_be_bytes();
     Registration {

@@ -15,6 +15,9 @@
 //! * `lease`: grants, waiting for other endpoints' leases, and what redirects lead to.
 //! * `leave`: sessions that are given up.
 //! * `progress`: pages that have to be asked for again, and the end of an operation.
+//! * `anywhere`: CREATE and ALLOC_WRITE to any memory node; `moved`: lines that other nodes serve.
+//! * `operation`: what can be asked; `op`: one that is under way; `slab`: all of them; `peer`: the
+//!   other ends of sessions; `rtt`: their round trips.
 
 mod admit;
 mod anywhere;

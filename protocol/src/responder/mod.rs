@@ -8,6 +8,15 @@
 //!
 //! Memory is bounded by [`Limits`] and allocated at the start, at the first use of a session's
 //! slot and at the first OPEN in a space; never by a request alone.
+//!
+//! * `admit`: the checks before a command is looked at, and what is passed on from there (`Execution`);
+//!   `execute`: the small commands, READ and atomics; `write`, `create`: the commands with pieces.
+//! * `lease`, `lease_commit`, `lease_wait`: UPDATE, COMMIT, ABORT, RENEW and waiting; `lease_table` and
+//!   `lease_queue` hold the leases and those who wait.
+//! * `sessions` and `session_index`: who may ask; `record`: what is remembered of a request.
+//! * `trains`: pieces of pages that are not complete; `provisional`: pages that nobody confirmed;
+//!   `shares`: how much of either a node may have.
+//! * `ranges`: pages that moved; `notice`: what everybody is notified of; `replies`: what waits to be sent.
 
 mod admit;
 mod config;

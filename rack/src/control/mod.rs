@@ -1,6 +1,8 @@
 //! Queries to a running controller and a running switch.
 //!
 //! Every call blocks, uses the network namespace of the calling thread, and ends by its deadline.
+//!
+//! * `tables`: what a switch really has, with counters.
 
 pub mod operations;
 pub mod tables;

@@ -1,4 +1,6 @@
 //! Network namespaces: created, kept by a bind mount, entered, removed (namespaces(7), network_namespaces(7)).
+//!
+//! * `user`: racks of ordinary users, in a user namespace.
 
 mod user;
 

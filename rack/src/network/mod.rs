@@ -1,4 +1,7 @@
 //! Links, addresses, routes and host settings, made with netlink in the calling thread's namespace.
+//!
+//! * `netlink`: links, addresses and neighbours; `route`: routes and rules; `sysctl`: settings.
+//! * `host`: all that an endpoint's interface needs; `watch`: keeps it so.
 
 pub mod host;
 mod netlink;

@@ -14,6 +14,11 @@
 //! a controller that compares cookies reconciles once more, which is harmless.
 //!
 //! The data plane may outlive the agent: [`Agent::bind`] reads its contents back.
+//!
+//! * `state`: the agent's state, on a thread of its own (`executor`); `arbitration`: who may write it.
+//! * `service`: P4Runtime's calls; `switch_service`: the switch's own.
+//! * `write`, `read`: entries; `profile`, `replication`: anycast and multicast groups; `forwarding`: the pipeline's configuration.
+//! * `packets`: the stream; `refusal`: how a request is refused.
 
 mod arbitration;
 mod executor;

@@ -2,6 +2,9 @@
 //!
 //! They always run on the pipeline without I/O. The modules `root` run them on the eBPF program with
 //! `BPF_PROG_TEST_RUN`, and over veth links through both switches.
+//!
+//! * `stf`: the format of the vectors; `targets`: the data planes; `world`: links.
+//! * `contract`: what a data plane promises; `differential`: random frames; `traffic`: real sockets.
 
 mod contract;
 mod differential;

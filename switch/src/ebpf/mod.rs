@@ -4,6 +4,9 @@
 //! runs before it. Programs, maps and links are pinned under `/sys/fs/bpf/bluebridge/NAME`, so
 //! frames are forwarded with or without an agent. [`EbpfSwitch::open`] finds them again, and
 //! [`EbpfSwitch::remove`] removes them, even after a crash.
+//!
+//! * `control`: the maps as a [`DataPlane`]; `layout`: their keys and values; `store`: reading and writing them.
+//! * `port`: interfaces and the programs on them; `bpffs`: the pins.
 
 mod bpffs;
 mod control;

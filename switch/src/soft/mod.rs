@@ -3,6 +3,10 @@
 //! [`Pipeline`] is a state machine without I/O: its inputs are frames and the time, its outputs frames and the
 //! next deadline, so simulations run it in virtual time. [`Switch`] runs one in its own thread over
 //! `AF_PACKET` sockets, also without root in a user namespace.
+//!
+//! * `pipeline`: the state machine; `tables`: its tables; `control`: it as a data plane.
+//! * `frame`, `train`: what is parsed and rewritten; `impair`: loss, delay and reordering at egress.
+//! * `switch`: the thread and its sockets.
 
 mod control;
 mod frame;

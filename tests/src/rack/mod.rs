@@ -1,4 +1,8 @@
 //! Racks for tests: the real daemons, in network namespaces, and clients in the test's process.
+//!
+//! * `daemon`, `switch`: what happens to daemons and to the switch; `observe`: what the kernel counted.
+//! * `endpoint`: clients; `raw`: single requests without the client library.
+//! * `traffic`, `mixed`, `million`, `flood`, `witness`: what clients do; `stamp`: contents that name their writer.
 
 pub mod daemon;
 pub mod endpoint;

@@ -5,6 +5,11 @@
 //! have given: bytes that were never written or cannot be there any more, torn pages, pages
 //! granted twice, effects that happened twice, operations that outlive their deadline, pages that
 //! leaked.
+//!
+//! * `plan`: what a seed stands for; `world`: the events; `network`, `server`, `client`, `prober`, `clock`: the parts of a rack.
+//! * `workload`, `task`: what clients do; `ledger`, `region`, `model`: what they may be told; `report`: what happened.
+//! * `bugs`: planted mistakes; `migration`: lines that another server serves.
+//! * `leases`: a world of its own, for UPDATE, owners and redirects.
 
 pub mod bugs;
 mod client;
