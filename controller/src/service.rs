@@ -127,9 +127,12 @@ impl Controller for Northbound {
                 self.refuse(node_words(request.node), Status::invalid_argument(rule))
             })?;
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
+        // More than there are generations means the last of them.
+        let wanted = u16::try_from(request.wanted_arena_generation).unwrap_or(u16::MAX);
         let installed = self.rack.is_installed();
         let beaten = self.rack.change(move |core, now| {
             core.beat(now, who, free_pages)?;
+            core.reserve(who, wanted)?;
             Ok(answer::beaten(core, who.node, version, installed))
         });
         let answer = beaten

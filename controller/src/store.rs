@@ -20,8 +20,12 @@ const SPACES: TableDefinition<'_, u16, u16> = TableDefinition::new("spaces");
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
-/// The format of all this; raised when an older controller could not read it.
-const FORMAT: u64 = 1;
+/// The format of all this; raised when an older controller could not read it, or would do harm.
+const FORMAT: u64 = 2;
+
+/// The format before: it did not hold the last arena generation of a node. A controller that does
+/// not know of it would give a node's next life generations that are in use.
+const FORMAT_BEFORE: u64 = 1;
 
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
@@ -197,7 +201,9 @@ impl Store {
                 Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
             };
             match read(&numbers, "format")? {
-                None => numbers.insert("format", FORMAT).map_err(io).map(drop)?,
+                None | Some(FORMAT_BEFORE) => {
+                    numbers.insert("format", FORMAT).map_err(io).map(drop)?;
+                }
                 Some(FORMAT) => {}
                 Some(other) => return Err(StoreError::Unreadable(format!("format {other}"))),
             }

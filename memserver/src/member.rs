@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as Rack};
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
-use bluebridge_wire::Space;
+use bluebridge_wire::{ArenaGeneration, Space};
 
 use crate::{
     Reserved, Server, ServerConfig, StartError,
@@ -24,6 +24,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What was refused and dropped is logged at most this often.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long arena generations may be wanted before that is logged.
+const RESERVE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,7 @@ impl ServerConfig {
         let Assignment { space, node, incarnation, .. } = *assignment;
         Self {
             generation: assignment.generation,
+            last_generation: assignment.last_generation,
             authority: authority(assignment.range_epoch),
             // A size that does not fit is out of bounds, and `Server` refuses it by name.
             piece_bytes: u16::try_from(assignment.piece_bytes).unwrap_or(u16::MAX),
@@ -70,6 +74,7 @@ pub struct Member {
 struct Applied {
     range_epoch: u32,
     notices: bool,
+    last_generation: ArenaGeneration,
 }
 
 impl Member {
@@ -88,7 +93,9 @@ impl Member {
     {
         let server = crate::run_with(config, reserved, carriers)?;
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
-        Ok(Self { membership, server, applied: Applied { range_epoch, notices: false } })
+        let last_generation = config.last_generation;
+        let applied = Applied { range_epoch, notices: false, last_generation };
+        Ok(Self { membership, server, applied })
     }
 
     /// The server.
@@ -110,8 +117,18 @@ impl Member {
     pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
         let mut rack = self.membership.snapshot();
         let mut refusals = RefusalLog::new(Instant::now());
+        let mut reserve = ReserveLog::default();
         while !stop() {
             self.apply(&rack)?;
+            let wanted = self.wanted_generation();
+            self.membership.report_wanted_generation(wanted);
+            if reserve.is_due(Instant::now(), wanted > self.applied.last_generation) {
+                tracing::warn!(
+                    last_generation = self.applied.last_generation.number(),
+                    "pages run out of colours, and the controller reserves no arena generations \
+                     for them; see that the controller runs"
+                );
+            }
             if refusals.is_due(Instant::now()) {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
@@ -123,6 +140,12 @@ impl Member {
 
     fn free_pages(&self) -> u64 {
         self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
+    }
+
+    /// The last arena generation that any shard wants reserved.
+    fn wanted_generation(&self) -> ArenaGeneration {
+        let shards = self.server.statistics();
+        shards.iter().map(|shard| shard.arena.wanted_generation).max().unwrap_or_default()
     }
 
     /// Orders what the controller wants and the shards were not ordered to do yet.
@@ -138,6 +161,21 @@ impl Member {
         {
             tracing::info!(range_epoch = rack.range_epoch, "authority of the range changed");
             self.applied.range_epoch = rack.range_epoch;
+        }
+        if rack.last_generation > self.applied.last_generation
+            && is_ordered(self.server.reserve(rack.last_generation))?
+        {
+            let last_generation = rack.last_generation.number();
+            if rack.last_generation == ArenaGeneration::MAX {
+                tracing::warn!(
+                    last_generation,
+                    "the last arena generations of this node are reserved; before all pages have \
+                     used them up, restart the server, and it joins as a new node"
+                );
+            } else {
+                tracing::debug!(last_generation, "arena generations were reserved");
+            }
+            self.applied.last_generation = rack.last_generation;
         }
         if rack.notices_wanted != self.applied.notices
             && is_ordered(self.order_notices(rack.notices_wanted))?
@@ -168,6 +206,27 @@ impl Member {
             tracing::warn!(%error, "the controller did not confirm that this server left");
         }
         server.stop()
+    }
+}
+
+/// Notices when generations are wanted and do not come.
+#[derive(Default)]
+struct ReserveLog {
+    wanted_since: Option<Instant>,
+    is_logged: bool,
+}
+
+impl ReserveLog {
+    /// Whether to log now: once each time that they are wanted for [`RESERVE_PATIENCE`].
+    fn is_due(&mut self, now: Instant, is_wanted: bool) -> bool {
+        if !is_wanted {
+            *self = Self::default();
+            return false;
+        }
+        let since = *self.wanted_since.get_or_insert(now);
+        let is_due = !self.is_logged && now.saturating_duration_since(since) >= RESERVE_PATIENCE;
+        self.is_logged |= is_due;
+        is_due
     }
 }
 
@@ -244,6 +303,20 @@ mod tests {
         let later = BTreeMap::from([("drop_crc", 5), ("the space's quota is used up", 1)]);
         let summary = log.summary(&later);
         assert_eq!(summary.as_deref(), Some("drop_crc: 2, the space's quota is used up: 1"));
+    }
+
+    #[test]
+    fn generations_that_do_not_come_are_logged_once() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut log = ReserveLog::default();
+        assert!(
+            !log.is_due(at(0), false) && !log.is_due(at(100), true) && !log.is_due(at(104), true)
+        );
+        assert!(log.is_due(at(105), true));
+        assert!(!log.is_due(at(200), true));
+        assert!(!log.is_due(at(201), false) && !log.is_due(at(202), true));
+        assert!(log.is_due(at(207), true));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use bluebridge_protocol::{
 use bluebridge_transport::{
     Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait,
 };
-use bluebridge_wire::{Datagram, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 
 use crate::{
     Arena, ArenaUsage,
@@ -63,6 +63,9 @@ pub trait Store: PageStore {
 
     /// Prepares up to `budget` pages for later, and says how many.
     fn tidy(&mut self, budget: u32) -> u32;
+
+    /// Adds arena generations up to `last`.
+    fn reserve(&mut self, last: ArenaGeneration);
 }
 
 impl Store for Arena {
@@ -72,6 +75,10 @@ impl Store for Arena {
 
     fn tidy(&mut self, budget: u32) -> u32 {
         Self::tidy(self, budget)
+    }
+
+    fn reserve(&mut self, last: ArenaGeneration) {
+        Self::reserve(self, last);
     }
 }
 
@@ -110,6 +117,8 @@ pub enum Order {
     Notices(Space, bool),
     /// Give up a range of another node.
     Release(Adopted),
+    /// Use arena generations up to this one, which the controller reserved.
+    Reserve(ArenaGeneration),
     /// Serve these pages again.
     Return(core::ops::Range<u64>),
 }
@@ -396,20 +405,27 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 true
             }
             Order::Release(adopted) => self.responder.remove_adopted(&adopted),
+            Order::Reserve(last) => {
+                self.store.reserve(last);
+                true
+            }
             Order::Return(pages) => self.responder.remove_moved(&pages),
         };
         statistics.add_order(is_done);
     }
 
-    /// Warns once many pages cannot be used again in this generation; says whether it did.
+    /// Warns once many pages cannot be used again; says whether it did.
     fn warn_of_retirement(&self) -> bool {
-        let ArenaUsage { retired_pages, capacity_pages, .. } = self.store.arena_usage();
-        let is_due = retired_pages > capacity_pages / RETIRED_DIVISOR;
+        let ArenaUsage { retired_pages, capacity_pages, last_generation, .. } =
+            self.store.arena_usage();
+        let is_due = last_generation == ArenaGeneration::MAX
+            && retired_pages > capacity_pages / RETIRED_DIVISOR;
         if is_due {
             tracing::warn!(
                 retired_pages,
                 capacity_pages,
-                "the colours of many pages are used up; restart the server with a new generation"
+                "the colours of many pages are used up for good; restart the server, and it joins \
+                 as a new node"
             );
         }
         is_due

@@ -1,11 +1,12 @@
 //! A joined endpoint.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bluebridge_wire::ArenaGeneration;
 use tokio::sync::Notify;
 
 use crate::beat::{self, Goodbye};
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub installed: bool,
     /// Whether anybody in the space wants notices, so that a memory node should send them.
     pub notices_wanted: bool,
+    /// The last generation that is reserved for a memory node's arena.
+    pub last_generation: ArenaGeneration,
 }
 
 /// How patient and how secret a membership is.
@@ -81,6 +84,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     expulsion: Arc<OnceLock<Arc<str>>>,
     pub(crate) free_pages: AtomicU64,
+    pub(crate) wanted_generation: AtomicU16,
     pub(crate) beat_count: AtomicU64,
     pub(crate) beat_now: Notify,
 }
@@ -92,6 +96,7 @@ impl Shared {
             changed: Condvar::new(),
             expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
+            wanted_generation: AtomicU16::new(0),
             beat_count: AtomicU64::new(0),
             beat_now: Notify::new(),
         }
@@ -251,6 +256,15 @@ impl Membership {
         let before = self.shared.free_pages.swap(pages, Ordering::Relaxed);
         let leap = before.abs_diff(pages) > before.min(pages);
         if leap {
+            self.shared.beat_now.notify_one();
+        }
+    }
+
+    /// Says up to which generation a memory node's arena wants generations reserved; the next heartbeat
+    /// carries it, before its time if they are more than before.
+    pub fn report_wanted_generation(&self, wanted: ArenaGeneration) {
+        let before = self.shared.wanted_generation.swap(wanted.number(), Ordering::Relaxed);
+        if wanted.number() > before {
             self.shared.beat_now.notify_one();
         }
     }

@@ -37,8 +37,9 @@ pub(super) struct MemoryServer {
     /// Serving cores, each with a share of the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
-    /// The most pages that a space may have on this server; no limit without it. Every serving core
-    /// has its share of them, so that with --shards a space can fill its quota only from all of them
+    /// The most pages that a space may have on this server. Without it the spaces that it serves have
+    /// equal shares; that is all of it if it serves one. Every serving core has its share of them, so
+    /// that with --shards a space can fill its quota only from all of them
     #[arg(long, value_name = "PAGES")]
     quota: Option<u64>,
     /// When the memory is taken from the system: at the start, at the start and never swapped,
@@ -169,7 +170,7 @@ fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Member
 fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<ServerConfig> {
     let mut config = ServerConfig::assigned(assignment, options.memory.0, seed()?);
     config.claim = options.claim.into();
-    config.default_quota_pages = options.quota.unwrap_or(u64::MAX);
+    config.default_quota_pages = options.quota;
     config.idle.spin = Duration::from_micros(options.spin);
     Ok(config)
 }

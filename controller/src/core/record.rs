@@ -1,5 +1,7 @@
 //! What the controller must not forget.
 
+use std::ops::RangeInclusive;
+
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
@@ -37,8 +39,12 @@ pub struct NodeRecord {
     pub space: u16,
     /// Raised by every join.
     pub incarnation: u32,
-    /// The generation of its arena.
+    /// The first generation of its arena.
     pub generation: u16,
+    /// The last generation that is reserved for its arena; a later life begins behind it. 0, of a
+    /// controller that did not store it, stands for [`Self::generation`].
+    #[serde(default)]
+    pub last_generation: u16,
     /// Raised by every join: under which it serves its own range.
     pub range_epoch: u32,
     /// The proof of its identity.
@@ -80,6 +86,12 @@ impl NodeRecord {
     #[must_use]
     pub const fn space(&self) -> Space {
         Space(self.space)
+    }
+
+    /// The generations that are reserved for its arena.
+    #[must_use]
+    pub fn generations(&self) -> RangeInclusive<u16> {
+        self.generation..=self.last_generation.max(self.generation)
     }
 
     /// The switch's port.

@@ -134,10 +134,14 @@ fn only_the_node_that_serves_the_page_is_believed() {
     // A client that speaks of pages at itself, and a generation that is gone.
     assert_eq!(bench.handle(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
     assert_eq!(
-        bench.handle(Reply { generation: 1, ..reply(7, 5, 1000) }),
+        bench.handle(Reply { generation: 4, ..reply(7, 5, 1000) }),
         Err(Refusal::NotServing)
     );
     assert_eq!(bench.write(), [""; 0]);
+    // Any that is reserved for the home may be a page's, and is a part of the page's name.
+    let reserved = Reply { generation: 3, ..reply(9, 5, 1000) };
+    bench.handle(reserved).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
     // A release is believed of nobody else either.
     bench.handle(reply(7, 5, 1000)).unwrap();
     let release = Reply { command: Command::Commit, status: Status::Ok, ..from(HOME, 2) };

@@ -134,7 +134,7 @@ impl Responder {
         datagram: &Datagram<'_>,
         store: &S,
     ) -> bool {
-        let place = self.place(&datagram.target, store);
+        let place = self.place(&datagram.target);
         if let Some(location) = bluebridge_wire::Location::from_bits(place) {
             let line = line_of(location.page());
             self.give_up_gone_of_line(now, line);
@@ -287,7 +287,7 @@ impl Responder {
         }
         let found = no_data(request).and_then(|()| self.cut(request, session)).map(|cut| {
             let wanted = wanted(request, cut).unwrap_or(0);
-            (cut, wanted, self.resolve(request, store))
+            (cut, wanted, self.resolve(request))
         });
         match found {
             Ok((cut, wanted, Ok(local))) => {
