@@ -162,6 +162,8 @@ pub struct Arena {
     retired_pages: u32,
     /// Whether pages could not be allocated that have colours if more generations are reserved.
     is_held_up: bool,
+    /// Whether generations that are asked for come soon.
+    is_reserving: bool,
     /// Colours that all pages together have used up.
     worn_colours: u64,
     quotas: Vec<Quota>,
@@ -218,6 +220,7 @@ impl Arena {
             renewed_pages: 0,
             retired_pages: 0,
             is_held_up: false,
+            is_reserving: true,
             worn_colours: 0,
             quotas: config.quotas.iter().map(quota).collect(),
             default_quota_pages: config.default_quota_pages,
@@ -257,7 +260,14 @@ impl Arena {
             self.renewed_pages += self.retired_pages;
             self.retired_pages = 0;
             self.is_held_up = false;
+            self.is_reserving = true;
         }
+    }
+
+    /// Whether generations that are asked for can be expected soon, as is taken for granted at first
+    /// and after each [`Self::reserve`]. If not, whoever needs them runs out of memory at once.
+    pub const fn set_reserving(&mut self, is_reserving: bool) {
+        self.is_reserving = is_reserving;
     }
 
     /// More are wanted ahead of need: when a page has less than half of the colours of a generation
@@ -345,8 +355,8 @@ impl Arena {
     /// Takes an extent; renewed and resting ones are given up for it, the longest unused first.
     ///
     /// # Errors
-    /// [`Status::Overloaded`] if retired pages are in the way and more generations can be reserved,
-    /// which takes a moment; else [`Status::OutOfMemory`].
+    /// [`Status::Overloaded`] if retired pages are in the way and more generations can be expected in a
+    /// moment; else [`Status::OutOfMemory`].
     fn take(&mut self, pages: u32) -> Result<u32, Status> {
         while self.free_pages() >= pages {
             if let Some(start) = self.free.take(pages) {
@@ -358,8 +368,8 @@ impl Arena {
         }
         let unallocated = self.free_pages() + self.retired_pages;
         let may_fit = self.retired_pages > 0 && unallocated >= pages;
-        if may_fit && self.palette.generations_left() > 0 {
-            self.is_held_up = true;
+        self.is_held_up |= may_fit;
+        if may_fit && self.is_reserving && self.palette.generations_left() > 0 {
             return Err(Status::Overloaded);
         }
         Err(Status::OutOfMemory)

@@ -25,8 +25,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// What was refused and dropped is logged at most this often.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long arena generations may be wanted before that is logged.
-const RESERVE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long arena generations may be wanted before the shards expect none any more. Longer than a
+/// few heartbeats, and shorter than clients wait for an answer.
+const RESERVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,8 @@ pub struct Member {
     membership: Membership,
     server: Server,
     applied: Applied,
+    /// The last arena generation that was there when more were wanted, and since when.
+    wanted_since: Option<(ArenaGeneration, Instant)>,
 }
 
 /// What every shard was ordered to do.
@@ -75,6 +78,7 @@ struct Applied {
     range_epoch: u32,
     notices: bool,
     last_generation: ArenaGeneration,
+    is_reserving: bool,
 }
 
 impl Member {
@@ -94,8 +98,8 @@ impl Member {
         let server = crate::run_with(config, reserved, carriers)?;
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
         let last_generation = config.last_generation;
-        let applied = Applied { range_epoch, notices: false, last_generation };
-        Ok(Self { membership, server, applied })
+        let applied = Applied { range_epoch, notices: false, last_generation, is_reserving: true };
+        Ok(Self { membership, server, applied, wanted_since: None })
     }
 
     /// The server.
@@ -117,18 +121,9 @@ impl Member {
     pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
         let mut rack = self.membership.snapshot();
         let mut refusals = RefusalLog::new(Instant::now());
-        let mut reserve = ReserveLog::default();
         while !stop() {
             self.apply(&rack)?;
-            let wanted = self.wanted_generation();
-            self.membership.report_wanted_generation(wanted);
-            if reserve.is_due(Instant::now(), wanted > self.applied.last_generation) {
-                tracing::warn!(
-                    last_generation = self.applied.last_generation.number(),
-                    "pages run out of colours, and the controller reserves no arena generations \
-                     for them; see that the controller runs"
-                );
-            }
+            self.ask_for_generations(Instant::now())?;
             if refusals.is_due(Instant::now()) {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
@@ -142,10 +137,32 @@ impl Member {
         self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
     }
 
-    /// The last arena generation that any shard wants reserved.
-    fn wanted_generation(&self) -> ArenaGeneration {
+    /// Asks the controller for the arena generations that the shards want, and tells the shards when
+    /// it does not reserve them.
+    fn ask_for_generations(&mut self, now: Instant) -> Result<(), MemberError> {
         let shards = self.server.statistics();
-        shards.iter().map(|shard| shard.arena.wanted_generation).max().unwrap_or_default()
+        let wanted = shards.iter().map(|shard| shard.arena.wanted_generation).max();
+        let wanted = wanted.unwrap_or_default();
+        self.membership.report_wanted_generation(wanted);
+        let last_generation = self.applied.last_generation;
+        let is_reserving = !is_overdue(now, (last_generation, wanted), &mut self.wanted_since);
+        if is_reserving == self.applied.is_reserving
+            || !is_ordered(self.server.set_reserving(is_reserving))?
+        {
+            return Ok(());
+        }
+        self.applied.is_reserving = is_reserving;
+        let last_generation = last_generation.number();
+        if is_reserving {
+            tracing::info!(last_generation, "arena generations are reserved again");
+        } else {
+            tracing::warn!(
+                last_generation,
+                "pages run out of colours, and the controller reserves no arena generations for \
+                 them; see that it runs"
+            );
+        }
+        Ok(())
     }
 
     /// Orders what the controller wants and the shards were not ordered to do yet.
@@ -209,25 +226,23 @@ impl Member {
     }
 }
 
-/// Notices when generations are wanted and do not come.
-#[derive(Default)]
-struct ReserveLog {
-    wanted_since: Option<Instant>,
-    is_logged: bool,
-}
-
-impl ReserveLog {
-    /// Whether to log now: once each time that they are wanted for [`RESERVE_PATIENCE`].
-    fn is_due(&mut self, now: Instant, is_wanted: bool) -> bool {
-        if !is_wanted {
-            *self = Self::default();
-            return false;
-        }
-        let since = *self.wanted_since.get_or_insert(now);
-        let is_due = !self.is_logged && now.saturating_duration_since(since) >= RESERVE_PATIENCE;
-        self.is_logged |= is_due;
-        is_due
+/// Whether more generations than the last one are wanted for longer than [`RESERVE_PATIENCE`], and none
+/// came.
+fn is_overdue(
+    now: Instant,
+    (last, wanted): (ArenaGeneration, ArenaGeneration),
+    wanted_since: &mut Option<(ArenaGeneration, Instant)>,
+) -> bool {
+    if wanted <= last {
+        *wanted_since = None;
+        return false;
     }
+    let since = match *wanted_since {
+        Some((before, since)) if before == last => since,
+        _ => now,
+    };
+    *wanted_since = Some((last, since));
+    now.saturating_duration_since(since) >= RESERVE_PATIENCE
 }
 
 /// Logs what was refused and dropped since it did so last.
@@ -306,17 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn generations_that_do_not_come_are_logged_once() {
+    fn generations_that_do_not_come_are_overdue() {
         let begin = Instant::now();
-        let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut log = ReserveLog::default();
-        assert!(
-            !log.is_due(at(0), false) && !log.is_due(at(100), true) && !log.is_due(at(104), true)
-        );
-        assert!(log.is_due(at(105), true));
-        assert!(!log.is_due(at(200), true));
-        assert!(!log.is_due(at(201), false) && !log.is_due(at(202), true));
-        assert!(log.is_due(at(207), true));
+        let mut since = None;
+        let generation = |number| ArenaGeneration::new(number).expect("small");
+        let mut at = |millis, last, wanted| {
+            let now = begin + Duration::from_millis(millis);
+            is_overdue(now, (generation(last), generation(wanted)), &mut since)
+        };
+        assert!(!at(0, 1, 1) && !at(10_000, 1, 3) && !at(11_999, 1, 3));
+        assert!(at(12_000, 1, 3) && at(20_000, 1, 3));
+        assert!(!at(21_000, 3, 3) && !at(22_000, 3, 5) && at(24_000, 3, 5));
+        // Whoever always wants more and gets it need not wait.
+        assert!(!at(24_001, 5, 7) && !at(26_000, 7, 9) && !at(27_999, 9, 11) && at(29_999, 9, 11));
     }
 
     #[test]

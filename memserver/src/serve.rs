@@ -66,6 +66,9 @@ pub trait Store: PageStore {
 
     /// Adds arena generations up to `last`.
     fn reserve(&mut self, last: ArenaGeneration);
+
+    /// Says whether more can be expected soon.
+    fn set_reserving(&mut self, is_reserving: bool);
 }
 
 impl Store for Arena {
@@ -79,6 +82,10 @@ impl Store for Arena {
 
     fn reserve(&mut self, last: ArenaGeneration) {
         Self::reserve(self, last);
+    }
+
+    fn set_reserving(&mut self, is_reserving: bool) {
+        Self::set_reserving(self, is_reserving);
     }
 }
 
@@ -119,6 +126,8 @@ pub enum Order {
     Release(Adopted),
     /// Use arena generations up to this one, which the controller reserved.
     Reserve(ArenaGeneration),
+    /// Expect arena generations soon, or do not.
+    Reserving(bool),
     /// Serve these pages again.
     Return(core::ops::Range<u64>),
 }
@@ -407,6 +416,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
             Order::Release(adopted) => self.responder.remove_adopted(&adopted),
             Order::Reserve(last) => {
                 self.store.reserve(last);
+                true
+            }
+            Order::Reserving(is_reserving) => {
+                self.store.set_reserving(is_reserving);
                 true
             }
             Order::Return(pages) => self.responder.remove_moved(&pages),

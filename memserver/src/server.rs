@@ -320,6 +320,15 @@ impl Server {
         (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, Order::Reserve(last)))
     }
 
+    /// Says whether more arena generations can be expected soon, to every shard.
+    ///
+    /// # Errors
+    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    pub fn set_reserving(&self, is_reserving: bool) -> Result<(), OrderError> {
+        let order = || Order::Reserving(is_reserving);
+        (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, order()))
+    }
+
     /// Stops: new requests are answered SHUTTING_DOWN for the grace time, then the shards end.
     /// Gives their last statistics.
     ///

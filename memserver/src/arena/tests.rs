@@ -346,6 +346,9 @@ fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
     assert_eq!((usage.last_generation, wanted), (first, generation(9)));
     arena.reserve(first);
     assert_eq!(arena.create(SPACE, 1), Err(Status::Overloaded), "none were added");
+    arena.set_reserving(false);
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory), "none are expected");
+    assert_eq!(arena.arena_usage().wanted_generation, wanted);
     arena.reserve(wanted);
     let usage = arena.arena_usage();
     assert_eq!((usage.retired_pages, usage.free_pages), (0, 1));

@@ -155,6 +155,9 @@ impl Store for Refusing {
     fn reserve(&mut self, last: ArenaGeneration) {
         self.0.reserve(last);
     }
+    fn set_reserving(&mut self, is_reserving: bool) {
+        self.0.set_reserving(is_reserving);
+    }
 }
 
 fn request(command: Command, target: Ipv6Addr, header: Header) -> Bytes {
