@@ -186,6 +186,7 @@ impl<T: Transport> Client<T> {
             total.provisional_pages += usage.provisional_pages;
             total.session_count += usage.session_count;
             total.answered_count += usage.answered_count;
+            total.retired_pages += usage.retired_pages;
         }
         Ok(total)
     }

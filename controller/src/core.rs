@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bluebridge_p4::declaration;
 use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
-use bluebridge_wire::{NodeId, Space, piece_bytes};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, piece_bytes};
 
 use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
@@ -48,6 +48,9 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 
 /// Missing heartbeats after which a node counts as silent.
 pub const HEARTBEATS_MISSED: u32 = 3;
+
+/// The most arena generations that one heartbeat reserves: a caller that asks for too many wastes few.
+pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
 /// The most ports of a switch that does not list them: 9 bits, minus the controller's port and 511.
 const PORT_MAX: u16 = declaration::ENDPOINT_PORT_MAX;
@@ -323,6 +326,29 @@ impl Core {
             self.ports = ports;
             self.dirty = true;
         }
+    }
+
+    /// Reserves arena generations for a memory node, up to `wanted` if that is not too many at once.
+    ///
+    /// # Errors
+    /// [`MemberError`]; nothing changed.
+    pub fn reserve(&mut self, who: Member, wanted: u16) -> Result<(), MemberError> {
+        self.check_member(who)?;
+        let node = self.nodes.get_mut(&who.node).filter(|node| node.record.role == Role::Memory);
+        let Some(node) = node else { return Ok(()) };
+        // The caller names the last one that it wants, not how many more, so that a repetition
+        // reserves none twice.
+        let last = *node.record.generations().end();
+        let most =
+            last.saturating_add(HEARTBEAT_GENERATIONS_MAX).min(ArenaGeneration::MAX.number());
+        let wanted = wanted.min(most);
+        if wanted > last {
+            node.record.last_generation = wanted;
+            self.changes.push(Change::Node(node.record.clone()));
+            // Redirects are made for pages of these generations only.
+            self.dirty = true;
+        }
+        Ok(())
     }
 
     /// Handles a heartbeat, with a memory node's number of free pages.

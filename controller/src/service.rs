@@ -129,9 +129,12 @@ impl Controller for Northbound {
                 self.refuse(node_words(request.node), Status::invalid_argument(rule))
             })?;
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
+        // A value above the last generation means the last one.
+        let wanted = u16::try_from(request.wanted_arena_generation).unwrap_or(u16::MAX);
         let installed = self.shared.is_installed();
         let response = self.shared.change(move |core, now| {
             core.heartbeat(now, who, free_pages)?;
+            core.reserve(who, wanted)?;
             Ok(answer::response(core, who.node, version, installed))
         });
         let answer = response

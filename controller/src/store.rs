@@ -24,8 +24,12 @@ const SPACES: TableDefinition<'_, u16, u16> = TableDefinition::new("spaces");
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
-/// The version of this format; increased when an older controller could not read it.
-const FORMAT: u64 = 1;
+/// The version of this format; increased when an older controller could not read it, or would do harm.
+const FORMAT: u64 = 2;
+
+/// The version before: it did not contain the last arena generation of a node. A controller that does
+/// not know it would give the next incarnation of a node generations that are in use.
+const FORMAT_BEFORE: u64 = 1;
 
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
@@ -251,7 +255,9 @@ impl Store {
                 Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
             };
             match read(&numbers, "format")? {
-                None => numbers.insert("format", FORMAT).map_err(io).map(drop)?,
+                None | Some(FORMAT_BEFORE) => {
+                    numbers.insert("format", FORMAT).map_err(io).map(drop)?;
+                }
                 Some(FORMAT) => {}
                 Some(other) => return Err(StoreError::Unreadable(format!("format {other}"))),
             }

@@ -1,5 +1,6 @@
 //! The pages of one shard: who has them, their colours and versions.
 
+mod colour;
 #[cfg(test)]
 mod tests;
 
@@ -8,17 +9,23 @@ use std::collections::VecDeque;
 
 use bluebridge_protocol::store::{Access, Creator, Grant, PageStore, StoreUsage};
 use bluebridge_wire::{
-    ArenaGeneration, Location, Space, Status, Tag,
+    ArenaGeneration, Location, Space, Status,
     address::{PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
 };
 
+use self::colour::{CHOICE, Colour, Palette};
 use crate::{extent_tree::ExtentTree, memory::Memory, survey};
-
-/// The last colour; an offset that had it is not used again in this generation.
-const LAST_TAG: u8 = u8::MAX;
 
 /// What is read of pages that nobody wrote since they were allocated.
 static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+/// Generations that an arena asks for at once: as many as it has, within these bounds. Few are lost
+/// when the server is restarted soon, and one that uses many asks seldom.
+const GENERATIONS_ASKED: (u16, u16) = (2, 64);
+
+/// More generations are asked for when as large a part of the unallocated pages, one in so many,
+/// cannot be allocated without.
+const RETIRED_DIVISOR: u32 = 4;
 
 /// The most pages of a shard: its share of the offset range.
 pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
@@ -26,8 +33,13 @@ pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 /// How an [`Arena`] is made, beside its memory.
 #[derive(Clone, Debug)]
 pub struct ArenaConfig {
-    /// The generation of the contents, which begin empty.
+    /// The first generation of the contents, which begin empty.
     pub generation: ArenaGeneration,
+    /// The last generation that is reserved for it; [`Arena::reserve`] adds more.
+    pub last_generation: ArenaGeneration,
+    /// The tags of a generation are 1 to this, at least 3. Fewer than 255 are for tests that use
+    /// generations up.
+    pub last_tag: u8,
     /// The shard whose locations these pages are.
     pub shard: u8,
     /// How many pages a space may have; spaces without an entry have `default_quota_pages`. As
@@ -44,6 +56,8 @@ impl Default for ArenaConfig {
     fn default() -> Self {
         Self {
             generation: ArenaGeneration::default(),
+            last_generation: ArenaGeneration::default(),
+            last_tag: u8::MAX,
             shard: 0,
             quotas: Vec::new(),
             default_quota_pages: u64::MAX,
@@ -83,16 +97,16 @@ struct PageState {
     version: u64,
     /// Pages of the allocation (head), or pages back to the head (body).
     link: u32,
+    /// The colour it has, or had last.
+    colour: Colour,
     space: Space,
-    /// The colour it has, or had last; 0 if none yet.
-    tag: u8,
     part: Use,
     contents: Contents,
 }
 
 const _: () = assert!(size_of::<PageState>() <= 24);
 
-/// A freed extent that is not given out again yet.
+/// A freed extent that is not given out again yet: one allocation's pages, of one colour.
 #[derive(Clone, Copy, Debug)]
 struct Resting {
     start: u32,
@@ -108,19 +122,26 @@ pub struct ArenaUsage {
     pub free_pages: u64,
     /// Those among the free ones that rest, and are given out again when others run short.
     pub resting_pages: u64,
-    /// Pages whose colours are used up in this generation.
+    /// Pages whose colours are used up: until more generations are reserved, or for good if
+    /// `last_generation` is [`ArenaGeneration::MAX`].
     pub retired_pages: u64,
     /// Pages in allocations.
     pub used_pages: u64,
+    /// The last generation that is reserved.
+    pub last_generation: ArenaGeneration,
+    /// The last generation that should be reserved; greater than `last_generation` if the arena
+    /// needs more, or will before long.
+    pub wanted_generation: ArenaGeneration,
 }
 
 /// One shard's pages: a [`PageStore`] in memory.
 ///
-/// An allocation's colour is one more than the highest that any of its pages had, so no pointer of
-/// the generation ever fits twice. A page with the last colour retires when it is freed.
+/// An allocation's colour, a generation and a tag, comes after the colours that any of its pages had,
+/// so no pointer ever fits twice. A page whose colours are used up retires when it is freed, until
+/// [`Arena::reserve`] adds generations.
 #[derive(Debug)]
 pub struct Arena {
-    generation: ArenaGeneration,
+    palette: Palette,
     first_page: u64,
     memory: Memory,
     pages: Vec<PageState>,
@@ -135,7 +156,17 @@ pub struct Arena {
     cleared_of_next: u32,
     resting_pages: u32,
     rest_limit_pages: u32,
-    retired_pages: u64,
+    /// Extents whose colours were used up when they were freed, in the order of their freeing.
+    retired: VecDeque<Resting>,
+    /// How many of `retired`, from its front, have colours again, and their pages.
+    renewed_count: usize,
+    renewed_pages: u32,
+    /// Pages of the others.
+    retired_pages: u32,
+    /// Whether pages could not be allocated that have colours if more generations are reserved.
+    is_held_up: bool,
+    /// Whether generations that are asked for come soon.
+    is_reserving: bool,
     /// Colours that all pages together have used up.
     worn_colours: u64,
     quotas: Vec<Quota>,
@@ -156,17 +187,14 @@ impl Quota {
         Self { space, limit_pages, used_pages: 0, worn_colours: 0 }
     }
 
-    /// Colours that are kept for the space; without a quota, none.
-    const fn kept_colours(&self) -> u64 {
+    /// Colours that are kept for the space, if a page has so many; without a quota, none.
+    const fn kept_colours(&self, of_page: u64) -> u64 {
         match self.limit_pages {
             u64::MAX => 0,
-            pages => pages.saturating_mul(COLOURS_PER_PAGE).saturating_sub(self.worn_colours),
+            pages => pages.saturating_mul(of_page).saturating_sub(self.worn_colours),
         }
     }
 }
-
-/// Allocations that an offset is good for in a generation, if each is a page.
-const COLOURS_PER_PAGE: u64 = LAST_TAG as u64;
 
 impl Arena {
     /// An arena over zeroed `memory`, which is cut into whole pages; what no shard can address is
@@ -178,7 +206,7 @@ impl Arena {
         let rest_limit_pages = capacity / config.rest_divisor.max(1);
         let quota = |&(space, limit_pages): &(Space, u64)| Quota::new(space, limit_pages);
         Self {
-            generation: config.generation,
+            palette: Palette::new(config.generation, config.last_generation, config.last_tag),
             first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
             memory,
             pages: vec![PageState::default(); page_count],
@@ -190,7 +218,13 @@ impl Arena {
             cleared_of_next: 0,
             resting_pages: 0,
             rest_limit_pages,
+            // Grows when colours are used up, to 8 bytes a page at most.
+            retired: VecDeque::new(),
+            renewed_count: 0,
+            renewed_pages: 0,
             retired_pages: 0,
+            is_held_up: false,
+            is_reserving: true,
             worn_colours: 0,
             quotas: config.quotas.iter().map(quota).collect(),
             default_quota_pages: config.default_quota_pages,
@@ -208,10 +242,60 @@ impl Arena {
     pub fn arena_usage(&self) -> ArenaUsage {
         let capacity_pages = self.pages.len() as u64;
         let resting_pages = u64::from(self.resting_pages);
-        let free_pages = u64::from(self.free.free_pages()) + resting_pages;
-        let retired_pages = self.retired_pages;
+        let free_pages = u64::from(self.free_pages());
+        let retired_pages = u64::from(self.retired_pages);
         let used_pages = capacity_pages - free_pages - retired_pages;
-        ArenaUsage { capacity_pages, free_pages, resting_pages, retired_pages, used_pages }
+        ArenaUsage {
+            capacity_pages,
+            free_pages,
+            resting_pages,
+            retired_pages,
+            used_pages,
+            last_generation: self.palette.last(),
+            wanted_generation: self.wanted_generation(),
+        }
+    }
+
+    /// Adds the generations up to `last`, which the controller reserved for this server alone; a
+    /// smaller one changes nothing.
+    pub fn reserve(&mut self, last: ArenaGeneration) {
+        if self.palette.extend(last) {
+            self.renewed_count = self.retired.len();
+            self.renewed_pages += self.retired_pages;
+            self.retired_pages = 0;
+            self.is_held_up = false;
+            self.is_reserving = true;
+        }
+    }
+
+    /// Whether generations that are asked for can be expected soon, as is taken for granted at first
+    /// and after each [`Self::reserve`]. If not, whoever needs them runs out of memory at once.
+    pub const fn set_reserving(&mut self, is_reserving: bool) {
+        self.is_reserving = is_reserving;
+    }
+
+    /// More are wanted ahead of need: when a page has less than half of the colours of a generation
+    /// left on average, when many that could be allocated have none left, or when a CREATE failed
+    /// for want of them. Not when a few pages are used up: others are used then, which evens out the
+    /// wear.
+    fn wanted_generation(&self) -> ArenaGeneration {
+        let last = self.palette.last();
+        let pages = self.pages.len() as u64;
+        let colours = pages * u64::from(self.palette.count());
+        let reserve = pages * u64::from(self.palette.of_generation()) / 2;
+        let is_worn = colours.saturating_sub(self.worn_colours) < reserve;
+        let unallocated = self.free_pages() + self.retired_pages;
+        let is_short = self.retired_pages > unallocated / RETIRED_DIVISOR;
+        if !(is_worn || is_short || self.is_held_up) {
+            return last;
+        }
+        let (least, most) = GENERATIONS_ASKED;
+        last.saturating_add(self.palette.generation_count().clamp(least, most))
+    }
+
+    /// Pages that can be allocated.
+    fn free_pages(&self) -> u32 {
+        self.free.free_pages() + self.resting_pages + self.renewed_pages
     }
 
     /// Zeroes up to `budget` resting pages, so that later writes need not and nothing stays in
@@ -250,10 +334,10 @@ impl Arena {
                 // The rest of an allocation that began before.
                 Use::Body => number = number - page.link as usize + self.length_of(number),
                 Use::Head => {
-                    if let Some(location) = self.location_of(number) {
+                    if let Some(grant) = self.grant_of(number) {
                         let go_on = each(survey::Allocation {
                             space: page.space,
-                            grant: Grant { location, tag: Tag(page.tag) },
+                            grant,
                             pages: page.link,
                             creator: self.creators[number],
                         });
@@ -278,9 +362,11 @@ impl Arena {
         }
     }
 
-    /// The location of a page's first byte.
-    fn location_of(&self, number: usize) -> Option<Location> {
-        Location::new(self.generation, (self.first_page + number as u64) << PAGE_SHIFT)
+    /// The location and tag with which pointers to an allocated page are made.
+    fn grant_of(&self, number: usize) -> Option<Grant> {
+        let (generation, tag) = self.pages[number].colour.generation_and_tag()?;
+        let offset = (self.first_page + number as u64) << PAGE_SHIFT;
+        Some(Grant { location: Location::new(generation, offset)?, tag })
     }
 
     /// Where the allocation at a location begins here, and its pages, if it has so many.
@@ -322,17 +408,36 @@ impl Arena {
         &mut self.quotas[place]
     }
 
-    /// Takes an extent; resting ones are given up for it, the longest at rest first.
-    fn take(&mut self, pages: u32) -> Option<u32> {
-        if u64::from(self.free.free_pages()) + u64::from(self.resting_pages) < u64::from(pages) {
-            return None;
-        }
-        loop {
+    /// Takes an extent; renewed and resting ones are given up for it, the longest unused first.
+    ///
+    /// # Errors
+    /// [`Status::Overloaded`] if retired pages are in the way and more generations can be expected in a
+    /// moment; else [`Status::OutOfMemory`].
+    fn take(&mut self, pages: u32) -> Result<u32, Status> {
+        while self.free_pages() >= pages {
             if let Some(start) = self.free.take(pages) {
-                return Some(start);
+                return Ok(start);
             }
-            self.end_rest()?;
+            if self.end_retirement().or_else(|| self.end_rest()).is_none() {
+                break;
+            }
         }
+        let unallocated = self.free_pages() + self.retired_pages;
+        let may_fit = self.retired_pages > 0 && unallocated >= pages;
+        self.is_held_up |= may_fit;
+        if may_fit && self.is_reserving && self.palette.generations_left() > 0 {
+            return Err(Status::Overloaded);
+        }
+        Err(Status::OutOfMemory)
+    }
+
+    /// Gives the extent back that retired first, if it has colours again.
+    fn end_retirement(&mut self) -> Option<()> {
+        self.renewed_count = self.renewed_count.checked_sub(1)?;
+        let Resting { start, pages } = self.retired.pop_front()?;
+        self.renewed_pages -= pages;
+        self.free.release(start, pages);
+        Some(())
     }
 
     /// Ends the rest of the extent that rests longest.
@@ -349,12 +454,13 @@ impl Arena {
 
     /// Whether a space may use up so many colours: its own, or those that are kept for nobody.
     fn may_wear(&mut self, space: Space, colours: u64) -> bool {
-        if self.quota(space).kept_colours() >= colours {
+        let of_page = self.palette.allocations_of_page();
+        if self.quota(space).kept_colours(of_page) >= colours {
             return true;
         }
         let others = self.quotas.iter().filter(|quota| quota.space != space);
-        let kept = others.fold(0_u64, |sum, quota| sum.saturating_add(quota.kept_colours()));
-        let all = self.pages.len() as u64 * COLOURS_PER_PAGE;
+        let kept = others.fold(0_u64, |sum, quota| sum.saturating_add(quota.kept_colours(of_page)));
+        let all = self.pages.len() as u64 * of_page;
         all.saturating_sub(self.worn_colours).saturating_sub(colours) >= kept
     }
 
@@ -373,11 +479,12 @@ impl Arena {
         }
     }
 
-    /// Lets freed pages rest; those with the last colour retire.
+    /// Lets freed pages rest; those whose colours are used up retire.
     fn lay_to_rest(&mut self, start: u32, pages: u32) {
         // All pages of an allocation had its colour.
-        if self.pages[start as usize].tag == LAST_TAG {
-            self.retired_pages += u64::from(pages);
+        if !self.palette.is_usable(self.pages[start as usize].colour) {
+            self.retired.push_back(Resting { start, pages });
+            self.retired_pages += pages;
             return;
         }
         self.resting.push_back(Resting { start, pages });
@@ -396,44 +503,79 @@ fn index_of(pages: u64) -> usize {
 }
 
 impl Arena {
-    /// A colour that the pages of a free extent never had, and that differs from the allocations
-    /// on both sides, so that who runs over an end is refused and not served the neighbour's bytes;
-    /// and how many colours of its pages that uses up.
-    fn colour(&self, extent: Range<usize>) -> (u8, u64) {
+    /// The number of a colour that the pages of a free extent never had, and that differs from the
+    /// allocations on both sides, so that who runs over an end is refused and not served the
+    /// neighbour's bytes; and how many colours of its pages that uses up.
+    fn next_colour(&self, extent: Range<usize>) -> (u32, u64) {
         let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
         let after = self.pages.get(extent.end);
-        let beside = [before, after].map(|page| page.filter(|page| page.part != Use::None));
-        let is_beside = |tag: u8| beside.iter().flatten().any(|page| page.tag == tag);
+        let beside = [before, after]
+            .map(|page| page.filter(|page| page.part != Use::None))
+            .map(|page| page.map(|page| self.palette.number(page.colour)));
         let pages = &self.pages[extent];
-        let (highest, sum) = pages.iter().fold((0, 0), |(highest, sum): (u8, u64), page| {
-            (highest.max(page.tag), sum + u64::from(page.tag))
+        let (highest, sum) = pages.iter().fold((0, 0), |(highest, sum): (u32, u64), page| {
+            let number = self.palette.number(page.colour);
+            (highest.max(number), sum + u64::from(number))
         });
-        // Pages that rest or are free never had the last colour.
-        let first = highest + 1;
-        // Of three colours one is on neither side. Where they are used up, the first must do.
-        let tag = (first..=u8::MAX).take(3).find(|tag| !is_beside(*tag)).unwrap_or(first);
-        (tag, pages.len() as u64 * u64::from(tag) - sum)
+        // Pages that can be allocated have so many colours left, and of three one is on neither side.
+        let choice = highest + 1..=highest + CHOICE;
+        let number = choice.into_iter().find(|number| !beside.contains(&Some(*number)));
+        let number = number.unwrap_or(highest + 1);
+        (number, pages.len() as u64 * u64::from(number) - sum)
+    }
+
+    /// Whether a range is all of one allocation with the pointer's colour and space.
+    fn look(&self, access: Access) -> Result<(), Status> {
+        let bytes = access.length_bytes.max(1);
+        let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
+        let first = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
+        let last = self.index(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
+        let colour = Colour::new(access.location.generation(), access.tag);
+        let mut number = first;
+        while number <= last {
+            let page = &self.pages[number];
+            let length = match page.part {
+                Use::None => return Err(Status::NotAllocated),
+                Use::Head => page.link,
+                Use::Body => self.pages[number - page.link as usize].link - page.link,
+            };
+            if page.colour != colour {
+                return Err(Status::StaleTag);
+            }
+            if page.space != access.space {
+                return Err(Status::WrongSpace);
+            }
+            // The rest of the allocation is the same.
+            number += length as usize;
+        }
+        Ok(())
     }
 }
 
 impl PageStore for Arena {
     fn generation(&self) -> ArenaGeneration {
-        self.generation
+        self.palette.first()
     }
 
     fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status> {
         if pages == 0 {
             return Err(Status::BadLength);
         }
+        let capacity_pages = self.pages.len() as u64;
         let quota = self.quota(space);
-        if quota.used_pages.saturating_add(u64::from(pages)) > quota.limit_pages {
+        // Who may have all of the memory does not run into a quota but out of memory, and may find
+        // some on another server.
+        let is_bound = quota.limit_pages < capacity_pages;
+        if is_bound && quota.used_pages.saturating_add(u64::from(pages)) > quota.limit_pages {
             return Err(Status::QuotaExceeded);
         }
-        let start = self.take(pages).ok_or(Status::OutOfMemory)?;
-        let offset = (self.first_page + u64::from(start)) << PAGE_SHIFT;
-        let location = Location::new(self.generation, offset).ok_or(Status::OutOfMemory)?;
+        let start = self.take(pages)?;
         let extent = start as usize..start as usize + pages as usize;
-        let (tag, colours) = self.colour(extent.clone());
+        let (number, colours) = self.next_colour(extent.clone());
+        let (generation, tag) = self.palette.colour(number);
+        let colour = Colour::new(generation, tag);
+        let offset = (self.first_page + u64::from(start)) << PAGE_SHIFT;
+        let location = Location::new(generation, offset).ok_or(Status::OutOfMemory)?;
         if !self.may_wear(space, colours) {
             self.free.release(start, pages);
             return Err(Status::QuotaExceeded);
@@ -449,9 +591,9 @@ impl PageStore for Arena {
                 Contents::Zeros => Contents::Zeros,
                 Contents::Leftover | Contents::Written => Contents::Leftover,
             };
-            *page = PageState { version, link, space, tag, part, contents };
+            *page = PageState { version, link, colour, space, part, contents };
         }
-        Ok(Grant { location, tag: Tag(tag) })
+        Ok(Grant { location, tag })
     }
 
     fn note_creator(&mut self, location: Location, creator: Creator) {
@@ -478,31 +620,11 @@ impl PageStore for Arena {
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        if access.location.generation() != self.generation {
-            return Err(Status::StaleGeneration);
-        }
-        let bytes = access.length_bytes.max(1);
-        let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
-        let first = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
-        let last = self.index(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
-        let mut number = first;
-        while number <= last {
-            let page = &self.pages[number];
-            let length = match page.part {
-                Use::None => return Err(Status::NotAllocated),
-                Use::Head => page.link,
-                Use::Body => self.pages[number - page.link as usize].link - page.link,
-            };
-            if page.tag != access.tag.0 {
-                return Err(Status::StaleTag);
-            }
-            if page.space != access.space {
-                return Err(Status::WrongSpace);
-            }
-            // The rest of the allocation is the same.
-            number += length as usize;
-        }
-        Ok(())
+        // A page's colour is never of another life, so only a refusal has to tell that apart.
+        self.look(access).map_err(|status| match self.palette.holds(access.location.generation()) {
+            true => status,
+            false => Status::StaleGeneration,
+        })
     }
 
     fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
@@ -548,6 +670,7 @@ impl PageStore for Arena {
             free_pages: self.arena_usage().free_pages,
             quota_pages,
             used_pages,
+            retired_pages: u64::from(self.retired_pages),
         }
     }
 }

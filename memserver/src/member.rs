@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as RackSnapshot};
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
-use bluebridge_wire::Space;
+use bluebridge_wire::{ArenaGeneration, Space};
 
 mod operator;
 
@@ -26,6 +26,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What was refused and dropped is logged at most this often.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long arena generations may be wanted before the shards expect none any more. Longer than a
+/// few heartbeats, and shorter than clients wait for an answer.
+const RESERVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +51,7 @@ impl ServerConfig {
         let Assignment { space, node, incarnation, .. } = *assignment;
         Self {
             generation: assignment.generation,
+            last_generation: assignment.last_generation,
             authority: authority(assignment.range_epoch),
             // A size that does not fit is out of bounds, and `Server` refuses it by name.
             piece_bytes: u16::try_from(assignment.piece_bytes).unwrap_or(u16::MAX),
@@ -66,12 +71,16 @@ pub struct Member {
     membership: Membership,
     server: Server,
     applied: Applied,
+    /// The last arena generation that was there when more were wanted, and since when.
+    wanted_since: Option<(ArenaGeneration, Instant)>,
 }
 
 /// What every shard was ordered to do.
 struct Applied {
     range_epoch: u32,
     notices: bool,
+    last_generation: ArenaGeneration,
+    is_reserving: bool,
 }
 
 impl Member {
@@ -90,7 +99,9 @@ impl Member {
     {
         let server = crate::run_with(config, reserved, carriers)?;
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
-        Ok(Self { membership, server, applied: Applied { range_epoch, notices: false } })
+        let last_generation = config.last_generation;
+        let applied = Applied { range_epoch, notices: false, last_generation, is_reserving: true };
+        Ok(Self { membership, server, applied, wanted_since: None })
     }
 
     /// The server.
@@ -114,6 +125,7 @@ impl Member {
         let mut refusals = RefusalLog::new(Instant::now());
         while !stop() {
             self.apply(&rack)?;
+            self.ask_for_generations(Instant::now())?;
             if refusals.is_due(Instant::now()) {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
@@ -132,6 +144,34 @@ impl Member {
         self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
     }
 
+    /// Asks the controller for the arena generations that the shards want, and tells the shards when
+    /// it does not reserve them.
+    fn ask_for_generations(&mut self, now: Instant) -> Result<(), MemberError> {
+        let shards = self.server.statistics();
+        let wanted = shards.iter().map(|shard| shard.arena.wanted_generation).max();
+        let wanted = wanted.unwrap_or_default();
+        self.membership.report_wanted_generation(wanted);
+        let last_generation = self.applied.last_generation;
+        let is_reserving = !is_overdue(now, (last_generation, wanted), &mut self.wanted_since);
+        if is_reserving == self.applied.is_reserving
+            || !is_ordered(self.server.set_reserving(is_reserving))?
+        {
+            return Ok(());
+        }
+        self.applied.is_reserving = is_reserving;
+        let last_generation = last_generation.number();
+        if is_reserving {
+            tracing::info!(last_generation, "arena generations are reserved again");
+        } else {
+            tracing::warn!(
+                last_generation,
+                "pages run out of colours, and the controller reserves no arena generations for \
+                 them; see that it runs"
+            );
+        }
+        Ok(())
+    }
+
     /// Orders what the controller wants and the shards were not ordered to do yet.
     fn apply(&mut self, rack: &RackSnapshot) -> Result<(), MemberError> {
         if self.server.is_failed() {
@@ -145,6 +185,21 @@ impl Member {
         {
             tracing::info!(range_epoch = rack.range_epoch, "authority of the range changed");
             self.applied.range_epoch = rack.range_epoch;
+        }
+        if rack.last_generation > self.applied.last_generation
+            && is_ordered(self.server.reserve(rack.last_generation))?
+        {
+            let last_generation = rack.last_generation.number();
+            if rack.last_generation == ArenaGeneration::MAX {
+                tracing::warn!(
+                    last_generation,
+                    "the last arena generations of this node are reserved; before all pages have \
+                     used them up, restart the server, and it joins as a new node"
+                );
+            } else {
+                tracing::debug!(last_generation, "arena generations were reserved");
+            }
+            self.applied.last_generation = rack.last_generation;
         }
         if rack.notices_wanted != self.applied.notices
             && is_ordered(self.order_notices(rack.notices_wanted))?
@@ -176,6 +231,25 @@ impl Member {
         }
         server.stop()
     }
+}
+
+/// Whether more generations than the last one are wanted for longer than [`RESERVE_PATIENCE`], and none
+/// came.
+fn is_overdue(
+    now: Instant,
+    (last, wanted): (ArenaGeneration, ArenaGeneration),
+    wanted_since: &mut Option<(ArenaGeneration, Instant)>,
+) -> bool {
+    if wanted <= last {
+        *wanted_since = None;
+        return false;
+    }
+    let since = match *wanted_since {
+        Some((before, since)) if before == last => since,
+        _ => now,
+    };
+    *wanted_since = Some((last, since));
+    now.saturating_duration_since(since) >= RESERVE_PATIENCE
 }
 
 /// Logs what was refused and dropped since it did so last.
@@ -251,6 +325,22 @@ mod tests {
         let later = BTreeMap::from([("drop_crc", 5), ("the space's quota is used up", 1)]);
         let summary = log.summary(&later);
         assert_eq!(summary.as_deref(), Some("drop_crc: 2, the space's quota is used up: 1"));
+    }
+
+    #[test]
+    fn generations_that_do_not_come_are_overdue() {
+        let begin = Instant::now();
+        let mut since = None;
+        let generation = |number| ArenaGeneration::new(number).expect("small");
+        let mut at = |millis, last, wanted| {
+            let now = begin + Duration::from_millis(millis);
+            is_overdue(now, (generation(last), generation(wanted)), &mut since)
+        };
+        assert!(!at(0, 1, 1) && !at(10_000, 1, 3) && !at(11_999, 1, 3));
+        assert!(at(12_000, 1, 3) && at(20_000, 1, 3));
+        assert!(!at(21_000, 3, 3) && !at(22_000, 3, 5) && at(24_000, 3, 5));
+        // Whoever always wants more and gets it need not wait.
+        assert!(!at(24_001, 5, 7) && !at(26_000, 7, 9) && !at(27_999, 9, 11) && at(29_999, 9, 11));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use bluebridge_protocol::{
 use bluebridge_transport::{
     Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait,
 };
-use bluebridge_wire::{Datagram, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 
 use crate::{
     Arena, ArenaUsage,
@@ -69,6 +69,12 @@ pub trait Store: PageStore {
     /// Prepares up to `budget` pages for later, and says how many.
     fn tidy(&mut self, budget: u32) -> u32;
 
+    /// Adds arena generations up to `last`.
+    fn reserve(&mut self, last: ArenaGeneration);
+
+    /// Says whether more can be expected soon.
+    fn set_reserving(&mut self, is_reserving: bool);
+
     /// Shows the allocations from a page on, by their first pages, until `each` returns false or
     /// `budget` pages were looked at, an allocation counting as one; the page to go on from, `None` at
     /// the end. A store that keeps no list shows none.
@@ -90,6 +96,14 @@ impl Store for Arena {
 
     fn tidy(&mut self, budget: u32) -> u32 {
         Self::tidy(self, budget)
+    }
+
+    fn reserve(&mut self, last: ArenaGeneration) {
+        Self::reserve(self, last);
+    }
+
+    fn set_reserving(&mut self, is_reserving: bool) {
+        Self::set_reserving(self, is_reserving);
     }
 
     fn survey(
@@ -137,6 +151,10 @@ pub enum Order {
     Notices(Space, bool),
     /// Give up a range of another node.
     Release(Adopted),
+    /// Use arena generations up to this one, which the controller reserved.
+    Reserve(ArenaGeneration),
+    /// Expect arena generations soon, or do not.
+    Reserving(bool),
     /// Serve these pages again.
     Return(core::ops::Range<u64>),
     /// Tell of allocations, or free them, for an operator.
@@ -445,6 +463,14 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 true
             }
             Order::Release(adopted) => self.responder.remove_adopted(&adopted),
+            Order::Reserve(last) => {
+                self.store.reserve(last);
+                true
+            }
+            Order::Reserving(is_reserving) => {
+                self.store.set_reserving(is_reserving);
+                true
+            }
             Order::Return(pages) => self.responder.remove_moved(&pages),
             // Whoever asked learns it by the end of its channel.
             Order::Survey(_) if self.surveys.len() >= SURVEYS_MAX => false,
@@ -456,15 +482,18 @@ impl<T: Transport, S: Store> Shard<T, S> {
         statistics.add_order(is_done);
     }
 
-    /// Warns once many pages cannot be used again in this generation; says whether it did.
+    /// Warns once many pages cannot be used again; says whether it did.
     fn warn_of_retirement(&self) -> bool {
-        let ArenaUsage { retired_pages, capacity_pages, .. } = self.store.arena_usage();
-        let is_due = retired_pages > capacity_pages / RETIRED_DIVISOR;
+        let ArenaUsage { retired_pages, capacity_pages, last_generation, .. } =
+            self.store.arena_usage();
+        let is_due = last_generation == ArenaGeneration::MAX
+            && retired_pages > capacity_pages / RETIRED_DIVISOR;
         if is_due {
             tracing::warn!(
                 retired_pages,
                 capacity_pages,
-                "the colours of many pages are used up; restart the server with a new generation"
+                "the colours of many pages are used up for good; restart the server, and it joins \
+                 as a new node"
             );
         }
         is_due

@@ -15,7 +15,7 @@ use std::{
 
 use bluebridge_protocol::responder::{Authority, Config, ConfigError, Limits, Responder, Timers};
 use bluebridge_transport::Transport;
-use bluebridge_wire::{ArenaGeneration, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
@@ -35,8 +35,10 @@ pub struct ServerConfig {
     pub node: NodeId,
     /// The incarnation, as the controller gave it.
     pub incarnation: u32,
-    /// The generation of the contents, as the controller gave it; they begin empty.
+    /// The first generation of the contents, as the controller gave it; they begin empty.
     pub generation: ArenaGeneration,
+    /// The last generation that the controller reserved; [`Server::reserve`] adds more.
+    pub last_generation: ArenaGeneration,
     /// The right to serve; without one requests on pages are refused until it comes.
     pub authority: Option<Authority>,
     /// The spaces that are served.
@@ -53,8 +55,10 @@ pub struct ServerConfig {
     /// Quotas per space in pages, for the whole server; shards get equal shares, the first ones a
     /// page more where that does not divide evenly.
     pub quotas: Vec<(Space, u64)>,
-    /// The quota of spaces without an entry.
-    pub default_quota_pages: u64,
+    /// The quota of spaces without an entry; `u64::MAX` for none. If it is left out, each of
+    /// `spaces` gets an equal share of the server's pages, so that no space can fill the server for
+    /// the others. A server of one space is all its.
+    pub default_quota_pages: Option<u64>,
     /// The bounds of each shard.
     pub limits: Limits,
     /// The times of the protocol.
@@ -76,6 +80,7 @@ impl ServerConfig {
             node,
             incarnation,
             generation: ArenaGeneration::default(),
+            last_generation: ArenaGeneration::default(),
             authority: usual.authority,
             spaces: usual.spaces,
             piece_bytes: usual.piece_bytes,
@@ -83,7 +88,7 @@ impl ServerConfig {
             claim: Claim::default(),
             prefer_huge_pages: true,
             quotas: Vec::new(),
-            default_quota_pages: u64::MAX,
+            default_quota_pages: None,
             limits: usual.limits,
             timers: usual.timers,
             idle: Idle::default(),
@@ -118,8 +123,12 @@ impl ServerConfig {
         }
     }
 
-    fn arena(&self, shard: u8, shard_count: u16) -> ArenaConfig {
+    /// `shard_pages` are the pages of one shard.
+    fn arena(&self, shard: u8, shard_count: u16, shard_pages: u64) -> ArenaConfig {
         let count = u64::from(shard_count);
+        let spaces = (self.spaces.len() as u64).max(1);
+        let equal = || shard_pages.saturating_mul(count) / spaces;
+        let default_quota_pages = self.default_quota_pages.unwrap_or_else(equal);
         // The first shards take what does not divide evenly, so that the sum is what was said.
         let share = |pages: u64| match pages {
             u64::MAX => pages,
@@ -127,9 +136,10 @@ impl ServerConfig {
         };
         ArenaConfig {
             generation: self.generation,
+            last_generation: self.last_generation,
             shard,
             quotas: self.quotas.iter().map(|&(space, pages)| (space, share(pages))).collect(),
-            default_quota_pages: share(self.default_quota_pages),
+            default_quota_pages: share(default_quota_pages),
             ..ArenaConfig::default()
         }
     }
@@ -234,7 +244,8 @@ where
         (0..=u8::MAX).zip(transports.into_iter().zip(reserved.parts))
     {
         let responder = Responder::new(&config.shard(shard, shard_count))?;
-        let store = Arena::new(&config.arena(shard, shard_count), memory);
+        let shard_pages = (memory.len() / PAGE_BYTES) as u64;
+        let store = Arena::new(&config.arena(shard, shard_count, shard_pages), memory);
         shards.push(Shard::new(transport, responder, store, config.idle));
     }
     let mut server =
@@ -341,6 +352,23 @@ impl Server {
             .try_for_each(|(shard, _)| self.order(shard, Order::Authority(authority)))
     }
 
+    /// Adds the arena generations up to `last`, which the controller reserved, on every shard.
+    ///
+    /// # Errors
+    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    pub fn reserve(&self, last: ArenaGeneration) -> Result<(), OrderError> {
+        (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, Order::Reserve(last)))
+    }
+
+    /// Says whether more arena generations can be expected soon, to every shard.
+    ///
+    /// # Errors
+    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    pub fn set_reserving(&self, is_reserving: bool) -> Result<(), OrderError> {
+        let order = || Order::Reserving(is_reserving);
+        (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, order()))
+    }
+
     /// Stops: new requests are answered SHUTTING_DOWN for the grace time, then the shards end.
     /// Gives their last statistics.
     ///
@@ -394,15 +422,29 @@ mod tests {
         for (pages, count, shares) in
             [(10, 4, &[3, 3, 2, 2][..]), (1, 3, &[1, 0, 0]), (8, 2, &[4, 4]), (0, 2, &[0, 0])]
         {
-            config.default_quota_pages = pages;
+            config.default_quota_pages = Some(pages);
             config.quotas = vec![(Space(8), pages)];
-            let arenas: Vec<_> =
-                (0..=u8::MAX).take(shares.len()).map(|shard| config.arena(shard, count)).collect();
+            let arenas: Vec<_> = (0..=u8::MAX)
+                .take(shares.len())
+                .map(|shard| config.arena(shard, count, 100))
+                .collect();
             let default: Vec<_> = arenas.iter().map(|arena| arena.default_quota_pages).collect();
             let of_space: Vec<_> = arenas.iter().map(|arena| arena.quotas[0].1).collect();
             assert_eq!((default.as_slice(), of_space.as_slice()), (shares, shares));
         }
-        config.default_quota_pages = u64::MAX;
-        assert_eq!(config.arena(3, 4).default_quota_pages, u64::MAX, "no quota is none anywhere");
+        config.default_quota_pages = Some(u64::MAX);
+        let arena = config.arena(3, 4, 100);
+        assert_eq!(arena.default_quota_pages, u64::MAX, "no quota is none anywhere");
+    }
+
+    #[test]
+    fn without_a_quota_spaces_have_equal_shares() {
+        let mut config = ServerConfig::new(Space(7), NodeId(9), 1, 1 << 30, 0);
+        let quota = |config: &ServerConfig, shard| config.arena(shard, 2, 100).default_quota_pages;
+        assert_eq!((quota(&config, 0), quota(&config, 1)), (100, 100), "all of it for one space");
+        config.spaces = vec![Space(7), Space(8), Space(9)];
+        assert_eq!((quota(&config, 0), quota(&config, 1)), (33, 33));
+        config.spaces.clear();
+        assert_eq!(quota(&config, 0), 100);
     }
 }

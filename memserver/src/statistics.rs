@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use bluebridge_protocol::responder::{Event, Responder};
 use bluebridge_transport::Counters;
-use bluebridge_wire::{Fault, Status};
+use bluebridge_wire::{ArenaGeneration, Fault, Status};
 
 use crate::ArenaUsage;
 
 /// States that are shown beside events and statuses.
-const GAUGE_COUNT: usize = 9;
+const GAUGE_COUNT: usize = 11;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 12;
@@ -130,6 +130,8 @@ impl ShardStatistics {
             provisional_pages,
             leased_pages,
             waiting_count,
+            last_generation,
+            wanted_generation,
         ] = self.gauges.each_ref().map(load);
         Snapshot {
             events: Event::ALL.iter().copied().zip(self.events.iter().map(load)).collect(),
@@ -140,6 +142,8 @@ impl ShardStatistics {
                 resting_pages,
                 retired_pages,
                 used_pages,
+                last_generation: generation(last_generation),
+                wanted_generation: generation(wanted_generation),
             },
             session_count,
             provisional_pages,
@@ -170,6 +174,8 @@ impl ShardStatistics {
             responder.provisional_pages(),
             responder.leased_pages() as u64,
             responder.waiting_count() as u64,
+            arena.last_generation.number().into(),
+            arena.wanted_generation.number().into(),
         ];
         for (shown, gauge) in self.gauges.iter().zip(gauges) {
             shown.store(gauge, Ordering::Relaxed);
@@ -193,6 +199,11 @@ impl ShardStatistics {
         let counter = if is_done { &self.orders_done } else { &self.orders_refused };
         counter.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The generation that a gauge shows.
+fn generation(gauge: u64) -> ArenaGeneration {
+    u16::try_from(gauge).ok().and_then(ArenaGeneration::new).unwrap_or(ArenaGeneration::MAX)
 }
 
 const fn numbers_of(counters: Counters) -> [u64; COUNTER_COUNT] {

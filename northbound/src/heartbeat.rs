@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use bluebridge_wire::ArenaGeneration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Request;
@@ -163,6 +164,7 @@ async fn join(
                         piece_bytes: assignment.piece_bytes,
                         installed: assignment.installed,
                         notices_wanted: assignment.notices_wanted,
+                        last_generation: assignment.last_generation,
                     },
                     match registration.role {
                         Role::Client => 0,
@@ -284,6 +286,7 @@ impl Member {
             token: self.assignment.token.0.to_vec(),
             free_pages: self.shared.free_pages.load(Ordering::Relaxed),
             memory_nodes_version: self.version,
+            wanted_arena_generation: self.shared.wanted_generation.load(Ordering::Relaxed).into(),
         };
         let answer = match timeout(
             patience,
@@ -314,6 +317,7 @@ impl Member {
             None => None,
         };
         let piece_bytes = usize::try_from(answer.piece_bytes).unwrap_or(0);
+        let last = u16::try_from(answer.last_arena_generation).ok().and_then(ArenaGeneration::new);
         let mut was_lost = false;
         self.shared.change(|snapshot| {
             was_lost = snapshot.connection == Connection::Lost;
@@ -327,6 +331,13 @@ impl Member {
             snapshot.notices_wanted = answer.notices_wanted;
             if piece_bytes >= 1024 && piece_bytes != snapshot.piece_bytes {
                 snapshot.piece_bytes = piece_bytes;
+                changed = true;
+            }
+            // What is reserved stays so.
+            if let Some(last) = last
+                && last > snapshot.last_generation
+            {
+                snapshot.last_generation = last;
                 changed = true;
             }
             if let Some(nodes) = nodes

@@ -1,11 +1,12 @@
 //! A joined endpoint.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bluebridge_wire::ArenaGeneration;
 use tokio::sync::Notify;
 
 use crate::attend::{Question, Questions};
@@ -44,6 +45,8 @@ pub struct Snapshot {
     pub installed: bool,
     /// Whether any endpoint in the space asked for notices, so that a memory node should send them.
     pub notices_wanted: bool,
+    /// The last generation that is reserved for a memory node's arena.
+    pub last_generation: ArenaGeneration,
 }
 
 /// Timeouts and TLS of a membership.
@@ -82,6 +85,7 @@ pub(crate) struct Shared {
     changed: Condvar,
     expulsion: Arc<OnceLock<Arc<str>>>,
     pub(crate) free_pages: AtomicU64,
+    pub(crate) wanted_generation: AtomicU16,
     pub(crate) heartbeat_count: AtomicU64,
     pub(crate) heartbeat_now: Notify,
     pub(crate) questions: Questions,
@@ -94,6 +98,7 @@ impl Shared {
             changed: Condvar::new(),
             expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
+            wanted_generation: AtomicU16::new(0),
             heartbeat_count: AtomicU64::new(0),
             heartbeat_now: Notify::new(),
             questions: Questions::default(),
@@ -271,6 +276,15 @@ impl Membership {
         let before = self.shared.free_pages.swap(pages, Ordering::Relaxed);
         let leap = before.abs_diff(pages) > before.min(pages);
         if leap {
+            self.shared.heartbeat_now.notify_one();
+        }
+    }
+
+    /// Requests arena generations for a memory node's arena, up to `wanted`. The next heartbeat carries
+    /// the request; it is sent at once if `wanted` increased.
+    pub fn report_wanted_generation(&self, wanted: ArenaGeneration) {
+        let before = self.shared.wanted_generation.swap(wanted.number(), Ordering::Relaxed);
+        if wanted.number() > before {
             self.shared.heartbeat_now.notify_one();
         }
     }

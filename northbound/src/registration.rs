@@ -60,7 +60,7 @@ pub struct Previous {
     /// The token.
     pub token: Token,
     /// Whether the arena still holds everything that was acknowledged. If not, the node gets the
-    /// next arena generation.
+    /// arena generations that no earlier life had.
     pub contents_kept: bool,
 }
 
@@ -134,8 +134,10 @@ pub struct Assignment {
     pub space: Space,
     /// Greater than that of any earlier endpoint with this node id.
     pub incarnation: u32,
-    /// The generation of its arena.
+    /// The first generation of its arena.
     pub generation: ArenaGeneration,
+    /// The last generation that is reserved for its arena.
+    pub last_generation: ArenaGeneration,
     /// The epoch under which a memory node serves its own range.
     pub range_epoch: u32,
     /// The most data bytes in a datagram at the time of the join.
@@ -158,6 +160,8 @@ impl Assignment {
         let space = u16::try_from(answer.space).map_err(|_| bad("space"))?;
         let generation = u16::try_from(answer.arena_generation).ok().and_then(ArenaGeneration::new);
         let piece_bytes = usize::try_from(answer.piece_bytes).ok().filter(|bytes| *bytes >= 1024);
+        let generation = generation.ok_or(bad("arena generation"))?;
+        let last = u16::try_from(answer.last_arena_generation).ok().and_then(ArenaGeneration::new);
         if answer.incarnation == 0 || answer.heartbeat_interval_ms == 0 {
             return Err(bad("incarnation or interval"));
         }
@@ -165,7 +169,8 @@ impl Assignment {
             node,
             space: Space(space),
             incarnation: answer.incarnation,
-            generation: generation.ok_or(bad("arena generation"))?,
+            generation,
+            last_generation: last.ok_or(bad("last arena generation"))?.max(generation),
             range_epoch: answer.range_epoch,
             piece_bytes: piece_bytes.ok_or(bad("piece size"))?,
             heartbeat_interval: Duration::from_millis(answer.heartbeat_interval_ms.into()),
@@ -190,7 +195,7 @@ pub struct MemoryNodeStatus {
     pub name: String,
     /// Whether its heartbeats arrive.
     pub live: bool,
-    /// The generation of its arena.
+    /// The first generation of its arena.
     pub generation: ArenaGeneration,
     /// Its serving cores.
     pub shard_count: u16,

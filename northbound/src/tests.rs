@@ -24,6 +24,7 @@ fn answer() -> proto::JoinResponse {
         installed: true,
         memory_nodes: None,
         notices_wanted: true,
+        last_arena_generation: 9,
     }
 }
 
@@ -31,6 +32,10 @@ fn answer() -> proto::JoinResponse {
 fn answers_of_another_version_are_refused() {
     let good = Assignment::parse(&answer()).unwrap();
     assert_eq!((good.node, good.incarnation, good.token), (NodeId(7), 2, Token([5; 16])));
+    assert_eq!((good.generation.number(), good.last_generation.number()), (3, 9));
+    // A controller of before reserves one generation and says nothing of more.
+    let before = proto::JoinResponse { last_arena_generation: 0, ..answer() };
+    assert_eq!(Assignment::parse(&before).unwrap().last_generation.number(), 3);
     let bad = [
         proto::JoinResponse { node: 0, ..answer() },
         proto::JoinResponse { node: 0xffff, ..answer() },
@@ -38,6 +43,7 @@ fn answers_of_another_version_are_refused() {
         proto::JoinResponse { space: 0x1_0000, ..answer() },
         proto::JoinResponse { incarnation: 0, ..answer() },
         proto::JoinResponse { arena_generation: 0x8000, ..answer() },
+        proto::JoinResponse { last_arena_generation: 0x8000, ..answer() },
         proto::JoinResponse { piece_bytes: 0, ..answer() },
         proto::JoinResponse { heartbeat_interval_ms: 0, ..answer() },
         proto::JoinResponse { token: vec![5; 15], ..answer() },

@@ -41,6 +41,7 @@ impl Controller for Willing {
             installed: true,
             memory_nodes: None,
             notices_wanted: false,
+            last_arena_generation: 0,
         }))
     }
 

@@ -4,12 +4,13 @@ use core::ops::Range;
 
 use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
 
-/// What an allocation got: where it begins and its colour.
+/// What an allocation got: where it begins, and its colour, which is the location's generation and
+/// the tag.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Grant {
     /// The first byte; page aligned.
     pub location: Location,
-    /// The colour that pointers to it carry.
+    /// The tag that pointers to it carry.
     pub tag: Tag,
 }
 
@@ -29,7 +30,7 @@ pub struct Access {
     pub location: Location,
     /// Bytes; at least 1.
     pub length_bytes: u64,
-    /// The colour in the pointer.
+    /// The tag in the pointer.
     pub tag: Tag,
     /// The space that asks.
     pub space: Space,
@@ -40,13 +41,16 @@ pub struct Access {
 /// Every refusal is the [`Status`] that the requester is told, and leaves everything unchanged.
 /// Page numbers are those of [`Location::page`].
 pub trait PageStore {
-    /// The generation of the contents.
+    /// The first generation of the contents: pointers of older ones are to contents that were lost.
+    /// Pages may have later ones.
     fn generation(&self) -> ArenaGeneration;
 
-    /// Allocates `pages` contiguous pages, zeroed, with version 0 or greater.
+    /// Allocates `pages` contiguous pages, zeroed, with version 0 or greater. No page is given twice
+    /// with the same generation and tag.
     ///
     /// # Errors
-    /// [`Status::BadLength`] for 0 pages, [`Status::QuotaExceeded`], [`Status::OutOfMemory`].
+    /// [`Status::BadLength`] for 0 pages, [`Status::QuotaExceeded`], [`Status::OutOfMemory`],
+    /// [`Status::Overloaded`] if pages can be had in a moment.
     fn create(&mut self, space: Space, pages: u32) -> Result<Grant, Status>;
 
     /// Notes for whom the allocation that begins at `location` was made. A store that lists its
@@ -69,7 +73,8 @@ pub trait PageStore {
     /// What [`Self::delete`] would refuse.
     fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status>;
 
-    /// Whether the range may be accessed: generation, bounds, allocated, colour, space.
+    /// Whether the range may be accessed: by a pointer of these contents, within bounds, allocated,
+    /// with the generation and tag of each page, in its space.
     ///
     /// # Errors
     /// The status of the first page that may not.
@@ -86,7 +91,7 @@ pub trait PageStore {
     fn zero(&mut self, page: u64, range: Range<usize>);
 
     /// Counts the changes of an allocated page; never the same twice for different contents
-    /// within one generation.
+    /// since [`Self::generation`] began.
     fn version(&self, page: u64) -> u64;
 
     /// Capacity, free pages, and what `space` uses of its quota.
@@ -105,4 +110,6 @@ pub struct StoreUsage {
     pub quota_pages: u64,
     /// Pages that the space has.
     pub used_pages: u64,
+    /// Pages that cannot be allocated because their colours are used up.
+    pub retired_pages: u64,
 }

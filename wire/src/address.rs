@@ -94,12 +94,15 @@ impl fmt::Display for NodeId {
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Tag(pub u8);
 
-/// Counts how often an arena lost its contents; 15 bits, never reused.
+/// The upper part of an allocation's colour; 15 bits, never reused.
+///
+/// A memory server reserves generations with the controller. It begins with those that no earlier
+/// life of its arena had, and a page whose tags are used up goes on with the next one.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ArenaGeneration(u16);
 
 impl ArenaGeneration {
-    /// The last generation; after it, an arena needs a new node id.
+    /// The last generation; a server that used it up needs a new node id.
     pub const MAX: Self = Self(0x7fff);
 
     /// A generation from its number; `None` above [`Self::MAX`].
@@ -118,6 +121,13 @@ impl ArenaGeneration {
     #[must_use]
     pub const fn next(self) -> Option<Self> {
         Self::new(self.0 + 1)
+    }
+
+    /// The generation so many further on, [`Self::MAX`] at most.
+    #[must_use]
+    pub const fn saturating_add(self, count: u16) -> Self {
+        let number = self.0.saturating_add(count);
+        if number > Self::MAX.0 { Self::MAX } else { Self(number) }
     }
 }
 

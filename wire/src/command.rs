@@ -317,8 +317,8 @@ statuses! {
     /// The range leaves the arena.
     OutOfRange = 16, Requester, "the range leaves the arena";
     /// The pages were freed, and possibly allocated again.
-    StaleTag = 17, Requester, "the page has another tag than the pointer";
-    /// The arena lost its contents since the allocation.
+    StaleTag = 17, Requester, "the page has another tag or generation than the pointer";
+    /// The pointer is from an earlier incarnation of the arena, whose contents are lost.
     StaleGeneration = 18, Requester, "the pointer is from before the server lost its contents";
     /// The pages are not allocated.
     NotAllocated = 19, Requester, "the page is not allocated";

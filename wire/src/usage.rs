@@ -1,11 +1,15 @@
 //! The usage record: the data of a STAT's reply.
 
 /// Bytes of the record.
-pub const USAGE_BYTES: usize = 64;
+pub const USAGE_BYTES: usize = 72;
 
-/// The result of a STAT: eight 64-bit numbers, big endian, in the order of the fields.
+/// Bytes of the record of a server that does not report how many pages are retired.
+const USAGE_BYTES_MIN: usize = 64;
+
+/// The result of a STAT: nine 64-bit numbers, big endian, in the order of the fields.
 ///
-/// A longer record is from a newer server; the additional bytes are skipped.
+/// A longer record is from a newer server; the additional bytes are skipped. A record of eight numbers
+/// is from an older server, which does not report how many pages are retired.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Pages of the shard's arena.
@@ -24,13 +28,19 @@ pub struct Usage {
     pub answered_count: u64,
     /// Shards (serving cores) of the server.
     pub shard_count: u64,
+    /// Pages that cannot be allocated because their colours are used up: until the server has
+    /// reserved more generations, or for good if none are left (docs/protocol.md, section 8).
+    pub retired_pages: u64,
 }
 
 impl Usage {
     /// The record in `bytes`; `None` if they are too short.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let (words, _) = bytes.get(..USAGE_BYTES)?.as_chunks::<8>();
+        if bytes.len() < USAGE_BYTES_MIN {
+            return None;
+        }
+        let (words, _) = bytes.as_chunks::<8>();
         let mut words = words.iter().map(|word| u64::from_be_bytes(*word));
         let mut next = || words.next();
         Some(Self {
@@ -42,6 +52,7 @@ impl Usage {
             session_count: next()?,
             answered_count: next()?,
             shard_count: next()?,
+            retired_pages: next().unwrap_or(0),
         })
     }
 
@@ -57,6 +68,7 @@ impl Usage {
             self.session_count,
             self.answered_count,
             self.shard_count,
+            self.retired_pages,
         ];
         let mut bytes = [0; USAGE_BYTES];
         for (out, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {

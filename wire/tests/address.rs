@@ -181,6 +181,10 @@ fn generations_end() {
     assert_eq!(ArenaGeneration::MAX.next(), None);
     assert_eq!(ArenaGeneration::new(0x8000), None);
     assert_eq!(ArenaGeneration::default().next(), ArenaGeneration::new(1));
+    let near = ArenaGeneration::new(0x7ffe).expect("15 bits");
+    assert_eq!(near.saturating_add(1), ArenaGeneration::MAX);
+    assert_eq!(near.saturating_add(u16::MAX), ArenaGeneration::MAX);
+    assert_eq!(ArenaGeneration::default().saturating_add(3), ArenaGeneration::new(3).expect("3"));
     assert_eq!(Location::new(ArenaGeneration::MAX, 1 << OFFSET_BITS), None);
     assert_eq!(Location::from_bits(1 << 63), None);
 }

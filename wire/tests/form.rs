@@ -106,13 +106,17 @@ proptest! {
     }
 
     #[test]
-    fn usage_survives(words in any::<[u64; 8]>(), more in vec(any::<u8>(), 0..9)) {
+    fn usage_survives(words in any::<[u64; 9]>(), more in vec(any::<u8>(), 0..9)) {
         let mut bytes: Vec<_> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let usage = Usage::parse(&bytes).expect("whole");
         prop_assert_eq!(&usage.emit()[..], &bytes[..]);
         bytes.extend(more);
         prop_assert_eq!(Usage::parse(&bytes), Some(usage));
-        prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 1]), None);
+        // A server of before says nothing of retired pages.
+        let older = Some(Usage { retired_pages: 0, ..usage });
+        prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 8]), older);
+        prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 1]), older);
+        prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 9]), None);
     }
 
     #[test]

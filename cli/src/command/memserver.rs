@@ -40,8 +40,9 @@ pub(super) struct MemoryServer {
     /// Serving cores, each with a share of the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
-    /// The most pages that a space may have on this server; the default is no limit. Every serving core
-    /// has an equal share, so with --shards a space can use its whole quota only on all cores together
+    /// The most pages that a space may have on this server. By default the served spaces have equal
+    /// shares; a single space has all pages. Every serving core has an equal share, so with --shards a
+    /// space can use its whole quota only on all cores together
     #[arg(long, value_name = "PAGES")]
     quota: Option<u64>,
     /// When the memory is allocated: at the start, at the start without swapping,
@@ -213,7 +214,7 @@ fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Member
 fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<ServerConfig> {
     let mut config = ServerConfig::assigned(assignment, options.memory.0, seed()?);
     config.claim = options.claim.into();
-    config.default_quota_pages = options.quota.unwrap_or(u64::MAX);
+    config.default_quota_pages = options.quota;
     config.idle.spin = Duration::from_micros(options.spin);
     Ok(config)
 }

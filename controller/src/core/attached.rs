@@ -16,19 +16,19 @@ pub struct Attached {
     pub space: Space,
     /// Its incarnation.
     pub incarnation: u32,
-    /// The generation of its arena.
-    pub generation: u16,
+    /// The first and the last generation that are reserved for its arena.
+    pub generations: (u16, u16),
     /// How the switch forwards to it.
     pub forward: Forward,
 }
 
 impl Attached {
-    pub(crate) const fn new(record: &NodeRecord) -> Self {
+    pub(crate) fn new(record: &NodeRecord) -> Self {
         Self {
             role: record.role,
             space: record.space(),
             incarnation: record.incarnation,
-            generation: record.generation,
+            generations: record.generations().into_inner(),
             forward: Forward { port: record.port(), dst_mac: record.mac() },
         }
     }

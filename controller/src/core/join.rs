@@ -12,6 +12,10 @@ use super::{
     PORT_MAX, Ports, weight,
 };
 
+/// Arena generations that a memory node gets when it joins. Few, because unused ones are lost when it
+/// joins again; it asks for more before it needs them.
+const JOIN_GENERATIONS: u16 = 2;
+
 /// Where an endpoint is connected, as it states.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Attachment {
@@ -379,17 +383,23 @@ impl Core {
     ) -> Result<NodeRecord, JoinError> {
         if let Some(record) = same.and_then(|id| self.nodes.get(&id)).map(|node| &node.record) {
             let kept = join.previous.is_some_and(|previous| previous.contents_kept);
-            let generation = match join.role {
-                Role::Memory if !kept => next_generation(record.generation),
-                _ => Some(record.generation),
+            let generations = match join.role {
+                Role::Memory if !kept => next_generations(record),
+                _ => Some((record.generation, record.last_generation)),
             };
             // A node whose generations are used up becomes a new one.
-            if let Some(generation) = generation {
+            if let Some((generation, last_generation)) = generations {
                 // A caller without the token must not get it: the holder uses it as well.
                 let token = if proves(join, record) { record.token } else { token };
-                return Ok(NodeRecord { generation, token, ..succeed(record)? });
+                return Ok(NodeRecord { generation, last_generation, token, ..succeed(record)? });
             }
         }
+        let (generation, last_generation) = match join.role {
+            Role::Client => (0, 0),
+            Role::Memory => {
+                (self.first_generation, last_of(self.first_generation, JOIN_GENERATIONS))
+            }
+        };
         let fresh = NodeRecord {
             node: 0,
             name: join.name.clone(),
@@ -397,10 +407,8 @@ impl Core {
             space: join.space.0,
             incarnation: 1,
             first_incarnation: 1,
-            generation: match join.role {
-                Role::Client => 0,
-                Role::Memory => self.first_generation,
-            },
+            generation,
+            last_generation,
             range_epoch: 1,
             token,
             nonce: join.nonce,
@@ -487,8 +495,16 @@ impl Core {
     }
 }
 
-fn next_generation(generation: u16) -> Option<u16> {
-    ArenaGeneration::new(generation).and_then(ArenaGeneration::next).map(ArenaGeneration::number)
+/// The first and the last generation of a memory node's next life: behind all that were reserved for
+/// it. `None` if all are used up.
+fn next_generations(record: &NodeRecord) -> Option<(u16, u16)> {
+    let next = ArenaGeneration::new(*record.generations().end()).and_then(ArenaGeneration::next);
+    next.map(|first| (first.number(), last_of(first.number(), JOIN_GENERATIONS)))
+}
+
+/// The last of so many generations, as far as there are.
+fn last_of(first: u16, count: u16) -> u16 {
+    first.saturating_add(count - 1).min(ArenaGeneration::MAX.number())
 }
 
 /// Whether the caller shows the token of the record.

@@ -1,5 +1,7 @@
 //! Stored records of the controller.
 
+use std::ops::RangeInclusive;
+
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
@@ -41,8 +43,12 @@ pub struct NodeRecord {
     /// was not recorded yet.
     #[serde(default)]
     pub first_incarnation: u32,
-    /// The generation of its arena.
+    /// The first generation of its arena.
     pub generation: u16,
+    /// The last generation that is reserved for its arena; a later incarnation starts after it. 0 in
+    /// records of a controller that did not store it: then it is [`Self::generation`].
+    #[serde(default)]
+    pub last_generation: u16,
     /// Increased by every join; a memory node serves its own range under it.
     pub range_epoch: u32,
     /// The token that proves its identity.
@@ -84,6 +90,12 @@ impl NodeRecord {
     #[must_use]
     pub const fn space(&self) -> Space {
         Space(self.space)
+    }
+
+    /// The generations that are reserved for its arena.
+    #[must_use]
+    pub fn generations(&self) -> RangeInclusive<u16> {
+        self.generation..=self.last_generation.max(self.generation)
     }
 
     /// The switch's port.

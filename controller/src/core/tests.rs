@@ -82,7 +82,8 @@ fn a_repeated_join_is_answered_alike_and_a_new_one_is_a_new_incarnation() {
     let first = join(&mut core, now, &request);
     assert_eq!(join(&mut core, now, &request), first);
     let second = join(&mut core, now, &again(&request));
-    assert_eq!((second.node, second.incarnation, second.generation), (first.node, 2, 1));
+    assert_eq!((second.node, second.incarnation), (first.node, 2));
+    assert_eq!((first.generations(), second.generations()), (0..=1, 2..=3));
 }
 
 /// Joins with a new secret, as the service does.
@@ -144,7 +145,7 @@ fn kept_contents_keep_the_generation_and_need_the_token() {
     let first = join(&mut core, now, &request);
     let kept = Join { previous: shown(&first, true), ..again(&request) };
     let second = join(&mut core, now, &kept);
-    assert_eq!((second.generation, second.incarnation), (0, 2));
+    assert_eq!((second.generations(), second.incarnation), (0..=1, 2));
     assert!(second.range_epoch > first.range_epoch);
     let mut forged = again(&kept);
     forged.previous = Some(Previous { token: [9; 16], ..forged.previous.unwrap() });
@@ -162,9 +163,42 @@ fn memory_begins_at_the_generation_of_the_store() {
     core.learn_ports(ports(16));
     let request = memory("m1", 1, 10);
     assert_eq!(join(&mut core, now, &request).generation, 0x1234);
-    assert_eq!(join(&mut core, now, &again(&request)).generation, 0x1235);
+    assert_eq!(join(&mut core, now, &again(&request)).generation, 0x1236);
     assert_eq!(join(&mut core, now, &memory("m2", 2, 10)).generation, 0x1234);
     assert_eq!(join(&mut core, now, &client("c1", 3)).generation, 0);
+}
+
+#[test]
+fn generations_are_reserved_once_and_for_good() {
+    let (mut core, now) = core();
+    let request = memory("m1", 1, 10);
+    let first = join(&mut core, now, &request);
+    drop((core.take_changes(), core.take_dirty()));
+    let last = |core: &Core| core.node(first.id()).unwrap().record.last_generation;
+    core.reserve(member(&first), 0).unwrap();
+    core.reserve(member(&first), 1).unwrap();
+    assert_eq!((last(&core), core.take_changes()), (1, vec![]));
+    core.reserve(member(&first), 5).unwrap();
+    let stored = core.node(first.id()).unwrap().record.clone();
+    assert_eq!((last(&core), core.take_changes()), (5, vec![Change::Node(stored)]));
+    assert!(core.take_dirty());
+    assert_eq!(core.endpoints()[&first.id()].generations, (0, 5), "for redirects");
+    // A repetition, also one that comes late.
+    core.reserve(member(&first), 5).unwrap();
+    core.reserve(member(&first), 3).unwrap();
+    assert_eq!((last(&core), core.take_changes()), (5, vec![]));
+    core.reserve(member(&first), u16::MAX).unwrap();
+    assert_eq!(last(&core), 5 + HEARTBEAT_GENERATIONS_MAX, "no more at once");
+    // The next life begins behind, and the one before gets no more.
+    let second = join(&mut core, now, &again(&request));
+    assert_eq!(second.generations(), 70..=71);
+    assert!(matches!(core.reserve(member(&first), 75), Err(MemberError::Stale { .. })));
+    let c1 = join(&mut core, now, &client("c1", 3));
+    core.reserve(member(&c1), 9).unwrap();
+    assert_eq!(core.node(c1.id()).unwrap().record.last_generation, 0, "a client has no arena");
+    // A record of a controller that reserved one for each life.
+    core.nodes.get_mut(&second.id()).unwrap().record.last_generation = 0;
+    assert_eq!(join(&mut core, now, &again(&again(&request))).generations(), 71..=72);
 }
 
 #[test]
@@ -172,7 +206,9 @@ fn used_up_generations_make_a_new_node() {
     let (mut core, now) = core();
     let request = memory("m1", 1, 10);
     let first = join(&mut core, now, &request);
-    core.nodes.get_mut(&first.id()).unwrap().record.generation = 0x7fff;
+    core.nodes.get_mut(&first.id()).unwrap().record.last_generation = 0x7ffe;
+    core.reserve(member(&first), u16::MAX).unwrap();
+    assert_eq!(core.node(first.id()).unwrap().record.last_generation, 0x7fff);
     let second = join(&mut core, now, &again(&request));
     assert_eq!((second.node, second.generation, second.incarnation), (2, 0, 1));
     assert!(core.node(first.id()).unwrap().record.retired);
@@ -589,6 +625,7 @@ enum Step {
     Join { name: u8, port: u16, space: u16, kept: bool, proof: bool, fresh: bool },
     Leave { name: u8 },
     LosePort { port: u16 },
+    Reserve { name: u8, more: u16 },
     Restart,
     Wait { seconds: u64 },
 }
@@ -600,6 +637,7 @@ fn step() -> impl Strategy<Value = Step> {
             |(name, port, space, [kept, proof, fresh])| Step::Join { name, port, space, kept, proof, fresh }),
         2 => (0..6_u8).prop_map(|name| Step::Leave { name }),
         1 => (1..6_u16).prop_map(|port| Step::LosePort { port }),
+        2 => (0..3_u8, 0..200_u16).prop_map(|(name, more)| Step::Reserve { name, more }),
         1 => Just(Step::Restart),
         2 => (1..200_u64).prop_map(|seconds| Step::Wait { seconds }),
     ]
@@ -617,8 +655,8 @@ struct Model {
     given: BTreeMap<u8, NodeRecord>,
     /// The greatest incarnation of each node id.
     incarnations: BTreeMap<u16, u32>,
-    /// Generations used by each memory node, and the names that had each memory node id.
-    generations: BTreeMap<u16, u16>,
+    /// The first and the last generation that were reserved for each memory node, and the names that had each memory node id.
+    generations: BTreeMap<u16, (u16, u16)>,
     homes: BTreeMap<u16, u8>,
 }
 
@@ -643,6 +681,16 @@ impl Model {
             Step::Beat { name, free } => {
                 if let Some(record) = self.given.get(&name) {
                     drop(self.core.heartbeat(self.now, member(record), free));
+                }
+            }
+            Step::Reserve { name, more } => {
+                let Some(record) = self.given.get(&name) else { return };
+                let node = record.node;
+                let before = self.generations.get(&node).map_or(0, |(_, last)| *last);
+                drop(self.core.reserve(member(record), before + more));
+                if let Some(last) = self.generations.get_mut(&node).map(|(_, last)| last) {
+                    *last = *self.core.node(NodeId(node)).unwrap().record.generations().end();
+                    assert!(*last >= before, "what was reserved stays so");
                 }
             }
             Step::Join { name, port, space, kept, proof, fresh } => {
@@ -703,12 +751,13 @@ impl Model {
         if record.role == Role::Memory {
             let owner = self.homes.insert(record.node, name);
             assert!(owner.is_none_or(|owner| owner == name), "a memory node's id came again");
-            let before = self.generations.insert(record.node, record.generation);
+            let (first, last) = record.generations().into_inner();
+            let before = self.generations.insert(record.node, (first, last));
             let kept = previous.is_some_and(|previous| previous.contents_kept);
             if !repeated && !kept {
-                assert!(before.is_none_or(|before| before < record.generation), "generation");
+                assert!(before.is_none_or(|before| before.1 < first), "generation");
             } else if kept {
-                assert!(before.is_none_or(|before| before <= record.generation), "generation");
+                assert!(before.is_none_or(|before| before.0 <= first), "generation");
             }
         }
         self.given.insert(name, record);

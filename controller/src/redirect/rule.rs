@@ -152,7 +152,10 @@ pub(super) fn serving(
         .get(&reply.from.node)
         .filter(|_| reply.from.node == reply.target.node)
         .filter(|home| home.role == Role::Memory && home.space == reply.from.space)
-        .filter(|home| generation(reply.target.location) == home.generation)
+        .filter(|home| {
+            let (first, last) = home.generations;
+            (first..=last).contains(&generation(reply.target.location))
+        })
         .ok_or(Refusal::NotServing)?;
     if home.forward.port != port {
         return Err(Refusal::WrongPort);

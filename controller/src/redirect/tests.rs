@@ -134,10 +134,14 @@ fn only_copies_from_the_node_that_serves_the_page_are_accepted() {
     // From a client about pages at itself, and about a generation that is over.
     assert_eq!(bench.handle(Reply { home: OTHER, ..from(OTHER, 4) }), Err(Refusal::NotServing));
     assert_eq!(
-        bench.handle(Reply { generation: 1, ..reply(7, 5, 1000) }),
+        bench.handle(Reply { generation: 4, ..reply(7, 5, 1000) }),
         Err(Refusal::NotServing)
     );
     assert_eq!(bench.write(), [""; 0]);
+    // Every generation that is reserved for the home can be that of a page, and is part of its number.
+    let reserved = Reply { generation: 3, ..reply(9, 5, 1000) };
+    bench.handle(reserved).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
     // A release is not accepted from another node either.
     bench.handle(reply(7, 5, 1000)).unwrap();
     let release = Reply { command: Command::Commit, status: Status::Ok, ..from(HOME, 2) };

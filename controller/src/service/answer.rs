@@ -39,6 +39,7 @@ pub(super) fn joined(core: &Core, record: &NodeRecord, installed: bool) -> proto
         installed,
         memory_nodes: Some(memory_nodes(core, record.space())),
         notices_wanted: core.notices_wanted(record.space()),
+        last_arena_generation: (*record.generations().end()).into(),
     }
 }
 
@@ -57,6 +58,7 @@ pub(super) fn response(
         heartbeat_interval_ms: interval_ms(core),
         installed,
         notices_wanted: core.notices_wanted(space),
+        last_arena_generation: record.map_or(0, |record| *record.generations().end()).into(),
     }
 }
 
@@ -127,6 +129,7 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         free_pages: node.free_pages.unwrap_or(0),
         anycast_weight: anycast_weight.into(),
         notices: record.notices,
+        last_arena_generation: (*record.generations().end()).into(),
         silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
     }
 }

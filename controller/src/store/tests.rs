@@ -15,6 +15,7 @@ fn record(node: u16, incarnation: u32) -> NodeRecord {
         incarnation,
         first_incarnation: 1,
         generation: 4,
+        last_generation: 9,
         range_epoch: 5,
         token: [6; 16],
         nonce: u64::MAX,
@@ -55,6 +56,31 @@ fn what_was_committed_is_there_after_a_restart() {
     assert_eq!(store.load().unwrap(), expected);
     assert!(store.election_id() > first.connection(u64::MAX), "a later start beats every earlier");
     assert_eq!(store.start_count(), 2);
+}
+
+#[test]
+fn a_store_of_before_is_read_and_no_older_controller_reads_it_then() {
+    let folder = Scratch::new("before");
+    let store = Store::open(&folder.file(FILE)).unwrap();
+    store.commit(&[Change::Node(record(1, 1))]).unwrap();
+    let write = store.database.begin_write().unwrap();
+    {
+        let mut numbers = write.open_table(NUMBERS).unwrap();
+        numbers.insert("format", FORMAT_BEFORE).unwrap();
+        let mut nodes = write.open_table(NODES).unwrap();
+        let mut json: serde_json::Value =
+            serde_json::from_slice(nodes.get(1).unwrap().unwrap().value()).unwrap();
+        json.as_object_mut().unwrap().remove("last_generation").unwrap();
+        nodes.insert(1, serde_json::to_vec(&json).unwrap().as_slice()).unwrap();
+    }
+    write.commit().unwrap();
+    drop(store);
+    let store = Store::open(&folder.file(FILE)).unwrap();
+    let nodes = store.load().unwrap().nodes;
+    assert_eq!(nodes[0].generations(), 4..=4, "one was reserved for each life");
+    let read = store.database.begin_read().unwrap();
+    let numbers = read.open_table(NUMBERS).unwrap();
+    assert_eq!(numbers.get("format").unwrap().unwrap().value(), FORMAT);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use bluebridge_wire::NodeId;
+use bluebridge_wire::{NodeId, Tag};
 use proptest::prelude::*;
 
 use super::*;
@@ -145,19 +145,36 @@ fn quotas_hold_per_space() {
     assert_eq!(arena.create(SPACE, 1), Err(Status::QuotaExceeded));
     assert_eq!(arena.create(Space(8), 2), Err(Status::QuotaExceeded));
     arena.create(Space(8), 1).unwrap();
-    let StoreUsage { quota_pages, used_pages, free_pages, capacity_pages } = arena.usage(SPACE);
+    let StoreUsage { quota_pages, used_pages, free_pages, capacity_pages, .. } = arena.usage(SPACE);
     assert_eq!((quota_pages, used_pages, free_pages, capacity_pages), (3, 3, 12, 16));
     arena.delete(access(grant, 1), 0).unwrap();
     assert_eq!(arena.usage(SPACE).used_pages, 0);
     arena.create(SPACE, 1).unwrap();
 }
 
+/// Allocations of one page that a page is good for in one generation, of 255 colours: it must have
+/// a choice of three to be allocated.
+const OF_PAGE: u64 = 253;
+
+/// An arena in the last generation that there is.
+fn ending() -> ArenaConfig {
+    ArenaConfig {
+        generation: ArenaGeneration::MAX,
+        last_generation: ArenaGeneration::MAX,
+        rest_divisor: u32::MAX,
+        ..ArenaConfig::default()
+    }
+}
+
+fn generation(number: u16) -> ArenaGeneration {
+    ArenaGeneration::new(number).unwrap()
+}
+
 #[test]
-fn an_offset_retires_with_its_last_colour() {
-    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
-    let mut arena = Arena::on_heap(&config, 2);
+fn an_offset_retires_for_good_with_the_last_colours() {
+    let mut arena = Arena::on_heap(&ending(), 2);
     let mut colours = HashSet::new();
-    for _ in 0..255 {
+    for _ in 0..OF_PAGE {
         let grant = arena.create(SPACE, 1).unwrap();
         assert_eq!(grant.location.page(), 0);
         assert!(colours.insert(grant.tag), "a colour came twice");
@@ -168,7 +185,7 @@ fn an_offset_retires_with_its_last_colour() {
     assert_eq!(next.location.page(), 1);
     assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
     for tag in 0..=255 {
-        let location = Location::default();
+        let location = Location::new(ArenaGeneration::MAX, 0).unwrap();
         let stale = Access { location, length_bytes: 1, tag: Tag(tag), space: SPACE };
         assert_eq!(arena.check(stale), Err(Status::NotAllocated));
     }
@@ -284,37 +301,180 @@ fn churn(arena: &mut Arena, space: Space) -> (u64, Status) {
 #[test]
 fn no_space_uses_up_the_colours_that_are_kept_for_another() {
     let (tenant, other, guest) = (Space(1), Space(2), Space(3));
-    let config = ArenaConfig {
-        quotas: vec![(tenant, 4), (other, 3)],
-        rest_divisor: u32::MAX,
-        ..ArenaConfig::default()
-    };
+    let config = ArenaConfig { quotas: vec![(tenant, 4), (other, 3)], ..ending() };
     let mut arena = Arena::on_heap(&config, 8);
     // A guest without a quota has what is kept for nobody.
-    assert_eq!(churn(&mut arena, guest), (255, Status::QuotaExceeded));
+    assert_eq!(churn(&mut arena, guest), (OF_PAGE, Status::QuotaExceeded));
     let (count, status) = churn(&mut arena, tenant);
-    assert_eq!((count, status), (4 * 255, Status::QuotaExceeded));
+    assert_eq!((count, status), (4 * OF_PAGE, Status::QuotaExceeded));
     assert_eq!(arena.usage(tenant).used_pages, 0);
     let (count, _) = churn(&mut arena, other);
-    assert_eq!(count, 3 * 255, "all that was kept for it");
+    assert_eq!(count, 3 * OF_PAGE, "all that was kept for it");
     assert_eq!(arena.arena_usage().retired_pages, 8);
 }
 
 #[test]
 fn colours_that_are_kept_for_nobody_are_everybodys() {
     let tenant = Space(1);
+    let config = ArenaConfig { quotas: vec![(tenant, 1), (Space(2), 1)], ..ending() };
+    let mut arena = Arena::on_heap(&config, 8);
+    let (count, status) = churn(&mut arena, tenant);
+    assert_eq!((count, status), (7 * OF_PAGE, Status::QuotaExceeded));
+    assert_eq!(churn(&mut arena, Space(2)).0, OF_PAGE);
+    // Without quotas, who wears a server out is not held back.
+    let mut arena = Arena::on_heap(&ending(), 4);
+    assert_eq!(churn(&mut arena, tenant), (4 * OF_PAGE, Status::OutOfMemory));
+}
+
+#[test]
+fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
+    let first = generation(7);
     let config = ArenaConfig {
-        quotas: vec![(tenant, 1), (Space(2), 1)],
+        generation: first,
+        last_generation: first,
         rest_divisor: u32::MAX,
         ..ArenaConfig::default()
     };
-    let mut arena = Arena::on_heap(&config, 8);
-    let (count, status) = churn(&mut arena, tenant);
-    assert_eq!((count, status), (7 * 255, Status::QuotaExceeded));
-    assert_eq!(churn(&mut arena, Space(2)).0, 255);
-    // Without quotas, who wears a server out is not held back.
-    let mut arena = Arena::on_heap(&ArenaConfig::default(), 4);
-    assert_eq!(churn(&mut arena, tenant), (4 * 255, Status::OutOfMemory));
+    let mut arena = Arena::on_heap(&config, 1);
+    let old = arena.create(SPACE, 1).unwrap();
+    arena.delete(access(old, 1), 1).unwrap();
+    assert_eq!(churn(&mut arena, SPACE), (OF_PAGE - 1, Status::Overloaded), "more can be had");
+    let usage = arena.arena_usage();
+    assert_eq!((usage.retired_pages, usage.free_pages, usage.used_pages), (1, 0, 0));
+    assert_eq!(arena.usage(SPACE).retired_pages, 1);
+    let wanted = usage.wanted_generation;
+    assert_eq!((usage.last_generation, wanted), (first, generation(9)));
+    arena.reserve(first);
+    assert_eq!(arena.create(SPACE, 1), Err(Status::Overloaded), "none were added");
+    arena.set_reserving(false);
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory), "none are expected");
+    assert_eq!(arena.arena_usage().wanted_generation, wanted);
+    arena.reserve(wanted);
+    let usage = arena.arena_usage();
+    assert_eq!((usage.retired_pages, usage.free_pages), (0, 1));
+    assert_eq!((usage.last_generation, usage.wanted_generation), (wanted, wanted));
+    // It goes on where it was: two colours of the first generation are left.
+    let grants: Vec<Grant> = (0..3)
+        .map(|_| {
+            let grant = arena.create(SPACE, 1).unwrap();
+            arena.delete(access(grant, 1), 1).unwrap();
+            grant
+        })
+        .collect();
+    let colours: Vec<_> =
+        grants.iter().map(|grant| (grant.location.generation(), grant.tag.0)).collect();
+    assert_eq!(colours, [(first, 254), (first, 255), (generation(8), 1)]);
+    let live = arena.create(SPACE, 1).unwrap();
+    assert_eq!(arena.check(access(live, 1)), Ok(()));
+    // A pointer of this life is stale, one of another life is to what was lost.
+    for grant in grants.iter().chain([&old]) {
+        assert_eq!(arena.check(access(*grant, 1)), Err(Status::StaleTag));
+    }
+    let at = |number| Location::new(generation(number), 0).unwrap();
+    for (number, status) in [
+        (6, Status::StaleGeneration),
+        (7, Status::StaleTag),
+        (9, Status::StaleTag),
+        (10, Status::StaleGeneration),
+    ] {
+        let other = Access { location: at(number), ..access(live, 1) };
+        assert_eq!(arena.check(other), Err(status), "{number}");
+    }
+    assert_eq!(churn(&mut arena, SPACE).1, Status::OutOfMemory, "it is allocated");
+    arena.delete(access(live, 1), 1).unwrap();
+    assert_eq!(churn(&mut arena, SPACE), (3 * 255 - 2 - OF_PAGE - 4, Status::Overloaded));
+}
+
+#[test]
+fn neighbours_differ_also_where_colours_run_out() {
+    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 3);
+    // One page after the other is used up and held, so that the next has them beside it.
+    let mut grants = Vec::new();
+    for page in 0..3 {
+        let grant = loop {
+            let grant = arena.create(SPACE, 1).unwrap();
+            assert_eq!(grant.location.page(), page);
+            if u64::from(grant.tag.0) >= OF_PAGE {
+                break grant;
+            }
+            arena.delete(access(grant, 1), 1).unwrap();
+        };
+        grants.push(grant);
+    }
+    for pair in grants.windows(2) {
+        assert_ne!(pair[0].tag, pair[1].tag);
+        assert_eq!(arena.check(all(pair[0], 2)), Err(Status::StaleTag));
+    }
+}
+
+#[test]
+fn retired_pages_come_back_when_generations_are_reserved() {
+    let config = ArenaConfig { last_tag: 4, rest_divisor: u32::MAX, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 32);
+    let one = |arena: &mut Arena| {
+        let grant = arena.create(SPACE, 1)?;
+        arena.delete(access(grant, 1), 1).map(|_| grant.location.page())
+    };
+    // A page that is used up gives way to the next, and no generation is asked for.
+    let used: Vec<_> = (0..8).map(|_| one(&mut arena).unwrap()).collect();
+    assert_eq!(used, [0, 0, 1, 1, 2, 2, 3, 3]);
+    let usage = arena.arena_usage();
+    assert_eq!((usage.retired_pages, usage.free_pages, usage.used_pages), (4, 28, 0));
+    assert_eq!(usage.wanted_generation, usage.last_generation);
+    // They stand in the way of a large allocation, and then more are asked for.
+    assert_eq!(arena.create(SPACE, 33), Err(Status::OutOfMemory));
+    assert_eq!(arena.create(SPACE, 29), Err(Status::Overloaded));
+    let wanted = arena.arena_usage().wanted_generation;
+    assert!(wanted > arena.arena_usage().last_generation);
+    arena.reserve(wanted);
+    let usage = arena.arena_usage();
+    assert_eq!((usage.retired_pages, usage.free_pages), (0, 32));
+    let grant = arena.create(SPACE, 32).unwrap();
+    assert_eq!((grant.location.generation(), grant.tag.0), (generation(0), 3));
+    arena.delete(all(grant, 32), 32).unwrap();
+    // When a quarter is used up, they are asked for before anybody has to wait.
+    let mut count = 0;
+    while arena.arena_usage().wanted_generation == wanted {
+        one(&mut arena).unwrap();
+        count += 1;
+    }
+    assert_eq!(arena.arena_usage().retired_pages, 9, "{count} allocations");
+}
+
+#[test]
+fn generations_are_asked_for_ahead_of_need() {
+    let config = ArenaConfig { last_tag: 8, rest_divisor: 1, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 16);
+    // All pages at once: half of the last generation is left then.
+    for tag in 1..=5 {
+        assert_eq!(arena.arena_usage().wanted_generation, generation(0), "{tag}");
+        let grant = arena.create(SPACE, 16).unwrap();
+        assert_eq!(grant.tag.0, tag);
+        arena.delete(all(grant, 16), 16).unwrap();
+    }
+    assert_eq!(arena.arena_usage().wanted_generation, generation(2));
+    // One that uses many asks for many, and there is an end.
+    for (last, wanted) in [(2, 5), (5, 11), (11, 23), (23, 47), (47, 95), (95, 159), (159, 223)] {
+        arena.reserve(generation(last));
+        while arena.arena_usage().wanted_generation == generation(last) {
+            let grant = arena.create(SPACE, 16).unwrap();
+            arena.delete(all(grant, 16), 16).unwrap();
+        }
+        assert_eq!(arena.arena_usage().wanted_generation, generation(wanted));
+    }
+    arena.reserve(ArenaGeneration::MAX);
+    assert_eq!(arena.arena_usage().wanted_generation, ArenaGeneration::MAX);
+}
+
+#[test]
+fn whoever_may_have_all_memory_runs_out_of_it_and_not_into_a_quota() {
+    let config = ArenaConfig { default_quota_pages: 4, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 4);
+    assert_eq!(arena.usage(SPACE).quota_pages, 4);
+    assert_eq!(arena.create(SPACE, 5), Err(Status::OutOfMemory));
+    arena.create(SPACE, 4).unwrap();
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
 }
 
 /// What the model knows of an allocation.

@@ -152,6 +152,12 @@ impl Store for Refusing {
     fn tidy(&mut self, budget: u32) -> u32 {
         self.0.tidy(budget)
     }
+    fn reserve(&mut self, last: ArenaGeneration) {
+        self.0.reserve(last);
+    }
+    fn set_reserving(&mut self, is_reserving: bool) {
+        self.0.set_reserving(is_reserving);
+    }
 }
 
 fn request(command: Command, target: Ipv6Addr, header: Header) -> Bytes {

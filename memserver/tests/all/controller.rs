@@ -34,7 +34,10 @@ pub(crate) struct Script {
     pub(crate) notices_wanted: bool,
     /// Answers heartbeats as if another server had joined under the same name.
     pub(crate) expels: bool,
+    /// Reserves the arena generations that are wanted.
+    pub(crate) reserves: bool,
     pub(crate) free_pages: Vec<u64>,
+    pub(crate) wanted_generations: Vec<u32>,
     pub(crate) leave_count: u32,
     /// What the server said through its open call, beginning with who it is.
     pub(crate) said: Vec<AttendRequest>,
@@ -155,6 +158,7 @@ impl Controller for Service {
             installed: true,
             memory_nodes: None,
             notices_wanted: script.notices_wanted,
+            last_arena_generation: GENERATION.into(),
         }))
     }
 
@@ -166,7 +170,13 @@ impl Controller for Service {
         if script.expels {
             return Err(Status::failed_precondition("another server has this name now"));
         }
-        script.free_pages.push(request.into_inner().free_pages);
+        let request = request.into_inner();
+        script.free_pages.push(request.free_pages);
+        script.wanted_generations.push(request.wanted_arena_generation);
+        let last_arena_generation = match script.reserves {
+            true => request.wanted_arena_generation.max(GENERATION.into()),
+            false => 0,
+        };
         Ok(Response::new(HeartbeatResponse {
             memory_nodes: None,
             range_epoch: script.range_epoch,
@@ -174,6 +184,7 @@ impl Controller for Service {
             heartbeat_interval_ms: 10,
             installed: true,
             notices_wanted: script.notices_wanted,
+            last_arena_generation,
         }))
     }
 

@@ -100,6 +100,50 @@ fn it_reports_what_is_free_and_leaves_before_it_stops() {
 }
 
 #[test]
+fn pages_go_on_under_the_generations_that_the_controller_reserves() {
+    let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
+    let (mut member, client) = start(&controller);
+    let mut peer = Peer::open(client, 4096);
+    let all = usize::try_from(PAGE_COUNT).expect("few pages");
+    let mut before = None;
+    let mut churn = |peer: &mut Peer<MemoryTransport>| {
+        let at = peer.create(all)?;
+        assert_eq!(peer.delete(at), Status::Ok);
+        let first = *before.get_or_insert(at);
+        Ok::<_, Status>((first, at.location.generation().number()))
+    };
+    let status = loop {
+        match churn(&mut peer) {
+            Ok((_, generation)) => assert_eq!(generation, GENERATION, "only that is reserved"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status, Status::Overloaded, "more may be had");
+    assert_eq!(peer.stat().retired_pages, PAGE_COUNT);
+    serve_once(&mut member).expect("it serves");
+    eventually("the wish", || {
+        serve_once(&mut member).expect("it serves");
+        controller.script().wanted_generations.last() == Some(&u32::from(GENERATION + 2))
+    });
+    // A wish is not enough; and when none come for a while, they are not expected any more.
+    eventually("the end of waiting", || {
+        serve_once(&mut member).expect("it serves");
+        peer.create(1) == Err(Status::OutOfMemory)
+    });
+    controller.script().reserves = true;
+    eventually("pages of the next generation", || {
+        serve_once(&mut member).expect("it serves");
+        churn(&mut peer).is_ok_and(|(_, generation)| generation > GENERATION)
+    });
+    assert_eq!(peer.stat().retired_pages, 0);
+    let (first, _) = churn(&mut peer).expect("there is room");
+    let live = peer.create(all).expect("there is room");
+    assert_eq!(peer.write(live, b"x"), Status::Ok);
+    assert_eq!(peer.write(first, b"y"), Status::StaleTag, "an older generation of this life");
+    member.stop().expect("no shard failed");
+}
+
+#[test]
 fn it_sends_notices_while_they_are_wanted() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let (mut member, client) = start(&controller);

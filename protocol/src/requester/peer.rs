@@ -28,7 +28,8 @@ pub(super) struct Peer {
     pub(super) state: State,
     /// The session that was issued last; 0 before the first.
     pub(super) session: u64,
-    /// The server's incarnation and arena generation, as the answer to OPEN told.
+    /// The server's incarnation and the first arena generation of its contents, as the answer to OPEN
+    /// told.
     pub(super) incarnation: u32,
     pub(super) generation: ArenaGeneration,
     pub(super) piece_bytes: u16,

@@ -237,7 +237,8 @@ impl Requester {
             return Resume::Again;
         }
         let home = op.pointer().filter(|pointer| pointer.node == node);
-        if home.is_some_and(|pointer| pointer.location.generation() != peer.generation) {
+        // Whatever has an earlier generation was lost; later ones are of what is there now.
+        if home.is_some_and(|pointer| pointer.location.generation() < peer.generation) {
             return Resume::End(Err(Failure::Refused { status: Status::StaleGeneration, node }));
         }
         Resume::End(Err(Failure::OutcomeUnknown { node, answering: true }))

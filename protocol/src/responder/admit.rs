@@ -297,7 +297,7 @@ impl Responder {
             return self.refuse(request, Status::ShuttingDown.into());
         }
         if command != Command::Confirm {
-            self.keep_if_asked_for(request, store);
+            self.keep_if_asked_for(request);
         }
         self.execute(&execution, store);
     }

@@ -225,13 +225,9 @@ impl Responder {
 
     /// Keeps provisional pages for good if their requester asks for something on them. What will
     /// be refused changes nothing: its requester may take the pages as not given.
-    pub(super) fn keep_if_asked_for<S: PageStore + ?Sized>(
-        &mut self,
-        request: &Request<'_>,
-        store: &S,
-    ) {
+    pub(super) fn keep_if_asked_for(&mut self, request: &Request<'_>) {
         let is_plain = request.header().page_shift == super::execute::HEADER_PAGE_SHIFT;
-        if !self.provisional.is_empty() && is_plain && self.resolve(request, store).is_ok() {
+        if !self.provisional.is_empty() && is_plain && self.resolve(request).is_ok() {
             self.keep_provisional(request, Event::ProvisionalKept);
         }
     }
@@ -266,7 +262,7 @@ impl Responder {
         if pages == 0 {
             return Err(Status::BadLength.into());
         }
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         store.check(access(request, local, u64::from(pages) << PAGE_SHIFT))?;
         if self.awaits_another(request, local) {
             return Err(Status::Forbidden.into());

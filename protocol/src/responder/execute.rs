@@ -39,7 +39,7 @@ impl Responder {
     ) {
         let request = execution.request;
         let header = request.header();
-        if self.serves_for_another(request, store) {
+        if self.serves_for_another(request) {
             self.counters.count(Event::ServedAdopted);
         }
         if header.page_shift != HEADER_PAGE_SHIFT {
@@ -172,7 +172,7 @@ impl Responder {
 
     fn stat<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, store: &S) {
         let form = if request.datagram.target.is_memory() {
-            self.resolve(request, store).map(|_| ())
+            self.resolve(request).map(|_| ())
         } else {
             Ok(())
         };
@@ -189,6 +189,7 @@ impl Responder {
             session_count: self.sessions.count() as u64,
             answered_count: self.counters.answered(),
             shard_count: u64::from(self.shard_count),
+            retired_pages: usage.retired_pages,
         };
         let header = self.reply_header(request);
         self.push(request, Status::Ok, &header, &[], &record.emit());
@@ -199,7 +200,7 @@ impl Responder {
         let wanted = no_data(request).map_err(Refusal::from).and_then(|()| {
             let cut = self.cut(execution)?;
             let bits = wanted(request, cut).ok_or(Status::Malformed)?;
-            Ok(Wanted { cut, bits, local: self.resolve(request, store)? })
+            Ok(Wanted { cut, bits, local: self.resolve(request)? })
         });
         match wanted {
             Ok(wanted) => {
@@ -326,7 +327,7 @@ impl Responder {
     ) -> Result<Record, Refusal> {
         no_data(request)?;
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         let (access, length) = (access(request, local, 1), request.header().length);
         if !self.leases.is_idle() {
             let pages = store.allocation(access, length)?;
@@ -350,7 +351,7 @@ impl Responder {
         let request = execution.request;
         no_data(request)?;
         let cut = self.cut(execution)?;
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         let mut record = Record::answer(Command::Delete, Status::Ok, request.header().length);
         let mut zeroed_count = 0;
         for (number, part) in cut.parts().enumerate() {
@@ -420,7 +421,7 @@ impl Responder {
         request: &Request<'_>,
         store: &S,
     ) -> Result<Access, Refusal> {
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         let access = access(request, local, 8);
         self.check_to_change(request, access, store)?;
         Ok(access)
@@ -435,11 +436,7 @@ impl Responder {
     }
 
     /// Step 7 as far as it is about ranges: where the target is in the store.
-    pub(super) fn resolve<S: PageStore + ?Sized>(
-        &self,
-        request: &Request<'_>,
-        store: &S,
-    ) -> Result<Location, Refusal> {
+    pub(super) fn resolve(&self, request: &Request<'_>) -> Result<Location, Refusal> {
         let location = memory(request)?;
         self.check_epoch(request)?;
         let node = request.datagram.target.node;
@@ -449,7 +446,7 @@ impl Responder {
             }
             location
         } else {
-            let local = self.ranges.local(node, location, store.generation());
+            let local = self.ranges.local(node, location);
             local.ok_or(Status::WrongNode)?
         };
         self.check_authority(request)?;
@@ -457,12 +454,11 @@ impl Responder {
     }
 
     /// Whether the target is another node's page that is served here.
-    fn serves_for_another<S: PageStore + ?Sized>(&self, request: &Request<'_>, store: &S) -> bool {
+    fn serves_for_another(&self, request: &Request<'_>) -> bool {
         let target = request.datagram.target;
         !self.is_own_node(target.node)
-            && Location::from_bits(target.location).is_some_and(|location| {
-                self.ranges.local(target.node, location, store.generation()).is_some()
-            })
+            && Location::from_bits(target.location)
+                .is_some_and(|location| self.ranges.local(target.node, location).is_some())
     }
 
     /// A request may name the range epoch that it counts on.

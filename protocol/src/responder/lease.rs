@@ -52,7 +52,7 @@ impl Responder {
             Err(refusal) => refusal,
         };
         if refusal.status == Status::Busy
-            && let Ok(local) = self.resolve(request, store)
+            && let Ok(local) = self.resolve(request)
             && self.wait(execution, &pages_of(local, cut))
         {
             return self.answer_busy(request, true, store);
@@ -78,7 +78,7 @@ impl Responder {
         store: &S,
     ) -> Result<Record, Refusal> {
         let now = request.now;
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         for part in cut.parts() {
             store.check(part_access(request, local, part))?;
         }
@@ -249,7 +249,7 @@ impl Responder {
         epoch: u64,
         store: &S,
     ) -> Result<Location, Refusal> {
-        let local = self.resolve(request, store)?;
+        let local = self.resolve(request)?;
         for part in cut.parts() {
             store.check(part_access(request, local, part))?;
         }
@@ -316,7 +316,7 @@ impl Responder {
         request: &Request<'_>,
         store: &S,
     ) -> Option<(u64, usize)> {
-        let local = self.resolve(request, store).ok()?;
+        let local = self.resolve(request).ok()?;
         let header = request.header();
         let is_freeing = request.datagram.command().command() == Some(Command::Delete)
             && !header.flags.contains(Flags::ZERO);

@@ -117,7 +117,7 @@ impl Responder {
         datagram: &Datagram<'_>,
         store: &S,
     ) -> bool {
-        let place = self.place(&datagram.target, store);
+        let place = self.place(&datagram.target);
         if let Some(location) = bluebridge_wire::Location::from_bits(place) {
             let line = line_of(location.page());
             self.give_up_gone_of_line(now, line);
@@ -270,7 +270,7 @@ impl Responder {
         let found = no_data(request).map_err(Refusal::from).and_then(|()| {
             let cut = self.cut(execution)?;
             let bits = wanted(request, cut).unwrap_or(0);
-            Ok(Wanted { cut, bits, local: self.resolve(request, store)? })
+            Ok(Wanted { cut, bits, local: self.resolve(request)? })
         });
         match found {
             Ok(wanted) => {

@@ -157,7 +157,7 @@ impl Responder {
     ) -> Result<(), DrainFirst> {
         let is_settled = self.queue.is_empty() || self.settle_before(now, datagram, store);
         let has_room = self.replies.room() >= Limits::REPLIES_PER_REQUEST;
-        if !is_settled || !has_room || self.may_tear(datagram, store) {
+        if !is_settled || !has_room || self.may_tear(datagram) {
             self.counters.count(Event::DrainFirst);
             return Err(DrainFirst);
         }
@@ -357,12 +357,12 @@ impl Responder {
     }
 
     /// Whether taking the request now could change a page that a waiting reply refers to.
-    fn may_tear<S: PageStore + ?Sized>(&self, datagram: &Datagram<'_>, store: &S) -> bool {
+    fn may_tear(&self, datagram: &Datagram<'_>) -> bool {
         if !self.replies.has_page_replies() {
             return false;
         }
         let zeroes = datagram.header.flags.contains(bluebridge_wire::Flags::ZERO);
-        let may_hold = || self.replies.may_hold_line(self.place(&datagram.target, store));
+        let may_hold = || self.replies.may_hold_line(self.place(&datagram.target));
         match datagram.command().command() {
             Some(Command::Write | Command::Commit | Command::CompareSwap | Command::FetchAdd) => {
                 may_hold()
@@ -381,10 +381,10 @@ impl Responder {
     }
 
     /// The location in the store: one page may have two names, an own and an adopted one.
-    fn place<S: PageStore + ?Sized>(&self, target: &Fields, store: &S) -> u64 {
+    fn place(&self, target: &Fields) -> u64 {
         let adopted = Location::from_bits(target.location)
             .filter(|_| !self.is_own_node(target.node))
-            .and_then(|location| self.ranges.local(target.node, location, store.generation()));
+            .and_then(|location| self.ranges.local(target.node, location));
         adopted.map_or(target.location, Location::bits)
     }
 

@@ -19,6 +19,8 @@ pub struct Adopted {
     pub page_count: u64,
     /// Where the first page is in this server's store; the start of a line.
     pub local_page: u64,
+    /// The generation that its pages have in this server's store.
+    pub local_generation: ArenaGeneration,
 }
 
 /// Why a range cannot be noted.
@@ -113,13 +115,8 @@ impl Ranges {
         self.adopted.iter().any(|range| offset(range).is_some_and(|it| it < range.page_count))
     }
 
-    /// Where a page of another node is in this server's store, which has `generation`.
-    pub(super) fn local(
-        &self,
-        node: NodeId,
-        location: Location,
-        generation: ArenaGeneration,
-    ) -> Option<Location> {
+    /// Where a page of another node is in this server's store.
+    pub(super) fn local(&self, node: NodeId, location: Location) -> Option<Location> {
         let wanted = (node, location.generation(), location.page());
         let index = self.adopted.partition_point(|other| key(other) <= wanted).checked_sub(1)?;
         let range = &self.adopted[index];
@@ -133,7 +130,7 @@ impl Ranges {
         let in_page = u64::try_from(location.in_page()).ok()?;
         let page = range.local_page.checked_add(within)?;
         let offset = page.checked_mul(1 << bluebridge_wire::address::PAGE_SHIFT)?;
-        Location::new(generation, offset + in_page)
+        Location::new(range.local_generation, offset + in_page)
     }
 }
 

@@ -31,7 +31,7 @@ impl Responder {
         if record.page_is_done(piece.page) {
             self.counters.count(Event::PieceDuplicate);
         } else {
-            match self.resolve(request, store) {
+            match self.resolve(request) {
                 Ok(local) => {
                     self.take_piece(execution, &mut record, local, (part, piece), store);
                 }

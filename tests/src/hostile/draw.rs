@@ -124,12 +124,13 @@ impl Draw<'_> {
                 }
             }
         }
-        let (first, pages, tag) = found.map_or((0, 1, 1), |(at, held)| (at, held.pages, held.tag));
+        let (first, pages, (generation, tag)) = found
+            .map_or((0, 1, (self.server.generation, 1)), |(at, held)| {
+                (at, held.pages, held.colour())
+            });
         let page = first + self.below(u64::from(pages));
         let left = (first + u64::from(pages) - page) * PAGE_BYTES as u64;
-        let (node, page) = self.server.named(page, self.rng.random_bool(0.5));
-        let generation = self.server.generation;
-        let location = (u64::from(generation) << 48) + page * PAGE_BYTES as u64;
+        let (node, location) = self.server.named((generation, page), self.rng.random_bool(0.5));
         let space = self.attacker.space;
         (Fields { space, node, command: 0, tag, location }, left)
     }
@@ -266,26 +267,34 @@ impl Draw<'_> {
         let waiting =
             self.server.shadow.allocations.iter().find_map(|(&first, held)| match held.hold {
                 Hold::Anywhere(asker, _) if asker.node == self.attacker.node => {
-                    Some((first, held.pages, held.tag))
+                    Some((first, held.pages, held.colour()))
                 }
                 _ => None,
             });
-        let Some((first, pages, tag)) = waiting else { return self.delete() };
-        let location = (u64::from(self.server.generation) << 48) + first * PAGE_BYTES as u64;
+        let Some((first, pages, (generation, tag))) = waiting else { return self.delete() };
+        let location = location(generation, first);
         let target = Fields { tag, location, ..self.endpoint() };
         vec![self.bare(Command::Confirm, target, u64::from(pages))]
     }
 }
 
 impl Server {
-    /// How a page of this server is named: by its own node, or by the one it was adopted from.
-    fn named(&self, page: u64, may_adopt: bool) -> (NodeId, u64) {
+    /// How a page of this server is named: by its own node, or by the one it was adopted from. The
+    /// node and the location.
+    fn named(&self, (generation, page): (u16, u64), may_adopt: bool) -> (NodeId, u64) {
         let adopted = ADOPTED.local_page..ADOPTED.local_page + ADOPTED.page_count;
-        if self.adopts && may_adopt && adopted.contains(&page) {
-            return (ADOPTED.node, ADOPTED.first_page + page - ADOPTED.local_page);
+        let is_adopted = adopted.contains(&page) && generation == ADOPTED.local_generation.number();
+        if self.adopts && may_adopt && is_adopted {
+            let page = ADOPTED.first_page + page - ADOPTED.local_page;
+            return (ADOPTED.node, location(ADOPTED.generation.number(), page));
         }
-        (self.node, page)
+        (self.node, location(generation, page))
     }
+}
+
+/// The location of a page's first byte.
+pub(super) fn location(generation: u16, page: u64) -> u64 {
+    (u64::from(generation) << 48) + page * PAGE_BYTES as u64
 }
 
 /// The pieces of an operation by its piece size.

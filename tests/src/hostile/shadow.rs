@@ -59,10 +59,20 @@ pub struct Allocation {
     pub pages: u32,
     /// Whose.
     pub space: Space,
-    /// Its colour.
+    /// Its colour: the generation and the tag.
+    pub generation: u16,
+    /// The tag.
     pub tag: u8,
     /// How firmly.
     pub hold: Hold,
+}
+
+impl Allocation {
+    /// The generation and the tag.
+    #[must_use]
+    pub const fn colour(&self) -> (u16, u8) {
+        (self.generation, self.tag)
+    }
 }
 
 /// A session as the packets so far make it.
@@ -206,14 +216,15 @@ impl Shadow {
             demand!(!request.is_reply(), "a reply, and yet {change:?}");
             match (change, command) {
                 (Change::Create { space, pages, grant }, Some(command)) => {
-                    self.judge_create(request, command, (*space, *pages))?;
+                    let (pages, space) = (*pages, *space);
+                    self.judge_create(request, command, (space, pages))?;
                     let hold = hold_of(request);
-                    let (tag, pages) = (grant.tag.0, *pages);
+                    let (generation, tag) = (grant.location.generation().number(), grant.tag.0);
                     let first = grant.location.page();
                     let taken =
                         (first..first + u64::from(pages)).any(|p| self.holding(p).is_some());
                     demand!(!taken, "pages of another allocation were given");
-                    let allocation = Allocation { pages, space: *space, tag, hold };
+                    let allocation = Allocation { pages, space, generation, tag, hold };
                     self.allocations.insert(first, allocation);
                     let bytes = page_bytes(first, 0..pages as usize * PAGE_BYTES);
                     self.bytes[bytes].fill(0);
@@ -358,7 +369,7 @@ impl Shadow {
             "freed another place: {access:?}"
         );
         demand!(
-            (held.tag, held.space) == (request.target.tag, request.from.space),
+            (Some(held.colour()), held.space) == (self.colour(request.target), request.from.space),
             "freed another's: {held:?}"
         );
         Ok(())
@@ -428,7 +439,8 @@ impl Shadow {
 
     fn judge_access(&self, request: &Datagram<'_>, page: u64) -> Verdict {
         let Some((_, held)) = self.holding(page) else { return Err("of a free page".into()) };
-        let (is, asked) = ((held.tag, held.space), (request.target.tag, request.from.space));
+        let is = (Some(held.colour()), held.space);
+        let asked = (self.colour(request.target), request.from.space);
         demand!(is == asked, "{is:?} was accessed as {asked:?}");
         Ok(())
     }
@@ -604,6 +616,17 @@ impl Shadow {
     }
 
     /// Where a target is in this server's memory, in bytes.
+    /// The generation that a target's pages have here if it names them right, and its tag.
+    fn colour(&self, target: Fields) -> Option<(u16, u8)> {
+        let generation = Location::from_bits(target.location)?.generation();
+        if target.node == self.node {
+            return Some((generation.number(), target.tag));
+        }
+        let adopted = self.adopted.filter(|adopted| adopted.node == target.node)?;
+        let is_its = generation == adopted.generation;
+        is_its.then_some((adopted.local_generation.number(), target.tag))
+    }
+
     fn local(&self, target: Fields) -> Option<u64> {
         let location = Location::from_bits(target.location)?;
         if target.node == self.node {

@@ -38,9 +38,13 @@ pub(super) const ADOPTED: Adopted = Adopted {
     first_page: 64,
     page_count: 128,
     local_page: 128,
+    local_generation: GENERATION,
 };
 
-/// The generation of the servers' first contents.
+/// Generations that are reserved for a server's contents.
+const GENERATION_COUNT: u16 = 16;
+
+/// The first generation of the servers' first contents.
 pub const GENERATION: ArenaGeneration = match ArenaGeneration::new(3) {
     Some(generation) => generation,
     None => panic!("a small number"),
@@ -72,6 +76,7 @@ const AUDIT_INTERVAL: u64 = 16_384;
 /// A memory server under watch.
 pub(super) struct Server {
     pub(super) node: NodeId,
+    /// The first generation of its contents.
     pub(super) generation: u16,
     pub(super) pages: u64,
     pub(super) adopts: bool,
@@ -522,7 +527,8 @@ pub fn usual_limits() -> Limits {
 fn server(index: u16, life: u32) -> Server {
     let node = NodeId(index + 1);
     let is_odd = index == 1;
-    let generation = GENERATION.number() + u16::try_from(life).unwrap_or(0) - 1;
+    let lives = u16::try_from(life).expect("few restarts") - 1;
+    let generation = GENERATION.saturating_add(lives * GENERATION_COUNT);
     let mut config = Config::new(Space(1), node, life, 0x5eed + u64::from(index));
     config.spaces = vec![Space(1), Space(2), VICTIM.0];
     config.shard_count = if is_odd { 2 } else { 1 };
@@ -547,7 +553,8 @@ fn server(index: u16, life: u32) -> Server {
     }
     let quotas = if index == 0 { vec![(Space(1), 900), (Space(2), 64)] } else { Vec::new() };
     let arena = ArenaConfig {
-        generation: ArenaGeneration::new(generation).expect("few restarts"),
+        generation,
+        last_generation: generation.saturating_add(GENERATION_COUNT - 1),
         quotas,
         ..ArenaConfig::default()
     };
@@ -558,7 +565,7 @@ fn server(index: u16, life: u32) -> Server {
     let adopts = is_odd;
     Server {
         node,
-        generation,
+        generation: generation.number(),
         pages: pages.into(),
         adopts,
         shadow,

@@ -4,10 +4,12 @@ use core::ops::Range;
 
 use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
 use bluebridge_wire::{
-    ArenaGeneration, Command, Datagram, Space, Status, Tag,
+    ArenaGeneration, Command, Datagram, Location, Space, Status, Tag,
     header::{HEADER_BYTES, Header},
     seal,
 };
+
+use super::server::GENERATION_COUNT;
 
 /// A mistake in a server, a store or the form of datagrams.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -20,7 +22,9 @@ pub enum Bug {
     DoubleGrant,
     /// The server executes a repeated request again.
     ForgetWindow,
-    /// The store accepts every colour.
+    /// The store accepts every generation of its contents.
+    IgnoreGenerations,
+    /// The store accepts every tag.
     IgnoreTags,
     /// The store does not do every write that it was asked to do.
     LoseWrites,
@@ -34,11 +38,12 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::DeleteLeaks,
         Self::DirtyPages,
         Self::DoubleGrant,
         Self::ForgetWindow,
+        Self::IgnoreGenerations,
         Self::IgnoreTags,
         Self::LoseWrites,
         Self::NoCrc,
@@ -61,13 +66,25 @@ impl<S: PageStore> BuggyStore<S> {
     }
 
     fn mended(&self, access: Access) -> Access {
-        if self.bug != Some(Bug::IgnoreTags) {
-            return access;
-        }
-        (0..=u8::MAX)
-            .map(|tag| Access { tag: Tag(tag), ..access })
-            .find(|access| self.inner.check(*access).is_ok())
-            .unwrap_or(access)
+        let is_fit = |access: &Access| self.inner.check(*access).is_ok();
+        let mended = match self.bug {
+            Some(Bug::IgnoreTags) => {
+                (0..=u8::MAX).map(|tag| Access { tag: Tag(tag), ..access }).find(is_fit)
+            }
+            // A pointer to what was lost is refused all the same: that is another mistake.
+            Some(Bug::IgnoreGenerations) if access.location.generation() < self.generation() => {
+                None
+            }
+            Some(Bug::IgnoreGenerations) => (0..GENERATION_COUNT)
+                .filter_map(|more| {
+                    let generation = self.generation().saturating_add(more);
+                    let location = Location::new(generation, access.location.offset())?;
+                    Some(Access { location, ..access })
+                })
+                .find(is_fit),
+            _ => None,
+        };
+        mended.unwrap_or(access)
     }
 }
 

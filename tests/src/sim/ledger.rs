@@ -11,6 +11,7 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Pointer, Status, address::PAGE_BY
 
 use super::{
     region::{Contents, Region, State},
+    server::GENERATION_COUNT,
     task::{Slot, Task},
 };
 
@@ -18,6 +19,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub(super) struct ServerFacts {
     pub(super) node: NodeId,
+    /// The first generation of its contents.
     pub(super) generation: ArenaGeneration,
     pub(super) arena_pages: u64,
     /// Allocations that may be there though no client knows them, in pages: a CREATE with an
@@ -27,6 +29,18 @@ pub(super) struct ServerFacts {
     pub(super) zombies: Vec<u64>,
     /// When the server last restarted, lost its authority, or was about to end.
     pub(super) troubled_until: Instant,
+}
+
+impl ServerFacts {
+    /// Whether a pointer is to what the server has now, or to what it has lost.
+    pub(super) fn is_of_now(&self, pointer: Pointer) -> bool {
+        life_of(pointer.location.generation()) == life_of(self.generation)
+    }
+}
+
+/// How often the contents were lost before a generation was reserved.
+pub(super) const fn life_of(generation: ArenaGeneration) -> u16 {
+    generation.number() / GENERATION_COUNT
 }
 
 /// Everything that the clients were told.

@@ -40,6 +40,7 @@ impl Move {
             first_page: pages.start,
             page_count: 8,
             local_page,
+            local_generation: grant.location.generation(),
         };
         // The store has no way to take a colour over, so only a line of the same colour moves.
         if grant.tag != pointer.tag {

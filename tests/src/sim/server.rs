@@ -14,6 +14,9 @@ use super::{
     plan::Plan,
 };
 
+/// Generations that are reserved for a server's contents.
+pub(super) const GENERATION_COUNT: u16 = 512;
+
 /// A server process.
 pub(super) struct Server {
     pub(super) responder: Responder,
@@ -31,7 +34,7 @@ impl Server {
         Self { responder, store, incarnation: 1, range_epoch: 1, is_away: false }
     }
 
-    /// Starts a new life, with the old memory or with the next generation of it.
+    /// Starts a new life, with the old memory or with the next generations of it.
     pub(super) fn restart(&mut self, plan: &Plan, index: usize, contents: bool) {
         self.incarnation += 1;
         self.range_epoch += 1;
@@ -41,7 +44,7 @@ impl Server {
             let next = if plan.bug == Some(Bug::SameGeneration) {
                 generation
             } else {
-                generation.next().expect("few restarts")
+                generation.saturating_add(GENERATION_COUNT)
             };
             self.store = BuggyStore::new(arena(plan, index, next), plan.bug);
         }
@@ -98,6 +101,9 @@ impl Server {
 fn arena(plan: &Plan, index: usize, generation: ArenaGeneration) -> Arena {
     let config = ArenaConfig {
         generation,
+        last_generation: generation.saturating_add(GENERATION_COUNT - 1),
+        // Some pages go through several generations.
+        last_tag: 3,
         default_quota_pages: plan.quota_pages.unwrap_or(u64::MAX),
         ..ArenaConfig::default()
     };

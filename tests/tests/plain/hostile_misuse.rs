@@ -42,6 +42,8 @@ fn server_config(node: NodeId) -> ServerConfig {
     ServerConfig {
         spaces: vec![SPACE, OTHER_SPACE],
         claim: Claim::OnDemand,
+        // The tests of one space fill a whole server.
+        default_quota_pages: Some(u64::MAX),
         ..ServerConfig::new(SPACE, node, 1, memory_bytes, 0x5eed)
     }
 }

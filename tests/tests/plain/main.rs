@@ -1,6 +1,7 @@
 //! The book, simulations, and misuse of clients and owners, in one process.
 
 mod book;
+mod generations;
 mod hostile_misuse;
 mod hostile_owner;
 mod lease_simulation;

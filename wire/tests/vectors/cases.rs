@@ -359,6 +359,9 @@ fn replies() -> Vec<Vector> {
     };
     cases.extend([provisional, committed, unknown, page]);
     cases.extend(lease_replies());
+    let mut stat = ok_reply(Command::Stat).data(usage().emit());
+    stat.name = "stat_with_retired_pages".into();
+    cases.push(stat);
     cases.into_iter().map(Case::vector).collect()
 }
 
@@ -422,22 +425,27 @@ fn ok_reply(command: Command) -> Case {
         }
         Command::CompareSwap | Command::FetchAdd => case = case.data(41_u64.to_be_bytes()),
         Command::Stat => {
-            let usage = Usage {
-                capacity_pages: 1 << 20,
-                free_pages: 1000,
-                quota_pages: u64::MAX,
-                used_pages: 17,
-                provisional_pages: 1,
-                session_count: 2,
-                answered_count: 3,
-                shard_count: 4,
-            };
-            case = case.data(usage.emit());
+            // As a server answered that did not say how many pages are retired.
+            case = case.data(&usage().emit()[..64]);
         }
         Command::Ping => case = case.data(*b"are you there?"),
         _ => {}
     }
     case
+}
+
+fn usage() -> Usage {
+    Usage {
+        capacity_pages: 1 << 20,
+        free_pages: 1000,
+        quota_pages: u64::MAX,
+        used_pages: 17,
+        provisional_pages: 1,
+        session_count: 2,
+        answered_count: 3,
+        shard_count: 4,
+        retired_pages: 5,
+    }
 }
 
 fn refusal_reply(status: Status) -> Case {

@@ -30,7 +30,7 @@ pub(in crate::command) struct Stat {
 
 type Answer = Result<StatisticsResponse, ControlError>;
 
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 11] = [
     "node",
     "id",
     "shards",
@@ -38,6 +38,7 @@ const COLUMNS: [&str; 10] = [
     "free",
     "yours",
     "quota",
+    "retired",
     "provisional",
     "sessions",
     "answered",
@@ -94,6 +95,7 @@ fn document(server: &Server, answer: &Answer, refusals: bool) -> Value {
         "page_bytes": PAGE_BYTES,
         "capacity_pages": answer.capacity_pages,
         "free_pages": answer.free_pages,
+        "retired_pages": answer.retired_pages,
         "used_pages": answer.used_pages,
         "quota_pages": (answer.quota_pages != u64::MAX).then_some(answer.quota_pages),
         "provisional_pages": answer.provisional_pages,
@@ -120,6 +122,7 @@ fn row(server: &Server, answer: &Answer) -> Vec<String> {
                 u64::MAX => "none".to_owned(),
                 pages => size(pages),
             },
+            size(answer.retired_pages),
             size(answer.provisional_pages),
             answer.session_count.to_string(),
             answer.answered_count.to_string(),

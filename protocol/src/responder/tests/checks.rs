@@ -287,8 +287,14 @@ pub(super) fn adopted_ranges_are_served_via_and_directly() {
     let at = world.create(16);
     assert_eq!(at.location.page(), 0);
     let generation = ArenaGeneration::new(7).unwrap();
-    let adopted =
-        Adopted { node: NodeId(30), generation, first_page: 80, page_count: 8, local_page: 8 };
+    let adopted = Adopted {
+        node: NodeId(30),
+        generation,
+        first_page: 80,
+        page_count: 8,
+        local_page: 8,
+        local_generation: store::GENERATION,
+    };
     world.responder.add_adopted(adopted).unwrap();
     assert_eq!(world.responder.add_adopted(adopted), Err(RangeError::Overlap));
     let location = Location::new(generation, 81 * 4096 + 8).unwrap();

@@ -188,6 +188,7 @@ pub(super) fn stat_and_ping_answer() {
     let ask = world.next(Ask::server(Command::Stat));
     let usage = Usage::parse(&world.one(&ask).data).unwrap();
     assert_eq!((usage.capacity_pages, usage.used_pages, usage.free_pages), (64, 2, 62));
+    assert_eq!(usage.retired_pages, 3, "as the store says");
     assert_eq!((usage.session_count, usage.shard_count, usage.answered_count), (1, 1, 2));
     let ask = world.next(Ask::new(Command::Stat, at.to_ipv6()));
     assert_eq!(world.status(&ask), Status::Ok);

@@ -455,6 +455,7 @@ pub(super) fn a_page_with_two_names_has_one_lease() {
         first_page: 512,
         page_count: 8,
         local_page: 8,
+        local_generation: store::GENERATION,
     };
     world.responder.add_adopted(adopted).unwrap();
     let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };

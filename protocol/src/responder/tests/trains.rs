@@ -424,6 +424,7 @@ pub(super) fn a_waiting_read_is_sent_before_its_page_changes_under_another_name(
         first_page: 512,
         page_count: 8,
         local_page: 8,
+        local_generation: store::GENERATION,
     };
     world.responder.add_adopted(adopted).unwrap();
     let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };

@@ -4,7 +4,11 @@ use bluebridge_wire::{Command, Flags, NodeId, Space};
 use rand::{Rng, seq::IndexedRandom};
 
 use super::{bits_of, readdress};
-use crate::hostile::{draw::Draw, forge::Forged, shadow::Hold};
+use crate::hostile::{
+    draw::{Draw, location},
+    forge::Forged,
+    shadow::Hold,
+};
 
 const PAGE: u64 = 4096;
 
@@ -134,7 +138,7 @@ fn unfinished(draw: &mut Draw<'_>) -> Vec<Forged> {
         hold => (held.space == draw.attacker.space).then_some((first, *held, hold)),
     });
     let Some((first, held, hold)) = found else { return train(draw) };
-    let location = (u64::from(draw.server.generation) << 48) + first * PAGE;
+    let location = location(held.generation, first);
     let mut target = draw.endpoint();
     (target.tag, target.location) = (held.tag, location);
     let mut attack = Vec::new();

@@ -52,8 +52,8 @@ impl Draw<'_> {
             (page + more) / 8 == page / 8 && epoch_of(page + more) == Some(lease.epoch)
         });
         let bytes = same.count() as u64 * PAGE_BYTES as u64;
-        let (node, page) = self.server.named(page, self.rng.random_bool(0.5));
-        let location = (u64::from(self.server.generation) << 48) + page * PAGE_BYTES as u64;
+        let name = (held.generation, page);
+        let (node, location) = self.server.named(name, self.rng.random_bool(0.5));
         Some((Fields { space, node, command: 0, tag: held.tag, location }, lease, bytes))
     }
 

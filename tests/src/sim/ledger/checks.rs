@@ -31,9 +31,7 @@ impl Ledger {
     /// Whether a server has the pages that the clients know of, and no others.
     pub(in crate::sim) fn check_usage(&self, server: usize, used_pages: u64) -> Result<(), String> {
         let facts = &self.servers[server];
-        let here = |region: &&Region| {
-            region.server == server && region.pointer.location.generation() == facts.generation
-        };
+        let here = |region: &&Region| region.server == server && facts.is_of_now(region.pointer);
         let pages_of = |state: State| {
             let regions = self.regions.iter().filter(here);
             regions

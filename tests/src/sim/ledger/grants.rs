@@ -6,7 +6,7 @@ use bluebridge_protocol::{
 };
 use bluebridge_wire::Status;
 
-use super::{Ledger, Outcome};
+use super::{Ledger, Outcome, life_of};
 use crate::sim::{
     region::{Contents, Part, Purpose, Region, State, parts},
     task::Slot,
@@ -50,7 +50,7 @@ impl Ledger {
         }
         let mut region = Region::new(purpose, (pointer, pages), at, client);
         self.check_grant(&region)?;
-        if pointer.location.generation() != self.servers[at].generation {
+        if !self.servers[at].is_of_now(pointer) {
             region.lost_at = Some(now);
         }
         if !slot.outgoing.is_empty()
@@ -71,11 +71,12 @@ impl Ledger {
         if !new.pointer.location.is_page_aligned() || pages.end > facts.arena_pages {
             return Err(format!("{} is no place for pages", new.pointer));
         }
-        let generation = new.pointer.location.generation();
+        // Another generation of the same contents is no other page.
+        let life = life_of(new.pointer.location.generation());
         for old in &mut self.regions {
             let other = old.page_range();
             if old.server != new.server
-                || old.pointer.location.generation() != generation
+                || life_of(old.pointer.location.generation()) != life
                 || old.state == State::Deleted
                 || other.end <= pages.start
                 || pages.end <= other.start

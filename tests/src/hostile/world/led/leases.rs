@@ -8,7 +8,7 @@ use bluebridge_wire::{
 };
 
 use super::{Attacker, LEASE_WAIT, NONCE, Seen, World, limits, number, shot};
-use crate::hostile::attack::Class;
+use crate::hostile::{attack::Class, draw::location};
 
 /// A session of the led attacks, and its next number; all that are below are answered.
 struct Led {
@@ -319,7 +319,7 @@ impl World {
         let is_its = |hold| hold == crate::hostile::shadow::Hold::Session(a.session, low);
         let guessed = shadow.allocations.iter().find(|(_, held)| is_its(held.hold));
         let (&first, held) = guessed.expect("it has its pages");
-        let location = (u64::from(self.servers[0].generation) << 48) + first * PAGE_BYTES as u64;
+        let location = location(held.generation, first);
         let guess = Fields { node: self.servers[0].node, tag: held.tag, location, ..own };
         let says = Says { ahead: 1, ..PLAIN };
         only(&self.ask_led(a, Command::Update, (guess, 8), says), Status::Ok);
