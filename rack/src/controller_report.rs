@@ -113,6 +113,8 @@ pub struct NodeReport {
     pub incarnation: u32,
     /// How often its memory lost its contents.
     pub arena_generation: u32,
+    /// The last generation that is reserved for it, up to 32767.
+    pub last_arena_generation: u32,
     /// Pages of a memory node.
     pub capacity_pages: u64,
     /// Its free pages as last reported.
@@ -257,6 +259,7 @@ impl NodeReport {
             switch_port: node.switch_port,
             incarnation: node.incarnation,
             arena_generation: node.arena_generation,
+            last_arena_generation: node.last_arena_generation,
             capacity_pages: node.capacity_pages,
             free_pages: node.free_pages,
             anycast_weight: node.anycast_weight,
