@@ -25,6 +25,10 @@ pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Resul
             .map_err(|source| RackError::Network { node: port.peer, source })?;
         watches.push((port.peer, opened));
     }
+    // Ready means that everything is set up, as far as possible.
+    for (node, watch) in &mut watches {
+        watch.settle().map_err(|source| RackError::Network { node: *node, source })?;
+    }
     tracing::info!(nodes = watches.len(), "watching the interfaces of the rack's nodes");
     ready().map_err(failed("report that the interfaces are watched"))?;
     let (ended, end) = std::sync::mpsc::channel();

@@ -84,7 +84,7 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                 ))?;
             }
             if let Some(mut watch) = watch {
-                watch.look()?;
+                watch.settle()?;
                 readiness::notify_ready().context("cannot report that the host is up")?;
                 watch.run()?;
             }

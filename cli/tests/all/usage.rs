@@ -282,7 +282,7 @@ mod root {
         for output in [&second, &early] {
             let (code, said) = result_of(output);
             assert_eq!(code, Some(1), "{said}");
-            assert!(said.contains("has an agent"), "{said}");
+            assert!(said.contains("has a running agent"), "{said}");
         }
         assert_eq!(failed.status.code(), Some(2), "{}", result_of(&failed).1);
         assert!(stayed && stayed_again, "frames go on without an agent");

@@ -107,6 +107,8 @@ pub struct InterfaceWatch {
     netlink: Netlink,
     reports: Reports,
     looked_at: Instant,
+    /// The error that was logged last, until the interface can be set up again.
+    trouble: Option<String>,
 }
 
 impl InterfaceWatch {
@@ -117,7 +119,7 @@ impl InterfaceWatch {
     pub fn open(wanted: Wanted) -> Result<Self, NetworkError> {
         let netlink = Netlink::open()?;
         let reports = listen(&netlink)?;
-        Ok(Self { wanted, netlink, reports, looked_at: Instant::now() })
+        Ok(Self { wanted, netlink, reports, looked_at: Instant::now(), trouble: None })
     }
 
     /// Waits for a change in the namespace, at most for `limit`, then restores the missing parts; returns
@@ -151,37 +153,50 @@ impl InterfaceWatch {
         self.wanted.restore(&self.netlink)
     }
 
+    /// Restores the missing parts now, and logs each change of state once.
+    ///
+    /// # Errors
+    /// As for [`Self::run`].
+    pub fn settle(&mut self) -> Result<(), NetworkError> {
+        let looked = self.look();
+        self.report(looked)
+    }
+
     /// Watches without limit, and logs each change of state once.
     ///
     /// # Errors
     /// The caller may not change the network, or the sockets fail. Temporary errors do not end it: an interface that
     /// does not exist, or a request that the kernel refuses for another reason.
     pub fn run(mut self) -> Result<(), NetworkError> {
-        let interface = self.wanted.interface.clone();
-        let mut trouble = None;
-        let mut looked = self.look();
+        self.settle()?;
         loop {
-            match looked {
-                Ok(restored) => {
-                    if trouble.take().is_some() {
-                        tracing::info!(interface, "the interface can be set up again");
-                    }
-                    for need in restored {
-                        tracing::warn!(interface, restored = %need, "restored what the interface had lost");
-                    }
+            let looked = self.wait(RECHECK);
+            self.report(looked)?;
+        }
+    }
+
+    fn report(&mut self, looked: Result<Vec<Need>, NetworkError>) -> Result<(), NetworkError> {
+        let interface = &self.wanted.interface;
+        match looked {
+            Ok(restored) => {
+                if self.trouble.take().is_some() {
+                    tracing::info!(interface, "the interface can be set up again");
                 }
-                Err(error) if error.is_permission() => return Err(error),
-                Err(error @ NetworkError::Open(_)) => return Err(error),
-                Err(error) => {
-                    let words = error.to_string();
-                    if trouble.as_ref() != Some(&words) {
-                        tracing::warn!(interface, error = words, "the interface cannot be set up");
-                        trouble = Some(words);
-                    }
+                for need in restored {
+                    tracing::warn!(interface, restored = %need, "restored what the interface had lost");
                 }
             }
-            looked = self.wait(RECHECK);
+            Err(error) if error.is_permission() => return Err(error),
+            Err(error @ NetworkError::Open(_)) => return Err(error),
+            Err(error) => {
+                let words = error.to_string();
+                if self.trouble.as_ref() != Some(&words) {
+                    tracing::warn!(interface, error = words, "the interface cannot be set up");
+                    self.trouble = Some(words);
+                }
+            }
         }
+        Ok(())
     }
 }
 

@@ -573,7 +573,7 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     fails(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
     fails(&["read", "fd00::1"], 2, "fabric");
     fails(&["read", "fdbb:2:1::"], 2, "another space");
-    fails(&["read", &pointer, "--as", "s1"], 2, "no client");
+    fails(&["read", &pointer, "--as", "s1"], 2, "is not a client");
     fails(&["read", &pointer, "--as", "c3"], 2, "no node c3");
     fails(&["read", &pointer, "--rack", "nowhere"], 2, "no rack nowhere");
     fails(
