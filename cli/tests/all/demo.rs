@@ -268,7 +268,7 @@ mod netns {
             text.contains("In one process:") && text.contains("user.max_user_namespaces"),
             "{text}"
         );
-        assert!(text.contains("Left out: the network"), "{text}");
+        assert!(text.contains("Missing: the network"), "{text}");
         assert_eq!(caller.processes(), Vec::<u32>::new());
         assert!(!caller.state.exists());
     }
