@@ -181,7 +181,7 @@ fn of_controller(error: &ControllerError) -> Exit {
     }
 }
 
-/// A file that this user may not read or write, or that nobody may.
+/// A file that this user, or no user, may read or write.
 fn of_file(error: &std::io::Error) -> Exit {
     match error.kind() {
         ErrorKind::ReadOnlyFilesystem => Exit::NotPermitted,

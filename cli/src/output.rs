@@ -37,18 +37,18 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A table without frames, its columns named in the first line. At a terminal, columns that do not fit follow
-/// in further tables, and words that do not fit continue in their cells; elsewhere each row is one line, for
+/// A table without borders; the first line has the column names. At a terminal, columns that do not fit are
+/// printed in more tables, and long texts continue in their cells; elsewhere each row is one line, for
 /// programs that read lines.
 pub(crate) fn table(columns: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
     let width = console::Term::stdout().size_checked().map(|(_, columns)| columns);
     text(&laid_out(columns, &rows, width.filter(|width| *width > 0)))
 }
 
-/// The blanks around a column.
+/// The spaces around a column.
 const PADDING: usize = 2;
 
-/// A cell is at most this wide before its words continue on a line of their own, where a table does not fit.
+/// The largest width of a cell before its text is wrapped, if a table does not fit.
 const WIDE_CELL: usize = 24;
 
 fn laid_out(columns: &[&str], rows: &[Vec<String>], width: Option<u16>) -> String {
@@ -62,7 +62,7 @@ fn laid_out(columns: &[&str], rows: &[Vec<String>], width: Option<u16>) -> Strin
     if needed <= usize::from(width) {
         return arranged(columns, rows, None);
     }
-    // Numbers and names are never broken: the longest word of a column is the least that it takes.
+    // Numbers and names are never split: the longest word of a column is its smallest width.
     let words = |at| cells(at).flat_map(str::split_whitespace);
     let longest_word = |at| words(at).map(|word| word.chars().count()).max().unwrap_or(0);
     let least: Vec<usize> =
@@ -80,7 +80,7 @@ fn laid_out(columns: &[&str], rows: &[Vec<String>], width: Option<u16>) -> Strin
     tables.collect::<Vec<_>>().join("\n")
 }
 
-/// Which columns go into which table: as many as fit, the first one into each, since it says what a row is about.
+/// Distributes the columns over tables: as many as fit, and the first one in each, because it identifies the row.
 fn parts(least: &[usize], width: usize) -> Vec<Vec<usize>> {
     let Some(first) = least.first() else { return Vec::new() };
     let (mut parts, mut part, mut used) = (Vec::new(), vec![0], first + PADDING);
@@ -96,7 +96,7 @@ fn parts(least: &[usize], width: usize) -> Vec<Vec<usize>> {
     parts
 }
 
-/// One table; with a width, no wider than that if the words allow it.
+/// One table; not wider than `width`, if there is one and the words allow it.
 fn arranged(columns: &[&str], rows: &[Vec<String>], fit: Option<(u16, &[usize])>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(columns).add_rows(rows.iter().cloned());
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(laid_out(&MEMBERS, &members(), Some(200)), wide);
     }
 
-    /// A number that continues on the next line would be read as two.
+    /// A number that is split over two lines would be read as two numbers.
     #[test]
     fn a_table_that_is_wider_than_its_terminal_breaks_between_columns_and_words() {
         let wide = laid_out(&MEMBERS, &members(), None);
@@ -160,7 +160,7 @@ mod tests {
             let fitting = laid_out(&MEMBERS, &members(), Some(width));
             assert!(fitting.lines().all(|line| line.len() <= usize::from(width)), "{fitting}");
             let mut expected = words(&wide);
-            // Each further table names the rows again.
+            // Each further table repeats the first column.
             let tables = fitting.lines().filter(|line| line.starts_with(" member")).count();
             for _ in 1..tables {
                 expected.extend(["member", "s1", "c1"]);
@@ -182,7 +182,7 @@ mod tests {
         let wide = laid_out(&columns, &rows, None);
         assert_eq!(words(&fitting), words(&wide), "{fitting}");
         assert_eq!(fitting.lines().filter(|line| line.starts_with(" table")).count(), 1);
-        // Nothing can be done about a word that is longer than the line.
+        // A word that is longer than the line cannot be wrapped.
         let narrow = laid_out(&columns, &rows, Some(10));
         assert!(narrow.contains("1234567"), "{narrow}");
     }

@@ -38,8 +38,8 @@ pub struct Config {
     pub force: bool,
     /// TLS for the northbound API; `None` for plain connections.
     pub tls: Option<TlsPaths>,
-    /// DNS names of certificates whose holders may look into the memory servers and free what is there;
-    /// whoever may call may do so if [`TlsPaths::client_root`] is not given.
+    /// DNS names of operators' certificates; operators may inspect memory servers and free memory there.
+    /// Every caller may do so if [`TlsPaths::client_root`] is not set.
     pub operators: Vec<String>,
     /// The rules for endpoints.
     pub core: CoreConfig,

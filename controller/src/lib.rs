@@ -84,7 +84,7 @@ pub enum ControllerError {
         /// The other's election id.
         by: store::ElectionId,
     },
-    /// A file of TLS cannot be read.
+    /// A TLS file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     TlsFile {
         /// The file.
@@ -92,7 +92,7 @@ pub enum ControllerError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The certificate, the key or the root is not right, or they do not belong together.
+    /// The certificate, the key or the root is invalid, or they do not belong together.
     #[error("TLS: {0}")]
     Tls(String),
     /// The northbound server failed.
@@ -294,7 +294,7 @@ fn server(config: &Config) -> Result<Server, ControllerError> {
     }
 }
 
-/// What the lines of PEM say that begin and end a certificate, and a private key of any kind (RFC 7468).
+/// The contents of the PEM lines that begin and end a certificate, and a private key of any kind (RFC 7468).
 #[cfg(feature = "tls")]
 const CERTIFICATE: &str = "CERTIFICATE-----";
 #[cfg(feature = "tls")]
@@ -317,7 +317,7 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
         tls = tls.client_ca_root(Certificate::from_pem(read_pem(root, CERTIFICATE)?));
     }
     server.tls_config(tls).map_err(|error| {
-        // The outer errors only say that it failed.
+        // The outer errors only say that something failed.
         let mut cause: &dyn std::error::Error = &error;
         while let Some(inner) = cause.source() {
             cause = inner;
@@ -325,13 +325,13 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
         let (certificate, key) = (paths.certificate.display(), paths.key.display());
         let words = format!("{certificate} and {key} cannot be used together: {cause}");
         ControllerError::Tls(match &paths.client_root {
-            Some(root) => format!("{words}; or {} holds no root", root.display()),
+            Some(root) => format!("{words}; or {} contains no root", root.display()),
             None => words,
         })
     })
 }
 
-/// Reads a file of PEM that must hold something of a kind.
+/// Reads a PEM file that must contain a certain kind of object.
 #[cfg(feature = "tls")]
 fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, ControllerError> {
     let bytes = std::fs::read(path)

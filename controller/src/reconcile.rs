@@ -229,13 +229,13 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.serve(driver.as_mut()).await
     }
 
-    /// Logs why there is no connection: each kind of trouble once until all is well again, and what ends
-    /// the loop.
+    /// Logs why there is no connection: each kind of problem once until everything is in sync again, and the
+    /// reason for the end of the loop.
     fn log_trouble(&mut self, error: &DriverError) {
         let kind = std::mem::discriminant(error);
         let uri = self.connector.uri();
         if error.is_final() {
-            tracing::error!(uri, %error, "this controller cannot have the switch");
+            tracing::error!(uri, %error, "this controller cannot use the switch");
         } else if self.troubles.contains(&kind) {
             tracing::debug!(uri, %error, "still no connection to the switch");
         } else {

@@ -56,7 +56,7 @@ mod tests {
         let scratch = Scratch::new("secret");
         let path = scratch.file("key");
         let file = open_or_create(&path).unwrap();
-        // From the first moment, and not only once somebody closes it.
+        // From the start, not only once it is closed.
         assert_eq!(file.metadata().unwrap().mode() & PERMISSIONS, OWNER_ONLY);
         for (mode, open) in [(0o600, false), (0o640, false), (0o644, true), (0o601, true)] {
             file.set_permissions(Permissions::from_mode(mode)).unwrap();

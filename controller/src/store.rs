@@ -60,7 +60,7 @@ pub enum StoreError {
         /// The directory.
         folder: String,
     },
-    /// Another process has the file open: a controller, most likely.
+    /// Another process has the file open, probably a controller.
     #[error(
         "the controller's store {path} is in use by another process; end that controller, or give this \
          one a --store of its own"
@@ -69,7 +69,7 @@ pub enum StoreError {
         /// The file.
         path: String,
     },
-    /// The system does not let this user have the file, or cannot read it.
+    /// This user may not open the file, or the system cannot read it.
     #[error("cannot open the controller's store {path}: {source}")]
     Open {
         /// The file.
@@ -77,13 +77,13 @@ pub enum StoreError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The file is something else than a store: its first bytes say so.
-    #[error("{path} is no controller's store; give the right --store")]
+    /// The file is not a store, according to its first bytes.
+    #[error("{path} is not a controller's store; use the correct --store")]
     NotAStore {
         /// The file.
         path: String,
     },
-    /// The file was a store and was cut short or changed.
+    /// The file was a store and was truncated or changed.
     #[error(
         "the controller's store {path} is damaged ({reason}); restore it from a backup. Without one, \
          move it away and start once with --force: the switch is emptied, and every endpoint must join again"
@@ -120,7 +120,7 @@ fn io(error: impl Into<redb::Error>) -> StoreError {
     StoreError::Io(error.into().to_string())
 }
 
-/// Why the database does not take a file: it is in use, is something else, or is damaged.
+/// Why the database rejects a file: it is in use, is not a store, or is damaged.
 fn unusable(file: &File, path: String, error: DatabaseError) -> StoreError {
     match error {
         DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path },

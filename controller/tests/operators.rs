@@ -1,4 +1,4 @@
-//! What operators ask of memory servers, through a controller.
+//! Operators' requests to memory servers, through a controller.
 
 #[expect(dead_code, reason = "this test needs a part of the helpers")]
 mod support;
@@ -19,7 +19,7 @@ use support::{Agent, Running, client, memory, runtime};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// A memory server that answers as `say` says, until it is dropped.
+/// A memory server with the answers of `say`, until it is dropped.
 struct Server {
     membership: Arc<Membership>,
     stop: Arc<AtomicBool>,
@@ -83,7 +83,7 @@ impl Operator {
     }
 }
 
-/// Answers with what was asked, so that a test sees it.
+/// Answers with the question's contents, so that a test can check them.
 fn echo(ask: &Ask) -> Answer {
     match ask {
         Ask::Statistics { space } => Answer::Statistics(StatisticsResponse {
@@ -96,7 +96,7 @@ fn echo(ask: &Ask) -> Answer {
             let purged = PurgeResponse { freed_count, freed_pages, ..PurgeResponse::default() };
             Answer::Survey(SurveyAnswer { purged: Some(purged), ..SurveyAnswer::default() })
         }
-        // An allocation of each of three lives of the first client's node.
+        // One allocation for each of three incarnations of the first client's node.
         Ask::Survey { .. } => {
             let allocation = |client_incarnation| Allocation {
                 pointer: vec![0; 16],
@@ -148,7 +148,7 @@ fn an_operator_asks_memory_servers_through_the_controller() {
     let expected = [("c1", false), ("c1", true), ("", false)];
     assert_eq!(named, expected.map(|(name, live)| (name.to_owned(), live)));
 
-    // What is left of a client is what its life before had.
+    // Only the memory of the ended incarnation is freed.
     let of = |name: &str| Some(Client { name: name.to_owned(), ..Client::default() });
     let purge = PurgeRequest { server: server.node(), space: 1, ..PurgeRequest::default() };
     let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
@@ -179,7 +179,7 @@ fn an_operator_asks_memory_servers_through_the_controller() {
 fn a_server_that_does_not_answer_is_told_in_time() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
-    // It hears the questions, and answers none.
+    // It receives the questions, but does not answer.
     let silent = join(&controller, memory("m1", 1));
     let server = silent.assignment().node.0.into();
     let mut operator = Operator::new(&controller);
@@ -189,7 +189,7 @@ fn a_server_that_does_not_answer_is_told_in_time() {
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
         status.message().contains("no response in time")
     });
-    // One that it cannot answer is told at once.
+    // A failure is reported at once.
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| operator.statistics(server).expect_err("nobody answers"));
         until("the question", || {

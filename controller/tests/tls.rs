@@ -206,7 +206,7 @@ async fn missing_and_wrong_files_are_named() {
             Some("key.pem"),
             "key.pem contains no PEM block -----BEGIN CERTIFICATE-----",
         ),
-        ("certificate.pem", "key.pem", Some("damaged.pem"), "damaged.pem holds no root"),
+        ("certificate.pem", "key.pem", Some("damaged.pem"), "damaged.pem contains no root"),
     ] {
         let mut config = bluebridge_controller::Config::new(
             std::net::SocketAddr::from(([127, 0, 0, 1], 0)),

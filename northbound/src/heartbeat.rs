@@ -38,7 +38,7 @@ pub(crate) struct Goodbye {
 
 type Joined = Result<(Assignment, Arc<Shared>), MembershipError>;
 
-/// The controller as it was reached; the channel connects again by itself.
+/// The connection to the controller; the channel reconnects automatically.
 struct Client {
     channel: Channel,
     calls: ControllerClient<Channel>,

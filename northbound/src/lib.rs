@@ -5,7 +5,7 @@
 //! * [`Registration`] and [`Assignment`]: request and result of a join, in the project's types.
 //! * [`Membership`]: joins, sends heartbeats in the background, leaves. It outlives restarts of the
 //!   controller: a failed heartbeat is retried, and nothing is assigned again (`heartbeat` is its thread).
-//! * [`Question`]: what an operator asks of a memory server, through the controller.
+//! * [`Question`]: a question of an operator to a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
 
 pub mod environment;

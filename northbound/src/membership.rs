@@ -114,9 +114,9 @@ impl Shared {
         self.lock().connection
     }
 
-    /// Wakes whoever waits for news.
+    /// Wakes the waiters for changes.
     pub(crate) fn wake(&self) {
-        // Whoever looks for questions does so with the lock, and sleeps or sees this one.
+        // A waiter checks for questions with the lock, so it sleeps or sees this one.
         drop(self.lock());
         self.changed.notify_all();
     }
@@ -243,7 +243,7 @@ impl Membership {
     }
 
     /// Waits until the snapshot is newer than `version` or there is a question, at most for `timeout`;
-    /// returns what there is then.
+    /// returns the present one.
     #[must_use]
     pub fn wait_newer(&self, version: u64, timeout: Duration) -> Snapshot {
         let deadline = Instant::now() + timeout;
@@ -263,7 +263,7 @@ impl Membership {
         snapshot.clone()
     }
 
-    /// The next question of an operator to this memory server; clients are asked none.
+    /// The next question of an operator to this memory server; clients get none.
     #[must_use]
     pub fn next_question(&self) -> Option<Question> {
         self.shared.questions.take()

@@ -186,7 +186,7 @@ fn node_id(number: u32) -> Result<NodeId, MembershipError> {
     node.ok_or(MembershipError::BadResponse("node id"))
 }
 
-/// What the controller knows of a memory node of the space.
+/// The controller's state of a memory node of the space.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MemoryNodeStatus {
     /// Its id.

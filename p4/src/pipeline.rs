@@ -47,7 +47,7 @@ impl core::fmt::Display for MacAddr {
     }
 }
 
-/// A text is no Ethernet address.
+/// A text is not an Ethernet address.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0:?} is not an Ethernet address")]
 pub struct MacAddrError(String);

@@ -97,7 +97,7 @@ struct Starting {
     index: usize,
     child: Child,
     ready: ReadySocket,
-    /// How long its log was before, in bytes: what earlier runs wrote says nothing of this one.
+    /// The former length of its log, in bytes: the output of earlier runs is not about this one.
     log_begin: u64,
 }
 
@@ -242,8 +242,8 @@ impl Rack {
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }
 
-    /// What daemons that are started from now on log, as a filter of `tracing`, and how they write it, as
-    /// [`LOG_FORMAT_VARIABLE`] has it. `None` leaves either as it was.
+    /// Sets the log filter (in the syntax of `tracing`) and the log format (as in [`LOG_FORMAT_VARIABLE`]) of
+    /// daemons that are started from now on. `None` changes nothing.
     ///
     /// # Errors
     /// The record cannot be written.

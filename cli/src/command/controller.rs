@@ -78,8 +78,8 @@ struct Serve {
     /// DNS name of its certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_client_root: Option<PathBuf>,
-    /// A DNS name of the certificates whose holders may list and purge the memory of all spaces; may be
-    /// given several times. Without --tls-client-root whoever reaches the controller may
+    /// A DNS name of an operator's certificate; operators may list and purge the memory of all spaces. Can be
+    /// repeated. Without --tls-client-root every caller that reaches the controller may do so
     #[arg(long = "operator", value_name = "NAME", requires = "tls_client_root")]
     operators: Vec<String>,
 }

@@ -40,13 +40,13 @@ pub(super) struct Up {
 }
 
 impl HostCommand {
-    /// Whether it stays in the foreground until it is told to end.
+    /// Whether it stays in the foreground until it is stopped.
     pub(super) const fn is_daemon(&self) -> bool {
         matches!(self, Self::Up(Up { watch: true, .. }))
     }
 }
 
-/// The error, with what helps if this user may not do that.
+/// The error, with a remedy if this user lacks the permission.
 fn explained(error: NetworkError) -> anyhow::Error {
     let forbidden = error.is_permission();
     let error = anyhow::Error::new(error);

@@ -44,7 +44,7 @@ impl LogFormat {
 /// Logs to standard error from now on. `BLUEBRIDGE_LOG` has priority over `verbose`.
 ///
 /// # Errors
-/// The variable holds no filter; nothing is logged.
+/// The variable is not a valid filter; nothing is logged.
 pub(super) fn begin(
     program: Program,
     verbose: u8,
@@ -52,8 +52,9 @@ pub(super) fn begin(
 ) -> Result<(), UsageError> {
     let wanted = std::env::var(LOG_VARIABLE).unwrap_or_default();
     let filter = if wanted.is_empty() { level(program, verbose).to_owned() } else { wanted };
-    let filter = EnvFilter::try_new(&filter)
-        .map_err(|error| UsageError(format!("{LOG_VARIABLE}={filter} is no filter: {error}")))?;
+    let filter = EnvFilter::try_new(&filter).map_err(|error| {
+        UsageError(format!("{LOG_VARIABLE}={filter} is not a valid filter: {error}"))
+    })?;
     // A file must not contain colours.
     let colours = std::io::stderr().is_terminal();
     subscriber(filter, format.unwrap_or_default(), colours, std::io::stderr).init();

@@ -55,10 +55,10 @@ pub(super) struct Member {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     interface: Option<String>,
-    /// The switch's port that this interface is connected to, such as 3 or p3
+    /// The switch's port to which this interface is connected, such as 3 or p3
     #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
     switch_port: Option<u16>,
-    /// Where the controller listens, with or without http://
+    /// The address of the controller, with or without http://
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     /// The space (tenant) to join

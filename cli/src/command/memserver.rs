@@ -95,10 +95,10 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// How often a server looks whether requests can still reach it.
+/// How often a server checks whether requests can still reach it.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The way of requests to the server, and of its answers.
+/// The route of requests to the server, and of its responses.
 struct Way {
     fabric: HostFabric,
     netlink: Netlink,
@@ -108,7 +108,7 @@ struct Way {
 }
 
 impl Way {
-    /// A server that requests do not reach would get its share of new memory, and never answer.
+    /// A server without a route would get its share of new memory, but never receive requests.
     fn open(endpoint: &Endpoint) -> anyhow::Result<Self> {
         let fabric = HostFabric::new(&endpoint.interface);
         let (netlink, space) = (Netlink::open()?, Space(endpoint.space));
@@ -116,8 +116,8 @@ impl Way {
         Ok(Self { fabric, netlink, space, is_lost: false, looked_at: Instant::now() })
     }
 
-    /// Logs once that the way is lost, and that it is back. To restore it is for `bluebridge host up --watch`:
-    /// a server may lack the privilege, and would undo what an operator does by `bluebridge host down`.
+    /// Logs once that the route is lost, and once that it is back. `bluebridge host up --watch` restores it:
+    /// a server may lack the privileges, and would undo an operator's `bluebridge host down`.
     fn look(&mut self, now: Instant) {
         if now.saturating_duration_since(self.looked_at) < LOOK {
             return;

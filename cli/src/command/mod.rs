@@ -61,7 +61,7 @@ struct Global {
     /// Log more to standard error (-v, -vv, -vvv); BLUEBRIDGE_LOG selects by module
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
-    /// How log lines on standard error are written; text without it
+    /// The format of log lines on standard error; the default is text
     #[arg(long, global = true, value_enum, env = LOG_FORMAT_VARIABLE, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }
@@ -174,7 +174,7 @@ fn misread(error: &clap::Error) -> ExitCode {
         return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
     }
     let text = match error.kind() {
-        // The list of them would name those that are for daemons only.
+        // The list would include those that are only for daemons.
         ErrorKind::MissingSubcommand => "a subcommand is missing".to_owned(),
         _ => error.render().to_string(),
     };
@@ -182,7 +182,7 @@ fn misread(error: &clap::Error) -> ExitCode {
     Exit::Usage.into()
 }
 
-/// The names of the subcommands in the words of a command line, the program's name first.
+/// The names of the subcommands in a command line, the program's name first.
 fn subcommand_of(given: &[OsString]) -> String {
     let mut command = &CommandLine::command();
     let mut names = vec![command.get_name()];
@@ -195,7 +195,7 @@ fn subcommand_of(given: &[OsString]) -> String {
     names.join(" ")
 }
 
-/// What clap says in several lines: the error and its tips. Of the usage, the way to it is enough.
+/// Turns clap's several lines into one: the error and its tips, and the command for help instead of the usage.
 fn usage_in_a_line(text: &str, subcommand: &str) -> String {
     let error = text.split("\n\nUsage: ").next().unwrap_or(text);
     let error = error.split("\n\nFor more information").next().unwrap_or(error);
@@ -287,7 +287,7 @@ mod tests {
         }
         words.push(word);
         words.retain(|word| !word.is_empty());
-        // What a variable of the shell holds in the book.
+        // The value of a shell variable in the documentation.
         for word in words.iter_mut().filter(|word| *word == "$P") {
             *word = "fdbb:1:1:1::".to_owned();
         }

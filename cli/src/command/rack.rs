@@ -175,7 +175,7 @@ fn log_filter(global: Global) -> Option<String> {
     filter.or_else(|| level.map(str::to_owned))
 }
 
-/// How daemons are asked to write their log lines, if this command was asked for something.
+/// The daemons' log format, if this command got one.
 fn log_format(global: Global) -> Option<String> {
     global.log_format.map(|format| format.as_str().to_owned())
 }

@@ -21,7 +21,8 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {
-    /// Make a port lose, duplicate, delay or damage frames that leave through it; without options, end that
+    /// Make a port lose, duplicate, reorder, delay or damage frames that leave through it; without options, end
+    /// the impairment
     Impair(Impair),
     /// Show ports and drops with their counters
     Ports(Agent),

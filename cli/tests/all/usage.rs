@@ -92,7 +92,7 @@ fn a_filter_of_logs_that_is_none_is_named() {
         command.env("BLUEBRIDGE_LOG", wrong).args(["rack", "list"]).stdin(Stdio::null());
         let (code, said) = result_of(&command.output().expect("runs"));
         assert_eq!(code, Some(2), "{wrong}: {said}");
-        assert!(said.contains(&format!("BLUEBRIDGE_LOG={wrong} is no filter")), "{said}");
+        assert!(said.contains(&format!("BLUEBRIDGE_LOG={wrong} is not a valid filter")), "{said}");
     }
 }
 
@@ -333,7 +333,7 @@ mod root {
         let others = scratch.path().join("others.redb");
         std::fs::write(&others, "").expect("written");
         open(&others, 0o600);
-        // Anybody may write this one, but only its owner can close it to others.
+        // Every user may write this file, but only its owner can change its mode.
         let shared = scratch.path().join("shared.redb");
         std::fs::write(&shared, "").expect("written");
         open(&shared, 0o666);
@@ -360,7 +360,7 @@ mod root {
             (&soft, "cannot open a packet socket on lo: Operation not permitted"),
             (&["switch", "--port", "1=lo"], "the eBPF data plane needs root"),
         ] {
-            // A network of its own, whose interface is not the machine's.
+            // A separate network, whose interface is not the machine's.
             let mut command = Command::new("unshare");
             command.args(["--net", "setpriv", "--reuid=59998", "--clear-groups"]).arg(&binary);
             command.args(arguments).current_dir("/").stdin(Stdio::null());

@@ -271,7 +271,7 @@ async fn a_controller_that_cannot_have_the_switch_does_not_log_that_it_tries_aga
     let mut fenced = Bench::new(&switch, 1);
     let end = timeout(Duration::from_secs(5), &mut fenced.running).await;
     assert!(matches!(end, Ok(Ok(DriverError::Fenced { .. }))), "{end:?}");
-    assert_eq!(log.count("this controller cannot have the switch"), 1);
+    assert_eq!(log.count("this controller cannot use the switch"), 1);
     assert_eq!(log.count("trying again"), 0);
 }
 

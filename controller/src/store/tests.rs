@@ -3,7 +3,7 @@ use bluebridge_testkit::Scratch;
 use super::*;
 use crate::core::{Carrier, Role};
 
-/// What the store is called in its folder.
+/// The store's file name.
 const FILE: &str = "controller.redb";
 
 fn record(node: u16, incarnation: u32) -> NodeRecord {

@@ -38,7 +38,7 @@ pub enum ControlError {
         /// The reason.
         reason: String,
     },
-    /// Somebody that it asked did not answer it.
+    /// A server that it queried did not respond.
     #[error("{0}")]
     Silent(String),
     /// It refused; the reason says what to change.

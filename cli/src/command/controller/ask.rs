@@ -50,8 +50,8 @@ pub(in crate::command) struct Asked {
     /// The controller of this rack
     #[arg(long, value_name = "NAME", conflicts_with = "controller")]
     rack: Option<RackName>,
-    /// Where the controller listens, with or without http://; without it and --rack, that of the only
-    /// rack that is up, else the one of this machine
+    /// The address of the controller, with or without http://; by default that of the only
+    /// rack that is up, otherwise that of this machine
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
     #[command(flatten)]

@@ -56,7 +56,7 @@ fn copy(logs: &mut logs::Logs, follow: bool) -> io::Result<()> {
     }
 }
 
-/// Waits for [`LOOK`], or until nobody reads the output any more: then nothing that is written would tell.
+/// Waits for [`LOOK`], or until the output is closed: without new lines, no write would detect that.
 fn has_no_reader(output: &impl AsFd) -> io::Result<bool> {
     let timeout = Timespec::try_from(LOOK).map_err(io::Error::other)?;
     let mut polled = [PollFd::new(output, PollFlags::empty())];

@@ -41,7 +41,7 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // Before any thread starts: without root the process moves to the rack's user namespace.
     if options.force && *part != Part::Controller {
-        return Err(UsageError(format!("--force is for the controller, not for {part}")).into());
+        return Err(UsageError(format!("--force applies to the controller, not to {part}")).into());
     }
     let root = StateRoot::locate();
     let chosen = named.choose(&root)?;

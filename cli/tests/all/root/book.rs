@@ -1,6 +1,6 @@
 //! The sessions in docs/operations.md, run as written; their output is compared with the chapter.
 //!
-//! Of two lines alike, numbers, addresses and the widths of columns may differ.
+//! Numbers, addresses and the widths of columns may differ.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,14 +9,14 @@ use bluebridge_testkit::{Scratch, own, require_root};
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
 
-/// The sections with sessions that belong together: the first one makes the rack that the others use.
+/// The sections whose sessions belong together: the first one builds the rack that the others use.
 const SECTIONS: [&str; 3] =
     ["A rack on one machine", "Memory from the command line", "Inspecting the switch"];
 
-/// How a line of the book says that lines are left out.
+/// Marks omitted lines in the documentation.
 const LEFT_OUT: &str = "..";
 
-/// A command and what it prints.
+/// A command and its output.
 struct Step {
     command: String,
     printed: Vec<String>,
@@ -46,7 +46,7 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// A line without what differs from run to run.
+/// A line without the parts that differ between runs.
 fn shape(line: &str) -> String {
     const ADDRESS: [&str; 3] = ["fdbb:", "fd00:bb:", "02:bb:"];
     let word = |word: &str| {
@@ -66,13 +66,13 @@ fn shape(line: &str) -> String {
             };
             rest = rest.trim_start_matches(allowed);
         }
-        // Sizes have a unit that follows from the number.
+        // The unit of a size depends on the number.
         shape.replace("KiB", "MiB")
     };
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether lines are like those of the book, of which some leave out their ends or any number of lines.
+/// Whether lines match those of the documentation, which may omit line ends and any number of lines.
 fn is_like(printed: &[String], book: &[String]) -> bool {
     match (printed.split_first(), book.split_first()) {
         (None, None) => true,
@@ -89,7 +89,7 @@ fn is_like(printed: &[String], book: &[String]) -> bool {
     }
 }
 
-/// A word that a shell prints before each command; no command prints it.
+/// A text that the shell prints before each command; no command prints it.
 const MARK: &str = "~~ the next command ~~";
 
 #[test]
@@ -101,7 +101,7 @@ fn sessions_go_as_the_book_shows() {
     assert!(steps.len() >= 20, "only {} commands", steps.len());
     let mut script = String::from("trap 'bluebridge rack down >&2' EXIT\n");
     for step in &steps {
-        // What `$?` is stays as the command before left it.
+        // `$?` keeps the value of the command before.
         script.push_str(&format!("r=$?; echo '{MARK}'; (exit $r)\n{}\n", step.command));
         if step.command.ends_with('&') {
             // A reader types the next command when the first has printed something.
@@ -120,7 +120,7 @@ fn sessions_go_as_the_book_shows() {
     shell.stdin.take().expect("piped").write_all(script.as_bytes()).expect("fed");
     let output = shell.wait_with_output().expect("ends");
     let text = String::from_utf8_lossy(&output.stdout);
-    // As it is for a rack without a name of a user with the usual directory.
+    // Like a rack without a name, in the default directory.
     let text = text.replace(state.to_str().expect("text"), "/run/bluebridge");
     let text = text.replace(&name, "rack");
     // The first part is before the first command.
@@ -131,7 +131,7 @@ fn sessions_go_as_the_book_shows() {
         .collect();
     assert_eq!(printed.len(), steps.len(), "{text}");
     for (at, (step, printed)) in steps.iter().zip(&printed).enumerate() {
-        // The rack is taken down after the last one.
+        // The rack is taken down after the last command.
         let printed = match at + 1 == steps.len() {
             true => printed.split_last().map_or(&printed[..], |(_, rest)| rest),
             false => printed,

@@ -78,7 +78,7 @@ fn commands_print_the_documented_json() {
     }
 }
 
-/// What a watch prints that begins before a client joins.
+/// The output of a watch that begins before a client joins.
 fn watched(rack: &TestRack, arguments: &[&str]) -> String {
     let mut watch = rack.command(arguments);
     let mut watch = watch.arg("--json").stdout(Stdio::piped()).spawn().expect("starts");

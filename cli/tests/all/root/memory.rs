@@ -276,12 +276,12 @@ fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
     follow.wait().expect("waited");
     assert!(line.is_some(), "the log ended");
     assert!(has_debug("controller"));
-    // The followers end with their readers, though nothing is logged.
+    // The followers end with their readers, even if nothing is logged.
     let mut follow = rack.command(&["rack", "logs", "-f", "hosts"]);
     let mut follow = follow.stdout(Stdio::piped()).spawn().expect("starts");
     drop(follow.stdout.take());
     until("it ends", || follow.try_wait().expect("a child").is_some());
-    // So does the format, once it was asked for.
+    // So does the format, once it was set.
     rack.text(&["rack", "restart", "s1", "--log-format", "json"]);
     rack.text(&["rack", "restart", "switch"]);
     for part in ["s1", "switch"] {
@@ -296,7 +296,7 @@ fn daemons_log_what_the_rack_was_asked_for_and_logs_are_shown() {
     assert!(code == Some(2) && said.contains("no daemon memserver-s7"), "{code:?}: {said}");
 }
 
-/// What an operator sees without asking for more: who started, and who has the switch.
+/// An operator's view at the default log level: which daemons started, and which controller has the switch.
 #[test]
 fn a_restarted_switch_is_seen_in_the_logs_at_the_default_level() {
     let rack =
@@ -319,7 +319,7 @@ fn a_restarted_switch_is_seen_in_the_logs_at_the_default_level() {
     assert!(log("hosts").contains("watching the interfaces"), "{}", log("hosts"));
 }
 
-/// The way back in a rack: the same order that is given by hand elsewhere.
+/// The way back in a rack, with the same decision that is made by hand elsewhere.
 #[test]
 fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
     let rack = TestRack::up("cmd-fenced", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
@@ -331,7 +331,7 @@ fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
         let mut command = rack.command(&[&exec[..], &["--listen", "[::1]:7799"], more].concat());
         command.stderr(Stdio::piped()).spawn().expect("starts")
     };
-    // By accident it changes nothing, and says what it found.
+    // Started by accident, it changes nothing and reports what it found.
     let accident = other(&[]).wait_with_output().expect("ends");
     let said = String::from_utf8_lossy(&accident.stderr).into_owned();
     assert_eq!(accident.status.code(), Some(3), "{said}");
@@ -347,7 +347,7 @@ fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
     let (code, said) = rack.failure(&["rack", "restart", "controller"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("start this one once with --force"), "{said}");
-    // Nothing of the first run, which began in good order.
+    // Nothing of the first run, which started normally.
     assert!(!said.contains("the controller starts"), "{said}");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--force"]);
     assert_eq!(code, Some(2), "{said}");
@@ -466,7 +466,7 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0);
 }
 
-/// The rows of a table that are of a node.
+/// The rows of a node in a table.
 fn of_node<'a>(rows: &'a Value, node: &str) -> Vec<&'a Value> {
     rows.as_array().expect("rows").iter().filter(|row| row["node"] == node).collect()
 }
@@ -493,7 +493,7 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
     assert!(rack.text(&["list", "s1"]).contains(&left));
     assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 3);
 
-    // What c1 left before the program was c1; not what c2 has.
+    // The memory of c1 before the program became c1, but not that of c2.
     let purged = rack.json(&["purge", "--left-by", "c1"]);
     assert_eq!((&purged[0]["freed_pages"], &purged[1]["freed_count"]), (&3.into(), &0.into()));
     assert_eq!(rack.failure(&["read", &left, "--as", "c2"]).0, Some(3));
@@ -506,7 +506,7 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
     assert_eq!(program.0.try_wait().expect("our child"), None, "the program is still c1");
     assert!(live());
 
-    // What is leased stays, and the command says so.
+    // Leased memory stays, and the command says so.
     let mut update =
         rack.command(&["update", &of_c2, "--set", "x", "--hold", "100s", "--as", "c2"]);
     let update = update.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
@@ -573,7 +573,7 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     fails(&["create", "1", "--on", "s9"], 2, "no memory node s9 here, only s");
     fails(&["read", "fd00::1"], 2, "fabric");
     fails(&["read", "fdbb:2:1::"], 2, "another space");
-    fails(&["read", &pointer, "--as", "s1"], 2, "is not a client");
+    fails(&["read", &pointer, "--as", "s1"], 2, "not a client");
     fails(&["read", &pointer, "--as", "c3"], 2, "no node c3");
     fails(&["read", &pointer, "--rack", "nowhere"], 2, "no rack nowhere");
     fails(
