@@ -295,7 +295,7 @@ fn operators_see_allocations_and_free_those_that_nobody_holds() {
 
     let statistics = operator.statistics(&mut member);
     assert_eq!((statistics.used_pages, statistics.capacity_pages), (4, PAGE_COUNT));
-    assert_eq!((statistics.quota_pages, statistics.leased_pages), (u64::MAX, 1));
+    assert_eq!((statistics.quota_pages, statistics.leased_pages), (PAGE_COUNT, 1));
     let [refusals] = &statistics.refusals[..] else { panic!("{:?}", statistics.refusals) };
     assert_eq!((refusals.reason.as_str(), refusals.count), ("the page is not allocated", 1));
     member.stop().expect("no shard failed");
@@ -313,7 +313,7 @@ fn a_server_says_who_it_is_and_calls_again_when_the_controller_ends_its_call() {
     assert!(controller.ask(99, Asked::Survey(SurveyQuestion { space: 1 << 16, ..all() })));
     eventually("the refusal", || {
         let answer = controller.answer(99);
-        matches!(answer, Some(Said::Failure(words)) if words.contains("a space has 16 bits"))
+        matches!(answer, Some(Said::Failure(words)) if words.contains("a space must fit 16 bits"))
     });
     for said in &controller.script().said {
         if let Some(Said::Member(member)) = &said.body {

@@ -123,7 +123,8 @@ const OF_LEASES: [(&str, &str); 30] = [
 ];
 
 /// The same, of what only a server or a switch that is set up otherwise would count.
-const OUT_OF_SETTING: [(&str, &str, &str); 4] = [
+const OUT_OF_SETTING: [(&str, &str, &str); 5] = [
+    ("responder", "allocation_purged", "no operator frees memory here"),
     ("responder", "free_refused", "the store frees what it granted"),
     ("responder", "provisional_kept", "a requester confirms before it asks anything else"),
     ("switch drop", "egress", "no frame here is longer than its link's MTU"),

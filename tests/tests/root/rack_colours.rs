@@ -58,6 +58,22 @@ fn generations(rack: &TestRack) -> (u32, u32) {
     (node.arena_generation, node.last_arena_generation)
 }
 
+/// Waits until the server has what it asked for: it asks at once when it wants more, and with every
+/// heartbeat, so nothing is missing when several heartbeats reserve no more.
+fn await_reserved(rack: &TestRack) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut reserved = generations(rack).1;
+    loop {
+        std::thread::sleep(Duration::from_secs(3));
+        let now = generations(rack).1;
+        if now == reserved {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the server asks for generations all the time");
+        reserved = now;
+    }
+}
+
 #[test]
 fn one_client_without_a_quota_does_not_empty_a_server() {
     let freed = [Status::StaleTag, Status::NotAllocated];
@@ -87,7 +103,8 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
     let usage = client.stat(server).expect("it answers");
     assert_eq!((usage.used_pages, usage.quota_pages), (1, PAGES), "all of it is its only space's");
 
-    // Without a controller it goes on with what it has.
+    // Without a controller it goes on with what it has. What it asked for last may still be on its way.
+    await_reserved(&rack);
     rack.kill("controller");
     old.extend(churn(&mut client, place, 1, TAGS));
     rack.start("controller");

@@ -362,16 +362,17 @@ fn the_book_tells_the_limits() {
         ("sessions of one node", limits.node_session_count.into()),
         ("window of a session, in numbers", bluebridge_wire::SESSION_WINDOW),
         ("credit of all sessions together, in pages", limits.credit_pages.into()),
-        ("pages of trains that are put together", limits.buffer_pages.into()),
-        ("the same of one node", limits.node_buffer_pages.into()),
-        ("anywhere-CREATEs that wait for CONFIRM", limits.provisional_count.into()),
+        ("buffered pages of trains", limits.buffer_pages.into()),
+        ("buffered pages of one node", limits.node_buffer_pages.into()),
+        ("anywhere-CREATEs without CONFIRM", limits.provisional_count.into()),
         ("leased pages", limits.lease_count.into()),
         ("requests that wait for leased pages", limits.wait_count.into()),
     ] {
         let row = format!("| {name} | {} |", thousands(number));
         assert!(book.contains(&row), "{row}");
     }
-    let credit = format!("| credit of a session, in pages | {}", Limits::SESSION_CREDIT_PAGES);
+    let credit =
+        format!("| credit of a session, in pages | at most {}", Limits::SESSION_CREDIT_PAGES);
     assert!(book.contains(&credit), "{credit}");
     for mtu in [1280, 1500, 4228] {
         let bytes = bluebridge_wire::piece_bytes(mtu).unwrap();
