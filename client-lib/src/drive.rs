@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Buffers, Requester, SealedRequest, StartError},
 };
-use bluebridge_transport::{Outgoing, Timestamp, TransmitError, Transport, Wait};
+use bluebridge_transport::{Outgoing, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
 use crate::{
@@ -71,8 +71,8 @@ impl<T: Transport> Driver<T> {
         }
     }
 
-    pub(crate) fn now(&self) -> Instant {
-        Instant::from_nanos(self.transport.now().as_nanos())
+    pub(crate) fn now(&self) -> Timestamp {
+        self.transport.now()
     }
 
     /// Does all the work; each operation's end is told to it.
@@ -106,7 +106,13 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Starts operations until the work or the room for them is used up.
-    fn start(&mut self, now: Instant, cursor: &mut Cursor, work: &mut impl Work, until: Instant) {
+    fn start(
+        &mut self,
+        now: Timestamp,
+        cursor: &mut Cursor,
+        work: &mut impl Work,
+        until: Timestamp,
+    ) {
         while !cursor.is_at_end() {
             let (task, number) = (cursor.task, cursor.number);
             let count = work.operation_count(task);
@@ -161,7 +167,7 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Hands everything that is to be sent to the carrier.
-    fn flush(&mut self, now: Instant, buffers: &impl Buffers) -> Result<(), Error> {
+    fn flush(&mut self, now: Timestamp, buffers: &impl Buffers) -> Result<(), Error> {
         loop {
             let mut batch = ArrayVec::<SealedRequest<'_>, BATCH>::new();
             while !batch.is_full()
@@ -182,7 +188,7 @@ impl<T: Transport> Driver<T> {
 
     fn send(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         batch: &[SealedRequest<'_>],
         outgoing: &[Outgoing<'_>],
     ) -> Result<(), Error> {
@@ -224,14 +230,14 @@ impl<T: Transport> Driver<T> {
     }
 
     /// Waits for datagrams or the next timer, and takes both in.
-    fn wait(&mut self, work: &mut impl Work) -> Result<Instant, Error> {
-        let timer = self.requester.poll_timeout().map_or(0, Instant::as_nanos);
-        let wait = Wait::spinning(self.spin, Timestamp::from_nanos(timer));
+    fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
+        let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
+        let wait = Wait::spinning(self.spin, timer);
         let count = match self.transport.receive(wait) {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
-        let now = Instant::from_nanos(self.transport.heard_at().as_nanos());
+        let now = self.transport.received_at();
         for index in 0..count {
             let incoming = self.transport.incoming(index);
             let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);
@@ -323,7 +329,7 @@ mod tests {
         let ping = Operation::Ping { server: Server { node, shard: 0 }, length: 0 };
         // The test's own deadline is shorter.
         let forever = Duration::from_secs(24 * 3600);
-        let begun = Instant::from_nanos(driver.transport.now().as_nanos());
+        let begun = driver.transport.now();
         std::thread::scope(|scope| {
             scope.spawn(|| expulsion.set("another came".into()).expect("it is set once"));
             let mut nothing = [];

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::{Instant, requester::Server};
+use bluebridge_protocol::{Timestamp, requester::Server};
 use bluebridge_wire::NodeId;
 
 use crate::config::MemoryNode;
@@ -29,12 +29,12 @@ pub(crate) const FRESH: Duration = Duration::from_millis(100);
 pub(crate) struct Place {
     pub(crate) server: Server,
     free_pages: u64,
-    asked_at: Option<Instant>,
+    asked_at: Option<Timestamp>,
 }
 
 impl Place {
     /// The free pages it told, if that was just now.
-    pub(crate) fn fresh(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn fresh(&self, now: Timestamp) -> Option<u64> {
         let asked_at = self.asked_at?;
         (now.saturating_since(asked_at) < FRESH).then_some(self.free_pages)
     }
@@ -86,7 +86,7 @@ impl Places {
     }
 
     /// Takes note of what a place told.
-    pub(crate) fn note(&mut self, place: usize, free_pages: u64, now: Instant) {
+    pub(crate) fn note(&mut self, place: usize, free_pages: u64, now: Timestamp) {
         if let Some(place) = self.places.get_mut(place) {
             place.free_pages = free_pages;
             place.asked_at = Some(now);
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn what_a_place_told_is_believed_for_a_while() {
         let mut places = places(&[(1, 2)]);
-        let now = Instant::from_nanos(1 << 40);
+        let now = Timestamp::from_nanos(1 << 40);
         let fresh = |places: &Places, now| places.at(1).expect("there are two").fresh(now);
         assert_eq!(fresh(&places, now), None);
         places.note(1, 100, now);

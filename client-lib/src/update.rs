@@ -13,7 +13,7 @@ use core::time::Duration;
 
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Answer, Lease, Operation},
 };
 use bluebridge_transport::{Transport, udp::UdpTransport};
@@ -53,7 +53,7 @@ impl Held {
     }
 
     /// Whether less than half of the lease is left.
-    fn is_late(&self, now: Instant) -> bool {
+    fn is_late(&self, now: Timestamp) -> bool {
         let half = Duration::from_millis(self.lease.granted_ms.into()) / 2;
         self.lease.expires_at.saturating_since(now) < half
     }
@@ -156,7 +156,7 @@ impl<T: Transport> Client<T> {
         part: Held,
         incoming: &mut [u8],
         options: UpdateOptions,
-        until: Instant,
+        until: Timestamp,
     ) -> Result<Held, Error> {
         let now = self.driver.now();
         let operation = Operation::Update {
@@ -238,7 +238,7 @@ pub(crate) type SpareLists = ArrayVec<Vec<Held>, SPARE_LISTS>;
 fn part(range: usize, pointer: Pointer, length: u64, line: u32) -> Result<Held, Error> {
     let start = lines::bytes(pointer, length, line).start;
     let (pointer, length) = lines::piece(pointer, length, line)?;
-    let lease = Lease { epoch: 0, expires_at: Instant::default(), granted_ms: 0 };
+    let lease = Lease { epoch: 0, expires_at: Timestamp::default(), granted_ms: 0 };
     Ok(Held { range, start, pointer, length, lease, slot: None, is_over: false })
 }
 

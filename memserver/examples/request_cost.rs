@@ -14,7 +14,7 @@ use std::{
 
 use bluebridge_memserver::{Arena, ArenaConfig, Claim, Reservation};
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::{Config, Responder},
     store::PageStore,
 };
@@ -72,7 +72,7 @@ impl Bench {
         let header = Header { length: 4096, credit: 64, sequence: 1, ..Header::default() };
         let open = prepare(Command::Open, server, header, &[]);
         let datagram = Datagram::parse(open.from, open.to, &open.bytes).expect("well formed");
-        let now = Instant::default();
+        let now = Timestamp::default();
         responder.handle_datagram(now, 1, &datagram, &mut arena).expect("an empty queue");
         let reply = responder.poll_transmit(&arena).expect("a reply");
         let session = HeaderView::new(reply.head).expect("a header").header().session;
@@ -110,7 +110,7 @@ impl Bench {
         for request in requests {
             let datagram = Datagram::parse(request.from, request.to, &request.bytes);
             let datagram = datagram.expect("well formed");
-            let now = Instant::default();
+            let now = Timestamp::default();
             let taken = self.responder.handle_datagram(now, 1, &datagram, &mut self.arena);
             if taken.is_err() {
                 self.drain();

@@ -14,13 +14,11 @@ use std::{
 };
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::{Adopted, Authority, Responder},
     store::PageStore,
 };
-use bluebridge_transport::{
-    Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport, Wait,
-};
+use bluebridge_transport::{Incoming, Outgoing, ReceiveError, TransmitError, Transport, Wait};
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 
 use crate::{
@@ -261,7 +259,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let Some(mut survey) = self.surveys.pop_front() else { return false };
         // Whoever gets the answer may look at the statistics next.
         self.publish(statistics);
-        let now = Instant::from_nanos(self.transport.now().as_nanos());
+        let now = self.transport.now();
         if !survey.go_on(now, &mut self.responder, &mut self.store) {
             self.surveys.push_front(survey);
         }
@@ -282,7 +280,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         }
         self.publish(&strings.statistics);
         let now = self.transport.now();
-        let due = self.responder.poll_timeout().map(|due| Timestamp::from_nanos(due.as_nanos()));
+        let due = self.responder.poll_timeout();
         let deadline = [due, ends_at].into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
         Ok(self.transport.receive(Wait::until(deadline))?)
     }
@@ -292,13 +290,13 @@ impl<T: Transport, S: Store> Shard<T, S> {
         if self.backlog.is_empty() && count <= ORDERLY_BATCH {
             // Read after the batch came: what a carrier read while it polled may be from before a
             // pause, and a lease must not end earlier than its owner counts.
-            let now = Instant::from_nanos(self.transport.now().as_nanos());
+            let now = self.transport.now();
             for number in 0..count {
                 self.serve_one(now, Place::Carrier(number), statistics)?;
             }
         } else {
             self.drain(count, statistics)?;
-            let now = Instant::from_nanos(self.transport.now().as_nanos());
+            let now = self.transport.now();
             self.backlog.begin_round();
             while let Some(place) = self.backlog.next() {
                 self.serve_one(now, place, statistics)?;
@@ -306,7 +304,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             self.hold(statistics);
         }
         self.flush(statistics)?;
-        let now = Instant::from_nanos(self.transport.now().as_nanos());
+        let now = self.transport.now();
         // Nothing waits, so the responder cannot ask to send first. Requests that waited for a
         // lease that ran out may be answered now, and be more than fit at once.
         while self.responder.poll_timeout().is_some_and(|due| due <= now) {
@@ -360,7 +358,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
     /// may refer to its pages.
     fn serve_one(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         place: Place,
         statistics: &ShardStatistics,
     ) -> Result<(), ServeError> {
@@ -371,7 +369,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
     }
 
     /// Hands a datagram on; says whether it was taken.
-    fn take(&mut self, now: Instant, place: Place) -> bool {
+    fn take(&mut self, now: Timestamp, place: Place) -> bool {
         let Incoming { source, source_port, destination, payload } = match place {
             Place::Carrier(number) => self.transport.incoming(number),
             Place::Held(slot) => self.backlog.held(slot),

@@ -7,7 +7,7 @@ use core::ops::RangeInclusive;
 use std::sync::mpsc::SyncSender;
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::Responder,
     store::{Creator, Grant, StoreUsage},
 };
@@ -118,7 +118,7 @@ impl Survey {
     /// Replies that wait to be sent may refer to pages, so they come first.
     pub(crate) fn go_on<S: Store>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         responder: &mut Responder,
         store: &mut S,
     ) -> bool {
@@ -136,7 +136,7 @@ impl Survey {
     }
 
     /// Takes note of some allocations more.
-    fn look<S: Store>(&mut self, now: Instant, responder: &Responder, store: &S) -> Turn {
+    fn look<S: Store>(&mut self, now: Timestamp, responder: &Responder, store: &S) -> Turn {
         let Self { query, findings, .. } = self;
         // Whether an allocation is leased is looked up page by page.
         let mut budget = STEP_PAGES;
@@ -155,7 +155,7 @@ impl Survey {
     }
 
     /// Frees some allocations more.
-    fn free<S: Store>(&mut self, now: Instant, responder: &mut Responder, store: &mut S) -> Turn {
+    fn free<S: Store>(&mut self, now: Timestamp, responder: &mut Responder, store: &mut S) -> Turn {
         let mut freed_pages = 0_u32;
         for _ in 0..STEP_FREED {
             if self.findings.found.len() >= self.query.limit as usize {
@@ -214,7 +214,7 @@ fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> b
         && responder.is_own_page(allocation.grant.location.page())
 }
 
-fn found(allocation: Allocation, now: Instant, responder: &Responder) -> Found {
+fn found(allocation: Allocation, now: Timestamp, responder: &Responder) -> Found {
     let first = allocation.grant.location.page();
     let pages = first..first + u64::from(allocation.pages);
     Found {

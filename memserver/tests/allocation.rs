@@ -10,7 +10,7 @@ use std::{
 
 use bluebridge_memserver::{Arena, ArenaConfig};
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::{Config, Responder},
 };
 use bluebridge_wire::{
@@ -58,7 +58,7 @@ static COUNTING: Counting = Counting;
 struct Server {
     responder: Responder,
     arena: Arena,
-    now: Instant,
+    now: Timestamp,
     session: u64,
     sequence: u64,
     allocations: u64,
@@ -114,7 +114,7 @@ fn no_request_allocates_after_open() {
     let mut server = Server {
         responder: Responder::new(&config).unwrap(),
         arena: Arena::on_heap(&ArenaConfig::default(), 1024),
-        now: Instant::from_nanos(1),
+        now: Timestamp::from_nanos(1),
         session: 0,
         sequence: 99,
         allocations: 0,

@@ -19,6 +19,4 @@ pub mod pieces;
 pub mod requester;
 pub mod responder;
 pub mod store;
-pub mod time;
-
-pub use time::Instant;
+pub use bluebridge_time::Timestamp;

@@ -23,7 +23,8 @@ mod transport;
 pub mod udp;
 mod wake;
 
-pub use clock::{ManualClock, Timestamp};
+pub use bluebridge_time::Timestamp;
+pub use clock::{ManualClock, monotonic_now};
 pub use error::{OpenError, ReceiveError, TransmitError};
 pub use transport::{Capabilities, Counters, Incoming, Outgoing, Transport, Wait};
 pub use wake::{Wakeable, Waker};

@@ -150,7 +150,7 @@ pub trait Transport {
 
     /// Approximate arrival time of the datagrams of the last [`receive`](Self::receive): at most the time of a few polls
     /// before they arrived, and not before that call. It saves a clock reading if the carrier has read the clock while waiting.
-    fn heard_at(&self) -> Timestamp {
+    fn received_at(&self) -> Timestamp {
         self.now()
     }
 
@@ -197,8 +197,8 @@ macro_rules! forward {
         fn now(&self) -> Timestamp {
             (**self).now()
         }
-        fn heard_at(&self) -> Timestamp {
-            (**self).heard_at()
+        fn received_at(&self) -> Timestamp {
+            (**self).received_at()
         }
         fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
             (**self).transmit(batch)

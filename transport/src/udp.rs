@@ -29,7 +29,7 @@ use socket2::Socket;
 use crate::wake::Event;
 use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker,
+    Wait, Wakeable, Waker, monotonic_now,
 };
 pub use joining::JoinTrains;
 use joining::{Joining, Reception};
@@ -134,7 +134,7 @@ pub struct UdpTransport {
     /// Ends a sleep; created on the first use of [`Wakeable::waker`].
     wake: Option<Event>,
     /// The last clock reading while waiting; zero if there was none since the socket was empty.
-    heard_at: Timestamp,
+    received_at: Timestamp,
     /// The socket was seen empty since the last reception.
     was_empty: bool,
     /// More than one reception is probably waiting.
@@ -163,11 +163,11 @@ impl Transport for UdpTransport {
     }
 
     fn now(&self) -> Timestamp {
-        Timestamp::monotonic()
+        monotonic_now()
     }
 
-    fn heard_at(&self) -> Timestamp {
-        if self.heard_at == Timestamp::ZERO { self.now() } else { self.heard_at }
+    fn received_at(&self) -> Timestamp {
+        if self.received_at == Timestamp::ZERO { self.now() } else { self.received_at }
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
@@ -213,7 +213,7 @@ impl Transport for UdpTransport {
 
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         self.arrivals.clear();
-        self.heard_at = Timestamp::ZERO;
+        self.received_at = Timestamp::ZERO;
         if self.take()? || wait.deadline == Timestamp::ZERO {
             return Ok(self.arrivals.len());
         }
@@ -222,7 +222,7 @@ impl Transport for UdpTransport {
         while now < spin_end {
             for _ in 0..POLLS_PER_CLOCK_READING {
                 if self.take()? {
-                    self.heard_at = now;
+                    self.received_at = now;
                     return Ok(self.arrivals.len());
                 }
             }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::memory::Hub;
     use crate::udp::{UdpConfig, UdpTransport};
-    use crate::{Timestamp, Wait};
+    use crate::{Wait, monotonic_now};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -118,9 +118,9 @@ mod tests {
     }
 
     fn sleeps_on(carrier: &mut impl Transport, why: &str) {
-        let until = Timestamp::monotonic() + Duration::from_millis(5);
+        let until = monotonic_now() + Duration::from_millis(5);
         assert_eq!(carrier.receive(Wait::until(until)).expect("it works"), 0);
-        assert!(Timestamp::monotonic() >= until, "{why}");
+        assert!(monotonic_now() >= until, "{why}");
     }
 
     fn carrier_waker(waker: &Waker) {

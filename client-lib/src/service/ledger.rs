@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::net::Ipv6Addr;
 use std::sync::{Mutex, PoisonError};
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 
 use super::OwnerPolicy;
@@ -23,11 +23,11 @@ pub(crate) struct Entry {
     pub(crate) length: u32,
     pub(crate) epoch: u64,
     /// By the endpoint's clock.
-    pub(crate) expires_at: Instant,
+    pub(crate) expires_at: Timestamp,
     /// What the home granted, in milliseconds.
     pub(crate) granted_ms: u16,
     /// No RENEW is sent after this moment.
-    pub(crate) renew_until: Instant,
+    pub(crate) renew_until: Timestamp,
     pub(crate) policy: OwnerPolicy,
     /// Its COMMIT is under way.
     pub(crate) is_ending: bool,
@@ -49,9 +49,9 @@ impl Entry {
     }
 
     /// When half of the lease is over.
-    pub(crate) fn renew_at(&self) -> Instant {
+    pub(crate) fn renew_at(&self) -> Timestamp {
         let half = u64::from(self.granted_ms) * (1_000_000 / 2);
-        Instant::from_nanos(self.expires_at.as_nanos().saturating_sub(half))
+        Timestamp::from_nanos(self.expires_at.as_nanos().saturating_sub(half))
     }
 }
 
@@ -174,8 +174,8 @@ impl Ledger {
         let low = u128::from(slot.low.load(Ordering::Relaxed));
         let extent = slot.extent.load(Ordering::Relaxed);
         let epoch = slot.epoch.load(Ordering::Relaxed);
-        let expires_at = Instant::from_nanos(slot.expires_at.load(Ordering::Relaxed));
-        let renew_until = Instant::from_nanos(slot.renew_until.load(Ordering::Relaxed));
+        let expires_at = Timestamp::from_nanos(slot.expires_at.load(Ordering::Relaxed));
+        let renew_until = Timestamp::from_nanos(slot.renew_until.load(Ordering::Relaxed));
         let policy = policy_of(slot.policy.load(Ordering::Relaxed));
         let renewed = self.renewed(SlotId { index, version });
         // The fields above are of this version only if it is still the slot's.
@@ -208,7 +208,7 @@ impl Ledger {
     }
 
     /// Tells the client until when its lease was renewed.
-    pub(super) fn note_renewal(&self, index: u16, version: u32, until: Instant) {
+    pub(super) fn note_renewal(&self, index: u16, version: u32, until: Timestamp) {
         let Some(slot) = self.slots.get(usize::from(index)) else { return };
         slot.renewed_version.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -231,7 +231,7 @@ impl Ledger {
     }
 
     /// Until when the service renewed the lease, if it did.
-    fn renewed(&self, id: SlotId) -> Option<Instant> {
+    fn renewed(&self, id: SlotId) -> Option<Timestamp> {
         let slot = self.slots.get(usize::from(id.index))?;
         if slot.renewed_version.load(Ordering::Acquire) != id.version {
             return None;
@@ -239,7 +239,7 @@ impl Ledger {
         let until = slot.renewed_until.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let is_same = slot.renewed_version.load(Ordering::Relaxed) == id.version;
-        is_same.then(|| Instant::from_nanos(until))
+        is_same.then(|| Timestamp::from_nanos(until))
     }
 }
 
@@ -325,7 +325,7 @@ impl Writer {
     }
 
     /// Until when the service renewed the lease, if it did.
-    pub(crate) fn renewed(&self, id: SlotId) -> Option<Instant> {
+    pub(crate) fn renewed(&self, id: SlotId) -> Option<Timestamp> {
         self.ledger.renewed(id)
     }
 
@@ -398,9 +398,9 @@ mod tests {
             pointer: Pointer { space: Space(1), node: NodeId(7), tag: Tag(3), location },
             length: u32::try_from(number % 4096).expect("small") + 1,
             epoch: number,
-            expires_at: Instant::from_nanos(number),
+            expires_at: Timestamp::from_nanos(number),
             granted_ms: 1000,
-            renew_until: Instant::from_nanos(number),
+            renew_until: Timestamp::from_nanos(number),
             policy: OwnerPolicy::Wait,
             is_ending: false,
             is_abandoned: false,
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(ledger.take_shortest(), None);
         let (version, read) = ledger.read(0).expect("it is held");
         assert_eq!(read, entry(1));
-        let later = Instant::from_nanos(99);
+        let later = Timestamp::from_nanos(99);
         ledger.note_renewal(0, version, later);
         assert_eq!(writer.renewed(first), Some(later));
         assert_eq!(ledger.read(0).expect("it is held").1.expires_at, later);

@@ -5,11 +5,11 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     owner::{Committed, Owner, OwnerConfig},
     requester::{Answer, Completion, Failure, Operation, Requester},
 };
-use bluebridge_transport::{Outgoing, Timestamp, TransmitError, Transport, Wait};
+use bluebridge_transport::{Outgoing, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
 use super::{END_DEADLINE, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
@@ -29,8 +29,6 @@ const RETRY: Duration = Duration::from_millis(5);
 
 /// Clients of one endpoint that the service knows at most: what a token has room for.
 const LEDGER_COUNT_MAX: usize = 1 << 16;
-
-const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 /// The thread's state.
 pub(super) struct Serving<T> {
@@ -61,9 +59,9 @@ struct KnownLease {
     is_busy: bool,
     /// Nothing more is to be done for it.
     is_over: bool,
-    not_before: Instant,
+    not_before: Timestamp,
     /// Until when the owner's side holds it; the start of time if it does not.
-    held_until: Instant,
+    held_until: Timestamp,
 }
 
 impl Known {
@@ -82,26 +80,26 @@ impl Known {
 
 impl KnownLease {
     /// When something is to be done for the lease.
-    fn due_at(&self) -> Instant {
+    fn due_at(&self) -> Timestamp {
         match self.entry {
             Some(entry) if !self.is_busy && !self.is_over => {
-                let at = if entry.is_abandoned { Instant::default() } else { entry.renew_at() };
+                let at = if entry.is_abandoned { Timestamp::default() } else { entry.renew_at() };
                 if entry.is_abandoned || at <= entry.renew_until {
                     at.max(self.not_before)
                 } else {
-                    NEVER
+                    Timestamp::MAX
                 }
             }
-            _ => NEVER,
+            _ => Timestamp::MAX,
         }
     }
 }
 
 impl KnownLease {
     /// Tells the owner's side of the lease, or of its extension.
-    fn hold(&mut self, owner: &mut Owner, now: Instant, index: u16, ledger: &Ledger) {
+    fn hold(&mut self, owner: &mut Owner, now: Timestamp, index: u16, ledger: &Ledger) {
         let Some(entry) = self.entry else { return };
-        let is_new = self.held_until == Instant::default();
+        let is_new = self.held_until == Timestamp::default();
         self.held_until = entry.expires_at;
         let mut hold = |committed: &[u8]| {
             for (page, part) in entry.pages() {
@@ -126,10 +124,10 @@ impl KnownLease {
 
     /// Tells the owner's side that the lease is over.
     fn let_go(&mut self, owner: &mut Owner) {
-        if self.held_until == Instant::default() {
+        if self.held_until == Timestamp::default() {
             return;
         }
-        self.held_until = Instant::default();
+        self.held_until = Timestamp::default();
         for (page, _) in self.entry.iter().flat_map(Entry::pages) {
             owner.release(page, self.entry.map_or(0, |entry| entry.epoch));
         }
@@ -172,15 +170,15 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.transport.now().as_nanos())
+    fn now(&self) -> Timestamp {
+        self.transport.now()
     }
 
     /// Takes in what the clients hold; answers when to look again though nothing is due.
-    fn look(&mut self, now: Instant) -> Instant {
+    fn look(&mut self, now: Timestamp) -> Timestamp {
         count(&self.shared.counts.looks);
         self.admit();
-        let mut next = NEVER;
+        let mut next = Timestamp::MAX;
         for tenant in self.tenants.iter_mut().flatten() {
             let held_count = tenant.ledger.held_count();
             if held_count != tenant.held_count {
@@ -223,7 +221,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Compares what is known with the ledgers.
-    fn sync(&mut self, now: Instant) {
+    fn sync(&mut self, now: Timestamp) {
         let is_serving = self.shared.is_serving;
         for tenant in self.tenants.iter_mut().flatten() {
             let used = tenant.ledger.used();
@@ -259,7 +257,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Begins what is due.
-    fn act(&mut self, now: Instant) {
+    fn act(&mut self, now: Timestamp) {
         for (tenant, known) in (0_u64..).zip(&mut self.tenants) {
             let Some(known) = known else { continue };
             for (slot, lease) in (0_u64..).zip(&mut known.leases) {
@@ -284,13 +282,13 @@ impl<T: Transport> Serving<T> {
 
     /// Says when the thread looks next, and looks once more: a client that saw what was said
     /// before may have relied on it. It may be a new client.
-    fn promise(&mut self, look_at: Instant, stop_at: Option<Instant>) -> Instant {
-        let mut until = self.due(look_at).min(stop_at.unwrap_or(NEVER));
+    fn promise(&mut self, look_at: Timestamp, stop_at: Option<Timestamp>) -> Timestamp {
+        let mut until = self.due(look_at).min(stop_at.unwrap_or(Timestamp::MAX));
         loop {
             self.shared.next_look.store(until.as_nanos(), Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if self.shared.stop.load(Ordering::SeqCst) != stop_at.is_some() {
-                return Instant::default();
+                return Timestamp::default();
             }
             let now = self.now();
             self.admit();
@@ -304,16 +302,16 @@ impl<T: Transport> Serving<T> {
     }
 
     /// The first moment at which something is due, at most `until`.
-    fn due(&self, until: Instant) -> Instant {
+    fn due(&self, until: Timestamp) -> Timestamp {
         let leases = self.tenants.iter().flatten().flat_map(|tenant| &tenant.leases);
-        let first = leases.map(KnownLease::due_at).min().unwrap_or(NEVER);
-        let timer = self.requester.poll_timeout().unwrap_or(NEVER);
-        let waiting = self.owner.poll_timeout().unwrap_or(NEVER);
+        let first = leases.map(KnownLease::due_at).min().unwrap_or(Timestamp::MAX);
+        let timer = self.requester.poll_timeout().unwrap_or(Timestamp::MAX);
+        let waiting = self.owner.poll_timeout().unwrap_or(Timestamp::MAX);
         until.min(first).min(timer).min(waiting)
     }
 
     /// Sleeps until datagrams come, somebody wakes the thread, or the time; takes in what came.
-    fn wait(&mut self, until: Instant) -> Result<(), String> {
+    fn wait(&mut self, until: Timestamp) -> Result<(), String> {
         let now = self.now();
         let until = until.min(now + SLEEP).as_nanos().max(1);
         let wait = Wait::until(Timestamp::from_nanos(until));
@@ -341,7 +339,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Takes in one datagram.
-    fn take(&mut self, now: Instant, index: usize) {
+    fn take(&mut self, now: Timestamp, index: usize) {
         let incoming = self.transport.incoming(index);
         let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);
         let counts = &self.shared.counts;
@@ -362,7 +360,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Takes note of the end of a RENEW or an ABORT.
-    fn settle(&mut self, now: Instant, completion: &Completion) {
+    fn settle(&mut self, now: Timestamp, completion: &Completion) {
         let token = completion.token;
         let part = |shift: u32, mask: u64| usize::try_from(token >> shift & mask).unwrap_or(0);
         let counts = &self.shared.counts;
@@ -402,7 +400,7 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    fn flush(&mut self, now: Instant) {
+    fn flush(&mut self, now: Timestamp) {
         while let Some(transmit) = self.requester.poll_transmit(now, &NoMemory) {
             let origin = transmit.origin;
             match self.transport.transmit(&[outgoing(&transmit)]) {
@@ -557,13 +555,13 @@ mod tests {
         let page = page_of(home);
         let _ = serving.look(serving.now());
         ask(&mut rival, page, 1);
-        serving.wait(Instant::default()).expect("the carrier works");
+        serving.wait(Timestamp::default()).expect("the carrier works");
         assert_eq!(serving.owner.counters().of(Event::NotOwner), 1, "nothing is leased");
 
         // The thread sleeps when the client comes, gets a lease, and somebody asks for its page.
         let _lease = first_lease(&serving, page);
         ask(&mut rival, page, 2);
-        serving.wait(Instant::default()).expect("the carrier works");
+        serving.wait(Timestamp::default()).expect("the carrier works");
         assert_eq!(serving.owner.counters().of(Event::Reject), 1, "{:?}", serving.owner.counters());
     }
 
@@ -572,7 +570,7 @@ mod tests {
         let home = NodeId(1);
         let mut serving = endpoint(&Hub::new(16), NodeId(1000), home);
         let look_at = serving.look(serving.now());
-        assert_eq!(look_at, NEVER, "nobody has a lease");
+        assert_eq!(look_at, Timestamp::MAX, "nobody has a lease");
         // The client sees that the thread is awake, and relies on it to look once more.
         assert_eq!(serving.shared.next_look.load(Ordering::Relaxed), 0);
         let (_writer, lease) = first_lease(&serving, page_of(home));

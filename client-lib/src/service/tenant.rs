@@ -3,7 +3,7 @@
 use core::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 
 use super::{
     Service,
@@ -73,7 +73,7 @@ impl Tenant {
     }
 
     /// Until when the service renewed a lease, if it did.
-    pub(crate) fn renewed(&self, id: SlotId) -> Option<Instant> {
+    pub(crate) fn renewed(&self, id: SlotId) -> Option<Timestamp> {
         self.writer.renewed(id)
     }
 

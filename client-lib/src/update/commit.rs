@@ -114,7 +114,7 @@ impl<T: Transport> Client<T> {
         ends.min().unwrap_or_default()
     }
 
-    fn renewed(&self, part: &Held) -> Option<bluebridge_protocol::Instant> {
+    fn renewed(&self, part: &Held) -> Option<bluebridge_protocol::Timestamp> {
         self.tenant.as_ref()?.renewed(part.slot?)
     }
 

@@ -46,7 +46,7 @@ struct Scripted {
     turn: usize,
     /// How long the host stands still between the clock's reading and the first batch.
     pause: Duration,
-    heard_at: Timestamp,
+    received_at: Timestamp,
     clock: ManualClock,
     stop: Arc<AtomicBool>,
     capabilities: Capabilities,
@@ -71,8 +71,8 @@ impl Transport for Scripted {
         now
     }
 
-    fn heard_at(&self) -> Timestamp {
-        self.heard_at
+    fn received_at(&self) -> Timestamp {
+        self.received_at
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
@@ -95,8 +95,8 @@ impl Transport for Scripted {
     }
 
     fn receive(&mut self, _wait: Wait) -> Result<usize, ReceiveError> {
-        self.heard_at = self.now();
-        self.clock.advance_to(self.heard_at + core::mem::take(&mut self.pause));
+        self.received_at = self.now();
+        self.clock.advance_to(self.received_at + core::mem::take(&mut self.pause));
         let count = self.inbox.len().min(self.batch_limit);
         self.batch = self.inbox.drain(..count).collect();
         self.stop.store(count == 0, Ordering::Relaxed);
@@ -188,7 +188,7 @@ fn scripted(mood: Mood) -> Scripted {
         mood,
         turn: 0,
         pause: Duration::ZERO,
-        heard_at: Timestamp::ZERO,
+        received_at: Timestamp::ZERO,
         clock: ManualClock::default(),
         stop: Arc::default(),
         capabilities: Capabilities {
@@ -217,7 +217,7 @@ fn open(responder: &mut Responder, store: &mut Arena, node: NodeId) -> u64 {
     let header = Header { length: 4096, credit: 8, sequence: 1, ..Header::default() };
     let (from, to, bytes) = request_from(node, Command::Open, server(), header);
     let datagram = Datagram::parse(from, to, &bytes).unwrap();
-    responder.handle_datagram(Instant::default(), 5, &datagram, store).unwrap();
+    responder.handle_datagram(Timestamp::default(), 5, &datagram, store).unwrap();
     let head = responder.poll_transmit(store).unwrap().head.to_vec();
     HeaderView::new(&head).unwrap().header().session
 }

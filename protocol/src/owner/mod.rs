@@ -35,7 +35,7 @@ pub use config::{OwnerConfig, Policy};
 pub use counters::{Counters, Event};
 pub use notice::{Notice, NoticeKind};
 
-use crate::Instant;
+use crate::Timestamp;
 use replies::{Reply, Waiter};
 use table::{Page, Table};
 
@@ -72,7 +72,7 @@ pub struct Owner {
     replies: VecDeque<Reply>,
     counters: Counters,
     /// Not after the end of anybody's waiting.
-    next_timeout: Option<Instant>,
+    next_timeout: Option<Timestamp>,
     /// The head of the reply that was taken out last.
     head: [u8; HEADER_BYTES],
 }
@@ -103,10 +103,10 @@ impl Owner {
     /// If the lease is not taken note of; nothing was changed.
     pub fn hold(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         page: Pointer,
         epoch: u64,
-        expires_at: Instant,
+        expires_at: Timestamp,
         policy: Option<Policy>,
         committed: Option<Committed<'_>>,
     ) -> Result<(), HoldError> {
@@ -157,7 +157,7 @@ impl Owner {
     /// What is not a request that a redirect leads here, or a notice, is dropped and counted.
     pub fn handle_datagram(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         source_port: u16,
         datagram: &Datagram<'_>,
     ) -> Option<Notice> {
@@ -189,12 +189,12 @@ impl Owner {
 
     /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nobody waits.
     #[must_use]
-    pub const fn poll_timeout(&self) -> Option<Instant> {
+    pub const fn poll_timeout(&self) -> Option<Timestamp> {
         self.next_timeout
     }
 
     /// Takes note of the time: ends waiting that is over.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Timestamp) {
         if self.next_timeout.is_none_or(|timeout| now < timeout) {
             return;
         }
@@ -244,7 +244,7 @@ impl Owner {
     }
 
     /// Forgets leases that ended by their deadline.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self, now: Timestamp) {
         let mut from = 0;
         while let Some((place, page)) = self.table.expired(now, from) {
             // Removing it may move one that was not looked at into its place, none before it.
@@ -273,7 +273,7 @@ impl Owner {
     }
 
     /// Takes note of somebody's waiting that ends at `when`.
-    fn arm(&mut self, when: Instant) {
+    fn arm(&mut self, when: Timestamp) {
         self.next_timeout = Some(self.next_timeout.map_or(when, |timeout| timeout.min(when)));
     }
 }

@@ -8,7 +8,7 @@ use bluebridge_wire::{
 };
 
 use super::{Event, Owner, SealedReply, table::Page};
-use crate::Instant;
+use crate::Timestamp;
 
 /// What an answer repeats of its request.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub(super) struct Waiter {
     pub(super) asked: Asked,
     pub(super) page: Page,
     pub(super) epoch: u64,
-    pub(super) until: Instant,
+    pub(super) until: Timestamp,
 }
 
 /// Contents of a page that are looked up when the reply is sent.
@@ -133,7 +133,7 @@ impl Owner {
     }
 
     /// What BUSY and served contents tell of the lease.
-    pub(super) fn terms(&self, now: Instant, epoch: u64, expires_at: Instant) -> Header {
+    pub(super) fn terms(&self, now: Timestamp, epoch: u64, expires_at: Timestamp) -> Header {
         let remaining = (expires_at - now).as_millis();
         Header {
             flags: Flags::default(),

@@ -13,11 +13,11 @@ use super::{
     replies::{Asked, Excerpt, Waiter},
     table::{Held, Page},
 };
-use crate::{Instant, pieces::Cut};
+use crate::{Timestamp, pieces::Cut};
 
 impl Owner {
     /// Answers what is asked about a page; nothing is ever executed.
-    pub(super) fn request(&mut self, now: Instant, port: u16, request: &Datagram<'_>) {
+    pub(super) fn request(&mut self, now: Timestamp, port: u16, request: &Datagram<'_>) {
         let Some(pointer) = self.subject(request) else {
             self.counters.count(Event::DropForm);
             return;
@@ -70,7 +70,7 @@ impl Owner {
     /// Lets a request wait that wants to; false if it has to go home at once.
     fn wait(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         asked: Asked,
         page: Page,
         held: &Held,
@@ -109,7 +109,7 @@ impl Owner {
     /// Gives last committed contents to a READ that takes them; false if it has to go home.
     fn serve(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         asked: Asked,
         page: Page,
         held: &Held,

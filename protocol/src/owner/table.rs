@@ -8,7 +8,7 @@ use bluebridge_wire::{
 };
 
 use super::Policy;
-use crate::Instant;
+use crate::Timestamp;
 
 /// A page of a space.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -44,7 +44,7 @@ struct Contents {
 pub(super) struct Held {
     page: Page,
     pub(super) epoch: u64,
-    pub(super) expires_at: Instant,
+    pub(super) expires_at: Timestamp,
     pub(super) policy: Policy,
     contents: Option<Contents>,
 }
@@ -89,7 +89,7 @@ impl Table {
         &mut self,
         page: Page,
         epoch: u64,
-        expires_at: Instant,
+        expires_at: Timestamp,
         policy: Policy,
     ) -> bool {
         if let Some(place) = self.place_of(page)
@@ -157,7 +157,7 @@ impl Table {
     }
 
     /// The first place from one on, and the page in it, whose lease ended by a moment.
-    pub(super) fn expired(&self, now: Instant, from: usize) -> Option<(usize, Page)> {
+    pub(super) fn expired(&self, now: Timestamp, from: usize) -> Option<(usize, Page)> {
         let mut places = self.places.iter().enumerate().skip(from);
         places.find_map(|(place, held)| {
             held.filter(|held| held.expires_at <= now).map(|held| (place, held.page))

@@ -1,11 +1,11 @@
 //! Numbers, window and credit: which operations may be sent now.
 
 use super::{Answer, Event, NONE, Operation, Place, Requester, Stage, State};
-use crate::{Instant, pieces::Cut};
+use crate::{Timestamp, pieces::Cut};
 
 impl Requester {
     /// Puts an operation without a number behind those that wait for its peer.
-    pub(super) fn enqueue(&mut self, now: Instant, index: u16) {
+    pub(super) fn enqueue(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
         op.link.place = Place::Waiting;
         let peer = op.route.peer;
@@ -14,7 +14,7 @@ impl Requester {
     }
 
     /// Gives numbers to waiting operations of a peer as far as session, window and credit allow.
-    pub(super) fn admit(&mut self, now: Instant, peer: u16) {
+    pub(super) fn admit(&mut self, now: Timestamp, peer: u16) {
         loop {
             let index = self.peers[peer].waiting.head;
             if index == NONE {
@@ -47,7 +47,7 @@ impl Requester {
     }
 
     /// Looks again at the peers that wait for window or credit, if anything was answered since.
-    pub(super) fn admit_hungry(&mut self, now: Instant) {
+    pub(super) fn admit_hungry(&mut self, now: Timestamp) {
         if !core::mem::take(&mut self.freed) {
             return;
         }

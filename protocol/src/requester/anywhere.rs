@@ -3,7 +3,7 @@
 use bluebridge_wire::{Datagram, Pointer, Status};
 
 use super::{Event, Failure, NONE, Place, Requester, Server, Stage};
-use crate::{Instant, pieces::Cut};
+use crate::{Timestamp, pieces::Cut};
 
 /// How often another node is asked when one has no room.
 const OTHER_NODES_MAX: u8 = 3;
@@ -25,7 +25,7 @@ impl Requester {
     }
 
     /// A reply to a request in no session.
-    pub(super) fn handle_anywhere_reply(&mut self, now: Instant, reply: &Datagram<'_>) {
+    pub(super) fn handle_anywhere_reply(&mut self, now: Timestamp, reply: &Datagram<'_>) {
         let [.., high, low] = reply.header.sequence.to_be_bytes();
         let index = u16::from_be_bytes([high, low]);
         let Some(op) = self.ops.at(index) else {
@@ -67,7 +67,7 @@ impl Requester {
     }
 
     /// Pages were given for a while: keeps them.
-    fn confirm(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+    fn confirm(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let pointer = Pointer::from_ipv6(reply.header.target).ok().filter(|pointer| {
             pointer.node == reply.from.node
                 && pointer.space == self.config.space

@@ -3,13 +3,13 @@
 use bluebridge_wire::{Datagram, Flags, Status};
 
 use super::{Buffers, Event, Failure, Operation, Requester, op::Op};
-use crate::Instant;
+use crate::Timestamp;
 
 impl Requester {
     /// A piece, or the refusal of a page (protocol, section 4).
     pub(super) fn handle_piece(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         reply: &Datagram<'_>,
         buffers: &mut impl Buffers,
@@ -92,7 +92,7 @@ impl Requester {
     /// One page of a READ cannot be read.
     pub(super) fn handle_page_refusal(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         status: Status,
         reply: &Datagram<'_>,
@@ -117,7 +117,7 @@ impl Requester {
     }
 
     /// After a page or a piece was answered: the end of the run, or more time for the rest.
-    fn progress(&mut self, now: Instant, index: u16) {
+    fn progress(&mut self, now: Timestamp, index: u16) {
         let op = &self.ops[index];
         if op.arrived.answered == super::page_bits(op.run.cut.page_count()) {
             self.end_run(now, index);

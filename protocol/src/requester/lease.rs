@@ -9,7 +9,7 @@ use super::{
     op::{Holder, Op},
     transmit::ATTEMPT_MAX,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 /// What an owner's clock may lose against the home's, besides one part in [`RATE_PARTS`].
 const MARGIN: Duration = Duration::from_millis(1);
@@ -19,7 +19,7 @@ const RATE_PARTS: u32 = 64;
 
 impl Requester {
     /// The home lets a request wait until a lease ends, as long as it is repeated in time.
-    pub(super) fn queue_up(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+    pub(super) fn queue_up(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
         let page = op.run.cut.index_at(usize::from(reply.header.offset));
         let page = page.and_then(|at| op.run.cut.piece(at)).map_or(0, |piece| piece.page);
@@ -53,7 +53,7 @@ impl Requester {
     /// number, because a copy may have reached it.
     pub(super) fn handle_redirected(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         status: Status,
         reply: &Datagram<'_>,
@@ -85,7 +85,7 @@ impl Requester {
         }
     }
 
-    fn wait_at_owner(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+    fn wait_at_owner(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
         if op.request.queue != Queue::No {
             // It told already how long it lets the request wait.
@@ -116,7 +116,7 @@ impl Requester {
 
     /// Lets the oldest number of a session go, if it only waits for a lease and the window is used
     /// up; true if it did.
-    pub(super) fn leave_queue(&mut self, now: Instant, peer: u16) -> bool {
+    pub(super) fn leave_queue(&mut self, now: Timestamp, peer: u16) -> bool {
         let entry = &self.peers[peer];
         let index = entry.numbered(entry.low_water);
         if entry.has_window() || index == NONE || self.ops[index].request.queue == Queue::No {
@@ -224,7 +224,7 @@ pub(super) const fn is_queued(reply: &Datagram<'_>) -> bool {
 }
 
 /// The lease that a header tells, of which the request was sent at a moment, or later.
-pub(super) fn granted(sent: Instant, header: &Header) -> Lease {
+pub(super) fn granted(sent: Timestamp, header: &Header) -> Lease {
     let time = Duration::from_millis(u64::from(header.lease_remaining_ms));
     let safe = (time - time / RATE_PARTS).saturating_sub(MARGIN);
     Lease {

@@ -53,7 +53,7 @@ pub use operation::{
 };
 pub use transmit::{HEAD_BYTES_MAX, Origin, SealedRequest};
 
-use crate::{Instant, pieces::Cut, pieces::PIECE_BYTES_MIN};
+use crate::{Timestamp, pieces::Cut, pieces::PIECE_BYTES_MIN};
 use core::time::Duration;
 use moved::MovedTable;
 use op::{
@@ -88,7 +88,7 @@ pub struct Requester {
     random: Random,
     counters: Counters,
     /// Not after any timer or deadline that runs.
-    next_timeout: Instant,
+    next_timeout: Timestamp,
     /// The round trip of requests in no session.
     anywhere_trip: rtt::RoundTrip,
 }
@@ -116,7 +116,7 @@ impl Requester {
             moved: MovedTable::new(config.moved_count),
             random: Random::new(config.seed),
             counters: Counters::default(),
-            next_timeout: FAR,
+            next_timeout: Timestamp::MAX,
             anywhere_trip: rtt::RoundTrip::default(),
             config,
         }
@@ -144,7 +144,7 @@ impl Requester {
     /// If the operation is not one that can be sent, or no slot is free; nothing was begun.
     pub fn start(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         operation: Operation,
         token: u64,
     ) -> Result<OperationId, StartError> {
@@ -157,10 +157,10 @@ impl Requester {
     /// As [`Self::start`].
     pub fn start_until(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         operation: Operation,
         token: u64,
-        deadline: Instant,
+        deadline: Timestamp,
     ) -> Result<OperationId, StartError> {
         self.check(&operation)?;
         if self.ops.live() + self.completions.len() >= self.ops.limit() {
@@ -189,7 +189,7 @@ impl Requester {
     /// Gives an operation up without a completion; false if it has ended already.
     ///
     /// A mutating one that was sent may still happen, once.
-    pub fn cancel(&mut self, now: Instant, id: OperationId) -> bool {
+    pub fn cancel(&mut self, now: Timestamp, id: OperationId) -> bool {
         let Some(index) = self.ops.find(id) else { return false };
         self.counters.count(Event::Cancel);
         self.release(index);
@@ -222,7 +222,7 @@ impl Requester {
 
     /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nothing is under way.
     #[must_use]
-    pub const fn poll_timeout(&self) -> Option<Instant> {
+    pub const fn poll_timeout(&self) -> Option<Timestamp> {
         if self.ops.live() == 0 { None } else { Some(self.next_timeout) }
     }
 
@@ -302,10 +302,10 @@ impl Requester {
 
     fn new_op(
         &self,
-        now: Instant,
+        now: Timestamp,
         operation: Operation,
         token: u64,
-        deadline: Instant,
+        deadline: Timestamp,
         peer: u16,
     ) -> Op {
         let piece = usize::from(self.config.piece_bytes);
@@ -322,7 +322,7 @@ impl Requester {
             token,
             started: now,
             deadline,
-            timer: FAR,
+            timer: Timestamp::MAX,
             pages: Pages {
                 statuses: [Status::Ok; LINE_PAGES],
                 pending: page_bits(cut.page_count()),
@@ -370,13 +370,10 @@ impl Requester {
     }
 
     /// Takes note of a timer that runs out at `when`.
-    fn arm(&mut self, when: Instant) {
+    fn arm(&mut self, when: Timestamp) {
         self.next_timeout = self.next_timeout.min(when);
     }
 }
-
-/// Later than all timers.
-const FAR: Instant = Instant::from_nanos(u64::MAX);
 
 const fn page_bits(count: usize) -> u8 {
     if count >= LINE_PAGES { u8::MAX } else { (1 << count) - 1 }

@@ -3,7 +3,7 @@
 use bluebridge_wire::{Command, Pointer, Status, address::LINE_PAGES};
 
 use super::operation::{Lease, Operation};
-use crate::{Instant, pieces::Cut};
+use crate::{Timestamp, pieces::Cut};
 
 /// No page.
 pub(super) const NO_PAGE: u8 = u8::MAX;
@@ -65,9 +65,9 @@ pub(super) struct Op {
     pub(super) operation: Operation,
     pub(super) stage: Stage,
     pub(super) token: u64,
-    pub(super) started: Instant,
-    pub(super) deadline: Instant,
-    pub(super) timer: Instant,
+    pub(super) started: Timestamp,
+    pub(super) deadline: Timestamp,
+    pub(super) timer: Timestamp,
     pub(super) pages: Pages,
     pub(super) route: Route,
     pub(super) run: Run,
@@ -126,8 +126,8 @@ pub(super) struct Run {
 pub(super) struct Request {
     /// The number in the session, or the nonce; 0 without one.
     pub(super) sequence: u64,
-    pub(super) first_sent: Instant,
-    pub(super) last_sent: Instant,
+    pub(super) first_sent: Timestamp,
+    pub(super) last_sent: Timestamp,
     /// Datagrams that were sent.
     pub(super) sent_count: u32,
     /// Datagrams that are to be sent now, one bit each.
@@ -166,7 +166,7 @@ pub(super) struct Grant {
     /// Epoch 0 without a grant.
     pub(super) lease: Lease,
     /// When the last request was sent of which is known that it was answered before a grant.
-    pub(super) sent_after: Instant,
+    pub(super) sent_after: Timestamp,
 }
 
 /// The operation's place in the slab and its lists.

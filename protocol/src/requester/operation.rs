@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Command, LeaseEnd, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
 
-use crate::Instant;
+use crate::Timestamp;
 
 /// One serving core of a server: the other end of a session.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -276,7 +276,7 @@ pub struct Lease {
     /// When it ends, by this endpoint's clock: counted from when the request was sent, less a
     /// margin for clocks that run at different rates (protocol, section 10), so that the home
     /// does not end it earlier.
-    pub expires_at: Instant,
+    pub expires_at: Timestamp,
     /// Milliseconds that were left when the home answered.
     pub granted_ms: u16,
 }

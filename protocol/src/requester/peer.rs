@@ -7,7 +7,7 @@ use super::{
     rtt::RoundTrip,
     slab::{List, NONE},
 };
-use crate::Instant;
+use crate::Timestamp;
 
 #[allow(clippy::cast_possible_truncation, reason = "512")]
 const RING: usize = SESSION_WINDOW as usize;
@@ -41,8 +41,8 @@ pub(super) struct Peer {
     pub(super) next_sequence: u64,
     pub(super) nonce: u64,
     /// When OPEN is sent (again), and when it was.
-    pub(super) timer: Instant,
-    pub(super) open_sent: Option<Instant>,
+    pub(super) timer: Timestamp,
+    pub(super) open_sent: Option<Timestamp>,
     pub(super) open_attempt: u8,
     pub(super) open_pauses: u8,
     /// Sessions in a row that were lost before anything was answered in them.
@@ -58,7 +58,7 @@ pub(super) struct Peer {
     /// Another node that answered OPEN with WRONG_NODE.
     pub(super) misrouted: Option<NodeId>,
     /// When anything was heard last; `None` if never.
-    pub(super) heard: Option<Instant>,
+    pub(super) heard: Option<Timestamp>,
     /// Operations that belong to it.
     pub(super) op_count: u32,
     pub(super) round_trip: RoundTrip,
@@ -80,7 +80,7 @@ impl Peer {
             low_water: 1,
             next_sequence: 1,
             nonce: 0,
-            timer: Instant::default(),
+            timer: Timestamp::default(),
             open_sent: None,
             open_attempt: 0,
             open_pauses: 0,

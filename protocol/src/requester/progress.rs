@@ -5,11 +5,11 @@ use core::time::Duration;
 use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 
 use super::{
-    Answer, Completion, Event, FAR, Failure, NONE, Operation, PageStatuses, Place, Requester,
-    Server, Stage,
+    Answer, Completion, Event, Failure, NONE, Operation, PageStatuses, Place, Requester, Server,
+    Stage,
     op::{Holder, NO_PAGE, Op},
 };
-use crate::Instant;
+use crate::Timestamp;
 
 /// A range that moved more often while one operation was under way is not followed.
 pub(super) const HOPS_MAX: u8 = 4;
@@ -62,7 +62,7 @@ impl Requester {
     /// All pages of the run have the same status.
     pub(super) fn settle_run(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         status: Status,
         reply: &Datagram<'_>,
@@ -75,7 +75,7 @@ impl Requester {
     }
 
     /// All pages of the run are answered: ends the operation, or asks again for what is pending.
-    pub(super) fn end_run(&mut self, now: Instant, index: u16) {
+    pub(super) fn end_run(&mut self, now: Timestamp, index: u16) {
         self.detach(index);
         self.retire_number(index);
         let op = &mut self.ops[index];
@@ -125,7 +125,7 @@ impl Requester {
     }
 
     /// The range is served by another node.
-    fn follow(&mut self, now: Instant, index: u16) {
+    fn follow(&mut self, now: Timestamp, index: u16) {
         let node = NodeId(self.ops[index].route.moved_node);
         let Some(pointer) = self.ops[index].pointer().filter(|_| node.is_unicast()) else {
             self.counters.count(Event::ReplyViolation);
@@ -139,7 +139,7 @@ impl Requester {
     }
 
     /// Asks another node, or the home if `None`, unless that happened too often.
-    fn hop(&mut self, now: Instant, index: u16, node: Option<NodeId>) {
+    fn hop(&mut self, now: Timestamp, index: u16, node: Option<NodeId>) {
         let op = &mut self.ops[index];
         op.route.hops += 1;
         if op.route.hops > HOPS_MAX {
@@ -153,20 +153,20 @@ impl Requester {
         }
     }
 
-    fn go_home(&mut self, now: Instant, index: u16) {
+    fn go_home(&mut self, now: Timestamp, index: u16) {
         let home = self.ops[index].pointer().map(|pointer| pointer.node);
         self.go_to(now, index, home.unwrap_or(NodeId::ANY));
     }
 
     /// Asks the home again after a pause.
-    fn wait_for_home(&mut self, now: Instant, index: u16) {
+    fn wait_for_home(&mut self, now: Timestamp, index: u16) {
         let home = self.ops[index].pointer().map(|pointer| pointer.node);
         if self.turn_to(index, home.unwrap_or(NodeId::ANY)) {
             self.sleep(now, index);
         }
     }
 
-    fn go_to(&mut self, now: Instant, index: u16, node: NodeId) {
+    fn go_to(&mut self, now: Timestamp, index: u16, node: NodeId) {
         if self.turn_to(index, node) {
             self.enqueue(now, index);
         }
@@ -195,7 +195,7 @@ impl Requester {
     }
 
     /// Lets an operation wait for a while before its next try.
-    pub(super) fn sleep(&mut self, now: Instant, index: u16) {
+    pub(super) fn sleep(&mut self, now: Timestamp, index: u16) {
         let pause = self.pause(self.ops[index].route.pauses);
         let op = &mut self.ops[index];
         op.route.pauses = op.route.pauses.saturating_add(1);
@@ -206,7 +206,7 @@ impl Requester {
     }
 
     /// The server is overloaded: the same number is sent again after a pause.
-    pub(super) fn back_off(&mut self, now: Instant, index: u16) {
+    pub(super) fn back_off(&mut self, now: Timestamp, index: u16) {
         if matches!(self.ops[index].link.place, Place::Held | Place::Pause) {
             return;
         }
@@ -289,7 +289,7 @@ impl Requester {
         self.leave_peer(index);
         self.ops.remove(index);
         if self.ops.live() == 0 {
-            self.next_timeout = FAR;
+            self.next_timeout = Timestamp::MAX;
         }
     }
 

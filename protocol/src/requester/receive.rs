@@ -6,7 +6,7 @@ use super::{
     Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
     lease::is_queued, op::Op, transmit::ATTEMPT_MAX,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 impl Requester {
     /// Takes a datagram that was received.
@@ -15,7 +15,7 @@ impl Requester {
     /// agree with what was asked; all else is counted and ignored.
     pub fn handle_datagram(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         datagram: &Datagram<'_>,
         buffers: &mut impl Buffers,
     ) {
@@ -23,7 +23,7 @@ impl Requester {
         self.admit_hungry(now);
     }
 
-    fn receive(&mut self, now: Instant, reply: &Datagram<'_>, buffers: &mut impl Buffers) {
+    fn receive(&mut self, now: Timestamp, reply: &Datagram<'_>, buffers: &mut impl Buffers) {
         let config = &self.config;
         let to_us = reply.is_reply()
             && reply.to.space == config.space
@@ -70,7 +70,14 @@ impl Requester {
     }
 
     /// Bookkeeping for every trusted reply in a session.
-    fn heard(&mut self, now: Instant, peer: u16, index: u16, status: Status, reply: &Datagram<'_>) {
+    fn heard(
+        &mut self,
+        now: Timestamp,
+        peer: u16,
+        index: u16,
+        status: Status,
+        reply: &Datagram<'_>,
+    ) {
         self.counters.count_status(status);
         let (entry, op) = (&mut self.peers[peer], &self.ops[index]);
         entry.heard = Some(now);
@@ -99,7 +106,7 @@ impl Requester {
 
     fn handle_status(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         status: Status,
         reply: &Datagram<'_>,
@@ -192,7 +199,7 @@ impl Requester {
 
     fn handle_ok(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         index: u16,
         reply: &Datagram<'_>,
         buffers: &mut impl Buffers,
@@ -255,7 +262,7 @@ impl Requester {
     }
 
     /// The pages of a WRITE or a zeroing DELETE ended differently.
-    fn handle_partial(&mut self, now: Instant, index: u16, reply: &Datagram<'_>) {
+    fn handle_partial(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let count = self.ops[index].run_page_count();
         let statuses = reply.tlvs().flatten().find(|tlv| tlv.kind == TlvType::PageStatus as u8);
         let statuses = statuses.map(|tlv| tlv.value).filter(|value| {

@@ -6,7 +6,7 @@ use super::{
     Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, op::Op,
     peer::Peer, random::Random,
 };
-use crate::{Instant, pieces::PIECE_BYTES_MIN};
+use crate::{Timestamp, pieces::PIECE_BYTES_MIN};
 
 /// What becomes of an operation whose session is gone.
 enum Resume {
@@ -16,7 +16,7 @@ enum Resume {
 
 impl Requester {
     /// Begins to open a session, if that was not begun.
-    pub(super) fn open(&mut self, now: Instant, peer: u16) {
+    pub(super) fn open(&mut self, now: Timestamp, peer: u16) {
         let pause = match self.peers[peer].fruitless {
             0 | 1 => None,
             losses => Some(self.config.timing.back_off_min * (1 << losses.min(6))),
@@ -84,7 +84,7 @@ impl Requester {
     }
 
     /// A reply to OPEN.
-    pub(super) fn handle_open_reply(&mut self, now: Instant, reply: &Datagram<'_>) {
+    pub(super) fn handle_open_reply(&mut self, now: Timestamp, reply: &Datagram<'_>) {
         let header = &reply.header;
         let [.., high, low] = header.sequence.to_be_bytes();
         let peer = u16::from_be_bytes([high, low]);
@@ -124,7 +124,7 @@ impl Requester {
         }
     }
 
-    fn opened(&mut self, now: Instant, peer: u16, reply: &Datagram<'_>) {
+    fn opened(&mut self, now: Timestamp, peer: u16, reply: &Datagram<'_>) {
         let header = &reply.header;
         let piece_bytes = u16::try_from(header.length).unwrap_or(u16::MAX);
         let generation = u16::try_from(header.detail).ok().and_then(ArenaGeneration::new);
@@ -162,7 +162,7 @@ impl Requester {
     }
 
     /// The server does not know the session any more.
-    pub(super) fn lose_session(&mut self, now: Instant, peer: u16) {
+    pub(super) fn lose_session(&mut self, now: Timestamp, peer: u16) {
         self.counters.count(Event::SessionLost);
         let entry = &mut self.peers[peer];
         entry.fruitless = entry.fruitless.saturating_add(1);
@@ -181,7 +181,7 @@ impl Requester {
     }
 
     /// Decides, in a new session, about every operation of the lost one.
-    fn resume(&mut self, now: Instant, peer: u16, lost_incarnation: u32) {
+    fn resume(&mut self, now: Timestamp, peer: u16, lost_incarnation: u32) {
         let numbers = self.peers[peer].low_water..self.peers[peer].next_sequence;
         for sequence in numbers.rev() {
             let index = self.peers[peer].numbered(sequence);
@@ -209,7 +209,7 @@ impl Requester {
         }
     }
 
-    fn resumption(&self, now: Instant, lost_incarnation: u32, op: &Op, peer: &Peer) -> Resume {
+    fn resumption(&self, now: Timestamp, lost_incarnation: u32, op: &Op, peer: &Peer) -> Resume {
         let idempotent = matches!(
             op.operation,
             Operation::Abort { .. }
@@ -263,7 +263,7 @@ impl Requester {
     }
 
     /// CLOSE is answered, or as good as answered.
-    pub(super) fn closed(&mut self, now: Instant, peer: u16, index: u16) {
+    pub(super) fn closed(&mut self, now: Timestamp, peer: u16, index: u16) {
         self.counters.count(Event::SessionClose);
         self.finish(index, Ok(Answer::Done));
         let entry = &mut self.peers[peer];

@@ -2,16 +2,16 @@
 
 use bluebridge_wire::Status;
 
-use super::{Event, FAR, Failure, Place, Queue, Requester, Stage, State};
-use crate::Instant;
+use super::{Event, Failure, Place, Queue, Requester, Stage, State};
+use crate::Timestamp;
 
 impl Requester {
     /// Takes note of the time: ends what is past its deadline, and sends again what is due.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Timestamp) {
         if now < self.next_timeout || self.ops.live() == 0 {
             return;
         }
-        self.next_timeout = FAR;
+        self.next_timeout = Timestamp::MAX;
         for index in 0..self.ops.slots() {
             let Some(op) = self.ops.at(index) else { continue };
             let (deadline, timer, place) = (op.deadline, op.timer, op.link.place);
@@ -46,7 +46,7 @@ impl Requester {
         }
     }
 
-    fn time_out_opens(&mut self, now: Instant) {
+    fn time_out_opens(&mut self, now: Timestamp) {
         for peer in 0..u16::try_from(self.peers.count()).unwrap_or(u16::MAX) {
             let entry = &self.peers[peer];
             if entry.state != State::Opening || entry.open_due {
@@ -98,7 +98,7 @@ impl Requester {
     }
 
     /// A back-off is over.
-    fn wake(&mut self, now: Instant, index: u16) {
+    fn wake(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
         if op.request.sequence == 0 {
             self.enqueue(now, index);

@@ -11,7 +11,7 @@ use super::op::Op;
 use super::{
     Buffers, Event, Failure, NONE, Operation, OperationId, Place, Requester, Stage, State,
 };
-use crate::{Instant, pieces::Piece};
+use crate::{Timestamp, pieces::Piece};
 
 /// Bytes of a [`SealedRequest::head`] at most: the header and the operands of an atomic.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
@@ -73,7 +73,7 @@ impl Requester {
     /// The next datagram to be sent; `None` when there is none for now.
     pub fn poll_transmit<'b>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         buffers: &'b impl Buffers,
     ) -> Option<SealedRequest<'b>> {
         while let Some(peer) = self.opening.pop_front() {
@@ -102,7 +102,7 @@ impl Requester {
 
     /// The carrier refused a datagram for good (no route, not permitted, too large): what it was
     /// for ends at once. `unsent_count` datagrams of this origin were polled and not sent.
-    pub fn transmit_refused(&mut self, now: Instant, origin: Origin, unsent_count: u32) {
+    pub fn transmit_refused(&mut self, now: Timestamp, origin: Origin, unsent_count: u32) {
         self.counters.count(Event::TransmitRefused);
         match origin {
             Origin::Leave => {}
@@ -125,7 +125,7 @@ impl Requester {
         self.admit_hungry(now);
     }
 
-    fn transmit_open<'b>(&mut self, now: Instant, peer: u16) -> Option<SealedRequest<'b>> {
+    fn transmit_open<'b>(&mut self, now: Timestamp, peer: u16) -> Option<SealedRequest<'b>> {
         let timing = self.config.timing;
         let entry = &mut self.peers[peer];
         entry.open_due = false;
@@ -159,7 +159,7 @@ impl Requester {
     }
 
     /// Takes note that a datagram leaves; behind the last one of a request its timer runs.
-    fn sent(&mut self, now: Instant, index: u16, bit: u32) {
+    fn sent(&mut self, now: Timestamp, index: u16, bit: u32) {
         let op = &mut self.ops[index];
         op.request.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
         if op.request.sent_count == 0 {
@@ -175,7 +175,7 @@ impl Requester {
         }
     }
 
-    pub(super) fn restart_timer(&mut self, now: Instant, index: u16) {
+    pub(super) fn restart_timer(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
         let trip =
             self.peers.at(op.route.peer).map_or(&self.anywhere_trip, |peer| &peer.round_trip);

@@ -15,12 +15,12 @@ use super::{
     sessions::{Asker, Place},
     trains::TrainOwner,
 };
-use crate::{Instant, store::PageStore};
+use crate::{Timestamp, store::PageStore};
 
 /// A datagram with what the checks found out about it.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
-    pub(super) now: Instant,
+    pub(super) now: Timestamp,
     pub(super) port: u16,
     pub(super) datagram: &'a Datagram<'a>,
     /// Pages of replies that the requester takes at once.
@@ -90,7 +90,7 @@ impl From<Status> for Verdict {
 impl Responder {
     pub(super) fn admit<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         port: u16,
         datagram: &Datagram<'_>,
         store: &mut S,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
 
-use crate::{Instant, pieces};
+use crate::{Timestamp, pieces};
 
 /// The smallest piece size of a session in bytes: a quarter of a page.
 pub(super) const PIECE_BYTES_MIN: u16 = 1024;
@@ -83,7 +83,7 @@ pub struct Authority {
     /// The epoch; not 0, which names none.
     pub range_epoch: u32,
     /// When the right ends, if it does by itself.
-    pub expires_at: Option<Instant>,
+    pub expires_at: Option<Timestamp>,
 }
 
 /// What is bounded; memory for all of it is fixed by these numbers.

@@ -14,7 +14,7 @@ use super::{
     replies::{INLINE_BYTES, Way},
 };
 use crate::{
-    Instant,
+    Timestamp,
     store::{Access, Grant, PageStore},
 };
 
@@ -476,7 +476,7 @@ impl Responder {
         if self.has_authority(request.now) { Ok(()) } else { Err(Status::NoAuthority) }
     }
 
-    pub(super) fn has_authority(&self, now: Instant) -> bool {
+    pub(super) fn has_authority(&self, now: Timestamp) -> bool {
         self.authority
             .is_some_and(|authority| authority.expires_at.is_none_or(|expires_at| now < expires_at))
     }

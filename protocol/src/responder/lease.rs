@@ -19,7 +19,7 @@ use super::{
     record::{Progress, Record},
     replies::Way,
 };
-use crate::{Instant, store::PageStore};
+use crate::{Timestamp, store::PageStore};
 
 pub(super) const fn line_of(page: u64) -> u64 {
     page / LINE_PAGES as u64
@@ -353,7 +353,7 @@ impl Responder {
     }
 
     /// Ends a page's lease if it ran out.
-    pub(super) fn end_if_expired(&mut self, now: Instant, page: u64) {
+    pub(super) fn end_if_expired(&mut self, now: Timestamp, page: u64) {
         if self.leases.end_if_expired(now, page) {
             self.counters.count(Event::LeaseExpired);
             self.queue.make_ready(line_of(page));
@@ -361,7 +361,7 @@ impl Responder {
     }
 
     /// Ends all leases that ran out.
-    pub(super) fn end_all_expired(&mut self, now: Instant) {
+    pub(super) fn end_all_expired(&mut self, now: Timestamp) {
         let Self { leases, queue, counters, .. } = self;
         leases.end_expired(now, |page| {
             counters.count(Event::LeaseExpired);
@@ -370,7 +370,7 @@ impl Responder {
     }
 
     /// Ends some of the leases that ran out: what an UPDATE without room may cost.
-    fn end_some_expired(&mut self, now: Instant) {
+    fn end_some_expired(&mut self, now: Timestamp) {
         let Self { leases, queue, counters, .. } = self;
         leases.end_some_expired(now, |page| {
             counters.count(Event::LeaseExpired);

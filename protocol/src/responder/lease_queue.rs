@@ -9,7 +9,7 @@ use super::{
     config::Limits,
     record::Record,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 const NONE: u16 = u16::MAX;
 
@@ -27,7 +27,7 @@ pub(super) struct Waiter {
     /// The pages of the line that it waits for, bit 0 the first.
     pub(super) pages: u8,
     /// It is given up when it did not come again by then.
-    pub(super) repeat_by: Instant,
+    pub(super) repeat_by: Timestamp,
     pub(super) source: Ipv6Addr,
     pub(super) from: Fields,
     pub(super) to: Fields,
@@ -44,7 +44,7 @@ impl Waiter {
     /// The same with what the checks found out about it when it came.
     pub(super) const fn request<'a>(
         &self,
-        now: Instant,
+        now: Timestamp,
         datagram: &'a Datagram<'a>,
     ) -> Request<'a> {
         Request { now, port: self.port, datagram, takes_pages: self.takes_pages }
@@ -60,7 +60,7 @@ impl Waiter {
     }
 
     /// Whether it did not come again in time.
-    pub(super) fn is_gone(&self, now: Instant) -> bool {
+    pub(super) fn is_gone(&self, now: Timestamp) -> bool {
         now >= self.repeat_by
     }
 
@@ -199,7 +199,7 @@ impl WaitQueue {
 
     /// The pages of a line that UPDATEs in front of a waiter, or all of them, wait for; those that
     /// are gone want nothing.
-    pub(super) fn wanted(&self, now: Instant, line: u64, until: Option<u16>) -> u8 {
+    pub(super) fn wanted(&self, now: Timestamp, line: u64, until: Option<u16>) -> u8 {
         let mut wanted = 0;
         let mut next = if self.is_empty() { None } else { self.first(line) };
         while let Some((number, waiter)) = next {
@@ -219,7 +219,7 @@ impl WaitQueue {
     }
 
     /// Somebody that was to come again by now and did not.
-    pub(super) fn gone(&self, now: Instant) -> Option<u16> {
+    pub(super) fn gone(&self, now: Timestamp) -> Option<u16> {
         let is_gone = |place: &Place| place.waiter.is_some_and(|waiter| waiter.is_gone(now));
         let number = self.places.iter().position(is_gone)?;
         u16::try_from(number).ok()

@@ -9,7 +9,7 @@ use core::{ops::Range, time::Duration};
 use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};
 
 use super::{config::Limits, sessions::Asker, shares::Shares};
-use crate::Instant;
+use crate::Timestamp;
 
 /// A lease that is fought over is told to the switch only when it has run for so long, ...
 const CONTENDED_AFTER: Duration = Duration::from_millis(2);
@@ -32,21 +32,21 @@ pub(super) struct Lease {
     pub(super) page: u64,
     pub(super) owner: Asker,
     pub(super) epoch: u64,
-    pub(super) granted_at: Instant,
-    pub(super) expires_at: Instant,
+    pub(super) granted_at: Timestamp,
+    pub(super) expires_at: Timestamp,
     /// When a reply said that it is fought over, if one ever did.
-    pub(super) contended_at: Option<Instant>,
+    pub(super) contended_at: Option<Timestamp>,
     /// `None` while it runs, or ran out and nobody looked since.
     end: Option<LeaseEnd>,
 }
 
 impl Lease {
-    fn holds_at(&self, now: Instant) -> bool {
+    fn holds_at(&self, now: Timestamp) -> bool {
         self.end.is_none() && now < self.expires_at
     }
 
     /// Whole milliseconds until it ends.
-    pub(super) fn remaining_ms(&self, now: Instant) -> u16 {
+    pub(super) fn remaining_ms(&self, now: Timestamp) -> u16 {
         u16::try_from((self.expires_at - now).as_millis()).unwrap_or(u16::MAX)
     }
 }
@@ -102,15 +102,12 @@ pub(super) struct LeaseTable {
     shares: Shares,
     last_epoch: u64,
     /// No running lease ends by time before this.
-    expires_from: Instant,
+    expires_from: Timestamp,
     /// The slot that is looked at next for leases that ran out.
     sweep_at: usize,
     /// What `expires_from` is to be when all slots were looked at.
-    sweep_from: Instant,
+    sweep_from: Timestamp,
 }
-
-/// Later than any lease ends.
-const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 impl LeaseTable {
     pub(super) fn new(limits: &Limits, spaces: &[Space], incarnation: u32) -> Self {
@@ -128,9 +125,9 @@ impl LeaseTable {
             running_count: 0,
             shares,
             last_epoch: u64::from(incarnation & 0xff) << EPOCH_COUNT_BITS,
-            expires_from: NEVER,
+            expires_from: Timestamp::MAX,
             sweep_at: 0,
-            sweep_from: NEVER,
+            sweep_from: Timestamp::MAX,
         }
     }
 
@@ -157,7 +154,7 @@ impl LeaseTable {
     }
 
     /// The lease that a page is under.
-    pub(super) fn holder(&self, now: Instant, page: u64) -> Option<&Lease> {
+    pub(super) fn holder(&self, now: Timestamp, page: u64) -> Option<&Lease> {
         if self.is_idle() {
             return None;
         }
@@ -166,7 +163,7 @@ impl LeaseTable {
     }
 
     /// One of the leases that pages of a range are under, of the first of them if they are few.
-    pub(super) fn holder_in(&self, now: Instant, pages: Range<u64>) -> Option<&Lease> {
+    pub(super) fn holder_in(&self, now: Timestamp, pages: Range<u64>) -> Option<&Lease> {
         if self.is_idle() {
             return None;
         }
@@ -184,7 +181,7 @@ impl LeaseTable {
     /// What became of that lease.
     pub(super) fn held(
         &self,
-        now: Instant,
+        now: Timestamp,
         page: u64,
         asker: &Asker,
         epoch: u64,
@@ -216,10 +213,10 @@ impl LeaseTable {
     /// [`NoRoom`]; then nothing changed. [`Self::end_some_expired`] may make room.
     pub(super) fn grant(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         owner: Asker,
         pages: Range<u64>,
-        expires_at: Instant,
+        expires_at: Timestamp,
     ) -> Result<u64, NoRoom> {
         self.admit(&owner, pages.clone())?;
         let epoch = self.draw_epoch();
@@ -270,7 +267,7 @@ impl LeaseTable {
     }
 
     /// Sets the deadline of a page's running lease anew.
-    pub(super) fn renew(&mut self, page: u64, expires_at: Instant) {
+    pub(super) fn renew(&mut self, page: u64, expires_at: Timestamp) {
         if let Some(slot) = self.find(page) {
             self.slots[slot].lease.expires_at = expires_at;
             self.expect_end(expires_at);
@@ -286,7 +283,7 @@ impl LeaseTable {
 
     /// Notes that somebody was refused because of a page's lease; says whether the switch should
     /// hear of it.
-    pub(super) fn contend(&mut self, now: Instant, page: u64) -> bool {
+    pub(super) fn contend(&mut self, now: Timestamp, page: u64) -> bool {
         let Some(slot) = self.find(page) else { return false };
         let lease = &mut self.slots[slot].lease;
         let is_due = lease.contended_at.is_none_or(|at| now - at >= CONTENDED_INTERVAL);
@@ -299,13 +296,13 @@ impl LeaseTable {
         is_told
     }
 
-    fn expect_end(&mut self, expires_at: Instant) {
+    fn expect_end(&mut self, expires_at: Timestamp) {
         self.expires_from = self.expires_from.min(expires_at);
         self.sweep_from = self.sweep_from.min(expires_at);
     }
 
     /// Ends what ran out by `now`, and names its pages.
-    pub(super) fn end_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) {
+    pub(super) fn end_expired(&mut self, now: Timestamp, mut ended: impl FnMut(u64)) {
         self.sweep_at = 0;
         for _ in 0..self.slots.len().div_ceil(SWEEP_SLOTS) {
             self.end_some_expired(now, &mut ended);
@@ -314,12 +311,12 @@ impl LeaseTable {
 
     /// Ends what ran out by `now` in the slots whose turn it is, and names its pages: the same
     /// again and again finds all.
-    pub(super) fn end_some_expired(&mut self, now: Instant, mut ended: impl FnMut(u64)) {
+    pub(super) fn end_some_expired(&mut self, now: Timestamp, mut ended: impl FnMut(u64)) {
         if self.is_idle() || now < self.expires_from {
             return;
         }
         if self.sweep_at == 0 {
-            self.sweep_from = NEVER;
+            self.sweep_from = Timestamp::MAX;
         }
         let end = (self.sweep_at + SWEEP_SLOTS).min(self.slots.len());
         for slot in self.sweep_at..end {
@@ -343,7 +340,7 @@ impl LeaseTable {
     }
 
     /// Ends a page's lease if it ran out by `now`; says whether it did.
-    pub(super) fn end_if_expired(&mut self, now: Instant, page: u64) -> bool {
+    pub(super) fn end_if_expired(&mut self, now: Timestamp, page: u64) -> bool {
         let Some(slot) = self.find(page) else { return false };
         let lease = &self.slots[slot].lease;
         let is_over = lease.end.is_none() && lease.expires_at <= now;
@@ -357,7 +354,7 @@ impl LeaseTable {
     /// ended: what ran out by `now` did that before.
     pub(super) fn end_superseded(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         asker: &Asker,
         mut ended: impl FnMut(u64, LeaseEnd),
     ) {

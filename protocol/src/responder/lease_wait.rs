@@ -12,7 +12,7 @@ use super::{
     lease_queue::Waiter,
     record::{Progress, Record},
 };
-use crate::{Instant, store::PageStore};
+use crate::{Timestamp, store::PageStore};
 
 /// Replies that the answer to a waiter takes at most: the pieces of a line.
 const WAITER_REPLIES: usize = bluebridge_wire::TRAIN_PIECES_MAX;
@@ -113,7 +113,7 @@ impl Responder {
     /// their leases ran out just now. Says whether all who could be answered were.
     pub(super) fn settle_before<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         datagram: &Datagram<'_>,
         store: &S,
     ) -> bool {
@@ -126,7 +126,7 @@ impl Responder {
         self.settle(now, store)
     }
 
-    fn give_up_gone_of_line(&mut self, now: Instant, line: u64) {
+    fn give_up_gone_of_line(&mut self, now: Timestamp, line: u64) {
         let mut next = self.queue.first(line).map(|(place, waiter)| (place, waiter.is_gone(now)));
         while let Some((place, is_gone)) = next {
             let behind = self.queue.behind(place, line);
@@ -139,7 +139,7 @@ impl Responder {
 
     /// When time passed: gives up waiters that did not come again, and ends the leases that others
     /// wait for and that ran out.
-    pub(super) fn end_awaited(&mut self, now: Instant) {
+    pub(super) fn end_awaited(&mut self, now: Timestamp) {
         let mut place = 0;
         while !self.queue.is_empty() && place < self.limits.wait_count {
             if let Some(&mut waiter) = self.queue.at(place) {
@@ -153,7 +153,7 @@ impl Responder {
         }
     }
 
-    fn end_expired_of_line(&mut self, now: Instant, line: u64, bits: u8) {
+    fn end_expired_of_line(&mut self, now: Timestamp, line: u64, bits: u8) {
         for page in pages_of_line(line, bits) {
             self.end_if_expired(now, page);
         }
@@ -161,7 +161,7 @@ impl Responder {
 
     /// The first deadline of a waiter, or of a lease that it waits for; `now` if somebody can be
     /// answered.
-    pub(super) fn next_release(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_release(&self, now: Timestamp) -> Option<Timestamp> {
         if self.queue.ready().is_some() {
             return Some(now);
         }
@@ -175,7 +175,7 @@ impl Responder {
         deadlines.chain(releases).min()
     }
 
-    fn wake_for_line(&mut self, now: Instant, line: u64) {
+    fn wake_for_line(&mut self, now: Timestamp, line: u64) {
         let leases = pages_of_line(line, u8::MAX).filter_map(|page| self.leases.holder(now, page));
         if let Some(expires_at) = leases.map(|lease| lease.expires_at).min() {
             self.wake_by(expires_at);
@@ -184,7 +184,7 @@ impl Responder {
 
     /// Answers waiters whose pages are free, as far as there is room for replies; says whether
     /// that was enough.
-    pub(super) fn settle<S: PageStore + ?Sized>(&mut self, now: Instant, store: &S) -> bool {
+    pub(super) fn settle<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &S) -> bool {
         while let Some(line) = self.queue.ready() {
             if !self.settle_line(now, line, store) {
                 self.wake_by(now);
@@ -200,7 +200,7 @@ impl Responder {
 
     /// Goes through a line's waiters in their order: nobody gets pages that are leased, or that
     /// an UPDATE in front waits for.
-    fn settle_line<S: PageStore + ?Sized>(&mut self, now: Instant, line: u64, store: &S) -> bool {
+    fn settle_line<S: PageStore + ?Sized>(&mut self, now: Timestamp, line: u64, store: &S) -> bool {
         let mut blocked = self.leased_bits(now, line);
         let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
         while let Some((place, waiter)) = next {
@@ -231,7 +231,7 @@ impl Responder {
         true
     }
 
-    fn leased_bits(&self, now: Instant, line: u64) -> u8 {
+    fn leased_bits(&self, now: Timestamp, line: u64) -> u8 {
         let leased =
             pages_of_line(line, u8::MAX).filter(|&page| self.leases.holder(now, page).is_some());
         leased.fold(0, |bits, page| bits | 1 << (page % LINE_PAGES as u64))
@@ -240,7 +240,7 @@ impl Responder {
     /// Offers an UPDATE that waits again, as it came last.
     fn answer_waiting_update<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         waiter: &Waiter,
         store: &S,
     ) {
@@ -253,7 +253,7 @@ impl Responder {
     /// Answers the pages of a READ that are free, and ends its waiting if these were the last.
     fn answer_waiting_read<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         waiter: &Waiter,
         free: u8,
         store: &S,

@@ -50,7 +50,7 @@ use bluebridge_wire::{
 };
 
 use crate::{
-    Instant,
+    Timestamp,
     store::{Access, PageStore},
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
@@ -96,7 +96,7 @@ pub struct Responder {
     counters: Counters,
     credit_pages: u16,
     /// No timer ends before this.
-    wake_at: Option<Instant>,
+    wake_at: Option<Timestamp>,
     is_shutting_down: bool,
 }
 
@@ -150,7 +150,7 @@ impl Responder {
     /// waited for their pages may have been answered).
     pub fn handle_datagram<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         source_port: u16,
         datagram: &Datagram<'_>,
         store: &mut S,
@@ -210,7 +210,7 @@ impl Responder {
 
     /// When [`Self::handle_timeout`] should be called; never too late, sometimes early.
     #[must_use]
-    pub const fn poll_timeout(&self) -> Option<Instant> {
+    pub const fn poll_timeout(&self) -> Option<Timestamp> {
         self.wake_at
     }
 
@@ -222,7 +222,7 @@ impl Responder {
     /// [`DrainFirst`] if replies must be sent before; then nothing happened.
     pub fn handle_timeout<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         store: &mut S,
     ) -> Result<(), DrainFirst> {
         if self.wake_at.is_none_or(|wake_at| now < wake_at) {
@@ -256,7 +256,7 @@ impl Responder {
             self.next_release(now),
             self.provisional.next_expiry(),
             self.trains.oldest().map(|oldest| oldest.stored_at + self.timers.train),
-            self.sessions.oldest_heard().map(|heard_at| heard_at + self.timers.session_idle),
+            self.sessions.oldest_last_seen().map(|last_seen| last_seen + self.timers.session_idle),
         ]
         .into_iter()
         .flatten()
@@ -277,7 +277,7 @@ impl Responder {
     pub fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
         self.ranges.add_moved(pages.clone(), to)?;
         self.forget_leases(pages);
-        self.wake_at = Some(Instant::default());
+        self.wake_at = Some(Timestamp::default());
         Ok(())
     }
 
@@ -300,7 +300,7 @@ impl Responder {
         if is_removed {
             let first = adopted.local_page;
             self.forget_leases(first..first.saturating_add(adopted.page_count));
-            self.wake_at = Some(Instant::default());
+            self.wake_at = Some(Timestamp::default());
         }
         is_removed
     }
@@ -388,7 +388,7 @@ impl Responder {
         adopted.map_or(target.location, Location::bits)
     }
 
-    fn wake_by(&mut self, moment: Instant) {
+    fn wake_by(&mut self, moment: Timestamp) {
         self.wake_at = Some(self.wake_at.map_or(moment, |wake_at| wake_at.min(moment)));
     }
 
@@ -401,7 +401,7 @@ impl Responder {
     fn end_session<S: PageStore + ?Sized>(&mut self, slot: u16, event: Event, store: &mut S) {
         self.forget_below(slot, u64::MAX, store);
         let session = self.sessions.at(slot);
-        self.incarnations.note(&session.asker, session.heard_at);
+        self.incarnations.note(&session.asker, session.last_seen);
         self.sessions.close(slot);
         self.share_credit();
         self.counters.count(event);

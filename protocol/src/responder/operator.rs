@@ -6,7 +6,7 @@ use bluebridge_wire::{Space, Status};
 
 use super::{DrainFirst, Event, Responder, config::Limits};
 use crate::{
-    Instant,
+    Timestamp,
     store::{Access, Grant, PageStore},
 };
 
@@ -19,7 +19,7 @@ impl Responder {
 
     /// Whether any of some pages of the store is leased.
     #[must_use]
-    pub fn are_leased(&self, now: Instant, pages: Range<u64>) -> bool {
+    pub fn are_leased(&self, now: Timestamp, pages: Range<u64>) -> bool {
         self.leases.holder_in(now, pages).is_some()
     }
 
@@ -36,7 +36,7 @@ impl Responder {
     /// [`DrainFirst`] if replies must be sent before; then nothing happened.
     pub fn purge<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         space: Space,
         grant: Grant,
         store: &mut S,
@@ -53,7 +53,7 @@ impl Responder {
 
     fn try_purge<S: PageStore + ?Sized>(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         space: Space,
         grant: Grant,
         store: &mut S,

@@ -3,7 +3,7 @@
 use bluebridge_wire::{Command, NodeId, Space, Status};
 
 use super::{config::Limits, sessions::Asker};
-use crate::{Instant, store::Grant};
+use crate::{Timestamp, store::Grant};
 
 /// One anywhere-CREATE or anywhere-ALLOC_WRITE.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,7 +19,7 @@ pub(super) struct Provisional {
     pub(super) piece_bytes: u16,
     /// Pieces of an ALLOC_WRITE that arrived.
     pub(super) arrived: u32,
-    pub(super) expires_at: Instant,
+    pub(super) expires_at: Timestamp,
 }
 
 /// A bounded table, in the order of the pages' locations.
@@ -87,7 +87,7 @@ impl ProvisionalTable {
         self.entries.is_empty()
     }
 
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
+    pub(super) fn next_expiry(&self) -> Option<Timestamp> {
         self.entries.iter().map(|entry| entry.expires_at).min()
     }
 
@@ -184,7 +184,7 @@ impl ProvisionalTable {
     }
 
     /// Takes out an entry that expired by `now`.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Option<Provisional> {
+    pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<Provisional> {
         let index = self.entries.iter().position(|entry| entry.expires_at <= now)?;
         Some(self.remove(index))
     }

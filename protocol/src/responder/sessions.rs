@@ -9,7 +9,7 @@ use super::{
     session_index::SessionIndex,
     shares::Holder,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 const WINDOW: usize = 512;
 
@@ -40,7 +40,7 @@ pub(super) struct Session {
     pub(super) asker: Asker,
     pub(super) nonce: u64,
     pub(super) low_water: u64,
-    pub(super) heard_at: Instant,
+    pub(super) last_seen: Timestamp,
     pub(super) piece_bytes: u16,
     /// Pages of replies that the requester takes at once.
     pub(super) takes_pages: u16,
@@ -169,10 +169,10 @@ impl SessionTable {
     }
 
     /// Notes that an open session was heard, and gives it.
-    pub(super) fn hear(&mut self, now: Instant, slot: u16) -> &mut Session {
+    pub(super) fn hear(&mut self, now: Timestamp, slot: u16) -> &mut Session {
         self.index.hear(slot);
         let session = self.at(slot);
-        session.heard_at = now;
+        session.last_seen = now;
         session
     }
 
@@ -199,18 +199,18 @@ impl SessionTable {
     }
 
     /// A session that was silent for `idle`.
-    pub(super) fn idle_at(&self, now: Instant, idle: Duration) -> Option<u16> {
-        self.find(|session| now - session.heard_at >= idle)
+    pub(super) fn idle_at(&self, now: Timestamp, idle: Duration) -> Option<u16> {
+        self.find(|session| now - session.last_seen >= idle)
     }
 
-    pub(super) fn oldest_heard(&self) -> Option<Instant> {
-        self.open().map(|(_, session)| session.heard_at).min()
+    pub(super) fn oldest_last_seen(&self) -> Option<Timestamp> {
+        self.open().map(|(_, session)| session.last_seen).min()
     }
 
     /// Where a session of `asker` may go. A session with recorded answers is not given up while its
     /// requester may still ask for them. Of the others, the node with most sessions loses the one
     /// that was silent longest, but never one that has no more sessions than the asker.
-    pub(super) fn place(&self, now: Instant, asker: &Asker) -> Result<Place, Full> {
+    pub(super) fn place(&self, now: Timestamp, asker: &Asker) -> Result<Place, Full> {
         let own_count = self.index.count_of(asker.holder());
         let is_modest = own_count < MODEST_SESSION_COUNT;
         let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
@@ -219,7 +219,7 @@ impl SessionTable {
         }
         let may_go = |&slot: &u16| {
             let session = &self.sessions[usize::from(slot)];
-            session.record_count == 0 || now - session.heard_at >= self.forgotten_after
+            session.record_count == 0 || now - session.last_seen >= self.forgotten_after
         };
         let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
         let found = if own_only {
@@ -231,7 +231,12 @@ impl SessionTable {
     }
 
     /// Opens a session in a vacant slot.
-    pub(super) fn open_at(&mut self, now: Instant, asker: Asker, nonce: u64) -> Result<u16, Full> {
+    pub(super) fn open_at(
+        &mut self,
+        now: Timestamp,
+        asker: Asker,
+        nonce: u64,
+    ) -> Result<u16, Full> {
         let slot = self.vacant.pop().ok_or(Full)?;
         let id = self.draw_id(slot);
         let session = self.at(slot);
@@ -242,7 +247,7 @@ impl SessionTable {
         // clear 20 KiB: nothing of it answers this one.
         debug_assert!(session.window.iter().all(|record| record.progress == Progress::Fresh));
         (session.id, session.asker, session.nonce) = (id, asker, nonce);
-        (session.low_water, session.heard_at, session.record_count) = (1, now, 0);
+        (session.low_water, session.last_seen, session.record_count) = (1, now, 0);
         self.index.insert(slot, asker, nonce);
         Ok(slot)
     }
@@ -293,7 +298,7 @@ struct Fence {
     /// 0 if the node never came, or was forgotten.
     incarnation: u32,
     /// When the node was last known to be heard, in [`FENCE_UNIT_NANOS`].
-    heard_at: u32,
+    last_seen: u32,
 }
 
 /// About a second; 2^32 of them are 146 years.
@@ -333,18 +338,18 @@ impl Incarnations {
     }
 
     /// Notes that the asker's node was heard at a moment.
-    pub(super) fn note(&mut self, asker: &Asker, heard_at: Instant) {
+    pub(super) fn note(&mut self, asker: &Asker, last_seen: Timestamp) {
         if let Some(fence) = self.fence(asker) {
-            let heard_at = u32::try_from(heard_at.as_nanos() / FENCE_UNIT_NANOS);
-            fence.heard_at = fence.heard_at.max(heard_at.unwrap_or(u32::MAX));
+            let last_seen = u32::try_from(last_seen.as_nanos() / FENCE_UNIT_NANOS);
+            fence.last_seen = fence.last_seen.max(last_seen.unwrap_or(u32::MAX));
         }
     }
 
     /// For how long the asker's node is known to be silent at least; a node with sessions may
     /// have been heard later.
-    pub(super) fn silence(&mut self, asker: &Asker, now: Instant) -> Duration {
+    pub(super) fn silence(&mut self, asker: &Asker, now: Timestamp) -> Duration {
         let Some(fence) = self.fence(asker) else { return Duration::ZERO };
-        let heard_before = (u64::from(fence.heard_at) + 1) * FENCE_UNIT_NANOS;
+        let heard_before = (u64::from(fence.last_seen) + 1) * FENCE_UNIT_NANOS;
         Duration::from_nanos(now.as_nanos().saturating_sub(heard_before))
     }
 

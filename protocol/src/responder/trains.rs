@@ -12,7 +12,7 @@ use super::{
     cut::{PagePart, Piece},
     shares::{Holder, Shares},
 };
-use crate::Instant;
+use crate::Timestamp;
 
 const NONE: u16 = u16::MAX;
 
@@ -29,7 +29,7 @@ pub(super) struct TrainOwner {
 struct Train {
     owner: TrainOwner,
     /// When it got its last new piece.
-    stored_at: Instant,
+    stored_at: Timestamp,
     /// Pieces in the buffers.
     arrived: u32,
     buffers: [u16; LINE_PAGES],
@@ -67,7 +67,7 @@ pub(super) enum NoBuffer {
 pub(super) struct Silent {
     pub(super) train: u16,
     pub(super) owner: TrainOwner,
-    pub(super) stored_at: Instant,
+    pub(super) stored_at: Timestamp,
 }
 
 /// A fixed number of page buffers, and the trains that use them.
@@ -90,7 +90,7 @@ impl TrainPool {
         let count = limits.buffer_pages;
         let empty = Train {
             owner: TrainOwner { holder: Holder::default(), session: 0, sequence: 0 },
-            stored_at: Instant::default(),
+            stored_at: Timestamp::default(),
             arrived: 0,
             buffers: [NONE; LINE_PAGES],
             older: NONE,
@@ -118,7 +118,7 @@ impl TrainPool {
     /// a sign of life: a repeated one must not keep the buffers from others.
     pub(super) fn store(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         train: Option<u16>,
         owner: TrainOwner,
         (part, piece): (PagePart, Piece),
@@ -197,7 +197,7 @@ impl TrainPool {
     /// `silence`, and not the owner itself. Who has its share takes from itself.
     pub(super) fn oldest_silent(
         &self,
-        now: Instant,
+        now: Timestamp,
         silence: Duration,
         owner: TrainOwner,
         why: NoBuffer,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     owner::{Committed, Event, HoldError, Owner, OwnerConfig, Policy},
 };
 use bluebridge_wire::{
@@ -50,7 +50,7 @@ const OUTCOMES: [Event; 12] = [
 #[derive(Clone, Debug)]
 struct Held {
     epoch: u64,
-    until: Instant,
+    until: Timestamp,
     policy: Policy,
     contents: Option<Vec<u8>>,
 }
@@ -60,7 +60,7 @@ struct Held {
 struct Waiting {
     page: u64,
     epoch: u64,
-    until: Instant,
+    until: Timestamp,
     destination: Fields,
     /// What it is told at the end of the lease.
     end: Expected,
@@ -75,7 +75,7 @@ type Expected = (Ipv6Addr, u16, u64, u64, Ipv6Addr, Status, bool);
 pub struct OwnerSiege {
     seed: u64,
     rng: SmallRng,
-    now: Instant,
+    now: Timestamp,
     owner: Owner,
     vectors: Vec<Vector>,
     /// Datagrams that were sent lately, to be sent again.
@@ -100,7 +100,7 @@ impl OwnerSiege {
         Self {
             seed,
             rng: SmallRng::seed_from_u64(seed),
-            now: Instant::from_nanos(1_000_000),
+            now: Timestamp::from_nanos(1_000_000),
             owner: Owner::new(config),
             vectors: golden_vectors(),
             recent: Vec::new(),

@@ -6,7 +6,7 @@ use std::{
     net::Ipv6Addr,
 };
 
-use bluebridge_protocol::{Instant, responder::Adopted, store::Access};
+use bluebridge_protocol::{Timestamp, responder::Adopted, store::Access};
 use bluebridge_wire::{
     Command, Datagram, Flags, Header, Location, NodeId, Space, Status,
     address::{Fields, PAGE_BYTES},
@@ -192,7 +192,7 @@ impl Shadow {
     /// Says what should not have happened.
     pub fn judge(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         counted: Counted,
         replies: &[Seen],
@@ -266,7 +266,7 @@ impl Shadow {
     ///
     /// # Errors
     /// Says what should not have happened.
-    pub fn judge_waiters(&mut self, now: Instant, replies: &[Seen]) -> Verdict {
+    pub fn judge_waiters(&mut self, now: Timestamp, replies: &[Seen]) -> Verdict {
         replies.iter().try_for_each(|reply| self.judge_waiter(now, None, reply))
     }
 
@@ -274,7 +274,12 @@ impl Shadow {
     ///
     /// # Errors
     /// Says what should not have happened.
-    pub fn judge_timeout(&mut self, now: Instant, replies: &[Seen], journal: &[Change]) -> Verdict {
+    pub fn judge_timeout(
+        &mut self,
+        now: Timestamp,
+        replies: &[Seen],
+        journal: &[Change],
+    ) -> Verdict {
         for change in journal {
             let Change::Delete { access, .. } = change else {
                 return Err(format!("time may not do {change:?}"));
@@ -487,7 +492,7 @@ impl Shadow {
 
     fn judge_replies(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         replies: &[Seen],
         journal: &[Change],
@@ -547,7 +552,7 @@ impl Shadow {
     /// What is answered OK for the first time was done with this packet.
     fn judge_done(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         command: Command,
         reply: &Seen,

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::Ipv6Addr, time::Instant as Clock};
 use bluebridge_memserver::{Arena, ArenaConfig};
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::{Adopted, Authority, Config, Event, Limits, Responder, Timers},
 };
 use bluebridge_switch::soft::{Offload, Pipeline};
@@ -189,7 +189,7 @@ pub struct World {
     pub(super) recorded: Vec<Vec<u8>>,
     seed: u64,
     started: Clock,
-    now: Instant,
+    now: Timestamp,
     pipeline: Pipeline,
     victim: Attacker,
     treasures: Vec<(Fields, Vec<u8>)>,
@@ -219,7 +219,7 @@ impl World {
             recorded: Vec::new(),
             seed,
             started,
-            now: Instant::from_nanos(1),
+            now: Timestamp::from_nanos(1),
             pipeline: tables::pipeline(started),
             victim: Attacker { port: SwitchPort(1), ..client(VICTIM.0.0, VICTIM.1.0, 1) },
             treasures: Vec::new(),

@@ -1,7 +1,7 @@
 //! Single operations with real packets, as no guard of the client library would send them.
 
 use bluebridge::NodeId;
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 use bluebridge_protocol::requester::{
     Answer, Buffers, Config, Failure, Lease, Operation, Requester, SealedRequest,
 };
@@ -9,7 +9,7 @@ use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
 use bluebridge_rack::spec::Node;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
-use bluebridge_transport::{Outgoing, Timestamp, Transport as _, Wait};
+use bluebridge_transport::{Outgoing, Transport as _, Wait};
 use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 
 use super::TestRack;
@@ -104,7 +104,7 @@ impl RawClient {
         incoming: &mut [u8],
     ) -> Result<Answer, Failure> {
         let mut memory = Memory { outgoing, incoming };
-        let mut now = Instant::from_nanos(self.transport.now().as_nanos());
+        let mut now = self.transport.now();
         self.requester.start(now, operation, 0).expect("it can be sent");
         loop {
             self.send(now, &memory);
@@ -112,9 +112,9 @@ impl RawClient {
                 return completion.result;
             }
             let timer = self.requester.poll_timeout().expect("an operation has a deadline");
-            let wait = Wait::until(Timestamp::from_nanos(timer.as_nanos()));
+            let wait = Wait::until(timer);
             let count = self.transport.receive(wait).expect("the socket works");
-            now = Instant::from_nanos(self.transport.now().as_nanos());
+            now = self.transport.now();
             for index in 0..count {
                 let it = self.transport.incoming(index);
                 if let Ok(datagram) = Datagram::parse(it.source, it.destination, it.payload) {
@@ -126,7 +126,7 @@ impl RawClient {
     }
 
     /// What the socket does not take is lost, and sent again by the requester's timer.
-    fn send(&mut self, now: Instant, memory: &Memory<'_>) {
+    fn send(&mut self, now: Timestamp, memory: &Memory<'_>) {
         while let Some(transmit) = self.requester.poll_transmit(now, memory) {
             let _ = self.transport.transmit(&[datagram(&transmit)]).expect("the socket works");
         }

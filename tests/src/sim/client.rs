@@ -1,7 +1,7 @@
 //! A client: a requester, and the memory of the operations that it has under way.
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Buffers, Completion, Config, Requester, SealedRequest},
 };
 use bluebridge_wire::Datagram;
@@ -104,7 +104,7 @@ impl Client {
 
     pub(super) fn hear(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         source: std::net::Ipv6Addr,
         destination: std::net::Ipv6Addr,
         payload: &[u8],
@@ -126,7 +126,7 @@ impl Client {
         self.ended.iter().chain(zombie).chain([&self.requester])
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
         if let Some(Zombie { requester, .. }) = &mut self.zombie {
             requester.handle_timeout(now);
             while requester.poll_completion().is_some() {}
@@ -137,7 +137,7 @@ impl Client {
         self.requester.handle_timeout(now);
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let zombie = self.zombie.as_ref().and_then(|zombie| zombie.requester.poll_timeout());
         [self.requester.poll_timeout(), zombie].into_iter().flatten().min()
     }
@@ -145,7 +145,7 @@ impl Client {
     /// The next frame to be sent; `refuse` says whether the carrier refuses a datagram.
     pub(super) fn poll_frame(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         mut refuse: impl FnMut() -> bool,
     ) -> Option<Vec<u8>> {
         if let Some(Zombie { requester, slots }) = &mut self.zombie

@@ -1,6 +1,6 @@
 //! Every endpoint has a clock of its own, which runs a little fast or slow.
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 
 const MILLION: i128 = 1_000_000;
 
@@ -16,19 +16,19 @@ impl Clock {
     }
 
     /// What the clock shows at a moment of the world.
-    pub(super) fn local(self, world: Instant) -> Instant {
+    pub(super) fn local(self, world: Timestamp) -> Timestamp {
         let rate = MILLION + i128::from(self.skew_ppm);
-        Instant::from_nanos(scaled(world, rate, MILLION))
+        Timestamp::from_nanos(scaled(world, rate, MILLION))
     }
 
     /// The first moment of the world at which the clock shows at least `local`.
-    pub(super) fn world(self, local: Instant) -> Instant {
+    pub(super) fn world(self, local: Timestamp) -> Timestamp {
         let rate = MILLION + i128::from(self.skew_ppm);
-        Instant::from_nanos(scaled(local, MILLION, rate).saturating_add(1))
+        Timestamp::from_nanos(scaled(local, MILLION, rate).saturating_add(1))
     }
 }
 
-fn scaled(instant: Instant, by: i128, over: i128) -> u64 {
+fn scaled(instant: Timestamp, by: i128, over: i128) -> u64 {
     u64::try_from(i128::from(instant.as_nanos()) * by / over).unwrap_or(u64::MAX)
 }
 
@@ -41,7 +41,7 @@ mod tests {
         for skew in [-10_000, -1, 0, 1, 10_000] {
             let clock = Clock::new(skew);
             for nanos in [0, 1, 999, 1_000_003, 5_000_000_000] {
-                let local = Instant::from_nanos(nanos);
+                let local = Timestamp::from_nanos(nanos);
                 assert!(clock.local(clock.world(local)) >= local, "{skew} {nanos}");
             }
         }

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Answer, Failure},
 };
 use bluebridge_wire::{ArenaGeneration, NodeId, Pointer, Status, address::PAGE_BYTES};
@@ -28,7 +28,7 @@ pub(super) struct ServerFacts {
     /// The same of processes that live on: also after the server lost its contents.
     pub(super) zombies: Vec<u64>,
     /// When the server last restarted, lost its authority, or was about to end.
-    pub(super) troubled_until: Instant,
+    pub(super) troubled_until: Timestamp,
 }
 
 impl ServerFacts {
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// Takes the beginning of a task.
-    pub(super) fn begin(&mut self, now: Instant, task: &Task) {
+    pub(super) fn begin(&mut self, now: Timestamp, task: &Task) {
         if let Some(region) = task.holds() {
             self.regions[region].busy = true;
         }
@@ -121,7 +121,7 @@ impl Ledger {
     /// What cannot be, if the servers keep their promises.
     pub(super) fn complete(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         client: usize,
         slot: &Slot,
         result: Result<Answer, Failure>,
@@ -145,7 +145,7 @@ impl Ledger {
 
     fn judge(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         client: usize,
         slot: &Slot,
         result: Result<Answer, Failure>,
@@ -187,7 +187,7 @@ impl Ledger {
     /// A refusal of what is right is only good while the server has troubles of its own.
     fn must_not_refuse(
         &self,
-        start: Instant,
+        start: Timestamp,
         server: usize,
         result: &Result<Answer, Failure>,
     ) -> Result<(), String> {
@@ -273,7 +273,7 @@ impl Ledger {
     }
 
     /// The server lost what it held.
-    pub(super) fn lose(&mut self, now: Instant, server: usize) {
+    pub(super) fn lose(&mut self, now: Timestamp, server: usize) {
         for region in self.regions.iter_mut().filter(|region| region.server == server) {
             region.lost_at.get_or_insert(now);
         }
@@ -283,7 +283,7 @@ impl Ledger {
     /// The client that was told nothing more takes an operation under way as unknown.
     pub(super) fn forget(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         client: usize,
         (slot, lives_on): (&Slot, bool),
     ) -> Result<(), String> {

@@ -6,7 +6,7 @@ use bluebridge_p4::pipeline::{
     Action, Entry, Forward, Impairment as SwitchImpairment, Key, MacAddr, SwitchPort,
     WeightedForward,
 };
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 use bluebridge_switch::{
     dataplane::{DataPlane, Drops, ImpairmentCounters},
     soft::{Offload, Pipeline},
@@ -44,12 +44,12 @@ pub(super) struct LinkCounters {
 #[derive(Clone, Debug)]
 struct Link {
     plan: LinkPlan,
-    cut: [Instant; 2],
+    cut: [Timestamp; 2],
 }
 
 /// A frame on a link, and when it is at the other end.
 pub(super) struct Flight {
-    pub(super) at: Instant,
+    pub(super) at: Timestamp,
     pub(super) frame: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn new(plans: Vec<LinkPlan>) -> Self {
         let start = std::time::Instant::now();
-        let cut = [Instant::default(); 2];
+        let cut = [Timestamp::default(); 2];
         let links: Vec<_> = plans.into_iter().map(|plan| Link { plan, cut }).collect();
         let mut network = Self {
             start,
@@ -179,14 +179,14 @@ impl Network {
     }
 
     /// Nothing passes a link that way until then.
-    pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Instant) {
+    pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Timestamp) {
         self.links[endpoint].cut[way as usize] = until;
     }
 
     /// Ends all partitions and impairments of links and ports.
     pub(super) fn heal(&mut self) {
         for (index, link) in self.links.iter_mut().enumerate() {
-            link.cut = [Instant::default(); 2];
+            link.cut = [Timestamp::default(); 2];
             link.plan = link.plan.clean();
             self.pipeline
                 .set_impairment(port_of(index), SwitchImpairment::default())
@@ -197,7 +197,7 @@ impl Network {
     /// What becomes of a frame on a link: it arrives never, once, or twice.
     pub(super) fn travel(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         endpoint: usize,
         way: Way,
         mut frame: Vec<u8>,
@@ -244,7 +244,7 @@ impl Network {
     /// Runs a frame through the pipeline; gives the frames that leave with their endpoints.
     pub(super) fn switch(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         endpoint: usize,
         mut frame: Vec<u8>,
     ) -> impl Iterator<Item = (usize, Vec<u8>)> {
@@ -257,18 +257,18 @@ impl Network {
     /// What the pipeline held back until now.
     pub(super) fn switch_timeout(
         &mut self,
-        now: Instant,
+        now: Timestamp,
     ) -> impl Iterator<Item = (usize, Vec<u8>)> {
         self.pipeline.handle_timeout(self.at(now), &mut self.out);
         self.out.drain(..).map(|(port, frame)| (usize::from(port.0) - 1, frame))
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let due = self.pipeline.poll_timeout()?.saturating_duration_since(self.start);
-        Some(Instant::default() + due)
+        Some(Timestamp::default() + due)
     }
 
-    fn at(&self, now: Instant) -> std::time::Instant {
+    fn at(&self, now: Timestamp) -> std::time::Instant {
         self.start + Duration::from_nanos(now.as_nanos())
     }
 }

@@ -1,6 +1,6 @@
 //! Allocations as the clients know them, and what their pages may hold.
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 
 use super::model::{AddCell, PrivatePage, Register, SwapCell};
@@ -55,15 +55,15 @@ pub(super) struct Region {
     /// Too much about it is unknown to go on checking.
     pub(super) retired: bool,
     /// When the last operation ended whose outcome is not known.
-    pub(super) unknown_at: Option<Instant>,
+    pub(super) unknown_at: Option<Timestamp>,
     /// DELETEs that began.
     pub(super) delete_count: u32,
     /// When the first DELETE began.
-    pub(super) deleting_from: Option<Instant>,
+    pub(super) deleting_from: Option<Timestamp>,
     /// When the DELETE was acknowledged.
-    pub(super) deleted_at: Option<Instant>,
+    pub(super) deleted_at: Option<Timestamp>,
     /// When the server lost the contents.
-    pub(super) lost_at: Option<Instant>,
+    pub(super) lost_at: Option<Timestamp>,
 }
 
 impl Region {

@@ -2,7 +2,7 @@
 
 use bluebridge_memserver::arena::{Arena, ArenaConfig};
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     responder::{Authority, Config, DrainFirst, Responder},
     store::PageStore,
 };
@@ -60,7 +60,7 @@ impl Server {
     /// Takes a datagram; replies that had to go first, and its own, end up in `frames`.
     pub(super) fn hear(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         heard: &network::Heard<'_>,
         payload: &[u8],
         frames: &mut Vec<Vec<u8>>,
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant, frames: &mut Vec<Vec<u8>>) {
+    pub(super) fn handle_timeout(&mut self, now: Timestamp, frames: &mut Vec<Vec<u8>>) {
         while self.responder.handle_timeout(now, &mut self.store) == Err(DrainFirst) {
             self.drain(frames);
         }

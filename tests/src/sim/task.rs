@@ -1,7 +1,7 @@
 //! What clients do, and what they may be told.
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Operation, Server},
 };
 use bluebridge_wire::{NodeId, Pointer, Status};
@@ -180,11 +180,11 @@ const fn cell_offset(cell: usize) -> u64 {
 /// A task under way, with the client's memory for it.
 pub(super) struct Slot {
     pub(super) task: Task,
-    pub(super) start: Instant,
+    pub(super) start: Timestamp,
     /// When the oldest operation began that the client had under way at the start of this one.
-    pub(super) oldest: Instant,
+    pub(super) oldest: Timestamp,
     /// By the client's clock.
-    pub(super) deadline: Instant,
+    pub(super) deadline: Timestamp,
     pub(super) outgoing: Vec<u8>,
     pub(super) incoming: Vec<u8>,
 }

@@ -3,7 +3,7 @@
 use core::{cmp::Ordering, time::Duration};
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
-use bluebridge_protocol::{Instant, requester::OperationId, store::PageStore};
+use bluebridge_protocol::{Timestamp, requester::OperationId, store::PageStore};
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -44,7 +44,7 @@ enum Event {
 }
 
 struct Queued {
-    at: Instant,
+    at: Timestamp,
     order: u64,
     event: Event,
 }
@@ -74,8 +74,8 @@ impl Ord for Queued {
 struct End {
     clock: Clock,
     /// When its timer fires, by the world's time.
-    timer: Option<Instant>,
-    frozen_until: Option<Instant>,
+    timer: Option<Timestamp>,
+    frozen_until: Option<Timestamp>,
     waiting: VecDeque<Vec<u8>>,
 }
 
@@ -94,12 +94,12 @@ pub(super) struct World {
     rng: SmallRng,
     /// Draws apart, because they come in the middle of a client's sending.
     refusals: SmallRng,
-    now: Instant,
+    now: Timestamp,
     queue: BinaryHeap<Queued>,
     order: u64,
     event_count: u64,
     network: Network,
-    switch_timer: Option<Instant>,
+    switch_timer: Option<Timestamp>,
     ends: Vec<End>,
     clients: Vec<Client>,
     servers: Vec<Server>,
@@ -147,7 +147,7 @@ impl World {
             arena_pages: plan.arena_pages[index],
             orphans: Vec::new(),
             zombies: Vec::new(),
-            troubled_until: Instant::default(),
+            troubled_until: Timestamp::default(),
         };
         let ledger = Ledger::new(
             (0..plan.servers()).map(facts).collect(),
@@ -157,7 +157,7 @@ impl World {
         Self {
             rng: SmallRng::seed_from_u64(plan.seed ^ 0x5eed),
             refusals: SmallRng::seed_from_u64(plan.seed ^ 0x0dd),
-            now: Instant::default() + Duration::from_millis(1),
+            now: Timestamp::default() + Duration::from_millis(1),
             queue: BinaryHeap::new(),
             order: 0,
             event_count: 0,
@@ -209,7 +209,7 @@ impl World {
         self.finish()
     }
 
-    fn push(&mut self, at: Instant, event: Event) {
+    fn push(&mut self, at: Timestamp, event: Event) {
         self.order += 1;
         self.queue.push(Queued { at, order: self.order, event });
     }
@@ -320,7 +320,7 @@ impl World {
         self.push(self.now + pause, Event::Probe);
     }
 
-    fn local(&self, endpoint: usize) -> Instant {
+    fn local(&self, endpoint: usize) -> Timestamp {
         self.ends[endpoint].clock.local(self.now)
     }
 
@@ -411,7 +411,7 @@ impl World {
         }
     }
 
-    fn set_timer(&mut self, endpoint: usize, due: Option<Instant>) {
+    fn set_timer(&mut self, endpoint: usize, due: Option<Timestamp>) {
         let Some(due) = due else { return };
         let at = self.ends[endpoint].clock.world(due).max(self.now);
         if self.ends[endpoint].timer.is_none_or(|timer| at < timer) {

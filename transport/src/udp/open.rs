@@ -108,7 +108,7 @@ impl UdpTransport {
             arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
             joining,
             wake: None,
-            heard_at: Timestamp::ZERO,
+            received_at: Timestamp::ZERO,
             was_empty: true,
             expect_many: false,
         })

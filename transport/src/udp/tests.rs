@@ -423,7 +423,7 @@ fn reception_time_is_between_the_call_and_now() {
         sender.transmit(&[datagram(port, b"x", b"")]).expect("sent");
         let count = receiver.receive(Wait::spinning(spin, before + 10 * SECOND));
         assert_eq!(count.expect("received"), 1);
-        let heard_at = receiver.heard_at();
-        assert!(before <= heard_at && heard_at <= receiver.now());
+        let received_at = receiver.received_at();
+        assert!(before <= received_at && received_at <= receiver.now());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bluebridge_transport::memory::MemoryTransport;
 use bluebridge_transport::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker,
+    Wait, Wakeable, Waker, monotonic_now,
 };
 
 use super::PATIENCE;
@@ -69,7 +69,7 @@ pub(super) struct StopClock {
 
 impl StopClock {
     pub(super) fn stop(&self) {
-        self.stopped_at.store(Timestamp::monotonic().as_nanos(), Ordering::SeqCst);
+        self.stopped_at.store(monotonic_now().as_nanos(), Ordering::SeqCst);
     }
 
     pub(super) fn run(&self) {

@@ -8,7 +8,7 @@ use bluebridge_wire::{
 };
 
 use super::super::{Committed, Counters, Event, Notice, Owner, OwnerConfig, Policy};
-use crate::Instant;
+use crate::Timestamp;
 
 pub(super) const SPACE: Space = Space(7);
 pub(super) const OWNER: NodeId = NodeId(1000);
@@ -77,7 +77,7 @@ pub(super) struct Answer {
 }
 
 pub(super) struct Bench {
-    pub(super) now: Instant,
+    pub(super) now: Timestamp,
     pub(super) owner: Owner,
 }
 
@@ -87,7 +87,7 @@ impl Bench {
         (config.lease_count, config.contents_count) = (4, 2);
         (config.wait_count, config.reply_count) = (3, 5);
         change(&mut config);
-        Self { now: Instant::from_nanos(1_000_000_000), owner: Owner::new(config) }
+        Self { now: Timestamp::from_nanos(1_000_000_000), owner: Owner::new(config) }
     }
 
     /// An owner of one page, for a second, by a policy.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::{Policy, table::Page, table::Table};
 use super::bench::{Bench, ms, pointer};
-use crate::Instant;
+use crate::Timestamp;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -35,7 +35,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Hold { page: number, epoch, byte } => {
-                    let held = table.hold(page(number), epoch, Instant::default(), Policy::Serve);
+                    let held = table.hold(page(number), epoch, Timestamp::default(), Policy::Serve);
                     let room = model.contains_key(&number) || model.len() < usize::from(LEASES);
                     prop_assert_eq!(held, room);
                     if held {

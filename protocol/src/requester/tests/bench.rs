@@ -12,7 +12,7 @@ use super::super::{
     Answer, Buffers, Completion, Config, Counters, Event, Failure, Operation, OperationId, Origin,
     Requester, Server, StartError,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 pub(super) const SPACE: Space = Space(7);
 pub(super) const CLIENT: NodeId = NodeId(1000);
@@ -122,7 +122,7 @@ impl Reply {
 }
 
 pub(super) struct Bench {
-    pub(super) now: Instant,
+    pub(super) now: Timestamp,
     pub(super) requester: Requester,
     pub(super) memory: Memory,
 }
@@ -140,7 +140,7 @@ impl Bench {
         config.server_count = 4;
         change(&mut config);
         Self {
-            now: Instant::from_nanos(1_000_000_000),
+            now: Timestamp::from_nanos(1_000_000_000),
             requester: Requester::new(config),
             memory: Memory::default(),
         }

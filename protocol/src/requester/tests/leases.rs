@@ -7,7 +7,7 @@ use super::bench::{
     Bench, CLIENT, HOME, OTHER, PIECE, Reply, SERVER, SERVER_INCARNATION, SESSION, Sent, pattern,
     pointer,
 };
-use crate::Instant;
+use crate::Timestamp;
 
 const P: usize = PIECE as usize;
 const EPOCH: u64 = 0x15_0000_0007;
@@ -18,7 +18,7 @@ fn ms(count: u64) -> Duration {
 }
 
 /// When a lease of [`LEASE`] ends that was asked for at a moment: less 1 ms and a 64th.
-fn expiry(sent: Instant) -> Instant {
+fn expiry(sent: Timestamp) -> Timestamp {
     sent + ms(640 - 10 - 1)
 }
 
@@ -53,7 +53,7 @@ fn lost(sent: &Sent, how: LeaseEnd) -> Reply {
     Reply::to(sent, Status::LeaseLost).with(|header| header.detail = how.code())
 }
 
-fn leased(expires_at: Instant) -> Result<Answer, Failure> {
+fn leased(expires_at: Timestamp) -> Result<Answer, Failure> {
     Ok(Answer::Leased(Lease { epoch: EPOCH, expires_at, granted_ms: LEASE }))
 }
 

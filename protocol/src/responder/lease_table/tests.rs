@@ -61,8 +61,8 @@ impl World {
         Self { table, model: BTreeMap::new(), now: 1, incarnations: [1; 4] }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.now)
+    fn now(&self) -> Timestamp {
+        Timestamp::from_nanos(self.now)
     }
 
     fn asker(&self, node: u16) -> Asker {
@@ -87,7 +87,7 @@ impl World {
             }
             Step::Renew(page, time) => {
                 if self.is_leased(page) {
-                    self.table.renew(page, Instant::from_nanos(self.now + time));
+                    self.table.renew(page, Timestamp::from_nanos(self.now + time));
                     self.model.get_mut(&page).unwrap().expires_at = self.now + time;
                 }
             }
@@ -143,7 +143,7 @@ impl World {
             return Ok(());
         }
         let owner = self.asker(node);
-        let expires_at = Instant::from_nanos(self.now + time);
+        let expires_at = Timestamp::from_nanos(self.now + time);
         self.sweep()?;
         let own = self
             .model
@@ -222,7 +222,7 @@ fn a_space_leaves_the_shares_of_the_others_alone() {
     let limits = Limits { lease_count: 49, node_lease_count: 12, ..Limits::default() };
     let spaces = [Space(5), Space(2), Space(9)];
     let mut table = LeaseTable::new(&limits, &spaces, 1);
-    let (now, later) = (Instant::default(), Instant::from_nanos(100));
+    let (now, later) = (Timestamp::default(), Timestamp::from_nanos(100));
     let mut page = 0;
     for space in [2, 9, 5] {
         let mut grant = |node, count| {
@@ -246,12 +246,12 @@ fn a_space_leaves_the_shares_of_the_others_alone() {
 fn whoever_finds_no_room_pays_for_few_slots() {
     let mut table = LeaseTable::new(&Limits::default(), &[Space(1)], 1);
     let owner = |node| Asker { space: Space(1), node: NodeId(node), incarnation: 1 };
-    let ends_at = Instant::from_nanos(1000);
+    let ends_at = Timestamp::from_nanos(1000);
     for page in 0..3000 {
-        table.grant(Instant::default(), owner(1), page..page + 1, ends_at).unwrap();
+        table.grant(Timestamp::default(), owner(1), page..page + 1, ends_at).unwrap();
     }
     // Of leases that ran out, each call finds those of a few slots.
-    let now = Instant::from_nanos(900_000);
+    let now = Timestamp::from_nanos(900_000);
     let mut ended = Vec::new();
     for calls in 1..=6 {
         table.end_some_expired(now, |page| ended.push(page));

@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Held {
     client: usize,
     epoch: u64,
-    expires_at: Instant,
+    expires_at: Timestamp,
 }
 
 /// An UPDATE that a client believes to have been granted.

@@ -114,7 +114,7 @@ pub(super) fn stamp(bytes: usize, seed: u8) -> Vec<u8> {
 pub(super) struct World {
     pub(super) responder: Responder,
     pub(super) store: PlainStore,
-    pub(super) now: Instant,
+    pub(super) now: Timestamp,
     pub(super) session: u64,
     pub(super) piece_bytes: u16,
     pub(super) sequence: u64,
@@ -137,7 +137,7 @@ impl World {
     }
 
     pub(super) fn unopened(config: &Config, pages: u32) -> Self {
-        let now = Instant::from_nanos(1_000_000_000);
+        let now = Timestamp::from_nanos(1_000_000_000);
         let responder = Responder::new(config).unwrap();
         let store = PlainStore::new(pages);
         Self { responder, store, now, session: 0, piece_bytes: 0, sequence: 0, low_water: 1 }

@@ -3,7 +3,7 @@
 use core::{ops::Range, time::Duration};
 use std::collections::{BTreeMap, HashMap};
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 use bluebridge_wire::{Command, Datagram, Flags, Header, address::Fields};
 
 use super::{Asker, Change, Counted, PAGE_BYTES, Seen, Session, Shadow, Verdict, first_page};
@@ -25,7 +25,7 @@ pub struct Lease {
     /// Its number.
     pub epoch: u64,
     /// When it runs out.
-    pub until: Instant,
+    pub until: Timestamp,
 }
 
 /// The leases of a server by its pages, and the requests that wait by session and number.
@@ -44,7 +44,7 @@ impl Leases {
     }
 
     /// The lease that a page is under.
-    fn running(&self, now: Instant, page: u64) -> Option<&Lease> {
+    fn running(&self, now: Timestamp, page: u64) -> Option<&Lease> {
         self.held.get(&page).filter(|lease| now < lease.until)
     }
 
@@ -108,7 +108,7 @@ impl Shadow {
     }
 
     /// A page that is leased may be changed by its owner's COMMIT alone.
-    pub(super) fn judge_unleased(&self, now: Instant, first: u64, pages: u32) -> Verdict {
+    pub(super) fn judge_unleased(&self, now: Timestamp, first: u64, pages: u32) -> Verdict {
         for page in first..first + u64::from(pages) {
             let lease = self.leases.running(now, page);
             demand!(lease.is_none(), "page {page} changed under {lease:?}");
@@ -116,7 +116,12 @@ impl Shadow {
         Ok(())
     }
 
-    pub(super) fn judge_holder(&self, now: Instant, request: &Datagram<'_>, page: u64) -> Verdict {
+    pub(super) fn judge_holder(
+        &self,
+        now: Timestamp,
+        request: &Datagram<'_>,
+        page: u64,
+    ) -> Verdict {
         let lease = self.leases.running(now, page);
         let asked = (Asker::of(request), request.header.lease_epoch);
         let holds = lease.is_some_and(|lease| (lease.owner, lease.epoch) == asked);
@@ -125,7 +130,7 @@ impl Shadow {
     }
 
     /// Whether all pages of a request are held by its asker, under the epoch that it names.
-    fn holds_all(&self, now: Instant, request: &Datagram<'_>) -> Verdict {
+    fn holds_all(&self, now: Timestamp, request: &Datagram<'_>) -> Verdict {
         let Some(pages) = self.pages_of(request) else { return Err("of another node".into()) };
         demand!(!pages.is_empty(), "of no page");
         pages.into_iter().try_for_each(|page| self.judge_holder(now, request, page))
@@ -134,7 +139,7 @@ impl Shadow {
     /// The leases of older incarnations end when a newer one comes, and only then.
     pub(super) fn judge_superseded(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         counted: Counted,
     ) -> Verdict {
@@ -158,7 +163,7 @@ impl Shadow {
     /// came now, or what the one asked that waits.
     pub(super) fn judge_waiter(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: Option<&Datagram<'_>>,
         reply: &Seen,
     ) -> Verdict {
@@ -192,7 +197,7 @@ impl Shadow {
     /// A grant takes only what is nobody's, under an epoch that never was; or it is told again.
     fn judge_grant(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         asked: &Datagram<'_>,
         millis: &[u128],
         reply: &Seen,
@@ -228,7 +233,7 @@ impl Shadow {
     /// COMMIT and ABORT release, RENEW sets the time anew, all at their first answer.
     pub(super) fn judge_lease_done(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         (command, is_repeated): (Command, bool),
         reply: &Seen,
@@ -268,7 +273,7 @@ impl Shadow {
     /// BUSY tells of a lease that runs, and of none of another space.
     pub(super) fn judge_busy(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         reply: &Seen,
     ) -> Verdict {
@@ -292,7 +297,7 @@ impl Shadow {
     /// Who holds a lease is not told, by the first answer to a number, that it is lost.
     pub(super) fn judge_lost(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         request: &Datagram<'_>,
         command: Command,
     ) -> Verdict {

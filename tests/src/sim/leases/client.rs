@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     owner::{Owner, OwnerConfig, Policy},
     requester::{Buffers, Config, Requester},
 };
@@ -94,7 +94,7 @@ impl Client {
         Self::new(self.manner, index, self.incarnation + 1)
     }
 
-    pub(super) fn hear(&mut self, now: Instant, heard: &network::Heard<'_>, payload: &[u8]) {
+    pub(super) fn hear(&mut self, now: Timestamp, heard: &network::Heard<'_>, payload: &[u8]) {
         let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload) else {
             return;
         };
@@ -106,17 +106,17 @@ impl Client {
         }
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
         self.requester.handle_timeout(now);
         self.owner.handle_timeout(now);
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         [self.requester.poll_timeout(), self.owner.poll_timeout()].into_iter().flatten().min()
     }
 
     /// All that it has to send now.
-    pub(super) fn frames(&mut self, now: Instant) -> Vec<Vec<u8>> {
+    pub(super) fn frames(&mut self, now: Timestamp) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while let Some(transmit) = self.requester.poll_transmit(now, &self.jobs) {
             let parts = [transmit.head(), transmit.data];

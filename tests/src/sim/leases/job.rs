@@ -1,6 +1,6 @@
 //! What clients do with the two pages.
 
-use bluebridge_protocol::{Instant, requester::Operation};
+use bluebridge_protocol::{Timestamp, requester::Operation};
 use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 use rand::{Rng, rngs::SmallRng};
 
@@ -37,7 +37,7 @@ pub(super) struct Holding {
     pub(super) epoch: u64,
     pub(super) before: u64,
     /// By the client's clock.
-    pub(super) expires_at: Instant,
+    pub(super) expires_at: Timestamp,
 }
 
 /// Where a job is.
@@ -56,7 +56,7 @@ pub(super) struct Job {
     pub(super) kind: Kind,
     pub(super) stage: Stage,
     /// When its present operation began, by the world's clock.
-    pub(super) start: Instant,
+    pub(super) start: Timestamp,
     pub(super) outgoing: Vec<u8>,
     pub(super) incoming: Vec<u8>,
 }

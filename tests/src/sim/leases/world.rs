@@ -6,7 +6,7 @@ mod traffic;
 use core::{cmp::Reverse, time::Duration};
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
 
-use bluebridge_protocol::{Instant, owner::Policy, store::PageStore};
+use bluebridge_protocol::{Timestamp, owner::Policy, store::PageStore};
 use bluebridge_wire::{NodeId, Pointer};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
@@ -57,22 +57,22 @@ struct World {
     plan: Plan,
     rack: RackPlan,
     rng: SmallRng,
-    now: Instant,
+    now: Timestamp,
     /// By time and order; the events lie apart, because they have no order of their own.
-    queue: BinaryHeap<Reverse<(Instant, u64)>>,
+    queue: BinaryHeap<Reverse<(Timestamp, u64)>>,
     events: HashMap<u64, Event>,
     order: u64,
     network: Network,
-    switch_timer: Option<Instant>,
+    switch_timer: Option<Timestamp>,
     clients: Vec<Client>,
     lives: Vec<u32>,
     server: Server,
     /// When the server stopped and began anew, each time.
-    restarts: Vec<(Instant, Instant)>,
+    restarts: Vec<(Timestamp, Timestamp)>,
     clocks: Vec<Clock>,
     frozen: Vec<Option<VecDeque<Vec<u8>>>>,
     /// When each endpoint's timer fires.
-    timers: Vec<Option<Instant>>,
+    timers: Vec<Option<Timestamp>>,
     controller: Controller,
     always: bool,
     pages: [Pointer; 2],
@@ -130,7 +130,7 @@ impl World {
         let mut clock = || Clock::new(rng.random_range(-SKEW_PPM..=SKEW_PPM));
         let clocks = (0..=clients).map(|_| clock()).collect();
         Self {
-            now: Instant::default() + Duration::from_millis(1),
+            now: Timestamp::default() + Duration::from_millis(1),
             queue: BinaryHeap::new(),
             events: HashMap::new(),
             order: 0,
@@ -191,7 +191,7 @@ impl World {
         Err("nothing happens any more, but jobs are left".to_owned())
     }
 
-    fn push(&mut self, at: Instant, event: Event) {
+    fn push(&mut self, at: Timestamp, event: Event) {
         self.order += 1;
         self.queue.push(Reverse((at, self.order)));
         self.events.insert(self.order, event);
@@ -320,7 +320,7 @@ impl World {
         self.report.count("lease world", name, 1);
     }
 
-    fn local(&self, endpoint: usize) -> Instant {
+    fn local(&self, endpoint: usize) -> Timestamp {
         self.clocks[endpoint].local(self.now)
     }
 

@@ -1,7 +1,7 @@
 //! Reads, writes and atomics: what the pages may hold.
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Answer, Failure, PageStatuses},
 };
 use bluebridge_wire::Status;
@@ -50,7 +50,7 @@ impl Ledger {
 
     pub(super) fn written(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
         result: Result<Answer, Failure>,
@@ -82,7 +82,7 @@ impl Ledger {
 
     pub(super) fn shared_read(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
         result: Result<Answer, Failure>,
@@ -106,7 +106,7 @@ impl Ledger {
 
     pub(super) fn shared_written(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         (index, pages, value): (usize, core::ops::Range<usize>, u64),
         result: Result<Answer, Failure>,
@@ -131,7 +131,7 @@ impl Ledger {
 
     pub(super) fn added(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         (index, cell, addend): (usize, usize, u64),
         result: Result<Answer, Failure>,
@@ -156,7 +156,7 @@ impl Ledger {
 
     pub(super) fn swapped(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         (index, cell, expected, new): (usize, usize, u64, u64),
         result: Result<Answer, Failure>,

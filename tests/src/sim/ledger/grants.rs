@@ -1,7 +1,7 @@
 //! CREATE and DELETE: what was granted, and what was freed.
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     requester::{Answer, Failure},
 };
 use bluebridge_wire::Status;
@@ -15,7 +15,7 @@ use crate::sim::{
 impl Ledger {
     pub(super) fn created(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         client: usize,
         (purpose, server, pages): (Purpose, Option<usize>, u32),
         slot: &Slot,
@@ -94,7 +94,7 @@ impl Ledger {
 
     pub(super) fn deleted(
         &mut self,
-        now: Instant,
+        now: Timestamp,
         slot: &Slot,
         index: usize,
         result: Result<Answer, Failure>,

@@ -1,6 +1,6 @@
 //! 8-byte words that several clients change by FETCH_ADD or CAS.
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 
 use super::subset_sums;
 
@@ -12,8 +12,8 @@ const UNKNOWN_MAX: usize = 14;
 struct Added {
     previous: u64,
     addend: u64,
-    start: Instant,
-    end: Instant,
+    start: Timestamp,
+    end: Timestamp,
 }
 
 /// A counter: every addend is positive and the sum stays far from wrapping.
@@ -25,7 +25,7 @@ pub struct AddCell {
 
 impl AddCell {
     /// An addition was acknowledged.
-    pub fn add(&mut self, previous: u64, addend: u64, start: Instant, end: Instant) {
+    pub fn add(&mut self, previous: u64, addend: u64, start: Timestamp, end: Timestamp) {
         self.added.push(Added { previous, addend, start, end });
     }
 
@@ -44,7 +44,7 @@ impl AddCell {
         added.sort_by_key(|add| add.previous);
         let mut at = 0;
         let mut gap = 0;
-        let mut latest_start = Instant::default();
+        let mut latest_start = Timestamp::default();
         for add in &added {
             if add.previous < at {
                 return Err(format!("an addition to {:#x} was lost or undone", add.previous));
@@ -84,8 +84,8 @@ impl AddCell {
 struct Swap {
     expected: u64,
     new: u64,
-    start: Instant,
-    end: Instant,
+    start: Timestamp,
+    end: Timestamp,
 }
 
 /// A word that is changed by CAS alone, always to a value that is new.
@@ -104,8 +104,8 @@ impl SwapCell {
         &mut self,
         (expected, new): (u64, u64),
         previous: u64,
-        start: Instant,
-        end: Instant,
+        start: Timestamp,
+        end: Timestamp,
     ) -> Result<(), String> {
         if previous == expected {
             self.done.push(Swap { expected, new, start, end });
@@ -114,8 +114,8 @@ impl SwapCell {
     }
 
     /// A swap ended with an unknown outcome.
-    pub fn swap_unknown(&mut self, expected: u64, new: u64, start: Instant) {
-        let end = Instant::from_nanos(u64::MAX);
+    pub fn swap_unknown(&mut self, expected: u64, new: u64, start: Timestamp) {
+        let end = Timestamp::MAX;
         self.unknown.push(Swap { expected, new, start, end });
     }
 
@@ -125,7 +125,7 @@ impl SwapCell {
     /// Where it breaks.
     pub fn check(&self, last: Option<u64>) -> Result<(), String> {
         let mut at = 0;
-        let mut latest_start = Instant::default();
+        let mut latest_start = Timestamp::default();
         let mut done = 0;
         loop {
             let mut next = self.done.iter().filter(|swap| swap.expected == at);
@@ -169,8 +169,8 @@ impl SwapCell {
 mod tests {
     use super::*;
 
-    const fn at(nanos: u64) -> Instant {
-        Instant::from_nanos(nanos)
+    const fn at(nanos: u64) -> Timestamp {
+        Timestamp::from_nanos(nanos)
     }
 
     #[test]

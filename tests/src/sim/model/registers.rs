@@ -5,7 +5,7 @@
 //! between the first end and the last beginning; values whose zones are forward exclude one
 //! another in time, and no backward zone may lie inside of a forward one.
 
-use bluebridge_protocol::Instant;
+use bluebridge_protocol::Timestamp;
 
 /// The value that a register has in the beginning.
 pub const INITIAL: u64 = 0;
@@ -14,9 +14,9 @@ pub const INITIAL: u64 = 0;
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
     value: u64,
-    written_from: Instant,
-    first_end: Instant,
-    last_start: Instant,
+    written_from: Timestamp,
+    first_end: Timestamp,
+    last_start: Timestamp,
     seen: bool,
     certain: bool,
 }
@@ -29,7 +29,7 @@ pub struct Register {
 
 impl Default for Register {
     fn default() -> Self {
-        let start = Instant::default();
+        let start = Timestamp::default();
         let initial = Cluster {
             value: INITIAL,
             written_from: start,
@@ -44,11 +44,11 @@ impl Default for Register {
 
 impl Register {
     /// A write began; how it ends is not known yet.
-    pub fn begin(&mut self, value: u64, start: Instant) {
+    pub fn begin(&mut self, value: u64, start: Timestamp) {
         self.clusters.push(Cluster {
             value,
             written_from: start,
-            first_end: Instant::from_nanos(u64::MAX),
+            first_end: Timestamp::MAX,
             last_start: start,
             seen: false,
             certain: false,
@@ -56,7 +56,7 @@ impl Register {
     }
 
     /// A write was acknowledged.
-    pub fn acknowledge(&mut self, value: u64, end: Instant) {
+    pub fn acknowledge(&mut self, value: u64, end: Timestamp) {
         if let Some(cluster) = self.cluster(value) {
             cluster.first_end = cluster.first_end.min(end);
             cluster.certain = true;
@@ -74,7 +74,7 @@ impl Register {
     ///
     /// # Errors
     /// If nobody had begun to write it when the read ended.
-    pub fn read(&mut self, value: u64, start: Instant, end: Instant) -> Result<(), String> {
+    pub fn read(&mut self, value: u64, start: Timestamp, end: Timestamp) -> Result<(), String> {
         let Some(cluster) = self.cluster(value) else {
             return Err(format!("read {value:#x}, which was never written there"));
         };
@@ -128,8 +128,8 @@ impl Register {
 mod tests {
     use super::*;
 
-    const fn at(nanos: u64) -> Instant {
-        Instant::from_nanos(nanos)
+    const fn at(nanos: u64) -> Timestamp {
+        Timestamp::from_nanos(nanos)
     }
 
     fn written(writes: &[(u64, u64, u64)]) -> Register {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::{Instant, requester::OperationId, store::PageStore};
+use bluebridge_protocol::{Timestamp, requester::OperationId, store::PageStore};
 
 use super::{Event, World};
 use crate::sim::{migration::Move, network::Way, plan::Fault};
@@ -122,7 +122,7 @@ impl World {
         self.report.count("move", "line moved back", 1);
     }
 
-    pub(super) fn trouble(&mut self, server: usize, until: Instant) {
+    pub(super) fn trouble(&mut self, server: usize, until: Timestamp) {
         let facts = &mut self.ledger.servers[server];
         facts.troubled_until = facts.troubled_until.max(until);
     }

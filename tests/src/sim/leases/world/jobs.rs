@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use bluebridge_protocol::{
-    Instant,
+    Timestamp,
     owner::Committed,
     requester::{Answer, Failure, Lease, Operation},
 };
@@ -230,7 +230,7 @@ impl World {
     }
 
     /// Until when a client believes that it has a lease, by its own clock.
-    fn believed(&self, lease: Lease) -> Instant {
+    fn believed(&self, lease: Lease) -> Timestamp {
         let overstay = if self.plan.bug == Some(Bug::Overstay) { OVERSTAY } else { Duration::ZERO };
         lease.expires_at + overstay
     }
@@ -283,9 +283,9 @@ impl World {
     /// Since when the contents may have been replaced that a READ of the last committed ones shows
     /// which begins at a moment. Not at all, because an owner lets go before its COMMIT; but a home
     /// that begins anew has forgotten the leases that their owners still believe in.
-    fn stale_since(&self, start: Instant) -> Instant {
+    fn stale_since(&self, start: Timestamp) -> Timestamp {
         let believed = self.restarts.iter().filter(|(_, back)| *back + LEASE_MAX > start);
-        believed.map(|(stopped, _)| *stopped).fold(start, Instant::min)
+        believed.map(|(stopped, _)| *stopped).fold(start, Timestamp::min)
     }
 
     fn record(&mut self, job: &Job, action: Action, is_known: bool) {
