@@ -1,0 +1,146 @@
+//! The tables that follow from the members.
+
+use super::*;
+
+#[test]
+fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
+    assert_eq!(GROUP_PORTS_MAX, bluebridge_switch::dataplane::GROUP_PORTS_MAX);
+    let (mut core, now) = core();
+    core.learn_ports(ports(70));
+    for port in 1..=64 {
+        join(&mut core, now, &client(&format!("c{port}"), port));
+    }
+    let one_more = client("c65", 65);
+    let text = refusal(&mut core, now, &one_more);
+    assert!(text.contains("space 1 has 64 endpoints"), "{text}");
+    assert!(
+        core.desired().groups.iter().all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
+    );
+    let again = join(&mut core, now, &again(&client("c64", 64)));
+    assert_eq!(again.incarnation, 2, "an existing endpoint needs no room");
+    join(&mut core, now, &Join { space: Space(2), ..client("other", 66) });
+    core.leave(now, member(&again)).unwrap();
+    join(&mut core, now, &one_more);
+}
+
+#[test]
+fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
+    let now = Instant::now();
+    let config = CoreConfig { ports: vec![SwitchPort(100)], ..CoreConfig::default() };
+    let mut core = Core::new(config, Stored::default(), 1, now);
+    core.learn_ports(Ports::Unlisted);
+    for port in 1..=63 {
+        let space = Space(1 + port % 2);
+        join(&mut core, now, &Join { space, ..client(&format!("c{port}"), port) });
+    }
+    let text = refusal(&mut core, now, &client("c64", 64));
+    assert!(text.contains("no ports in the flood group of 64"), "{text}");
+    join(&mut core, now, &again(&client("c2", 2)));
+    join(&mut core, now, &Join { space: Space(3), ..client("uplink", 100) });
+    assert_eq!(core.desired().groups[&FLOOD_GROUP].len(), 64);
+}
+
+#[test]
+fn notices_go_to_endpoints_that_ask_for_them_and_need_no_group_otherwise() {
+    let (mut core, now) = core();
+    let quiet = |join: Join| Join { notices: false, ..join };
+    let key = Key::Multicast { dst_scope: SPACE.scope() };
+    join(&mut core, now, &quiet(memory("m1", 1, 10)));
+    join(&mut core, now, &quiet(client("c1", 2)));
+    assert!(!core.notices_wanted(SPACE));
+    let groups = |core: &Core| core.desired().groups.into_keys().collect::<Vec<_>>();
+    assert!(!core.desired().entries.contains_key(&key));
+    assert_eq!(groups(&core), [FLOOD_GROUP]);
+    let c2 = join(&mut core, now, &client("c2", 3));
+    join(&mut core, now, &client("c3", 4));
+    join(&mut core, now, &Join { space: Space(2), ..client("d1", 5) });
+    assert!(core.notices_wanted(SPACE));
+    let desired = core.desired();
+    let Some(Action::SetMulticastGroup { group }) = desired.entries[&key].action else { panic!() };
+    assert_eq!(desired.groups[&group], BTreeSet::from([SwitchPort(3), SwitchPort(4)]));
+    core.leave(now, member(&c2)).unwrap();
+    // Joining again without `notices` ends them.
+    join(&mut core, now, &quiet(again(&client("c3", 4))));
+    assert!(!core.notices_wanted(SPACE) && core.notices_wanted(Space(2)));
+    assert!(!core.desired().entries.contains_key(&key));
+}
+
+#[test]
+fn small_changes_of_free_memory_rewrite_nothing() {
+    let (mut core, now) = core();
+    let record = join(&mut core, now, &memory("m", 1, 100_000));
+    let (_, _, _) = (core.take_dirty(), core.take_changes(), core.take_altered());
+    for free in (90_000..100_000).rev().step_by(100) {
+        core.heartbeat(now, member(&record), free).unwrap();
+    }
+    assert!(!core.take_dirty());
+    assert!(core.take_changes().is_empty());
+    core.heartbeat(now, member(&record), 10).unwrap();
+    assert!(core.take_dirty());
+    assert_eq!(core.take_altered().len(), 1);
+}
+
+#[test]
+fn a_restart_changes_no_table() {
+    let (mut core, now) = core();
+    let mut stored = Disk::default();
+    for (name, port) in [("m1", 1), ("m2", 2)] {
+        let record = join(&mut core, now, &memory(name, port, 1 << 20));
+        core.heartbeat(now, member(&record), u64::from(port) << 12).unwrap();
+    }
+    join(&mut core, now, &Join { space: Space(9), ..client("c1", 3) });
+    stored.write(core.take_changes());
+    let mut restarted = Core::new(CoreConfig::default(), stored.load(), 2, now);
+    restarted.learn_ports(ports(16));
+    assert_eq!(restarted.desired(), core.desired());
+}
+
+#[test]
+fn spaces_without_endpoints_give_their_groups_back() {
+    let (mut core, now) = core();
+    for space in 0..2000 {
+        let record = join(
+            &mut core,
+            now,
+            &Join { space: Space(space), nonce: u64::from(space) + 1, ..client("c", 1) },
+        );
+        core.leave(now, member(&record)).unwrap();
+    }
+    assert_eq!(core.spaces.len(), usize::from(GROUPS_MAX - FLOOD_GROUP));
+    let groups: BTreeSet<u16> = core.spaces.values().copied().collect();
+    assert_eq!(groups.len(), core.spaces.len());
+}
+
+#[test]
+fn notify_rules_bring_their_clone_session() {
+    let now = Instant::now();
+    let rule =
+        NotifyRule { src_command: Ternary { value: 0x80, mask: 0x80 }, ..NotifyRule::default() };
+    let off = CoreConfig { redirects: RedirectPolicy::Off, ..CoreConfig::default() };
+    let config = CoreConfig { notify: vec![rule], ..off.clone() };
+    let tables = Core::new(config, Stored::default(), 1, now).desired();
+    assert!(tables.notify_session);
+    assert_eq!(tables.entries[&rule.key()], Body::new(Action::CopyToController));
+    assert!(!Core::new(off, Stored::default(), 1, now).desired().notify_session);
+}
+
+#[test]
+fn what_is_copied_follows_from_the_policy() {
+    let rules = |redirects| {
+        let config = CoreConfig { redirects, ..CoreConfig::default() };
+        let tables = Core::new(config, Stored::default(), 1, Instant::now()).desired();
+        assert_eq!(tables.notify_session, redirects != RedirectPolicy::Off);
+        let ternaries = tables.entries.into_keys().map(|key| match key {
+            Key::Notify { src_command: c, src_status: s, .. } => (c.value, c.mask, s.value, s.mask),
+            other => panic!("{other:?}"),
+        });
+        ternaries.collect::<Vec<_>>()
+    };
+    let contended = (0xc0, 0xc0, 0, 0);
+    assert_eq!(rules(RedirectPolicy::Off), []);
+    assert_eq!(rules(RedirectPolicy::Contended), [contended]);
+    // UPDATE, COMMIT, ABORT and RENEW, with the contended bit or without it, if they are OK.
+    let mut always = rules(RedirectPolicy::Always);
+    always.retain(|rule| *rule != contended);
+    assert_eq!(always, [0x88, 0x89, 0x8a, 0x8b].map(|command| (command, 0xbf, 0, 0xff)));
+}
