@@ -113,22 +113,7 @@ fn arranged(columns: &[&str], rows: &[Vec<String>], fit: Option<(u16, &[usize])>
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The members of a rack, as `rack status` shows them.
-    const MEMBERS: [&str; 12] = [
-        "member",
-        "id",
-        "prefix",
-        "role",
-        "state",
-        "space",
-        "port",
-        "incarnation",
-        "generation",
-        "free pages",
-        "of",
-        "weight",
-    ];
+    use crate::command::rack::MEMBER_COLUMNS;
 
     fn members() -> Vec<Vec<String>> {
         let rows = [
@@ -147,17 +132,17 @@ mod tests {
 
     #[test]
     fn a_table_that_fits_its_terminal_has_a_line_for_each_row() {
-        let wide = laid_out(&MEMBERS, &members(), None);
+        let wide = laid_out(&MEMBER_COLUMNS, &members(), None);
         assert_eq!(wide.lines().count(), 3, "{wide}");
-        assert_eq!(laid_out(&MEMBERS, &members(), Some(200)), wide);
+        assert_eq!(laid_out(&MEMBER_COLUMNS, &members(), Some(200)), wide);
     }
 
     /// A number that is split over two lines would be read as two numbers.
     #[test]
     fn a_table_that_is_wider_than_its_terminal_breaks_between_columns_and_words() {
-        let wide = laid_out(&MEMBERS, &members(), None);
+        let wide = laid_out(&MEMBER_COLUMNS, &members(), None);
         for width in [60, 72, 80, 100] {
-            let fitting = laid_out(&MEMBERS, &members(), Some(width));
+            let fitting = laid_out(&MEMBER_COLUMNS, &members(), Some(width));
             assert!(fitting.lines().all(|line| line.len() <= usize::from(width)), "{fitting}");
             let mut expected = words(&wide);
             // Each further table repeats the first column.

@@ -18,7 +18,7 @@ mod member;
 mod memory;
 mod memserver;
 mod operator;
-mod rack;
+pub(crate) mod rack;
 mod shutdown;
 mod steps;
 mod switch;

@@ -334,6 +334,22 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
     status.controller.as_ref().map_or(Ok(()), report_controller)
 }
 
+/// The columns of the table of members.
+pub(crate) const MEMBER_COLUMNS: [&str; 12] = [
+    "member",
+    "id",
+    "prefix",
+    "role",
+    "state",
+    "space",
+    "port",
+    "incarnation",
+    "generation",
+    "free pages",
+    "of",
+    "weight",
+];
+
 fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
     let nodes = controller.nodes.iter().map(|node| {
         let pages =
@@ -353,21 +369,7 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
             pages(node.anycast_weight.into()),
         ]
     });
-    let columns = [
-        "member",
-        "id",
-        "prefix",
-        "role",
-        "state",
-        "space",
-        "port",
-        "incarnation",
-        "generation",
-        "free pages",
-        "of",
-        "weight",
-    ];
-    output::table(&columns, nodes.collect())?;
+    output::table(&MEMBER_COLUMNS, nodes.collect())?;
     let problem = controller.problem.as_ref().map_or_else(String::new, |it| format!("; {it}"));
     output::text(&format!(
         "switch {}: {} entries desired, {} installed, {} repaired{problem}",

@@ -27,6 +27,13 @@ pub(super) struct PagePart {
     pub(super) bits: u32,
 }
 
+/// A piece, and the part of its page that it belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlacedPiece {
+    pub(super) part: PagePart,
+    pub(super) piece: Piece,
+}
+
 /// One piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Piece {

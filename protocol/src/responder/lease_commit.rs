@@ -5,7 +5,7 @@ use bluebridge_wire::{Command, Location, Status};
 use super::{
     Event, Refusal, Responder,
     admit::{Execution, Request},
-    cut::Pieces,
+    cut::{Pieces, PlacedPiece},
     execute::part_access,
     lease::pages_of,
     record::{NO_TRAIN, Progress, Record},
@@ -45,7 +45,7 @@ impl Responder {
             self.counters.count(Event::PageWrittenStraight);
             return self.conclude_commit(execution, local, cut, store);
         }
-        let stored = self.store_piece(execution, &mut record, (part, piece));
+        let stored = self.store_piece(execution, &mut record, PlacedPiece { part, piece });
         self.count_not_stored(stored);
         let arrived = self.trains.arrived(record.train);
         if arrived == cut.bits() {

@@ -9,7 +9,7 @@ use bluebridge_wire::{
 
 use super::{
     config::Limits,
-    cut::{PagePart, Piece},
+    cut::{PagePart, PlacedPiece},
     shares::{Holder, Shares},
 };
 use crate::Timestamp;
@@ -121,7 +121,7 @@ impl TrainPool {
         now: Timestamp,
         train: Option<u16>,
         owner: TrainOwner,
-        (part, piece): (PagePart, Piece),
+        PlacedPiece { part, piece }: PlacedPiece,
         data: &[u8],
     ) -> (Option<u16>, Stored) {
         if train.is_some_and(|train| self.arrived(train) & piece.bit != 0) {

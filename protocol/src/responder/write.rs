@@ -5,7 +5,7 @@ use bluebridge_wire::{Header, Location, Status};
 use super::{
     Event, Responder,
     admit::{Execution, Request},
-    cut::{PagePart, Piece, Pieces},
+    cut::{PagePart, Piece, Pieces, PlacedPiece},
     execute::{memory, part_access},
     record::{NO_TRAIN, Progress, Record},
     trains::{NoBuffer, Silent, Stored},
@@ -33,7 +33,13 @@ impl Responder {
         } else {
             match self.resolve(request) {
                 Ok(local) => {
-                    self.take_piece(execution, &mut record, local, (part, piece), store);
+                    self.take_piece(
+                        execution,
+                        &mut record,
+                        local,
+                        PlacedPiece { part, piece },
+                        store,
+                    );
                 }
                 // The range went before the first page: all of it is refused.
                 Err(refusal) if execution.is_fresh() => {
@@ -72,10 +78,11 @@ impl Responder {
         execution: &Execution<'_>,
         record: &mut Record,
         local: Location,
-        (part, piece): (PagePart, Piece),
+        placed: PlacedPiece,
         store: &mut S,
     ) {
         let request = execution.request;
+        let PlacedPiece { part, piece } = placed;
         let access = part_access(request, local, part);
         let page = access.location.page();
         // Pages that cannot be written are refused at their first piece, and need no buffer.
@@ -87,7 +94,7 @@ impl Responder {
             self.counters.count(Event::PageWrittenStraight);
             return self.finish_page(record, piece.page, Status::Ok);
         }
-        let stored = self.store_piece(execution, record, (part, piece));
+        let stored = self.store_piece(execution, record, placed);
         match stored {
             Stored::Complete => {
                 let bytes = self.trains.part(record.train, piece.page, part);
@@ -132,9 +139,9 @@ impl Responder {
         &mut self,
         execution: &Execution<'_>,
         record: &mut Record,
-        place: (PagePart, Piece),
+        placed: PlacedPiece,
     ) -> Stored {
-        let stored = self.try_store_piece(execution, record, place);
+        let stored = self.try_store_piece(execution, record, placed);
         let Stored::No(why) = stored else { return stored };
         let (now, silence) = (execution.request.now, self.timers.train_pressed);
         let owner = execution.train_owner();
@@ -143,19 +150,19 @@ impl Responder {
         };
         self.drop_train(silent);
         self.counters.count(Event::TrainPressed);
-        self.try_store_piece(execution, record, place)
+        self.try_store_piece(execution, record, placed)
     }
 
     fn try_store_piece(
         &mut self,
         execution: &Execution<'_>,
         record: &mut Record,
-        place: (PagePart, Piece),
+        placed: PlacedPiece,
     ) -> Stored {
         let request = execution.request;
         let known = (record.train != NO_TRAIN).then_some(record.train);
         let (now, owner, data) = (request.now, execution.train_owner(), request.datagram.data);
-        let (train, stored) = self.trains.store(now, known, owner, place, data);
+        let (train, stored) = self.trains.store(now, known, owner, placed, data);
         record.train = train.unwrap_or(NO_TRAIN);
         if train != known {
             self.counters.count(Event::TrainBegun);

@@ -12,6 +12,36 @@ use bluebridge_transport::{
 
 use super::PATIENCE;
 
+/// The methods of [`Transport`] that all carriers of this file pass on to the carrier that they wrap.
+macro_rules! forward_to_inner {
+    () => {
+        fn capabilities(&self) -> &Capabilities {
+            self.inner.capabilities()
+        }
+        fn counters(&self) -> Counters {
+            self.inner.counters()
+        }
+        fn local_port(&self) -> u16 {
+            self.inner.local_port()
+        }
+        fn incoming(&self, index: usize) -> Incoming<'_> {
+            self.inner.incoming(index)
+        }
+    };
+}
+
+macro_rules! wake_inner {
+    ($($carrier:ty),*) => {$(
+        impl Wakeable for $carrier {
+            fn waker(&mut self) -> std::io::Result<Waker> {
+                self.inner.waker()
+            }
+        }
+    )*};
+}
+
+wake_inner!(Mute, Stoppable, Failing);
+
 /// A carrier that sends nothing while it is mute, and hears nothing while it is deaf.
 pub(super) struct Mute {
     pub(super) inner: MemoryTransport,
@@ -26,15 +56,7 @@ impl Mute {
 }
 
 impl Transport for Mute {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn local_port(&self) -> u16 {
-        self.inner.local_port()
-    }
+    forward_to_inner!();
     fn now(&self) -> Timestamp {
         self.inner.now()
     }
@@ -47,15 +69,6 @@ impl Transport for Mute {
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         let received = self.inner.receive(wait)?;
         Ok(if self.is_deaf.load(Ordering::Relaxed) { 0 } else { received })
-    }
-    fn incoming(&self, index: usize) -> Incoming<'_> {
-        self.inner.incoming(index)
-    }
-}
-
-impl Wakeable for Mute {
-    fn waker(&mut self) -> std::io::Result<Waker> {
-        self.inner.waker()
     }
 }
 
@@ -94,15 +107,7 @@ pub(super) struct Stoppable {
 }
 
 impl Transport for Stoppable {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn local_port(&self) -> u16 {
-        self.inner.local_port()
-    }
+    forward_to_inner!();
     fn now(&self) -> Timestamp {
         self.clock.shown(self.inner.now())
     }
@@ -119,15 +124,6 @@ impl Transport for Stoppable {
         };
         self.inner.receive(wait)
     }
-    fn incoming(&self, index: usize) -> Incoming<'_> {
-        self.inner.incoming(index)
-    }
-}
-
-impl Wakeable for Stoppable {
-    fn waker(&mut self) -> std::io::Result<Waker> {
-        self.inner.waker()
-    }
 }
 
 /// A carrier that fails as soon as it is told to.
@@ -137,15 +133,7 @@ pub(super) struct Failing {
 }
 
 impl Transport for Failing {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn local_port(&self) -> u16 {
-        self.inner.local_port()
-    }
+    forward_to_inner!();
     fn now(&self) -> Timestamp {
         self.inner.now()
     }
@@ -158,14 +146,5 @@ impl Transport for Failing {
             true => Err(ReceiveError::Socket(std::io::ErrorKind::BrokenPipe.into())),
             false => Ok(received),
         }
-    }
-    fn incoming(&self, index: usize) -> Incoming<'_> {
-        self.inner.incoming(index)
-    }
-}
-
-impl Wakeable for Failing {
-    fn waker(&mut self) -> std::io::Result<Waker> {
-        self.inner.waker()
     }
 }
