@@ -18,13 +18,14 @@ fn main() {
     divan::main();
 }
 
-/// An arena whose pages were all allocated and written once. One exists at a time, as each is a sample of its own.
+/// An arena whose pages were all allocated and written once. Only one exists at a time, because
+/// each sample makes its own.
 fn used_arena(pages: u32) -> Arena {
     let bytes = u64::from(pages) * 2 * 4096;
     let claim = Claim::Prefault;
     let reservation = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: true };
     let mut reserved = reservation.reserve().expect("memory");
-    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+    let config = ArenaConfig { quarantine_divisor: u32::MAX, ..ArenaConfig::default() };
     let mut arena = Arena::new(&config, reserved.parts.remove(0));
     let all = create(&mut arena, pages * 2);
     write_each(&mut arena, all, pages * 2, &[1; 4096]);

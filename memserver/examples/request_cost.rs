@@ -1,4 +1,5 @@
-//! What a request costs the serving core without a carrier: parse, checks, effect, sealed reply.
+//! Measures the cost of a request for the serving core without a carrier: parse, checks, effect,
+//! sealed reply.
 //!
 //! ```text
 //! cargo run --release -p bluebridge-memserver --example request_cost
@@ -86,8 +87,8 @@ impl Bench {
         Self { responder, arena, session, sequence: 0, pages }
     }
 
-    /// The time of a request whose length and data are given: the median over batches, which a
-    /// busy machine seldom interrupts.
+    /// The time of a request with the given length and data: the median over batches, few of which
+    /// a busy machine interrupts.
     fn measure(&mut self, command: Command, length: u32, data: &[u8]) -> Duration {
         median(|| self.batch(command, length, data)) / BATCH
     }
@@ -123,7 +124,7 @@ impl Bench {
         begun.elapsed()
     }
 
-    /// The same of an OPEN with another nonce each, by a node that has all the sessions it may have.
+    /// The time of an OPEN, each with another nonce, by a node with the maximum number of sessions.
     fn measure_open(&mut self) -> Duration {
         let server = EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6();
         let mut nonce = 1000;

@@ -1,4 +1,4 @@
-//! The pages of one shard: who has them, their colours and versions.
+//! The pages of one shard: their allocation, their colours and versions.
 
 mod colour;
 #[cfg(test)]
@@ -16,40 +16,42 @@ use bluebridge_wire::{
 use self::colour::{CHOICE, Colour, Palette};
 use crate::{extent_tree::ExtentTree, memory::Memory, survey};
 
-/// What is read of pages that nobody wrote since they were allocated.
+/// The bytes of a page that was not written since it was allocated.
 static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
-/// Generations that an arena asks for at once: as many as it has, within these bounds. Few are lost
-/// when the server is restarted soon, and one that uses many asks seldom.
-const GENERATIONS_ASKED: (u16, u16) = (2, 64);
+/// Bounds on the number of generations that an arena requests at once; between them it requests as
+/// many as it has. A small number wastes little when the server restarts soon; a large number makes
+/// requests rare for an arena that uses many.
+const GENERATIONS_REQUESTED: (u16, u16) = (2, 64);
 
-/// More generations are asked for when as large a part of the unallocated pages, one in so many,
-/// cannot be allocated without.
+/// More generations are requested when one part in this many of the unallocated pages cannot be
+/// allocated without them.
 const RETIRED_DIVISOR: u32 = 4;
 
 /// The most pages of a shard: its share of the offset range.
 pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 
-/// How an [`Arena`] is made, beside its memory.
+/// The configuration of an [`Arena`], except its memory.
 #[derive(Clone, Debug)]
 pub struct ArenaConfig {
     /// The first generation of the contents, which begin empty.
     pub generation: ArenaGeneration,
     /// The last generation that is reserved for it; [`Arena::reserve`] adds more.
     pub last_generation: ArenaGeneration,
-    /// The tags of a generation are 1 to this, at least 3. Fewer than 255 are for tests that use
-    /// generations up.
+    /// The tags of a generation are 1 to this, at least 3. Only tests that use up generations set
+    /// it below 255.
     pub last_tag: u8,
     /// The shard whose locations these pages are.
     pub shard: u8,
-    /// How many pages a space may have; spaces without an entry have `default_quota_pages`. As
-    /// many pages' colours are kept for it, so that no other space uses them up.
+    /// How many pages a space may have; spaces without an entry have `default_quota_pages`. The
+    /// colours of as many pages are reserved for the space, so that no other space uses them up.
     pub quotas: Vec<(Space, u64)>,
     /// The quota of all other spaces, in pages.
     pub default_quota_pages: u64,
-    /// Freed pages rest in the order of their freeing until more than this share of the arena,
-    /// one in so many pages, rests. It spreads the use of colours, and gives time to zero them.
-    pub rest_divisor: u32,
+    /// Freed pages are in quarantine, in the order in which they were freed, until they are more
+    /// than one part in this many of the arena. This spreads the use of colours, and gives time to
+    /// zero the pages.
+    pub quarantine_divisor: u32,
 }
 
 impl Default for ArenaConfig {
@@ -61,15 +63,15 @@ impl Default for ArenaConfig {
             shard: 0,
             quotas: Vec::new(),
             default_quota_pages: u64::MAX,
-            rest_divisor: 16,
+            quarantine_divisor: 16,
         }
     }
 }
 
-/// What a page is.
+/// The role of a page.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum Use {
-    /// In no allocation: free, resting or retired.
+    /// In no allocation: free, in quarantine or retired.
     #[default]
     None,
     /// The first page of an allocation.
@@ -78,26 +80,26 @@ enum Use {
     Body,
 }
 
-/// What is in a page's memory.
+/// What the memory of a page contains.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum Contents {
     /// Zeros.
     #[default]
     Zeros,
-    /// What an earlier allocation left. An allocation's page reads as zeros, and is zeroed by its
-    /// first write: to zero all pages of a CREATE would keep other clients waiting.
+    /// The bytes of an earlier allocation. An allocated page with leftover reads as zeros, and is
+    /// zeroed by its first write: a CREATE that zeroed all its pages would delay other clients.
     Leftover,
-    /// What its allocation wrote, which may be over since.
+    /// Bytes that its current or last allocation wrote.
     Written,
 }
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageState {
     version: u64,
     /// Pages of the allocation (head), or pages back to the head (body).
     link: u32,
-    /// The colour it has, or had last.
+    /// Its colour, or the last colour that it had.
     colour: Colour,
     space: Space,
     part: Use,
@@ -106,9 +108,9 @@ struct PageState {
 
 const _: () = assert!(size_of::<PageState>() <= 24);
 
-/// A freed extent that is not given out again yet: one allocation's pages, of one colour.
+/// A freed extent that is not allocated again yet: the pages of one allocation, all of one colour.
 #[derive(Clone, Copy, Debug)]
-struct Resting {
+struct FreedExtent {
     start: u32,
     pages: u32,
 }
@@ -118,57 +120,57 @@ struct Resting {
 pub struct ArenaUsage {
     /// Pages in all.
     pub capacity_pages: u64,
-    /// Pages that can be allocated: capacity less what is used and what is retired.
+    /// Pages that can be allocated: capacity less used and retired pages.
     pub free_pages: u64,
-    /// Those among the free ones that rest, and are given out again when others run short.
-    pub resting_pages: u64,
-    /// Pages whose colours are used up: until more generations are reserved, or for good if
-    /// `last_generation` is [`ArenaGeneration::MAX`].
+    /// Free pages in quarantine; they are allocated again when the others run short.
+    pub quarantined_pages: u64,
+    /// Pages whose colours are used up. They can be allocated again when more generations are
+    /// reserved, and never if `last_generation` is [`ArenaGeneration::MAX`].
     pub retired_pages: u64,
     /// Pages in allocations.
     pub used_pages: u64,
     /// The last generation that is reserved.
     pub last_generation: ArenaGeneration,
     /// The last generation that should be reserved; greater than `last_generation` if the arena
-    /// needs more, or will before long.
+    /// needs more generations, or will soon.
     pub wanted_generation: ArenaGeneration,
 }
 
 /// One shard's pages: a [`PageStore`] in memory.
 ///
-/// An allocation's colour, a generation and a tag, comes after the colours that any of its pages had,
-/// so no pointer ever fits twice. A page whose colours are used up retires when it is freed, until
-/// [`Arena::reserve`] adds generations.
+/// The colour of an allocation, a generation and a tag, comes after all colours that its pages had
+/// before, so no pointer ever refers to two allocations. A page whose colours are used up retires
+/// when it is freed, until [`Arena::reserve`] adds generations.
 #[derive(Debug)]
 pub struct Arena {
     palette: Palette,
     first_page: u64,
     memory: Memory,
     pages: Vec<PageState>,
-    /// For whom the allocation was made whose first page this is; apart from the pages' states, which
-    /// every access looks at.
+    /// The creator of the allocation whose first page this is. It is stored apart from the pages'
+    /// states, which every access reads.
     creators: Vec<Creator>,
     free: ExtentTree,
-    resting: VecDeque<Resting>,
-    /// How many of `resting`, from its front, were zeroed.
+    quarantined: VecDeque<FreedExtent>,
+    /// How many extents at the front of `quarantined` are zeroed.
     cleared_count: usize,
-    /// How many pages of the one behind those were.
+    /// How many pages of the next extent are zeroed.
     cleared_of_next: u32,
-    resting_pages: u32,
-    rest_limit_pages: u32,
+    quarantined_pages: u32,
+    quarantine_limit_pages: u32,
     /// Extents whose colours were used up when they were freed, in the order of their freeing.
-    retired: VecDeque<Resting>,
-    /// How many of `retired`, from its front, have colours again, and their pages.
+    retired: VecDeque<FreedExtent>,
+    /// How many extents at the front of `retired` have colours again, and their pages.
     renewed_count: usize,
     renewed_pages: u32,
-    /// Pages of the others.
+    /// Pages of the other retired extents.
     retired_pages: u32,
-    /// Whether pages could not be allocated that have colours if more generations are reserved.
-    is_held_up: bool,
-    /// Whether generations that are asked for come soon.
+    /// Whether an allocation failed that further generations would have allowed.
+    is_short_of_generations: bool,
+    /// Whether requested generations are expected soon.
     is_reserving: bool,
-    /// Colours that all pages together have used up.
-    worn_colours: u64,
+    /// Colours that all pages together have used.
+    used_colours: u64,
     quotas: Vec<Quota>,
     default_quota_pages: u64,
 }
@@ -178,32 +180,32 @@ struct Quota {
     space: Space,
     limit_pages: u64,
     used_pages: u64,
-    /// Colours that its allocations used up.
-    worn_colours: u64,
+    /// Colours that its allocations used.
+    used_colours: u64,
 }
 
 impl Quota {
     const fn new(space: Space, limit_pages: u64) -> Self {
-        Self { space, limit_pages, used_pages: 0, worn_colours: 0 }
+        Self { space, limit_pages, used_pages: 0, used_colours: 0 }
     }
 
-    /// Colours that are kept for the space, if a page has so many; without a quota, none.
-    const fn kept_colours(&self, of_page: u64) -> u64 {
+    /// Colours that are reserved for the space if each page has `of_page`; without a quota, none.
+    const fn reserved_colours(&self, of_page: u64) -> u64 {
         match self.limit_pages {
             u64::MAX => 0,
-            pages => pages.saturating_mul(of_page).saturating_sub(self.worn_colours),
+            pages => pages.saturating_mul(of_page).saturating_sub(self.used_colours),
         }
     }
 }
 
 impl Arena {
-    /// An arena over zeroed `memory`, which is cut into whole pages; what no shard can address is
-    /// left out.
+    /// An arena over zeroed `memory`, which is cut into whole pages. Memory beyond the range of a
+    /// shard's addresses is not used.
     #[must_use]
     pub fn new(config: &ArenaConfig, memory: Memory) -> Self {
         let page_count = (memory.len() / PAGE_BYTES).min(index_of(PAGES_MAX));
         let capacity = u32::try_from(page_count).unwrap_or(u32::MAX);
-        let rest_limit_pages = capacity / config.rest_divisor.max(1);
+        let quarantine_limit_pages = capacity / config.quarantine_divisor.max(1);
         let quota = |&(space, limit_pages): &(Space, u64)| Quota::new(space, limit_pages);
         Self {
             palette: Palette::new(config.generation, config.last_generation, config.last_tag),
@@ -212,20 +214,21 @@ impl Arena {
             pages: vec![PageState::default(); page_count],
             creators: vec![Creator::default(); page_count],
             free: ExtentTree::new(capacity),
-            // An extent has a page at least, and one more than the limit is there for a moment.
-            resting: VecDeque::with_capacity(rest_limit_pages as usize + 1),
+            // An extent has at least one page, and the limit is exceeded by one extent for a
+            // moment.
+            quarantined: VecDeque::with_capacity(quarantine_limit_pages as usize + 1),
             cleared_count: 0,
             cleared_of_next: 0,
-            resting_pages: 0,
-            rest_limit_pages,
-            // Grows when colours are used up, to 8 bytes a page at most.
+            quarantined_pages: 0,
+            quarantine_limit_pages,
+            // Grows when colours are used up, to at most 8 bytes a page.
             retired: VecDeque::new(),
             renewed_count: 0,
             renewed_pages: 0,
             retired_pages: 0,
-            is_held_up: false,
+            is_short_of_generations: false,
             is_reserving: true,
-            worn_colours: 0,
+            used_colours: 0,
             quotas: config.quotas.iter().map(quota).collect(),
             default_quota_pages: config.default_quota_pages,
         }
@@ -237,18 +240,18 @@ impl Arena {
         Self::new(config, Memory::heap(pages as usize * PAGE_BYTES))
     }
 
-    /// How full it is.
+    /// Its current usage.
     #[must_use]
     pub fn arena_usage(&self) -> ArenaUsage {
         let capacity_pages = self.pages.len() as u64;
-        let resting_pages = u64::from(self.resting_pages);
+        let quarantined_pages = u64::from(self.quarantined_pages);
         let free_pages = u64::from(self.free_pages());
         let retired_pages = u64::from(self.retired_pages);
         let used_pages = capacity_pages - free_pages - retired_pages;
         ArenaUsage {
             capacity_pages,
             free_pages,
-            resting_pages,
+            quarantined_pages,
             retired_pages,
             used_pages,
             last_generation: self.palette.last(),
@@ -256,54 +259,55 @@ impl Arena {
         }
     }
 
-    /// Adds the generations up to `last`, which the controller reserved for this server alone; a
-    /// smaller one changes nothing.
+    /// Adds the generations up to `last`, which the controller reserved for this server alone. A
+    /// smaller `last` changes nothing.
     pub fn reserve(&mut self, last: ArenaGeneration) {
         if self.palette.extend(last) {
             self.renewed_count = self.retired.len();
             self.renewed_pages += self.retired_pages;
             self.retired_pages = 0;
-            self.is_held_up = false;
+            self.is_short_of_generations = false;
             self.is_reserving = true;
         }
     }
 
-    /// Whether generations that are asked for can be expected soon, as is taken for granted at first
-    /// and after each [`Self::reserve`]. If not, whoever needs them runs out of memory at once.
+    /// Sets whether requested generations are expected soon; true at first and after each
+    /// [`Self::reserve`]. If not, an allocation that needs them fails with OUT_OF_MEMORY at once.
     pub const fn set_reserving(&mut self, is_reserving: bool) {
         self.is_reserving = is_reserving;
     }
 
-    /// More are wanted ahead of need: when a page has less than half of the colours of a generation
-    /// left on average, when many that could be allocated have none left, or when a CREATE failed
-    /// for want of them. Not when a few pages are used up: others are used then, which evens out the
-    /// wear.
+    /// More generations are wanted in advance: when a page has on average less than half of the
+    /// colours of a generation left, when many free pages have none left, or when a CREATE failed
+    /// because of them. Not when only a few pages are used up: then others are used, which balances
+    /// the use.
     fn wanted_generation(&self) -> ArenaGeneration {
         let last = self.palette.last();
         let pages = self.pages.len() as u64;
         let colours = pages * u64::from(self.palette.count());
         let reserve = pages * u64::from(self.palette.of_generation()) / 2;
-        let is_worn = colours.saturating_sub(self.worn_colours) < reserve;
+        let is_worn = colours.saturating_sub(self.used_colours) < reserve;
         let unallocated = self.free_pages() + self.retired_pages;
         let is_short = self.retired_pages > unallocated / RETIRED_DIVISOR;
-        if !(is_worn || is_short || self.is_held_up) {
+        if !(is_worn || is_short || self.is_short_of_generations) {
             return last;
         }
-        let (least, most) = GENERATIONS_ASKED;
+        let (least, most) = GENERATIONS_REQUESTED;
         last.saturating_add(self.palette.generation_count().clamp(least, most))
     }
 
     /// Pages that can be allocated.
     fn free_pages(&self) -> u32 {
-        self.free.free_pages() + self.resting_pages + self.renewed_pages
+        self.free.free_pages() + self.quarantined_pages + self.renewed_pages
     }
 
-    /// Zeroes up to `budget` resting pages, so that later writes need not and nothing stays in
-    /// memory that was freed; says how many. For the serving loop when it is idle.
+    /// Zeroes up to `budget` pages in quarantine and returns how many. Later writes then need not
+    /// zero them, and freed bytes do not stay in memory. The serving loop calls it when it is idle.
     pub fn tidy(&mut self, budget: u32) -> u32 {
         let mut left = budget;
         while left > 0 {
-            let Some(&Resting { start, pages }) = self.resting.get(self.cleared_count) else {
+            let Some(&FreedExtent { start, pages }) = self.quarantined.get(self.cleared_count)
+            else {
                 break;
             };
             let now = left.min(pages - self.cleared_of_next);
@@ -317,9 +321,9 @@ impl Arena {
         budget - left
     }
 
-    /// Shows the allocations from a page on, by their first pages, until `each` returns false or
-    /// `budget` pages were looked at (an allocation counts as one); the page to go on from, `None` at
-    /// the end.
+    /// Calls `each` for the allocations from a page on, by their first pages, until it returns
+    /// false or `budget` pages were visited (an allocation counts as one). Returns the page to
+    /// continue from, `None` at the end.
     pub(crate) fn survey(
         &self,
         from: u64,
@@ -331,17 +335,17 @@ impl Arena {
             let page = self.pages.get(number)?;
             match page.part {
                 Use::None => number += 1,
-                // The rest of an allocation that began before.
+                // The remaining pages of an allocation that began before.
                 Use::Body => number = number - page.link as usize + self.length_of(number),
                 Use::Head => {
                     if let Some(grant) = self.grant_of(number) {
-                        let go_on = each(survey::Allocation {
+                        let step = each(survey::Allocation {
                             space: page.space,
                             grant,
                             pages: page.link,
                             creator: self.creators[number],
                         });
-                        if !go_on {
+                        if !step {
                             return Some(self.first_page + number as u64);
                         }
                     }
@@ -362,14 +366,15 @@ impl Arena {
         }
     }
 
-    /// The location and tag with which pointers to an allocated page are made.
+    /// The location and tag for pointers to an allocated page.
     fn grant_of(&self, number: usize) -> Option<Grant> {
         let (generation, tag) = self.pages[number].colour.generation_and_tag()?;
         let offset = (self.first_page + number as u64) << PAGE_SHIFT;
         Some(Grant { location: Location::new(generation, offset)?, tag })
     }
 
-    /// Where the allocation at a location begins here, and its pages, if it has so many.
+    /// The first page and the length of the allocation that begins at a location. `pages` other
+    /// than 0 must be its length.
     fn extent_of(&self, access: Access, pages: u32) -> Result<(usize, u32), Status> {
         self.check(access)?;
         let start = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
@@ -383,7 +388,7 @@ impl Arena {
         Ok((start, length))
     }
 
-    /// The page's number here; `None` if the location leads elsewhere.
+    /// The index of a page in this arena; `None` if the page belongs to another shard.
     fn index(&self, page: u64) -> Option<usize> {
         let number = index_of(page.checked_sub(self.first_page)?);
         (number < self.pages.len()).then_some(number)
@@ -408,63 +413,66 @@ impl Arena {
         &mut self.quotas[place]
     }
 
-    /// Takes an extent; renewed and resting ones are given up for it, the longest unused first.
+    /// Takes an extent. Renewed extents and those in quarantine are made free for it, the oldest
+    /// first.
     ///
     /// # Errors
-    /// [`Status::Overloaded`] if retired pages are in the way and more generations can be expected in a
-    /// moment; else [`Status::OutOfMemory`].
+    /// [`Status::Overloaded`] if retired pages would suffice and more generations are expected
+    /// soon; else [`Status::OutOfMemory`].
     fn take(&mut self, pages: u32) -> Result<u32, Status> {
         while self.free_pages() >= pages {
             if let Some(start) = self.free.take(pages) {
                 return Ok(start);
             }
-            if self.end_retirement().or_else(|| self.end_rest()).is_none() {
+            if self.end_retirement().or_else(|| self.end_quarantine()).is_none() {
                 break;
             }
         }
         let unallocated = self.free_pages() + self.retired_pages;
         let may_fit = self.retired_pages > 0 && unallocated >= pages;
-        self.is_held_up |= may_fit;
+        self.is_short_of_generations |= may_fit;
         if may_fit && self.is_reserving && self.palette.generations_left() > 0 {
             return Err(Status::Overloaded);
         }
         Err(Status::OutOfMemory)
     }
 
-    /// Gives the extent back that retired first, if it has colours again.
+    /// Frees the extent that retired first, if it has colours again.
     fn end_retirement(&mut self) -> Option<()> {
         self.renewed_count = self.renewed_count.checked_sub(1)?;
-        let Resting { start, pages } = self.retired.pop_front()?;
+        let FreedExtent { start, pages } = self.retired.pop_front()?;
         self.renewed_pages -= pages;
         self.free.release(start, pages);
         Some(())
     }
 
-    /// Ends the rest of the extent that rests longest.
-    fn end_rest(&mut self) -> Option<()> {
-        let Resting { start, pages } = self.resting.pop_front()?;
+    /// Frees the extent that was longest in quarantine.
+    fn end_quarantine(&mut self) -> Option<()> {
+        let FreedExtent { start, pages } = self.quarantined.pop_front()?;
         match self.cleared_count {
             0 => self.cleared_of_next = 0,
             count => self.cleared_count = count - 1,
         }
-        self.resting_pages -= pages;
+        self.quarantined_pages -= pages;
         self.free.release(start, pages);
         Some(())
     }
 
-    /// Whether a space may use up so many colours: its own, or those that are kept for nobody.
-    fn may_wear(&mut self, space: Space, colours: u64) -> bool {
+    /// Whether a space may use so many colours: those reserved for it, or those reserved for no
+    /// space.
+    fn may_use_colours(&mut self, space: Space, colours: u64) -> bool {
         let of_page = self.palette.allocations_of_page();
-        if self.quota(space).kept_colours(of_page) >= colours {
+        if self.quota(space).reserved_colours(of_page) >= colours {
             return true;
         }
         let others = self.quotas.iter().filter(|quota| quota.space != space);
-        let kept = others.fold(0_u64, |sum, quota| sum.saturating_add(quota.kept_colours(of_page)));
+        let kept =
+            others.fold(0_u64, |sum, quota| sum.saturating_add(quota.reserved_colours(of_page)));
         let all = self.pages.len() as u64 * of_page;
-        all.saturating_sub(self.worn_colours).saturating_sub(colours) >= kept
+        all.saturating_sub(self.used_colours).saturating_sub(colours) >= kept
     }
 
-    /// Zeroes what is not zero in an extent, in as few stretches as there are.
+    /// Zeroes the pages of an extent that are not zero, adjacent ones together.
     fn clear_extent(&mut self, start: u32, pages: u32) {
         let end = start as usize + pages as usize;
         let mut number = start as usize;
@@ -479,33 +487,33 @@ impl Arena {
         }
     }
 
-    /// Lets freed pages rest; those whose colours are used up retire.
-    fn lay_to_rest(&mut self, start: u32, pages: u32) {
-        // All pages of an allocation had its colour.
+    /// Puts freed pages into quarantine; those whose colours are used up retire.
+    fn quarantine(&mut self, start: u32, pages: u32) {
+        // All pages of an allocation have its colour.
         if !self.palette.is_usable(self.pages[start as usize].colour) {
-            self.retired.push_back(Resting { start, pages });
+            self.retired.push_back(FreedExtent { start, pages });
             self.retired_pages += pages;
             return;
         }
-        self.resting.push_back(Resting { start, pages });
-        self.resting_pages += pages;
-        while self.resting_pages > self.rest_limit_pages {
-            if self.end_rest().is_none() {
+        self.quarantined.push_back(FreedExtent { start, pages });
+        self.quarantined_pages += pages;
+        while self.quarantined_pages > self.quarantine_limit_pages {
+            if self.end_quarantine().is_none() {
                 break;
             }
         }
     }
 }
 
-/// A number of pages that are in memory, so it fits.
+/// A number of pages of this memory, which therefore fits.
 fn index_of(pages: u64) -> usize {
     usize::try_from(pages).unwrap_or(usize::MAX)
 }
 
 impl Arena {
     /// The number of a colour that the pages of a free extent never had, and that differs from the
-    /// allocations on both sides, so that who runs over an end is refused and not served the
-    /// neighbour's bytes; and how many colours of its pages that uses up.
+    /// allocations on both sides, so that an access beyond an end is refused and never reaches the
+    /// neighbour's bytes; and how many colours of the extent's pages that uses.
     fn next_colour(&self, extent: Range<usize>) -> (u32, u64) {
         let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
         let after = self.pages.get(extent.end);
@@ -517,15 +525,15 @@ impl Arena {
             let number = self.palette.number(page.colour);
             (highest.max(number), sum + u64::from(number))
         });
-        // Pages that can be allocated have so many colours left, and of three one is on neither side.
+        // Free pages have at least three colours left, and the neighbours have at most two of them.
         let choice = highest + 1..=highest + CHOICE;
         let number = choice.into_iter().find(|number| !beside.contains(&Some(*number)));
         let number = number.unwrap_or(highest + 1);
         (number, pages.len() as u64 * u64::from(number) - sum)
     }
 
-    /// Whether a range is all of one allocation with the pointer's colour and space.
-    fn look(&self, access: Access) -> Result<(), Status> {
+    /// Checks that a range is in one allocation with the pointer's colour and space.
+    fn check_extent(&self, access: Access) -> Result<(), Status> {
         let bytes = access.length_bytes.max(1);
         let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
         let first = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
@@ -545,7 +553,7 @@ impl Arena {
             if page.space != access.space {
                 return Err(Status::WrongSpace);
             }
-            // The rest of the allocation is the same.
+            // The remaining pages of the allocation are the same.
             number += length as usize;
         }
         Ok(())
@@ -563,8 +571,8 @@ impl PageStore for Arena {
         }
         let capacity_pages = self.pages.len() as u64;
         let quota = self.quota(space);
-        // Who may have all of the memory does not run into a quota but out of memory, and may find
-        // some on another server.
+        // A space that may have all memory gets OUT_OF_MEMORY instead, because another server may
+        // have free memory.
         let is_bound = quota.limit_pages < capacity_pages;
         if is_bound && quota.used_pages.saturating_add(u64::from(pages)) > quota.limit_pages {
             return Err(Status::QuotaExceeded);
@@ -576,14 +584,14 @@ impl PageStore for Arena {
         let colour = Colour::new(generation, tag);
         let offset = (self.first_page + u64::from(start)) << PAGE_SHIFT;
         let location = Location::new(generation, offset).ok_or(Status::OutOfMemory)?;
-        if !self.may_wear(space, colours) {
+        if !self.may_use_colours(space, colours) {
             self.free.release(start, pages);
             return Err(Status::QuotaExceeded);
         }
         let quota = self.quota(space);
         quota.used_pages += u64::from(pages);
-        quota.worn_colours += colours;
-        self.worn_colours += colours;
+        quota.used_colours += colours;
+        self.used_colours += colours;
         for (back, page) in (0..).zip(&mut self.pages[extent]) {
             let (part, link) = if back == 0 { (Use::Head, pages) } else { (Use::Body, back) };
             let version = page.version + 1;
@@ -609,7 +617,7 @@ impl PageStore for Arena {
             page.part = Use::None;
         }
         self.quota(space).used_pages -= u64::from(length);
-        self.lay_to_rest(u32::try_from(start).unwrap_or(u32::MAX), length);
+        self.quarantine(u32::try_from(start).unwrap_or(u32::MAX), length);
         Ok(length)
     }
 
@@ -620,10 +628,13 @@ impl PageStore for Arena {
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        // A page's colour is never of another life, so only a refusal has to tell that apart.
-        self.look(access).map_err(|status| match self.palette.holds(access.location.generation()) {
-            true => status,
-            false => Status::StaleGeneration,
+        // Pages only have colours of this arena's generations, so only a refusal must tell apart
+        // whether the generation or the tag is stale.
+        self.check_extent(access).map_err(|status| {
+            match self.palette.holds(access.location.generation()) {
+                true => status,
+                false => Status::StaleGeneration,
+            }
         })
     }
 

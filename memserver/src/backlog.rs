@@ -1,12 +1,12 @@
-//! Requests that were received and not served yet: whose turn it is, and what is dropped.
+//! Requests that were received but not served yet: the order of service, and what is dropped.
 //!
-//! The system's queue of a socket is first in, first out: behind a flood everybody waits. So a loop
-//! that finds more than a few datagrams takes all there is out of the socket at once, sorts it here by
-//! sender, and serves the senders in turn (deficit round robin, Shreedhar and Varghese 1995), each for
-//! the same estimated time. Requests of open sessions come before strangers', for whom a share of each
-//! round is kept. A sender may have as many requests here as there is room left (dynamic thresholds,
-//! Choudhury and Hahne 1998): one alone fills half, and what it sends beyond that is dropped before
-//! anything but its addresses was read.
+//! The socket queue of the system is first in, first out: behind a flood all requests wait. Therefore a
+//! loop that finds more than a few datagrams takes all of them out of the socket at once, sorts them
+//! by sender, and serves the senders in turn (deficit round robin, Shreedhar and Varghese 1995), each
+//! for the same estimated time. Requests of open sessions come before requests without one, for which
+//! a share of each round is reserved. A sender may have as many requests here as there is room left
+//! (dynamic thresholds, Choudhury and Hahne 1998): one alone fills half, and what it sends beyond that
+//! is dropped after only its addresses and header were read.
 //!
 //! All memory is allocated at the start.
 
@@ -24,15 +24,15 @@ use bluebridge_wire::{
 
 const NONE: u16 = u16::MAX;
 
-/// Requests that may be here at once. One sender alone may have half of them, which is the window of
-/// a session in pieces of a quarter of a page.
+/// Requests that may wait at once. One sender alone may have half of them, which is the window of a
+/// session in pieces of a quarter of a page.
 pub(crate) const LIMIT: u16 = 4096;
 
-/// Room for one held datagram: the longest header and a page.
+/// Room for one copied datagram: the longest header and a page.
 const SLOT_BYTES: usize = HEADER_BYTES_MAX + PAGE_BYTES;
 
-/// What a request is reckoned to take of the core beside its data, with the system's part of its
-/// reception and reply; in nanoseconds, measured for a PING.
+/// Estimated core time of a request without its data, in nanoseconds: with the system's part of
+/// reception and reply, measured for a PING.
 const REQUEST_NANOS: u32 = 3300;
 
 /// Bytes that are copied and checked in a nanosecond.
@@ -44,25 +44,25 @@ const PAGES_PER_NANO: u32 = 1;
 /// Estimated time that a sender is served for in one turn, in nanoseconds.
 const TURN_NANOS: u32 = 2 * REQUEST_NANOS;
 
-/// Estimated time of one round, after which the socket is looked at again, in nanoseconds. Whoever
-/// comes during a round waits for its end.
+/// Estimated time of one round, in nanoseconds; then the socket is read again. A request that
+/// arrives during a round waits for its end.
 const ROUND_NANOS: u32 = 150_000;
 
-/// The part of a round that is kept for strangers, if there are any.
-const STRANGERS_NANOS: u32 = ROUND_NANOS / 8;
+/// The part of a round that is reserved for requests without a session, if there are any.
+const SESSIONLESS_NANOS: u32 = ROUND_NANOS / 8;
 
-/// What decides when a request is served.
+/// A sender, as the order of service distinguishes them.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Sender {
     pub(crate) space: Space,
     pub(crate) node: NodeId,
-    /// Whether it asks in an open session.
-    pub(crate) is_known: bool,
+    /// Whether its requests belong to an open session.
+    pub(crate) has_session: bool,
 }
 
-/// What is read of a datagram before it is checked.
+/// The fields of a datagram that are read before it is checked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Glance {
+pub(crate) struct Preview {
     pub(crate) space: Space,
     pub(crate) node: NodeId,
     pub(crate) session: u64,
@@ -70,9 +70,9 @@ pub(crate) struct Glance {
     pub(crate) cost: u32,
 }
 
-impl Glance {
-    /// Looks at the addresses and the header, which need not be true. What is no request of the
-    /// fabric counts as of node 0, which no endpoint is.
+impl Preview {
+    /// Reads the addresses and the header, which may be forged. A datagram that is no request of
+    /// the fabric counts as from node 0, which no endpoint has.
     pub(crate) fn new(incoming: &Incoming<'_>) -> Self {
         let view = HeaderView::new(incoming.payload).ok();
         let header = view.map(|view| view.header()).unwrap_or_default();
@@ -99,13 +99,13 @@ fn cost(command: Option<Command>, length: u32, data_bytes: u32) -> u32 {
 /// Where a datagram is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
-    /// In the carrier's buffers, with this number of the last reception.
+    /// In the carrier's buffers, with this index in the last batch.
     Carrier(usize),
     /// Here, in this slot.
     Held(u16),
 }
 
-/// A datagram that waits.
+/// A waiting datagram.
 #[derive(Clone, Copy)]
 struct Entry {
     place: Place,
@@ -122,14 +122,14 @@ struct Held {
     bytes: usize,
 }
 
-/// A sender of which something waits.
+/// A sender with waiting requests.
 #[derive(Clone, Copy)]
 struct Flow {
     sender: Sender,
     first: u16,
     last: u16,
     count: u16,
-    /// Time that it may still be served for in this turn.
+    /// Time that is left for it in this turn.
     left_nanos: u32,
     /// The next in the ring of its class.
     next: u16,
@@ -142,7 +142,7 @@ struct Ring {
     last: u16,
 }
 
-/// The requests that wait, by sender.
+/// The waiting requests, by sender.
 pub(crate) struct Backlog {
     entries: Vec<Entry>,
     vacant: Vec<u16>,
@@ -153,11 +153,11 @@ pub(crate) struct Backlog {
     flows: Vec<Flow>,
     vacant_flows: Vec<u16>,
     by_sender: HashMap<Sender, u16>,
-    /// The flow of the last datagram, whose sender is mostly the next one's.
+    /// The flow of the last datagram; mostly the next one has the same sender.
     latest: u16,
-    strangers: Ring,
-    known: Ring,
-    /// Estimated time that is left of this round.
+    sessionless: Ring,
+    with_session: Ring,
+    /// Estimated time that is left in this round.
     left_nanos: u32,
 }
 
@@ -167,7 +167,7 @@ impl Backlog {
         let entry = Entry { place: Place::Carrier(0), cost: 0, behind: NONE };
         let (source, destination) = (Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
         let held = Held { source, destination, source_port: 0, bytes: 0 };
-        let sender = Sender { space: Space(0), node: NodeId::ANY, is_known: false };
+        let sender = Sender { space: Space(0), node: NodeId::ANY, has_session: false };
         let flow = Flow { sender, first: NONE, last: NONE, count: 0, left_nanos: 0, next: NONE };
         let ring = Ring { first: NONE, last: NONE };
         Self {
@@ -178,11 +178,11 @@ impl Backlog {
             bytes: vec![0; count * SLOT_BYTES],
             flows: vec![flow; count],
             vacant_flows: (0..LIMIT).rev().collect(),
-            // Twice of what is ever in it, so that it never grows.
+            // Twice the number of senders, so that it never grows.
             by_sender: HashMap::with_capacity(2 * count),
             latest: NONE,
-            strangers: ring,
-            known: ring,
+            sessionless: ring,
+            with_session: ring,
             left_nanos: 0,
         }
     }
@@ -191,8 +191,8 @@ impl Backlog {
         self.vacant.len() == self.entries.len()
     }
 
-    /// Adds a datagram of the carrier's last reception behind its sender's others; says whether there
-    /// was room. One without room is lost.
+    /// Adds a datagram of the carrier's last batch behind the other ones of its sender. Returns
+    /// false if there was no room; then it is dropped.
     pub(crate) fn add(&mut self, sender: Sender, cost: u32, number: usize) -> bool {
         let Some(flow) = self.flow(sender) else { return false };
         let count = usize::from(self.flows[usize::from(flow)].count);
@@ -215,22 +215,22 @@ impl Backlog {
         true
     }
 
-    /// Begins a round: the carrier was looked at.
+    /// Begins a round, after the carrier was read.
     pub(crate) const fn begin_round(&mut self) {
         self.left_nanos = ROUND_NANOS;
     }
 
-    /// The datagram to be served next in this round, if there is time for one; it stays where it is
-    /// until the next call of anything but [`Self::held`].
+    /// The datagram to serve next in this round, if time is left for one. It stays valid until the
+    /// next call of any method except [`Self::held`].
     pub(crate) fn next(&mut self) -> Option<Place> {
-        let has_strangers = self.strangers.first != NONE;
-        let kept = if has_strangers { STRANGERS_NANOS } else { 0 };
-        let is_known = self.known.first != NONE && self.left_nanos > kept;
-        if self.left_nanos == 0 || !(is_known || has_strangers) {
+        let has_sessionless = self.sessionless.first != NONE;
+        let kept = if has_sessionless { SESSIONLESS_NANOS } else { 0 };
+        let has_session = self.with_session.first != NONE && self.left_nanos > kept;
+        if self.left_nanos == 0 || !(has_session || has_sessionless) {
             return None;
         }
         loop {
-            let ring = if is_known { self.known } else { self.strangers };
+            let ring = if has_session { self.with_session } else { self.sessionless };
             let flow = &mut self.flows[usize::from(ring.first)];
             let cost = self.entries[usize::from(flow.first)].cost;
             if flow.left_nanos >= cost {
@@ -239,17 +239,17 @@ impl Backlog {
                 return Some(self.take(ring.first));
             }
             flow.left_nanos += TURN_NANOS;
-            let again = self.leave_ring(is_known);
+            let again = self.leave_ring(has_session);
             self.enter_ring(again);
         }
     }
 
-    /// Copies what waits in the carrier's buffers, because they are about to be used again; gives the
-    /// number of datagrams that were too long for that and are lost.
+    /// Copies the waiting datagrams out of the carrier's buffers, which are reused next. Returns
+    /// how many were too long to be copied and are lost.
     pub(crate) fn hold<'a>(&mut self, incoming: impl Fn(usize) -> Incoming<'a>) -> usize {
         let mut lost = 0;
         while let Some(number) = self.fresh.pop() {
-            // What was served since is not there any more.
+            // Entries that were served since then are skipped.
             if let Place::Carrier(index) = self.entries[usize::from(number)].place {
                 self.entries[usize::from(number)].place = Place::Held(number);
                 lost += usize::from(!self.copy(number, &incoming(index)));
@@ -258,14 +258,15 @@ impl Backlog {
         lost
     }
 
-    /// A datagram that was copied.
+    /// A copied datagram.
     pub(crate) fn held(&self, slot: u16) -> Incoming<'_> {
         let Held { source, destination, source_port, bytes } = self.held[usize::from(slot)];
         let start = usize::from(slot) * SLOT_BYTES;
         Incoming { source, source_port, destination, payload: &self.bytes[start..start + bytes] }
     }
 
-    /// Copies a datagram; one that is too long becomes an empty one, which is refused by the parser.
+    /// Copies a datagram. One that is too long is replaced by an empty one, which the parser
+    /// refuses.
     fn copy(&mut self, slot: u16, incoming: &Incoming<'_>) -> bool {
         let Incoming { source, source_port, destination, payload } = *incoming;
         let fits = payload.len() <= SLOT_BYTES;
@@ -277,7 +278,7 @@ impl Backlog {
         fits
     }
 
-    /// The flow of a sender, made if there is none.
+    /// The flow of a sender; a new one if it has none.
     fn flow(&mut self, sender: Sender) -> Option<u16> {
         let latest = self.flows.get(usize::from(self.latest));
         if latest.is_some_and(|flow| flow.count > 0 && flow.sender == sender) {
@@ -286,7 +287,7 @@ impl Backlog {
         let known = self.by_sender.get(&sender).copied();
         let flow = match known {
             Some(flow) => flow,
-            // A flow has an entry at least, so there is one left if an entry is.
+            // Each flow has at least one entry, so a vacant entry implies a vacant flow.
             None if self.vacant.is_empty() => return None,
             None => {
                 let flow = self.vacant_flows.pop()?;
@@ -300,7 +301,7 @@ impl Backlog {
         Some(flow)
     }
 
-    /// Takes the first entry of the flow whose turn it is.
+    /// Takes the first entry of a flow.
     fn take(&mut self, flow: u16) -> Place {
         let slot = &mut self.flows[usize::from(flow)];
         let number = slot.first;
@@ -312,22 +313,22 @@ impl Backlog {
         let sender = slot.sender;
         self.vacant.push(number);
         if self.flows[usize::from(flow)].count == 0 {
-            self.leave_ring(sender.is_known);
+            self.leave_ring(sender.has_session);
             self.by_sender.remove(&sender);
             self.vacant_flows.push(flow);
         }
         place
     }
 
-    const fn ring(&mut self, is_known: bool) -> &mut Ring {
-        if is_known { &mut self.known } else { &mut self.strangers }
+    const fn ring(&mut self, has_session: bool) -> &mut Ring {
+        if has_session { &mut self.with_session } else { &mut self.sessionless }
     }
 
     fn enter_ring(&mut self, flow: u16) {
         let slot = &mut self.flows[usize::from(flow)];
         slot.next = NONE;
-        let is_known = slot.sender.is_known;
-        let ring = self.ring(is_known);
+        let has_session = slot.sender.has_session;
+        let ring = self.ring(has_session);
         let last = core::mem::replace(&mut ring.last, flow);
         if ring.first == NONE {
             ring.first = flow;
@@ -336,11 +337,11 @@ impl Backlog {
         }
     }
 
-    /// Takes the flow whose turn it is out of its ring.
-    fn leave_ring(&mut self, is_known: bool) -> u16 {
-        let flow = self.ring(is_known).first;
+    /// Removes the flow at the head of its ring.
+    fn leave_ring(&mut self, has_session: bool) -> u16 {
+        let flow = self.ring(has_session).first;
         let next = self.flows[usize::from(flow)].next;
-        self.ring(is_known).first = next;
+        self.ring(has_session).first = next;
         flow
     }
 }

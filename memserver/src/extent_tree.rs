@@ -1,9 +1,10 @@
 //! Which pages are free: a bitmap, and over it a tree of the longest free extents.
 //!
-//! It allocates exactly the pages asked for, so there is no rounding to powers of two as in a
-//! buddy allocator, and freed neighbours are one extent at once. Both take O(log n), plus one step
-//! per 64 pages of the extent. The lowest extent that fits is taken, always the same for the same
-//! history. It keeps nothing in the pages, and less than a bit and a half per page beside them.
+//! It allocates exactly the requested number of pages, without the rounding to powers of two of a
+//! buddy allocator, and freed neighbours are merged at once. Both operations take O(log n), plus
+//! one step per 64 pages of the extent. The lowest extent that fits is taken, so equal histories
+//! have equal results. It stores nothing in the pages, and less than a bit and a half per page
+//! beside them.
 
 /// Pages per word of the bitmap.
 const WORD_PAGES: u32 = u64::BITS;
@@ -74,7 +75,7 @@ impl ExtentTree {
         Some(start)
     }
 
-    /// Gives pages back that are taken.
+    /// Frees pages that are taken.
     pub(crate) fn release(&mut self, start: u32, pages: u32) {
         if pages > 0 {
             self.mark(start, pages, true);
@@ -104,7 +105,7 @@ impl ExtentTree {
         Some(start + runs_of(word, pages).trailing_zeros())
     }
 
-    /// Pages that the tree spans, with those beyond the arena, which are never free.
+    /// Pages that the tree spans, including those beyond the arena, which are never free.
     fn leaf_pages(&self) -> u32 {
         u32::try_from(self.leaf_count).unwrap_or(u32::MAX).saturating_mul(WORD_PAGES)
     }
@@ -124,7 +125,7 @@ impl ExtentTree {
         self.renew_above(self.leaf_count + index(first), self.leaf_count + index(last));
     }
 
-    /// Computes the nodes above a row of neighbours anew.
+    /// Recomputes the nodes above a row of neighbours.
     fn renew_above(&mut self, mut first: usize, mut last: usize) {
         let mut half_pages = WORD_PAGES;
         while first > 1 {
@@ -158,7 +159,7 @@ fn longest_run(word: u64) -> u32 {
     if word == 0 {
         return 0;
     }
-    // Runs of 1, 2, 4, ... 32; then the length is put together from the largest down.
+    // Runs of 1, 2, 4, ... 32; then the length is composed from the largest down.
     let mut powers = [word; 6];
     for step in 1..6 {
         powers[step] = powers[step - 1] & (powers[step - 1] >> (1 << (step - 1)));

@@ -1,13 +1,13 @@
 //! The memory server: arena, allocator, serving loop.
 //!
 //! * [`Arena`]: the pages of one shard, a [`PageStore`](bluebridge_protocol::store::PageStore);
-//!   over memory that a [`Reservation`] had, or over plain process memory.
+//!   over memory of a [`Reservation`], or over plain process memory.
 //! * [`serve::Shard`]: one carrier, one responder, one store, one thread.
-//! * [`run`]: a whole server with a shard per carrier, its live statistics, and its end.
-//! * [`survey`]: what a shard tells an operator of its allocations, and frees for one.
+//! * [`run`]: a whole server with a shard per carrier, its live statistics, and its stop.
+//! * [`survey`]: lists or frees allocations of a shard for an operator.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
-//! * `extent_tree` finds free pages, `backlog` decides whose request is next; [`memory`] and `reserve`
-//!   are the bytes under an arena, [`statistics`] what a shard shows of itself.
+//! * `extent_tree` finds free pages, `backlog` decides which request is next; [`memory`] and `reserve`
+//!   provide the bytes of an arena, [`statistics`] the counters of a shard.
 //!
 //! ```
 //! use bluebridge_memserver::{ServerConfig, run};

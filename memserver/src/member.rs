@@ -1,8 +1,8 @@
 //! A memory server as a member of a rack: it serves under the authority that the controller grants,
 //! reports what memory is free, and leaves before it stops.
 //!
-//! Joining is [`Membership::join_with`]; [`ServerConfig::assigned`] turns the answer into what a server
-//! needs, and [`Member::start`] starts it.
+//! Joining is [`Membership::join_with`]; [`ServerConfig::assigned`] turns the assignment into a
+//! server's configuration, and [`Member::start`] starts it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,23 +21,23 @@ use crate::{
     statistics::{self, Snapshot},
 };
 
-/// How long [`Member::serve_until`] waits for news before it looks at the shards and at `stop`.
+/// How long [`Member::serve_until`] waits for changes before it checks the shards and `stop`.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What was refused and dropped is logged at most this often.
+/// The shortest interval between two log lines about refused and dropped requests.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long arena generations may be wanted before the shards expect none any more. Longer than a
-/// few heartbeats, and shorter than clients wait for an answer.
-const RESERVE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long arena generations may be requested in vain before the shards no longer expect any.
+/// Longer than a few heartbeats, and shorter than clients wait for a response.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// The controller gave this incarnation up, or another server joined under the same name.
+    /// The controller expelled this incarnation, or another server joined under the same name.
     #[error("the controller gave this server's place to another; restart it to join again")]
     Expelled,
-    /// A serving core ended by itself, which only a failed carrier causes.
+    /// A serving core ended by itself; only a failed carrier causes this.
     #[error("a serving core ended by itself; stopping the server returns its error")]
     ShardEnded,
 }
@@ -53,29 +53,29 @@ impl ServerConfig {
             generation: assignment.generation,
             last_generation: assignment.last_generation,
             authority: authority(assignment.range_epoch),
-            // A size that does not fit is out of bounds, and `Server` refuses it by name.
+            // A size that does not fit is out of bounds; `Server` refuses it with a clear error.
             piece_bytes: u16::try_from(assignment.piece_bytes).unwrap_or(u16::MAX),
             ..Self::new(space, node, incarnation, memory_bytes, seed)
         }
     }
 }
 
-/// Range epoch 0 grants nothing.
+/// The authority of a range epoch; epoch 0 grants none.
 fn authority(range_epoch: u32) -> Option<Authority> {
     (range_epoch != 0).then_some(Authority { range_epoch, expires_at: None })
 }
 
 /// A running server and its membership. Dropping it leaves the rack and stops the server.
 pub struct Member {
-    // Fields are dropped in this order: first no new requests are sent here, then the server stops.
+    // Fields are dropped in this order: first the rack learns that the server left, then it stops.
     membership: Membership,
     server: Server,
     applied: Applied,
-    /// The last arena generation that was there when more were wanted, and since when.
+    /// The last reserved generation when more were first wanted, and the time.
     wanted_since: Option<(ArenaGeneration, Instant)>,
 }
 
-/// What every shard was ordered to do.
+/// The orders that every shard has.
 struct Applied {
     range_epoch: u32,
     notices: bool,
@@ -84,10 +84,11 @@ struct Applied {
 }
 
 impl Member {
-    /// Starts serving what `membership` was assigned; `config` comes from [`ServerConfig::assigned`].
+    /// Starts to serve as `membership` was assigned; `config` comes from
+    /// [`ServerConfig::assigned`].
     ///
     /// # Errors
-    /// [`StartError`]; then nothing runs, the memory is given back and the rack is left.
+    /// [`StartError`]; then nothing runs, the memory is freed and the server has left the rack.
     pub fn start<T>(
         membership: Membership,
         config: &ServerConfig,
@@ -116,16 +117,16 @@ impl Member {
         &self.membership
     }
 
-    /// Serves until `stop` returns true, which is asked at least every 50 ms.
+    /// Serves until `stop` returns true; it is called at least every 50 ms.
     ///
     /// # Errors
-    /// [`MemberError`]; requests are still answered until [`Self::stop`].
+    /// [`MemberError`]; the server still responds to requests until [`Self::stop`].
     pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
         let mut rack = self.membership.snapshot();
         let mut refusals = RefusalLog::new(Instant::now());
         while !stop() {
             self.apply(&rack)?;
-            self.ask_for_generations(Instant::now())?;
+            self.request_generations(Instant::now())?;
             if refusals.is_due(Instant::now()) {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
@@ -144,9 +145,9 @@ impl Member {
         self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
     }
 
-    /// Asks the controller for the arena generations that the shards want, and tells the shards when
-    /// it does not reserve them.
-    fn ask_for_generations(&mut self, now: Instant) -> Result<(), MemberError> {
+    /// Requests the arena generations that the shards want from the controller, and notifies the
+    /// shards when it does not reserve them.
+    fn request_generations(&mut self, now: Instant) -> Result<(), MemberError> {
         let shards = self.server.statistics();
         let wanted = shards.iter().map(|shard| shard.arena.wanted_generation).max();
         let wanted = wanted.unwrap_or_default();
@@ -172,7 +173,8 @@ impl Member {
         Ok(())
     }
 
-    /// Orders what the controller wants and the shards were not ordered to do yet.
+    /// Gives the shards the orders that follow from the controller's state and that they do not
+    /// have yet.
     fn apply(&mut self, rack: &RackSnapshot) -> Result<(), MemberError> {
         if self.server.is_failed() {
             return Err(MemberError::ShardEnded);
@@ -212,18 +214,18 @@ impl Member {
     fn order_notices(&self, wanted: bool) -> Result<(), OrderError> {
         let space: Space = self.membership.assignment().space;
         let shards = (0_u16..).zip(self.server.statistics());
-        // Every shard is ordered, also behind one that is busy.
+        // Every shard gets the order, even if an earlier one is busy.
         shards
             .map(|(shard, _)| self.server.order(shard, Order::Notices(space, wanted)))
             .fold(Ok(()), Result::and)
     }
 
-    /// Leaves the rack, so that no new requests are sent here, then answers those on their way and
+    /// Leaves the rack, so that no new requests are sent here, then responds to those in flight and
     /// stops. Returns the last statistics of every shard.
     ///
     /// # Errors
-    /// [`ServeError`] of the first shard that had ended by itself. A controller that does not confirm
-    /// the leave is only logged: it notices by the missing heartbeats.
+    /// [`ServeError`] of the first shard that had ended by itself. If the controller does not
+    /// confirm the leave, this is only logged: it detects the missing heartbeats.
     pub fn stop(self) -> Result<Vec<Snapshot>, ServeError> {
         let Self { membership, server, .. } = self;
         if let Err(error) = membership.leave() {
@@ -233,8 +235,8 @@ impl Member {
     }
 }
 
-/// Whether more generations than the last one are wanted for longer than [`RESERVE_PATIENCE`], and none
-/// came.
+/// Whether more generations than the last one were wanted for longer than [`RESERVE_TIMEOUT`]
+/// without success.
 fn is_overdue(
     now: Instant,
     (last, wanted): (ArenaGeneration, ArenaGeneration),
@@ -249,10 +251,10 @@ fn is_overdue(
         _ => now,
     };
     *wanted_since = Some((last, since));
-    now.saturating_duration_since(since) >= RESERVE_PATIENCE
+    now.saturating_duration_since(since) >= RESERVE_TIMEOUT
 }
 
-/// Logs what was refused and dropped since it did so last.
+/// Logs refused and dropped requests since the last log line.
 struct RefusalLog {
     next_at: Instant,
     logged: BTreeMap<&'static str, u64>,
@@ -279,7 +281,7 @@ impl RefusalLog {
         self.logged = refusals;
     }
 
-    /// `None` if nothing was refused or dropped since the last time.
+    /// `None` if nothing was refused or dropped since the last log line.
     fn summary(&self, refusals: &BTreeMap<&'static str, u64>) -> Option<String> {
         let before = |name| self.logged.get(name).copied().unwrap_or(0);
         let new = refusals.iter().map(|(name, count)| (name, count.saturating_sub(before(*name))));
@@ -291,7 +293,7 @@ impl RefusalLog {
     }
 }
 
-/// Whether every shard took the order. One that is busy gets it again at the next look.
+/// Whether every shard took the order. A busy one gets it again in the next iteration.
 fn is_ordered(outcome: Result<(), OrderError>) -> Result<bool, MemberError> {
     match outcome {
         Ok(()) => Ok(true),
@@ -339,7 +341,7 @@ mod tests {
         assert!(!at(0, 1, 1) && !at(10_000, 1, 3) && !at(11_999, 1, 3));
         assert!(at(12_000, 1, 3) && at(20_000, 1, 3));
         assert!(!at(21_000, 3, 3) && !at(22_000, 3, 5) && at(24_000, 3, 5));
-        // Whoever always wants more and gets it need not wait.
+        // A server that always wants more and gets it is not overdue.
         assert!(!at(24_001, 5, 7) && !at(26_000, 7, 9) && !at(27_999, 9, 11) && at(29_999, 9, 11));
     }
 

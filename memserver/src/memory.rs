@@ -1,4 +1,4 @@
-//! The bytes behind an arena: a part of one mapping, or plain process memory.
+//! The memory of an arena: a part of one mapping, or plain process memory.
 
 #![allow(unsafe_code, reason = "mapping memory is this module's work, and no other's")]
 
@@ -18,35 +18,35 @@ use rustix::{
 /// Bytes of a huge page on every machine that this runs on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What the mapping's pages are.
+/// The kind of a mapping's pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PageKind {
     /// Huge pages out of the system's pool (hugetlbfs).
     Huge,
-    /// The system was asked for transparent huge pages.
+    /// Ordinary pages, for which the system was advised to use transparent huge pages.
     Transparent,
     /// Ordinary pages.
     Plain,
 }
 
-/// A mapping that is given back to the system when its last part goes.
+/// A mapping that is unmapped when its last part is dropped.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Keeps the memory findable for whoever shall share it later; `None` if it is private.
+    /// Keeps the memory accessible for sharing it later; `None` if it is private.
     _file: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping is only an address range; who may touch which part of it is decided by
-// `Part`, of which every byte has at most one.
+// SAFETY: the mapping is only an address range; `Part` decides who may access which part of it, and
+// every byte is in at most one `Part`.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself gives no access to the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `map` mapped, and the last part is gone.
+        // SAFETY: the range is exactly what `map` mapped, and the last part is dropped.
         let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -61,7 +61,7 @@ pub(crate) struct Part {
 
 impl Part {
     fn start(&self) -> *mut u8 {
-        // SAFETY: the range lies inside of the mapping, by `split`.
+        // SAFETY: the range is inside the mapping, by `split`.
         unsafe { self.mapping.start.as_ptr().add(self.range.start) }
     }
 }
@@ -70,8 +70,8 @@ impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the part is mapped, readable, initialized by the system, and only this value
-        // can reach it.
+        // SAFETY: the part is mapped, readable, initialized by the system, and only this value can
+        // access it.
         unsafe { core::slice::from_raw_parts(self.start(), self.range.len()) }
     }
 }
@@ -83,7 +83,7 @@ impl DerefMut for Part {
     }
 }
 
-/// The bytes of one arena, all zero at the start.
+/// The bytes of one arena, initially zero.
 #[derive(Debug)]
 pub struct Memory(Bytes);
 
@@ -135,7 +135,7 @@ pub(crate) fn map(bytes: usize, kind: PageKind, is_shared: bool) -> Result<Part,
     };
     let mapping = Mapping { start, bytes, _file: file };
     if kind == PageKind::Transparent {
-        // SAFETY: the advice changes nothing that a program could see.
+        // SAFETY: the advice has no effect that a program can observe.
         unsafe { mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) }?;
     }
     Ok(Part { mapping: Arc::new(mapping), range: 0..bytes })
@@ -146,7 +146,7 @@ fn map_file(bytes: usize, kind: PageKind) -> Result<(NonNull<u8>, OwnedFd), Errn
     let file = memfd_create(c"bluebridge-arena", MemfdFlags::CLOEXEC | huge)?;
     ftruncate(&file, bytes as u64)?;
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the system's choice touches nothing of ours.
+    // SAFETY: a new mapping at an address of the system's choice affects no other mapping.
     let start = unsafe {
         mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0)
     }?;
@@ -155,12 +155,12 @@ fn map_file(bytes: usize, kind: PageKind) -> Result<(NonNull<u8>, OwnedFd), Errn
 
 fn map_private(bytes: usize) -> Result<NonNull<u8>, Errno> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping at an address of the system's choice touches nothing of ours.
+    // SAFETY: a new mapping at an address of the system's choice affects no other mapping.
     let start = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), bytes, access, flags) }?;
     NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Takes the pages of a range of a part from the system now.
+/// Makes the system provide the pages of a range of a part now.
 pub(crate) fn populate(part: &mut Part, range: Range<usize>) -> Result<(), Errno> {
     let bytes = &mut part[range];
     let (start, length) = (bytes.as_mut_ptr(), bytes.len());
@@ -168,14 +168,14 @@ pub(crate) fn populate(part: &mut Part, range: Range<usize>) -> Result<(), Errno
     unsafe { mm::madvise(start.cast(), length, Advice::LinuxPopulateWrite) }
 }
 
-/// Keeps the pages of a part in memory for good.
+/// Locks the pages of a part in memory.
 pub(crate) fn lock(part: &mut Part) -> Result<(), Errno> {
     let (start, bytes) = (part.as_mut_ptr(), part.len());
     // SAFETY: the part is mapped and exclusively ours.
     unsafe { mm::mlock(start.cast(), bytes) }
 }
 
-/// Cuts a part into `count` equal ones; what does not divide evenly at the end is left out.
+/// Cuts a part into `count` equal ones; a remainder at the end is not used.
 pub(crate) fn split(whole: Part, count: usize) -> Vec<Part> {
     let Part { mapping, range } = whole;
     let bytes = range.len() / count.max(1);

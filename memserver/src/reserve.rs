@@ -1,4 +1,4 @@
-//! Memory for arenas, reserved at the start or refused: the ceiling is hard.
+//! Memory for arenas, reserved completely at the start, or refused.
 
 use std::{fs, ops::ControlFlow};
 
@@ -6,21 +6,20 @@ use rustix::io::Errno;
 
 use crate::memory::{self, HUGE_PAGE_BYTES, Memory, PageKind};
 
-/// When the system hands the memory over.
+/// When the system provides the memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Claim {
-    /// At the start, all of it: what was promised is there.
+    /// At the start, completely, so that the promised memory is there.
     #[default]
     Prefault,
     /// At the start, and it can never be swapped out. Needs CAP_IPC_LOCK or RLIMIT_MEMLOCK.
     Lock,
-    /// When a page is first used. Quick to start and kind to others, but a system that runs short
-    /// later may end the server.
+    /// When a page is first used. The start is fast, and other processes can use the memory until
+    /// then, but a system that runs short later may kill the server.
     OnDemand,
 }
 
-/// Bytes that are taken from the system between two reports of [`Reservation::reserve_telling`]:
-/// a moment's work on any machine.
+/// Bytes that are populated between two progress reports of [`Reservation::reserve_with_progress`].
 const STEP_BYTES: usize = 64 << 20;
 
 /// How much memory, and of what kind.
@@ -30,7 +29,7 @@ pub struct Reservation {
     pub bytes: u64,
     /// Shards, which get equal parts.
     pub shard_count: u16,
-    /// When the system hands it over.
+    /// When the system provides it.
     pub claim: Claim,
     /// Try huge pages of the system's pool first, then transparent ones; else take plain pages.
     pub prefer_huge_pages: bool,
@@ -41,20 +40,20 @@ pub struct Reservation {
 pub struct Reserved {
     /// A part per shard, in the order of the shards.
     pub parts: Vec<Memory>,
-    /// What was had.
+    /// The kind of its pages.
     pub page_kind: PageKind,
-    /// Why no better kind was had; empty if the best was.
+    /// Why better kinds were not available; empty if the best was.
     pub refusals: Vec<(PageKind, String)>,
 }
 
-/// The memory cannot be had; the operator must ask for less, free some, or allow more.
+/// The memory is not available; the operator must request less, free some, or raise a limit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// The caller did not want to wait any longer.
+    /// The caller stopped the reservation.
     #[error("reserving {bytes} bytes of memory was stopped")]
     GivenUp {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// The memory cannot be locked.
@@ -63,48 +62,48 @@ pub enum ReserveError {
          (ulimit -l), or start without locking"
     )]
     Lock {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: Errno,
     },
-    /// No mapping of this size could be made.
+    /// No mapping of this size is possible.
     #[error("cannot map {bytes} bytes of memory: {error}; use a smaller arena")]
     Map {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: Errno,
     },
     /// The system, or the limit of the process's control group, does not have as much.
     #[error(
-        "{bytes} bytes of memory were asked for, but only {available_bytes} are available; \
+        "{bytes} bytes of memory were requested, but only {available_bytes} are available; \
          use a smaller arena"
     )]
     NotAvailable {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
         /// Bytes available.
         available_bytes: u64,
     },
-    /// The system ran short while it handed the memory over.
+    /// The system ran short of memory while it provided the pages.
     #[error("the system could not provide {bytes} bytes of memory: {error}; request less")]
     Populate {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: Errno,
     },
-    /// The size is no arena's: a page at least for every shard, 1 TiB at most.
+    /// The size is outside of the limits: every shard has at least a page, and at most 1 TiB.
     #[error(
         "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 1 TiB, \
          and there are 1 to 256 shards"
     )]
     Size {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
         /// Shards.
         shard_count: u16,
@@ -112,23 +111,24 @@ pub enum ReserveError {
 }
 
 impl Reservation {
-    /// Reserves the memory: one mapping, zeroed, in a part per shard. Each part is rounded down to
-    /// 2 MiB, or to a page if it is smaller, so that no more is taken than was said.
+    /// Reserves the memory: one zeroed mapping, with a part per shard. Each part is rounded down to
+    /// 2 MiB, or to a page if it is smaller, so that no more than the requested memory is used.
     ///
     /// # Errors
-    /// [`ReserveError`] if it cannot be had; then nothing is held.
+    /// [`ReserveError`] if it is not available; then nothing stays reserved.
     pub fn reserve(self) -> Result<Reserved, ReserveError> {
-        self.reserve_telling(|_, _| ControlFlow::Continue(()))
+        self.reserve_with_progress(|_, _| ControlFlow::Continue(()))
     }
 
-    /// As [`Self::reserve`], and tells after every step how many bytes were handed over, of how
-    /// many: large memory takes seconds. `told` may break that off.
+    /// As [`Self::reserve`], and calls `progress` after every step with the bytes that are provided
+    /// and the bytes in all: large memory takes seconds. `progress` may stop the reservation.
     ///
-    /// # Errors
-    /// [`ReserveError`] if it cannot be had or `told` broke it off; then nothing is held.
-    pub fn reserve_telling(
+    /// [`ReserveError`] if it is not available or `progress` stopped it; then nothing stays
+    /// reserved.
+    /// [`ReserveError`] if it is not available or `progress` stopped it; then nothing stays reserved.
+    pub fn reserve_with_progress(
         self,
-        mut told: impl FnMut(u64, u64) -> ControlFlow<()>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Reserved, ReserveError> {
         let Self { bytes, shard_count, claim, .. } = self;
         let size_error = ReserveError::Size { bytes, shard_count };
@@ -145,7 +145,7 @@ impl Reservation {
         }
         let Ok(total) = usize::try_from(shard_bytes * shards) else { return Err(size_error) };
         let (mut whole, page_kind, refusals) = self.map(total)?;
-        // Huge pages of the pool were set aside by the mapping already.
+        // The mapping set aside huge pages of the pool already.
         if page_kind != PageKind::Huge {
             check_available(total as u64, available_bytes())?;
         }
@@ -155,7 +155,7 @@ impl Reservation {
                 let end = total.min(start + STEP_BYTES);
                 memory::populate(&mut whole, start..end)
                     .map_err(|error| ReserveError::Populate { bytes, error })?;
-                if told(end as u64, bytes).is_break() {
+                if progress(end as u64, bytes).is_break() {
                     return Err(ReserveError::GivenUp { bytes });
                 }
             }
@@ -171,7 +171,7 @@ impl Reservation {
         Ok(Reserved { parts, page_kind, refusals })
     }
 
-    /// Maps the best kind that can be had.
+    /// Maps the best available kind of pages.
     fn map(self, bytes: usize) -> Result<Mapped, ReserveError> {
         let mut refusals = Vec::new();
         let candidates: &[(PageKind, bool)] = if self.prefer_huge_pages {
@@ -201,7 +201,7 @@ impl Reservation {
 
 type Mapped = (memory::Part, PageKind, Vec<(PageKind, String)>);
 
-/// Whether the system gives transparent huge pages to mappings that ask for them.
+/// Whether the system gives transparent huge pages to mappings that request them.
 fn transparent_allowed(is_shared: bool) -> Result<(), String> {
     let name = if is_shared { "shmem_enabled" } else { "enabled" };
     let path = format!("/sys/kernel/mm/transparent_hugepage/{name}");
@@ -222,7 +222,7 @@ fn check_available(bytes: u64, available: Option<u64>) -> Result<(), ReserveErro
     }
 }
 
-/// What the system and the process's control group leave; `None` if neither says.
+/// What the system and the process's control group have available; `None` if neither is known.
 fn available_bytes() -> Option<u64> {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     [system, group_room()].into_iter().flatten().min()
@@ -234,7 +234,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// The least room that this process's control group (version 2) and those above it leave.
+/// The smallest remaining memory of this process's control group (version 2) and of those above it.
 fn group_room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_disjoint_zeroed_and_as_large_as_asked_for() {
+    fn parts_are_disjoint_zeroed_and_as_large_as_requested() {
         for claim in [Claim::Prefault, Claim::OnDemand] {
             for prefer_huge_pages in [false, true] {
                 let mut reserved = small(claim, prefer_huge_pages).reserve().unwrap();
@@ -278,25 +278,26 @@ mod tests {
     }
 
     #[test]
-    fn every_step_is_told_and_the_next_can_be_forgone() {
+    fn every_step_reports_progress_and_can_be_the_last() {
         let bytes = 2 * STEP_BYTES as u64 + (4 << 20);
-        let asked = |claim| Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: false };
+        let request =
+            |claim| Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: false };
         let mut steps = Vec::new();
-        let reserved = asked(Claim::Prefault).reserve_telling(|done, of| {
+        let reserved = request(Claim::Prefault).reserve_with_progress(|done, of| {
             steps.push((done, of));
             ControlFlow::Continue(())
         });
         assert_eq!(reserved.unwrap().parts[0].len() as u64, bytes);
         let step = STEP_BYTES as u64;
         assert_eq!(steps, [(step, bytes), (2 * step, bytes), (bytes, bytes)]);
-        let given_up = asked(Claim::Prefault).reserve_telling(|_, _| ControlFlow::Break(()));
-        assert!(matches!(given_up, Err(ReserveError::GivenUp { .. })));
+        let stopped = request(Claim::Prefault).reserve_with_progress(|_, _| ControlFlow::Break(()));
+        assert!(matches!(stopped, Err(ReserveError::GivenUp { .. })));
         let never = |_, _| panic!("nothing is handed over at the start");
-        assert!(asked(Claim::OnDemand).reserve_telling(never).is_ok());
+        assert!(request(Claim::OnDemand).reserve_with_progress(never).is_ok());
     }
 
     #[test]
-    fn huge_pages_fall_back_and_say_why() {
+    fn huge_pages_fall_back_and_report_why() {
         let reserved = small(Claim::OnDemand, true).reserve().unwrap();
         let best = reserved.page_kind == PageKind::Huge;
         assert_eq!(best, reserved.refusals.is_empty(), "{:?}", reserved.refusals);
@@ -306,33 +307,33 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_refused() {
-        let available = available_bytes().expect("the system says what it has");
+    fn more_than_the_available_memory_is_refused() {
+        let available = available_bytes().expect("the system reports its available memory");
         for claim in [Claim::Prefault, Claim::Lock, Claim::OnDemand] {
-            let asked = Reservation {
+            let request = Reservation {
                 bytes: available + (1 << 30),
                 shard_count: 1,
                 claim,
                 prefer_huge_pages: false,
             };
-            let error = asked.reserve().unwrap_err();
+            let error = request.reserve().unwrap_err();
             assert!(matches!(error, ReserveError::NotAvailable { .. }), "{error}");
             assert!(error.to_string().contains("use a smaller arena"));
         }
     }
 
     #[test]
-    fn impossible_sizes_are_refused() {
+    fn invalid_sizes_are_refused() {
         let too_large = (1 << 40) + (2 << 20);
         for (bytes, shard_count) in [(0, 1), (4095, 1), (1, 0), (1 << 30, 257), (too_large, 1)] {
             let claim = Claim::OnDemand;
-            let asked = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
-            assert!(matches!(asked.reserve(), Err(ReserveError::Size { .. })), "{bytes}");
+            let request = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
+            assert!(matches!(request.reserve(), Err(ReserveError::Size { .. })), "{bytes}");
         }
     }
 
     #[test]
-    fn no_more_is_taken_than_was_said() {
+    fn no_more_than_the_requested_memory_is_taken() {
         for (bytes, shard_count, taken) in [
             (1 << 20, 256, 1 << 20),
             (10_000, 2, 2 * 4096),
@@ -340,15 +341,15 @@ mod tests {
             (9 << 20, 2, 8 << 20),
         ] {
             let claim = Claim::OnDemand;
-            let asked = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
-            let parts = asked.reserve().unwrap().parts;
+            let request = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
+            let parts = request.reserve().unwrap().parts;
             let total: usize = parts.iter().map(|part| part.len()).sum();
             assert_eq!(total, taken, "{bytes} in {shard_count}");
         }
     }
 
     #[test]
-    fn reads_what_the_system_says() {
+    fn reads_the_files_of_the_system() {
         assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    12 kB\n"), Some(12288));
         assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
         assert!(check_available(5, Some(4)).is_err());

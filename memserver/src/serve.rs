@@ -23,59 +23,60 @@ use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 
 use crate::{
     Arena, ArenaUsage,
-    backlog::{Backlog, Glance, Place, Sender},
+    backlog::{Backlog, Place, Preview, Sender},
     statistics::ShardStatistics,
     survey::{Allocation, Survey},
 };
 
-/// Replies that are sent in one call.
+/// The most replies that are sent in one call.
 const SEND_BATCH: usize = 64;
 
-/// Replies up to which a short batch is prepared instead.
+/// For up to this many replies a shorter batch is prepared.
 const SHORT_BATCH: usize = 8;
 
-/// Datagrams up to which a batch is served in its order: so few keep nobody waiting for long.
+/// Batches up to this size are served in the order of arrival: so few datagrams delay no client for
+/// long.
 const ORDERLY_BATCH: usize = 16;
 
-/// Datagrams of a batch from which on more are taken to wait in the carrier.
+/// A batch of at least this many datagrams suggests that more wait in the carrier.
 const FULL_BATCH: usize = 32;
 
-/// Batches that are taken out of the carrier in one round at most.
+/// The most batches that are received in one round.
 const DRAIN_LIMIT: usize = 16;
 
-/// How long a busy carrier is tried again before the waiting replies are given up; their
-/// requesters ask again.
-const SEND_PATIENCE: Duration = Duration::from_millis(2);
+/// How long sending is retried while the carrier is busy; then the waiting replies are dropped, and
+/// their requesters retransmit.
+const SEND_RETRY_TIME: Duration = Duration::from_millis(2);
 
-/// Resting pages that are zeroed in one idle moment: at most about 16 us, measured.
+/// Quarantined pages that are zeroed in one idle iteration: at most about 16 us, measured.
 const TIDY_PAGES: u32 = 16;
 
-/// What operators may ask for at once.
+/// Requests of operators that may wait in a shard.
 const SURVEYS_MAX: usize = 4;
 
-/// How often the statistics are shown to other threads while there is work.
+/// How often the statistics are published while there is work.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The share of retired pages, one in so many, from which on the operator is warned.
+/// The operator is warned when more than one page in this many is retired.
 const RETIRED_DIVISOR: u64 = 4;
 
-/// A store that a serving loop can look after.
+/// A store for the serving loop.
 pub trait Store: PageStore {
-    /// How full it is.
+    /// Its current usage.
     fn arena_usage(&self) -> ArenaUsage;
 
-    /// Prepares up to `budget` pages for later, and says how many.
+    /// Prepares up to `budget` pages for later use, and returns how many.
     fn tidy(&mut self, budget: u32) -> u32;
 
     /// Adds arena generations up to `last`.
     fn reserve(&mut self, last: ArenaGeneration);
 
-    /// Says whether more can be expected soon.
+    /// Sets whether more generations are expected soon.
     fn set_reserving(&mut self, is_reserving: bool);
 
-    /// Shows the allocations from a page on, by their first pages, until `each` returns false or
-    /// `budget` pages were looked at, an allocation counting as one; the page to go on from, `None` at
-    /// the end. A store that keeps no list shows none.
+    /// Calls `each` for the allocations from a page on, by their first pages, until it returns
+    /// false or `budget` pages were visited; an allocation counts as one. Returns the page to
+    /// continue from, `None` at the end. A store without a list of allocations shows none.
     fn survey(
         &self,
         from: u64,
@@ -136,30 +137,30 @@ impl Default for Idle {
     }
 }
 
-/// What another thread may tell a shard.
+/// An order of another thread to a shard.
 #[derive(Clone, Debug)]
 pub enum Order {
     /// Serve a range of another node.
     Adopt(Adopted),
     /// Serve under this authority, or under none.
     Authority(Option<Authority>),
-    /// Answer MOVED for these pages.
+    /// Respond MOVED for these pages.
     Move(core::ops::Range<u64>, NodeId),
-    /// Send notices of what is created and deleted in this space, or no more.
+    /// Send notices of creations and deletions in this space, or stop sending them.
     Notices(Space, bool),
-    /// Give up a range of another node.
+    /// Stop serving a range of another node.
     Release(Adopted),
     /// Use arena generations up to this one, which the controller reserved.
     Reserve(ArenaGeneration),
-    /// Expect arena generations soon, or do not.
+    /// Whether more arena generations are expected soon.
     Reserving(bool),
     /// Serve these pages again.
     Return(core::ops::Range<u64>),
-    /// Tell of allocations, or free them, for an operator.
+    /// List or free allocations for an operator.
     Survey(Survey),
 }
 
-/// A loop ended for another reason than that it was told to.
+/// The loop ended for another reason than an order to stop.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -174,18 +175,18 @@ pub enum ServeError {
     Panic(u16),
 }
 
-/// The other ends of a loop's strings.
+/// How a server controls and observes the loop of a shard.
 #[derive(Debug)]
-pub struct Strings {
+pub struct ShardControl {
     /// Set to end the loop.
     pub stop: Arc<AtomicBool>,
-    /// Orders of the control plane; looked at after every wait.
+    /// Orders of the control plane; received after every wait.
     pub orders: Receiver<Order>,
-    /// Where the loop shows what it did.
+    /// Where the loop publishes its statistics.
     pub statistics: Arc<ShardStatistics>,
 }
 
-/// One shard with everything that its loop owns.
+/// One shard with all state of its loop.
 pub struct Shard<T, S> {
     /// The carrier that brings this shard's requests.
     pub transport: T,
@@ -195,9 +196,9 @@ pub struct Shard<T, S> {
     pub store: S,
     /// How to wait.
     pub idle: Idle,
-    /// What was received and waits for its turn.
+    /// Received requests that wait for service.
     backlog: Backlog,
-    /// What operators asked for; a step of the first is done in each turn of the loop.
+    /// Requests of operators; each iteration of the loop does a step of the first.
     surveys: VecDeque<Survey>,
 }
 
@@ -208,77 +209,77 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Self { transport, responder, store, idle, backlog: Backlog::new(), surveys }
     }
 
-    /// Serves until told to stop, then answers SHUTTING_DOWN for the grace time.
+    /// Serves until `stop` is set, then responds SHUTTING_DOWN for the grace time.
     ///
     /// # Errors
     /// [`ServeError`] if the carrier fails for good.
-    pub fn serve(&mut self, strings: &Strings) -> Result<(), ServeError> {
-        let served = self.run(strings);
+    pub fn serve(&mut self, control: &ShardControl) -> Result<(), ServeError> {
+        let served = self.run(control);
         let ArenaUsage { retired_pages, capacity_pages, .. } = self.store.arena_usage();
         if retired_pages > 0 {
             tracing::info!(retired_pages, capacity_pages, "pages whose colours were used up");
         }
-        self.publish(&strings.statistics);
+        self.publish(&control.statistics);
         served
     }
 
-    fn run(&mut self, strings: &Strings) -> Result<(), ServeError> {
+    fn run(&mut self, control: &ShardControl) -> Result<(), ServeError> {
         let mut ends_at = None;
         let mut published_at = Timestamp::ZERO;
         let mut is_warned = false;
         let mut now = self.transport.now();
         loop {
-            if ends_at.is_none() && strings.stop.load(Ordering::Relaxed) {
+            if ends_at.is_none() && control.stop.load(Ordering::Relaxed) {
                 self.responder.begin_shutdown();
                 ends_at = Some(now + self.idle.grace);
             }
             if ends_at.is_some_and(|ends_at| now >= ends_at) {
                 return Ok(());
             }
-            for order in strings.orders.try_iter() {
-                self.obey(order, &strings.statistics);
+            for order in control.orders.try_iter() {
+                self.execute(order, &control.statistics);
             }
-            let is_surveying = self.survey(&strings.statistics);
+            let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
-                self.wait(now, ends_at, strings)?
+                self.wait(now, ends_at, control)?
             } else {
                 self.transport.receive(Wait::NONE)?
             };
-            self.handle(count, &strings.statistics)?;
+            self.handle(count, &control.statistics)?;
             now = self.transport.now();
             if now.saturating_since(published_at) >= PUBLISH_INTERVAL {
-                self.publish(&strings.statistics);
+                self.publish(&control.statistics);
                 published_at = now;
                 is_warned = is_warned || self.warn_of_retirement();
             }
         }
     }
 
-    /// Goes on with what an operator asked for; says whether there was anything.
+    /// Does a step of the first request of an operator; returns false if there is none.
     fn survey(&mut self, statistics: &ShardStatistics) -> bool {
         let Some(mut survey) = self.surveys.pop_front() else { return false };
-        // Whoever gets the answer may look at the statistics next.
+        // The operator may read the statistics right after the response.
         self.publish(statistics);
         let now = self.transport.now();
-        if !survey.go_on(now, &mut self.responder, &mut self.store) {
+        if !survey.step(now, &mut self.responder, &mut self.store) {
             self.surveys.push_front(survey);
         }
         true
     }
 
-    /// Polls for the spinning time; then tidies, or shows the statistics and sleeps.
+    /// Polls for the spinning time; then tidies, or publishes the statistics and sleeps.
     fn wait(
         &mut self,
         now: Timestamp,
         ends_at: Option<Timestamp>,
-        strings: &Strings,
+        control: &ShardControl,
     ) -> Result<usize, ServeError> {
         let spin_end = now + self.idle.spin;
         let count = self.transport.receive(Wait::spinning(self.idle.spin, spin_end))?;
         if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
             return Ok(count);
         }
-        self.publish(&strings.statistics);
+        self.publish(&control.statistics);
         let now = self.transport.now();
         let due = self.responder.poll_timeout();
         let deadline = [due, ends_at].into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
@@ -288,8 +289,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
     /// Handles what was received and sends the replies.
     fn handle(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
         if self.backlog.is_empty() && count <= ORDERLY_BATCH {
-            // Read after the batch came: what a carrier read while it polled may be from before a
-            // pause, and a lease must not end earlier than its owner counts.
+            // Read after the batch was received: the carrier's last reading may be older than a
+            // pause of the host, and a lease must not end earlier than its owner assumes.
             let now = self.transport.now();
             for number in 0..count {
                 self.serve_one(now, Place::Carrier(number), statistics)?;
@@ -305,8 +306,9 @@ impl<T: Transport, S: Store> Shard<T, S> {
         }
         self.flush(statistics)?;
         let now = self.transport.now();
-        // Nothing waits, so the responder cannot ask to send first. Requests that waited for a
-        // lease that ran out may be answered now, and be more than fit at once.
+        // The reply queue is empty, so the responder cannot request a flush first. Requests that
+        // waited for an expired lease may be executed now, and their replies may be more than fit
+        // at once.
         while self.responder.poll_timeout().is_some_and(|due| due <= now) {
             let timed = self.responder.handle_timeout(now, &mut self.store);
             debug_assert!(timed.is_ok(), "the queue was flushed");
@@ -318,10 +320,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Ok(())
     }
 
-    /// Puts what was received into the backlog, and what the carrier has beside it: whoever waits
-    /// there behind a flood would be found late, or lost when the carrier's room ends.
+    /// Puts what was received into the backlog, and what else the carrier has: behind a flood,
+    /// requests in the carrier's queue would be served late, or lost when it is full.
     fn drain(&mut self, count: usize, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        self.put_off(count, statistics);
+        self.enqueue(count, statistics);
         let mut latest = count;
         for _ in 1..DRAIN_LIMIT {
             if latest < FULL_BATCH {
@@ -329,33 +331,33 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
             self.hold(statistics);
             latest = self.transport.receive(Wait::NONE)?;
-            self.put_off(latest, statistics);
+            self.enqueue(latest, statistics);
         }
         Ok(())
     }
 
-    /// Puts the datagrams of the last batch into the backlog; drops those that it has no room for.
-    fn put_off(&mut self, count: usize, statistics: &ShardStatistics) {
+    /// Puts the datagrams of the last batch into the backlog; drops those without room.
+    fn enqueue(&mut self, count: usize, statistics: &ShardStatistics) {
         let mut dropped = 0;
         for number in 0..count {
-            let Glance { space, node, session, cost } =
-                Glance::new(&self.transport.incoming(number));
-            let is_known = self.responder.has_session(session, space, node);
-            let sender = Sender { space, node, is_known };
+            let Preview { space, node, session, cost } =
+                Preview::new(&self.transport.incoming(number));
+            let has_session = self.responder.has_session(session, space, node);
+            let sender = Sender { space, node, has_session };
             dropped += usize::from(!self.backlog.add(sender, cost, number));
         }
         statistics.add_overload_drops(dropped);
     }
 
-    /// Copies what waits out of the carrier's buffers.
+    /// Copies the waiting datagrams out of the carrier's buffers.
     fn hold(&mut self, statistics: &ShardStatistics) {
         let transport = &self.transport;
         let lost = self.backlog.hold(|number| transport.incoming(number));
         statistics.add_overload_drops(lost);
     }
 
-    /// Hands a datagram on; one that must wait is offered again after sending, because the replies
-    /// may refer to its pages.
+    /// Handles a datagram. If the reply queue is full it is flushed first, because queued replies
+    /// may refer to pages that the request changes.
     fn serve_one(
         &mut self,
         now: Timestamp,
@@ -368,7 +370,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Ok(())
     }
 
-    /// Hands a datagram on; says whether it was taken.
+    /// Passes a datagram to the responder; returns false if the replies must be sent first.
     fn take(&mut self, now: Timestamp, place: Place) -> bool {
         let Incoming { source, source_port, destination, payload } = match place {
             Place::Carrier(number) => self.transport.incoming(number),
@@ -385,9 +387,9 @@ impl<T: Transport, S: Store> Shard<T, S> {
         }
     }
 
-    /// Sends all waiting replies; those that a busy carrier does not take in time are given up.
+    /// Sends all waiting replies; those that a busy carrier does not accept in time are dropped.
     fn flush(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        let mut patient_until = None;
+        let mut retry_until = None;
         while self.responder.reply_count() > 0 {
             let sent = match self.responder.reply_count() {
                 1 => self.send::<1>(),
@@ -397,20 +399,20 @@ impl<T: Transport, S: Store> Shard<T, S> {
             match sent {
                 Ok(0) => {
                     let now = self.transport.now();
-                    let until = *patient_until.get_or_insert(now + SEND_PATIENCE);
+                    let until = *retry_until.get_or_insert(now + SEND_RETRY_TIME);
                     if now >= until {
-                        let given_up = self.responder.reply_count();
-                        self.responder.release(given_up);
-                        statistics.add_unsent(given_up);
+                        let dropped = self.responder.reply_count();
+                        self.responder.release(dropped);
+                        statistics.add_unsent(dropped);
                     }
                     std::thread::yield_now();
                 }
                 Ok(count) => {
                     self.responder.release(count);
-                    patient_until = None;
+                    retry_until = None;
                 }
                 Err(error @ TransmitError::Socket(_)) => return Err(ServeError::Transmit(error)),
-                // The asker cannot be reached, or its piece size is a lie: its loss.
+                // The requester is unreachable, or announced a wrong piece size: drop the reply.
                 Err(
                     TransmitError::Refused { .. }
                     | TransmitError::TooLarge { .. }
@@ -448,7 +450,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         self.transport.transmit(&batch[..count])
     }
 
-    fn obey(&mut self, order: Order, statistics: &ShardStatistics) {
+    fn execute(&mut self, order: Order, statistics: &ShardStatistics) {
         let is_done = match order {
             Order::Adopt(adopted) => self.responder.add_adopted(adopted).is_ok(),
             Order::Authority(authority) => {
@@ -470,7 +472,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 true
             }
             Order::Return(pages) => self.responder.remove_moved(&pages),
-            // Whoever asked learns it by the end of its channel.
+            // The requester sees that its channel is closed.
             Order::Survey(_) if self.surveys.len() >= SURVEYS_MAX => false,
             Order::Survey(survey) => {
                 self.surveys.push_back(survey);
@@ -480,7 +482,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         statistics.add_order(is_done);
     }
 
-    /// Warns once many pages cannot be used again; says whether it did.
+    /// Warns when many pages can never be allocated again; returns whether it did.
     fn warn_of_retirement(&self) -> bool {
         let ArenaUsage { retired_pages, capacity_pages, last_generation, .. } =
             self.store.arena_usage();

@@ -1,4 +1,4 @@
-//! A whole memory server: shards on threads, started, watched, told, and stopped.
+//! A whole memory server: starts, observes, controls and stops shards on their threads.
 
 use core::{
     sync::atomic::{AtomicBool, Ordering},
@@ -20,7 +20,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
     Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError, Reserved,
-    serve::{Idle, Order, ServeError, Shard, Strings},
+    serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
 };
@@ -28,36 +28,36 @@ use crate::{
 /// Orders that may wait for a shard.
 const ORDER_LIMIT: usize = 256;
 
-/// How a server is started; the number of its shards is the number of its carriers.
+/// The configuration of a server; the number of its shards is the number of its carriers.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// The node, as the controller gave it.
+    /// The node that the controller assigned.
     pub node: NodeId,
-    /// The incarnation, as the controller gave it.
+    /// The incarnation that the controller assigned.
     pub incarnation: u32,
-    /// The first generation of the contents, as the controller gave it; they begin empty.
+    /// The first generation of the contents, which the controller assigned; they begin empty.
     pub generation: ArenaGeneration,
     /// The last generation that the controller reserved; [`Server::reserve`] adds more.
     pub last_generation: ArenaGeneration,
-    /// The right to serve; without one requests on pages are refused until it comes.
+    /// The right to serve; without one, requests on pages are refused.
     pub authority: Option<Authority>,
     /// The spaces that are served.
     pub spaces: Vec<Space>,
     /// The largest piece of the spaces, in bytes.
     pub piece_bytes: u16,
     /// Memory for all shards; each shard's part is rounded down to 2 MiB, or to a page if it is
-    /// smaller. Nothing is allocated beyond it but what `limits` allow.
+    /// smaller. Beyond it only the memory that `limits` bound is allocated.
     pub memory_bytes: u64,
-    /// When the system hands the memory over.
+    /// When the system provides the memory.
     pub claim: Claim,
-    /// Take huge pages where they can be had.
+    /// Use huge pages where they are available.
     pub prefer_huge_pages: bool,
-    /// Quotas per space in pages, for the whole server; shards get equal shares, the first ones a
-    /// page more where that does not divide evenly.
+    /// Quotas per space in pages, for the whole server. Shards get equal shares; a remainder is
+    /// distributed over the first shards, one page each.
     pub quotas: Vec<(Space, u64)>,
-    /// The quota of spaces without an entry; `u64::MAX` for none. If it is left out, each of
-    /// `spaces` gets an equal share of the server's pages, so that no space can fill the server for
-    /// the others. A server of one space is all its.
+    /// The quota of spaces without an entry; `u64::MAX` for none. If it is `None`, each of `spaces`
+    /// gets an equal share of the server's pages, so that no space can fill the server at the cost
+    /// of the others. A server with one space gives it all pages.
     pub default_quota_pages: Option<u64>,
     /// The bounds of each shard.
     pub limits: Limits,
@@ -65,7 +65,7 @@ pub struct ServerConfig {
     pub timers: Timers,
     /// How the loops wait.
     pub idle: Idle,
-    /// Cores to run the shards on, in their order; shards beyond its end run anywhere.
+    /// Cores to run the shards on, in their order; further shards are not pinned.
     pub cores: Vec<usize>,
     /// Makes session ids unpredictable.
     pub seed: u64,
@@ -97,7 +97,7 @@ impl ServerConfig {
         }
     }
 
-    /// The memory for a server of so many shards, to be reserved before anybody waits for it.
+    /// The memory for a server with this many shards, to be reserved before it joins a rack.
     #[must_use]
     pub const fn reservation(&self, shard_count: u16) -> Reservation {
         Reservation {
@@ -129,7 +129,7 @@ impl ServerConfig {
         let spaces = (self.spaces.len() as u64).max(1);
         let equal = || shard_pages.saturating_mul(count) / spaces;
         let default_quota_pages = self.default_quota_pages.unwrap_or_else(equal);
-        // The first shards take what does not divide evenly, so that the sum is what was said.
+        // The first shards get the remainder, so that the sum is the configured number.
         let share = |pages: u64| match pages {
             u64::MAX => pages,
             pages => pages / count + u64::from(u64::from(shard) < pages % count),
@@ -155,7 +155,7 @@ pub enum StartError {
     /// A carrier per shard, 1 to 256, is needed.
     #[error("{0} carriers were given; there must be one per shard, 1 to 256")]
     Carriers(usize),
-    /// The memory cannot be had.
+    /// The memory is not available.
     #[error("the memory server cannot get its memory: {0}")]
     Memory(#[from] ReserveError),
     /// A thread could not be started.
@@ -170,18 +170,18 @@ pub enum OrderError {
     /// The shard is busy with earlier orders; try later.
     #[error("shard {0} is busy with earlier orders; try later")]
     Busy(u16),
-    /// The shard ended, or there never was one with this number.
+    /// The shard ended, or no shard has this number.
     #[error("there is no shard {0} (any more)")]
     Gone(u16),
 }
 
-/// A shard did not tell what was asked of it.
+/// A shard did not respond to a survey.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SurveyError {
-    /// It was not asked.
+    /// The order was not accepted.
     #[error(transparent)]
     Order(#[from] OrderError),
-    /// It has too much to do; try later. What was to be freed may be freed.
+    /// The shard has too much to do; try later. Allocations that were to be freed may be freed.
     #[error("shard {0} did not respond in time; try later")]
     TimedOut(u16),
 }
@@ -211,10 +211,10 @@ where
     run_with(config, reserved, transports)
 }
 
-/// Starts a server on memory that was reserved before, a part for each carrier.
+/// Starts a server on memory that was reserved before, with a part for each carrier.
 ///
 /// # Errors
-/// [`StartError`]; then nothing runs and the memory is given back.
+/// [`StartError`]; then nothing runs and the memory is freed.
 pub fn run_with<T>(
     config: &ServerConfig,
     reserved: Reserved,
@@ -229,7 +229,7 @@ where
         return Err(StartError::Carriers(count));
     }
     for (kind, reason) in &reserved.refusals {
-        tracing::debug!(?kind, reason, "a kind of memory cannot be had");
+        tracing::debug!(?kind, reason, "a kind of memory is not available");
     }
     tracing::info!(
         node = config.node.0,
@@ -275,18 +275,18 @@ impl Server {
         let (sender, orders) = sync_channel(ORDER_LIMIT);
         let statistics = Arc::<ShardStatistics>::default();
         let stop = Arc::clone(&self.stop);
-        let strings = Strings { stop, orders, statistics: Arc::clone(&statistics) };
+        let control = ShardControl { stop, orders, statistics: Arc::clone(&statistics) };
         let thread = Builder::new().name(format!("shard-{number}")).spawn(move || {
             if let Some(core) = core {
                 pin(core);
             }
-            shard.serve(&strings)
+            shard.serve(&control)
         })?;
         self.shards.push(RunningShard { thread, orders: sender, statistics });
         Ok(())
     }
 
-    /// What kind of memory was had.
+    /// The kind of memory pages in use.
     #[must_use]
     pub const fn page_kind(&self) -> PageKind {
         self.page_kind
@@ -298,20 +298,20 @@ impl Server {
         u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
     }
 
-    /// The statistics of every shard, a millisecond or a sleep old at most.
+    /// The statistics of every shard, at most a millisecond or a sleep old.
     #[must_use]
     pub fn statistics(&self) -> Vec<Snapshot> {
         self.shards.iter().map(|shard| shard.statistics.snapshot()).collect()
     }
 
-    /// Whether a shard ended by itself, which only a failed carrier causes; [`Self::stop`] says
-    /// why.
+    /// Whether a shard ended by itself, which only a failed carrier causes; [`Self::stop`] returns
+    /// the reason.
     #[must_use]
     pub fn is_failed(&self) -> bool {
         self.shards.iter().any(|shard| shard.thread.is_finished())
     }
 
-    /// Gives an order to one shard, which obeys after its next wait.
+    /// Gives an order to one shard, which executes it after its next wait.
     ///
     /// # Errors
     /// [`OrderError`]; the order was not given.
@@ -323,7 +323,7 @@ impl Server {
         })
     }
 
-    /// Asks one shard for allocations, or to free them, and waits for what it found.
+    /// Makes one shard list or free allocations, and waits for the result.
     ///
     /// # Errors
     /// [`SurveyError`].
@@ -337,15 +337,15 @@ impl Server {
         self.order(shard, Order::Survey(Survey::new(query, reply)))?;
         findings.recv_timeout(patience).map_err(|error| match error {
             RecvTimeoutError::Timeout => SurveyError::TimedOut(shard),
-            // It ended, or has as many of these to do as it may.
+            // The shard ended, or has the maximum number of surveys.
             RecvTimeoutError::Disconnected => OrderError::Busy(shard).into(),
         })
     }
 
-    /// Grants or takes the right to serve, on every shard.
+    /// Grants or withdraws the right to serve, on every shard.
     ///
     /// # Errors
-    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    /// [`OrderError`] of the first shard that could not be ordered; those before it were.
     pub fn set_authority(&self, authority: Option<Authority>) -> Result<(), OrderError> {
         (0..)
             .zip(&self.shards)
@@ -355,22 +355,22 @@ impl Server {
     /// Adds the arena generations up to `last`, which the controller reserved, on every shard.
     ///
     /// # Errors
-    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    /// [`OrderError`] of the first shard that could not be ordered; those before it were.
     pub fn reserve(&self, last: ArenaGeneration) -> Result<(), OrderError> {
         (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, Order::Reserve(last)))
     }
 
-    /// Says whether more arena generations can be expected soon, to every shard.
+    /// Notifies every shard whether more arena generations are expected soon.
     ///
     /// # Errors
-    /// [`OrderError`] of the first shard that could not be told; those before it were.
+    /// [`OrderError`] of the first shard that could not be ordered; those before it were.
     pub fn set_reserving(&self, is_reserving: bool) -> Result<(), OrderError> {
         let order = || Order::Reserving(is_reserving);
         (0..).zip(&self.shards).try_for_each(|(shard, _)| self.order(shard, order()))
     }
 
-    /// Stops: new requests are answered SHUTTING_DOWN for the grace time, then the shards end.
-    /// Gives their last statistics.
+    /// Stops: the shards respond SHUTTING_DOWN to new requests for the grace time, then they end.
+    /// Returns their last statistics.
     ///
     /// # Errors
     /// [`ServeError`] of the first shard that had failed before.
@@ -399,7 +399,7 @@ impl Drop for Server {
     }
 }
 
-/// Keeps the calling thread on a core; a wish that the system may refuse.
+/// Pins the calling thread to a core. A failure is only logged.
 fn pin(core: usize) {
     let mut cores = CpuSet::new();
     if core >= CpuSet::MAX_CPU {
@@ -434,7 +434,7 @@ mod tests {
         }
         config.default_quota_pages = Some(u64::MAX);
         let arena = config.arena(3, 4, 100);
-        assert_eq!(arena.default_quota_pages, u64::MAX, "no quota is none anywhere");
+        assert_eq!(arena.default_quota_pages, u64::MAX, "without a quota no shard has one");
     }
 
     #[test]

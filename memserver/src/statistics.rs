@@ -1,4 +1,4 @@
-//! What a shard shows of itself: written by its thread alone, read by any.
+//! The statistics of a shard: written by its thread alone, read by any thread.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use bluebridge_wire::{ArenaGeneration, Fault, Status};
 
 use crate::ArenaUsage;
 
-/// States that are shown beside events and statuses.
+/// States that are published beside events and statuses.
 const GAUGE_COUNT: usize = 11;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 12;
 
-/// The live statistics of one shard. Each number is right for itself; together they may be from
-/// two moments of the same millisecond.
+/// The live statistics of one shard. Each number is correct; different numbers may be from two
+/// moments of the same millisecond.
 #[derive(Debug)]
 pub struct ShardStatistics {
     events: [AtomicU64; Event::ALL.len()],
-    answers: Vec<AtomicU64>,
+    replies: Vec<AtomicU64>,
     gauges: [AtomicU64; GAUGE_COUNT],
     transport: [AtomicU64; COUNTER_COUNT],
     unsent: AtomicU64,
@@ -33,7 +33,7 @@ impl Default for ShardStatistics {
     fn default() -> Self {
         Self {
             events: [const { AtomicU64::new(0) }; Event::ALL.len()],
-            answers: Status::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            replies: Status::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             gauges: [const { AtomicU64::new(0) }; GAUGE_COUNT],
             transport: [const { AtomicU64::new(0) }; COUNTER_COUNT],
             unsent: AtomicU64::new(0),
@@ -44,30 +44,30 @@ impl Default for ShardStatistics {
     }
 }
 
-/// A shard's statistics at a moment.
+/// The statistics of a shard at one moment.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Snapshot {
     /// What happened in the protocol.
     pub events: Vec<(Event, u64)>,
     /// Replies by status.
-    pub answers: Vec<(Status, u64)>,
-    /// How full the arena is.
+    pub replies: Vec<(Status, u64)>,
+    /// The usage of the arena.
     pub arena: ArenaUsage,
     /// Open sessions.
     pub session_count: u64,
     /// Pages of anywhere-CREATEs that wait for their CONFIRM.
     pub provisional_pages: u64,
-    /// Pages that are leased; some may have run out since somebody looked.
+    /// Leased pages; expired leases are counted until the shard finds them.
     pub leased_pages: u64,
     /// Requests that wait for leased pages.
     pub waiting_count: u64,
-    /// What the carrier did.
+    /// The counters of the carrier.
     pub transport: Counters,
-    /// Replies that the carrier did not take.
+    /// Replies that the carrier did not accept.
     pub unsent_count: u64,
-    /// Requests that were dropped unread because their sender had too many waiting.
+    /// Requests that were dropped because their sender had too many waiting.
     pub overload_drop_count: u64,
-    /// Orders that were carried out, and orders that could not be.
+    /// Orders that were carried out, and orders that failed.
     pub orders: (u64, u64),
 }
 
@@ -80,19 +80,20 @@ impl Snapshot {
 
     /// Replies with `status`.
     #[must_use]
-    pub fn answers(&self, status: Status) -> u64 {
-        self.answers.iter().find(|(other, _)| *other == status).map_or(0, |(_, count)| *count)
+    pub fn replies(&self, status: Status) -> u64 {
+        self.replies.iter().find(|(other, _)| *other == status).map_or(0, |(_, count)| *count)
     }
 }
 
-/// What shards refused and dropped, by name, since they started. Only what happened is in it.
+/// The requests that shards refused or dropped, counted by reason since they started, without zero
+/// counts.
 ///
-/// An answer counts as refused if its status blames the requester or the server; those that belong to
-/// the protocol's normal course, such as BUSY, do not.
+/// A reply counts as a refusal if its status blames the requester or the server. Statuses of the
+/// protocol's normal course, such as BUSY, do not count.
 #[must_use]
 pub fn refusals(shards: &[Snapshot]) -> BTreeMap<&'static str, u64> {
-    let answers = shards.iter().flat_map(|shard| &shard.answers);
-    let refused = answers
+    let replies = shards.iter().flat_map(|shard| &shard.replies);
+    let refused = replies
         .filter(|(status, _)| status.fault() != Fault::Protocol)
         .map(|(status, count)| (status.text(), *count));
     let events = shards.iter().flat_map(|shard| &shard.events);
@@ -116,14 +117,14 @@ pub fn refusals(shards: &[Snapshot]) -> BTreeMap<&'static str, u64> {
 }
 
 impl ShardStatistics {
-    /// The numbers as they are now.
+    /// The current numbers.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let [
             capacity_pages,
             free_pages,
-            resting_pages,
+            quarantined_pages,
             retired_pages,
             used_pages,
             session_count,
@@ -135,11 +136,11 @@ impl ShardStatistics {
         ] = self.gauges.each_ref().map(load);
         Snapshot {
             events: Event::ALL.iter().copied().zip(self.events.iter().map(load)).collect(),
-            answers: Status::ALL.iter().copied().zip(self.answers.iter().map(load)).collect(),
+            replies: Status::ALL.iter().copied().zip(self.replies.iter().map(load)).collect(),
             arena: ArenaUsage {
                 capacity_pages,
                 free_pages,
-                resting_pages,
+                quarantined_pages,
                 retired_pages,
                 used_pages,
                 last_generation: generation(last_generation),
@@ -161,13 +162,13 @@ impl ShardStatistics {
         for (shown, (_, count)) in self.events.iter().zip(counters.events()) {
             shown.store(count, Ordering::Relaxed);
         }
-        for (shown, (_, count)) in self.answers.iter().zip(counters.statuses()) {
+        for (shown, (_, count)) in self.replies.iter().zip(counters.statuses()) {
             shown.store(count, Ordering::Relaxed);
         }
         let gauges: [u64; GAUGE_COUNT] = [
             arena.capacity_pages,
             arena.free_pages,
-            arena.resting_pages,
+            arena.quarantined_pages,
             arena.retired_pages,
             arena.used_pages,
             responder.session_count() as u64,
@@ -201,7 +202,7 @@ impl ShardStatistics {
     }
 }
 
-/// The generation that a gauge shows.
+/// The generation of a gauge's value.
 fn generation(gauge: u64) -> ArenaGeneration {
     u16::try_from(gauge).ok().and_then(ArenaGeneration::new).unwrap_or(ArenaGeneration::MAX)
 }

@@ -1,7 +1,7 @@
-//! What a shard tells an operator of its allocations, and frees for one.
+//! Lists or frees the allocations of a shard for an operator.
 //!
-//! A shard goes through its pages a few at a time, between requests, so that an arena of any size keeps
-//! nobody waiting. What it finds is bounded by the query, which names where to go on from.
+//! A shard visits a few of its pages at a time, between requests, so that an arena of any size delays
+//! no client. The query bounds the result, which names the page to continue from.
 
 use core::ops::RangeInclusive;
 use std::sync::mpsc::SyncSender;
@@ -15,30 +15,30 @@ use bluebridge_wire::{NodeId, Space, Status};
 
 use crate::serve::Store;
 
-/// Pages that are looked at in one turn, an allocation counting as one: some 20 us.
+/// Pages that are visited in one step, an allocation counting as one: some 20 us.
 const STEP_PAGES: u32 = 8192;
 
-/// Allocations, and pages of them, that are freed in one turn.
+/// Allocations, and pages of them, that are freed in one step.
 const STEP_FREED: u32 = 16;
 const STEP_FREED_PAGES: u32 = 2048;
 
-/// The most allocations in one answer.
+/// The most allocations in one result.
 pub const FOUND_MAX: u32 = 1024;
 
-/// An allocation as its arena knows it.
+/// An allocation in an arena.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Allocation {
     /// The tenant.
     pub space: Space,
-    /// Where it begins, and its colour.
+    /// Its location and colour.
     pub grant: Grant,
     /// Its length.
     pub pages: u32,
-    /// For whom it was made.
+    /// The endpoint that created it.
     pub creator: Creator,
 }
 
-/// Some lives of one endpoint.
+/// A range of incarnations of one endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Creators {
     /// Its node.
@@ -53,22 +53,23 @@ impl Creators {
     }
 }
 
-/// Which allocations of a shard an operator wants to see, or freed.
+/// The allocations of a shard that an operator wants to list or free.
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// Of this tenant.
+    /// Allocations of this tenant.
     pub space: Space,
-    /// Made for these; `None` for anybody.
+    /// Allocations of these creators; `None` for any creator.
     pub creators: Option<Creators>,
     /// From this page on, by the numbers of [`bluebridge_wire::Location::page`].
     pub from_page: u64,
-    /// At most so many, and never more than [`FOUND_MAX`]; 0 asks for the usage alone.
+    /// The most allocations to return, and never more than [`FOUND_MAX`]; 0 returns the usage
+    /// alone.
     pub limit: u32,
-    /// Whether they are to be freed; those that are leased or wait for a CONFIRM stay.
+    /// Whether to free them; those that are leased or wait for a CONFIRM stay.
     pub frees: bool,
 }
 
-/// An allocation that was found, or freed.
+/// An allocation that was found or freed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Found {
     /// The allocation.
@@ -77,22 +78,22 @@ pub struct Found {
     pub is_leased: bool,
     /// Whether it waits for its CONFIRM.
     pub is_provisional: bool,
-    /// `None` if it was not to be freed; else whether it was, or why it stays.
+    /// `None` if it was not to be freed; else whether it was freed, or why not.
     pub freed: Option<Result<(), Status>>,
 }
 
-/// What a shard found.
+/// The result of a query in one shard.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// In the order of their addresses.
     pub found: Vec<Found>,
-    /// Where to go on from; `None`: there is no more.
+    /// The page to continue from; `None` at the end.
     pub next_page: Option<u64>,
-    /// What the space has in this shard.
+    /// The usage of the space in this shard.
     pub usage: StoreUsage,
 }
 
-/// What another thread asks of a shard.
+/// A query of another thread to a shard, and its progress.
 #[derive(Clone, Debug)]
 pub struct Survey {
     query: Query,
@@ -102,21 +103,22 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// What `query` asks for; the findings go to `reply`, which has room for them.
+    /// A survey for `query`. The findings are sent to `reply`, which must have room for them.
     #[must_use]
     pub fn new(query: Query, reply: SyncSender<Findings>) -> Self {
         let limit = query.limit.min(FOUND_MAX);
-        // The shard's thread allocates nothing for it.
+        // Allocated here, because the shard's thread must not allocate.
         let found = Vec::with_capacity(limit as usize);
         let next_page = query.from_page;
         let query = Query { limit, ..query };
         Self { query, next_page, findings: Findings { found, ..Findings::default() }, reply }
     }
 
-    /// Goes on for a turn; says whether it is done, and then it has replied.
+    /// Does one step. Returns whether the survey is complete; then the findings are sent.
     ///
-    /// Replies that wait to be sent may refer to pages, so they come first.
-    pub(crate) fn go_on<S: Store>(
+    /// Replies that wait to be sent may refer to pages, so they must be sent before pages are
+    /// freed.
+    pub(crate) fn step<S: Store>(
         &mut self,
         now: Timestamp,
         responder: &mut Responder,
@@ -125,20 +127,20 @@ impl Survey {
         let turn = match (self.query.limit, self.query.frees) {
             (0, _) => Turn::Done(None),
             (_, true) => self.free(now, responder, store),
-            (_, false) => self.look(now, responder, store),
+            (_, false) => self.list(now, responder, store),
         };
         let Turn::Done(next_page) = turn else { return false };
         self.findings.next_page = next_page;
         self.findings.usage = store.usage(self.query.space);
-        // Whoever asked may have given up.
+        // The receiver may have timed out.
         let _ = self.reply.try_send(core::mem::take(&mut self.findings));
         true
     }
 
-    /// Takes note of some allocations more.
-    fn look<S: Store>(&mut self, now: Timestamp, responder: &Responder, store: &S) -> Turn {
+    /// Lists some more allocations.
+    fn list<S: Store>(&mut self, now: Timestamp, responder: &Responder, store: &S) -> Turn {
         let Self { query, findings, .. } = self;
-        // Whether an allocation is leased is looked up page by page.
+        // Whether an allocation is leased is checked page by page.
         let mut budget = STEP_PAGES;
         let next = store.survey(self.next_page, STEP_PAGES, &mut |allocation| {
             if !is_wanted(query, &allocation, responder) {
@@ -154,7 +156,7 @@ impl Survey {
         self.turn(next)
     }
 
-    /// Frees some allocations more.
+    /// Frees some more allocations.
     fn free<S: Store>(&mut self, now: Timestamp, responder: &mut Responder, store: &mut S) -> Turn {
         let mut freed_pages = 0_u32;
         for _ in 0..STEP_FREED {
@@ -171,7 +173,7 @@ impl Survey {
             let Some(allocation) = candidate else { return self.turn(next) };
             let noted = found(allocation, now, responder);
             let purged = responder.purge(now, allocation.space, allocation.grant, store);
-            // Replies that wait are sent first.
+            // Waiting replies must be sent first.
             let Ok(purged) = purged else { break };
             self.findings.found.push(Found { freed: Some(purged.map(|_| ())), ..noted });
             let pages = allocation.pages;
@@ -198,15 +200,15 @@ impl Survey {
     }
 }
 
-/// How a turn ended.
+/// How a step ended.
 enum Turn {
-    /// There is more to look at.
+    /// More pages must be visited.
     Over,
-    /// It was the last; where another query may go on from.
+    /// It was the last step; the page from which another query may continue.
     Done(Option<u64>),
 }
 
-/// What another node serves now, or has here, is for that node to tell.
+/// Allocations in ranges that another node serves now, or has here, are left to that node.
 fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> bool {
     let creators = query.creators.as_ref();
     allocation.space == query.space

@@ -28,7 +28,7 @@ thread_local! {
 }
 
 fn count() {
-    // While a thread ends there is nothing left to count in.
+    // While a thread ends its counter may be gone already.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
@@ -65,7 +65,7 @@ struct Server {
 }
 
 impl Server {
-    /// Sends a request and gives the last reply's status, target and session.
+    /// Sends a request and returns the last reply.
     fn ask(&mut self, command: Command, target: Ipv6Addr, header: Header, data: &[u8]) -> Reply {
         let from = EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6();
         let bits = WireCommand::request(command, false).bits();
@@ -125,8 +125,8 @@ fn no_request_allocates_after_open() {
     let open = Header { credit: 64, ..length(1024) };
     server.session = server.ask(Command::Open, own, open, &[]).header.session;
     server.sequence = 0;
-    assert!(server.allocations > 0, "the counting works: OPEN makes a window");
-    // The first CREATE of a space makes its entry in the arena's quotas.
+    assert!(server.allocations > 0, "OPEN allocates a window, so the counter works");
+    // The first CREATE of a space allocates its entry in the arena's quotas.
     server.next(Command::Create, own, length(1), &[]);
     server.allocations = 0;
 
@@ -159,7 +159,7 @@ fn no_request_allocates_after_open() {
         assert_ne!(server.next(Command::Read, at, length(8), b"").status, Status::Ok);
         let gone = alloc.header.target;
         assert_eq!(server.next(Command::Delete, gone, length(1), b"").status, Status::Ok);
-        // An abandoned train, and pages that nobody confirms.
+        // An incomplete train, and pages that are never confirmed.
         let kept = server.next(Command::Create, own, length(2), &[]).header.target;
         server.next(Command::Write, kept, length(4096), &[1; 1024]);
         assert_eq!(server.next(Command::Delete, kept, length(0), &[]).status, Status::Ok);

@@ -1,9 +1,9 @@
-//! Tests that need a world: simulation, racks of real packets, conformance.
+//! Tests of whole systems: simulation, racks with real packets, conformance.
 //!
-//! * [`sim`]: whole racks in virtual time; [`history`]: whether what clients saw is linearizable.
-//! * [`ownership`]: the model of leases whose states a checker visits.
-//! * [`hostile`]: packets that lie, against switch, servers and owners.
-//! * [`rack`]: racks of real daemons, what runs in them and what is checked.
+//! * [`sim`]: whole racks in virtual time; [`history`]: whether client results are linearizable.
+//! * [`ownership`]: the model of leases whose states a model checker visits.
+//! * [`hostile`]: invalid packets to switch, servers and owners.
+//! * [`rack`]: racks of real daemons, the clients in them, and the checks.
 
 pub mod history;
 pub mod hostile;

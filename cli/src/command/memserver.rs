@@ -88,8 +88,8 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     });
     let totals = member.stop()?;
     for (shard, total) in totals.iter().enumerate() {
-        let answered: u64 = total.answers.iter().map(|(_, count)| count).sum();
-        tracing::info!(shard, answered, "shard stopped");
+        let replied: u64 = total.replies.iter().map(|(_, count)| count).sum();
+        tracing::info!(shard, replied, "shard stopped");
     }
     served?;
     Ok(Exit::Ok)
@@ -161,7 +161,7 @@ fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Res
         claim: options.claim.into(),
         prefer_huge_pages: true,
     };
-    let reserved = reservation.reserve_telling(|done, total| {
+    let reserved = reservation.reserve_with_progress(|done, total| {
         report_progress(&format!("allocating memory: {} MiB of {} MiB", done >> 20, total >> 20));
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });

@@ -1,17 +1,18 @@
-//! Colours: what tells the allocations of a page apart.
+//! Colours distinguish the allocations of a page.
 //!
-//! A colour is an arena generation and a tag, as a pointer carries them. The colours of a page only
-//! go up: through the tags of a generation, then on with the next generation that is reserved. So no
-//! pointer ever fits twice, whatever happens to server and controller in between.
+//! A colour is an arena generation and a tag, as in a pointer. The colours of a page only increase:
+//! through the tags of a generation, then through the next reserved generation. So no pointer ever
+//! refers to two allocations, even if the server and the controller restart in between.
 
 use bluebridge_wire::{ArenaGeneration, Tag};
 
-/// Colours that a page must have left to be allocated. Of three one is on neither side, so that who
-/// runs over an allocation's end is refused and not served the neighbour's bytes.
+/// Colours that a page must have left to be allocated. The two neighbours have at most two of
+/// three, so that an access beyond an allocation's end is refused and never reaches the neighbour's
+/// bytes.
 pub(super) const CHOICE: u32 = 3;
 
-/// A generation (upper bits) and a tag (lower 8 bits). Later colours are greater; the default one is
-/// that of a page that never had any.
+/// A generation (upper bits) and a tag (lower 8 bits). Later colours are greater; the default is
+/// the colour of a page that never had one.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Colour(u32);
 
@@ -24,7 +25,7 @@ impl Colour {
         (self.0 >> 8, self.0 & 0xff)
     }
 
-    /// The generation and the tag of pointers with this colour.
+    /// The generation and the tag of pointers with this colour; `None` for the default.
     pub(super) fn generation_and_tag(self) -> Option<(ArenaGeneration, Tag)> {
         let (generation, tag) = self.parts();
         let generation = ArenaGeneration::new(u16::try_from(generation).ok()?)?;
@@ -32,7 +33,7 @@ impl Colour {
     }
 }
 
-/// The colours that an arena may give, numbered from 1 in the order of their use.
+/// The colours that an arena may use, numbered from 1 in the order of their use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Palette {
     first: ArenaGeneration,
@@ -45,39 +46,40 @@ impl Palette {
         Self { first, last: last.max(first), last_tag: u32::from(last_tag).max(CHOICE) }
     }
 
-    /// The first generation: older ones belong to contents that are lost.
+    /// The first generation: older ones belong to lost contents.
     pub(super) const fn first(&self) -> ArenaGeneration {
         self.first
     }
 
-    /// The last generation that is reserved.
+    /// The last reserved generation.
     pub(super) const fn last(&self) -> ArenaGeneration {
         self.last
     }
 
-    /// Adds the generations up to `last`; a smaller one changes nothing. Says whether it did.
+    /// Adds the generations up to `last`; a smaller one changes nothing. Returns whether it added
+    /// any.
     pub(super) fn extend(&mut self, last: ArenaGeneration) -> bool {
         let is_more = last > self.last;
         self.last = self.last.max(last);
         is_more
     }
 
-    /// Whether pointers of this generation were given since the contents are there.
+    /// Whether pointers of this generation refer to the current contents.
     pub(super) fn holds(&self, generation: ArenaGeneration) -> bool {
         (self.first..=self.last).contains(&generation)
     }
 
-    /// Generations that are reserved.
+    /// Reserved generations.
     pub(super) const fn generation_count(&self) -> u16 {
         self.last.number() - self.first.number() + 1
     }
 
-    /// Generations that can be reserved yet.
+    /// Generations that can still be reserved.
     pub(super) const fn generations_left(&self) -> u16 {
         ArenaGeneration::MAX.number() - self.last.number()
     }
 
-    /// The number of a colour; 0 of a page that never had any.
+    /// The number of a colour; 0 for the default.
     pub(super) const fn number(&self, colour: Colour) -> u32 {
         let (generation, tag) = colour.parts();
         generation.saturating_sub(self.first.number() as u32) * self.last_tag + tag
@@ -91,7 +93,7 @@ impl Palette {
         (self.first.saturating_add(generation), Tag(tag))
     }
 
-    /// Colours of a page in the generations that are reserved.
+    /// Colours of a page in the reserved generations.
     pub(super) const fn count(&self) -> u32 {
         self.generation_count() as u32 * self.last_tag
     }
@@ -101,8 +103,7 @@ impl Palette {
         self.last_tag
     }
 
-    /// Allocations that a page is good for until all generations of the server are used up, if each
-    /// is a single page.
+    /// How often a page can be allocated alone until all generations of the server are used up.
     pub(super) const fn allocations_of_page(&self) -> u64 {
         let all = self.count() + self.generations_left() as u32 * self.last_tag;
         (all - CHOICE + 1) as u64
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_only_grows() {
+    fn the_last_generation_only_increases() {
         let mut palette = Palette::new(generation(7), generation(3), 255);
         assert_eq!((palette.first(), palette.last()), (generation(7), generation(7)));
         let last = Colour::new(generation(7), Tag(255));

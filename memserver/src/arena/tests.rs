@@ -1,4 +1,4 @@
-//! The arena against a model, and its bounds one by one.
+//! Compares the arena with a model, and tests its limits one by one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -64,7 +64,7 @@ fn checks_come_in_the_documented_order() {
 }
 
 #[test]
-fn who_runs_over_an_end_is_refused() {
+fn an_access_beyond_an_end_is_refused() {
     let mut arena = arena(12);
     let grants: Vec<Grant> = (0..6).map(|_| arena.create(SPACE, 2).unwrap()).collect();
     let refuse_runs_over = |arena: &Arena, grants: &[Grant]| {
@@ -79,7 +79,7 @@ fn who_runs_over_an_end_is_refused() {
         }
     };
     refuse_runs_over(&arena, &grants);
-    // The gap between two neighbours is filled by what differs from both.
+    // An allocation between two neighbours has another colour than both.
     arena.delete(all(grants[2], 2), 2).unwrap();
     let again = arena.create(SPACE, 2).unwrap();
     let mut grants = grants;
@@ -152,16 +152,16 @@ fn quotas_hold_per_space() {
     arena.create(SPACE, 1).unwrap();
 }
 
-/// Allocations of one page that a page is good for in one generation, of 255 colours: it must have
-/// a choice of three to be allocated.
+/// How often a page can be allocated alone in one generation of 255 colours: it must have three
+/// left.
 const OF_PAGE: u64 = 253;
 
-/// An arena in the last generation that there is.
+/// An arena in the last possible generation.
 fn ending() -> ArenaConfig {
     ArenaConfig {
         generation: ArenaGeneration::MAX,
         last_generation: ArenaGeneration::MAX,
-        rest_divisor: u32::MAX,
+        quarantine_divisor: u32::MAX,
         ..ArenaConfig::default()
     }
 }
@@ -192,26 +192,26 @@ fn an_offset_retires_for_good_with_the_last_colours() {
 }
 
 #[test]
-fn freed_pages_rest_in_order_until_others_run_short() {
-    let config = ArenaConfig { rest_divisor: 4, ..ArenaConfig::default() };
+fn freed_pages_are_quarantined_in_order_until_others_run_short() {
+    let config = ArenaConfig { quarantine_divisor: 4, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 16);
     let first = arena.create(SPACE, 1).unwrap();
     arena.delete(access(first, 1), 1).unwrap();
-    assert_eq!(arena.arena_usage().resting_pages, 1);
-    assert_eq!(arena.arena_usage().free_pages, 16, "it can be allocated, if need be");
+    assert_eq!(arena.arena_usage().quarantined_pages, 1);
+    assert_eq!(arena.arena_usage().free_pages, 16, "it can be allocated");
     let other = arena.create(SPACE, 1).unwrap();
-    assert_ne!(other.location, first.location, "a page at rest was given out");
+    assert_ne!(other.location, first.location, "a quarantined page was allocated");
     let big = arena.create(SPACE, 14).unwrap();
     let last = arena.create(SPACE, 1).unwrap();
     assert_eq!(last.location, first.location);
     arena.delete(access(big, 1), 0).unwrap();
-    assert_eq!(arena.arena_usage().resting_pages, 0, "more than the share may not rest");
+    assert_eq!(arena.arena_usage().quarantined_pages, 0, "more than the share is not quarantined");
     assert_eq!(arena.arena_usage().free_pages, 14);
 }
 
 #[test]
 fn new_pages_are_zero_and_their_versions_new() {
-    let config = ArenaConfig { rest_divisor: 2, ..ArenaConfig::default() };
+    let config = ArenaConfig { quarantine_divisor: 2, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 8);
     let mut seen: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
     for round in 0..60_u8 {
@@ -235,8 +235,8 @@ fn new_pages_are_zero_and_their_versions_new() {
 }
 
 #[test]
-fn tidying_zeroes_what_rests() {
-    let config = ArenaConfig { rest_divisor: 1, ..ArenaConfig::default() };
+fn tidying_zeroes_quarantined_pages() {
+    let config = ArenaConfig { quarantine_divisor: 1, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 8);
     let grants: Vec<_> = (0..4).map(|_| arena.create(SPACE, 2).unwrap()).collect();
     for grant in &grants {
@@ -255,8 +255,8 @@ fn tidying_zeroes_what_rests() {
 }
 
 #[test]
-fn what_an_allocation_left_is_never_read_and_goes_with_the_first_write() {
-    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+fn leftover_is_never_read_and_is_zeroed_by_the_first_write() {
+    let config = ArenaConfig { quarantine_divisor: u32::MAX, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 1);
     let is_zero =
         |arena: &Arena, range: Range<usize>| arena.read(0, range).iter().all(|&byte| byte == 0);
@@ -267,7 +267,7 @@ fn what_an_allocation_left_is_never_read_and_goes_with_the_first_write() {
     };
     leave(&mut arena);
     let grant = arena.create(SPACE, 1).unwrap();
-    assert_eq!(arena.byte_of(0, 7), 9, "CREATE does not pay for it");
+    assert_eq!(arena.byte_of(0, 7), 9, "CREATE does not zero");
     assert!(is_zero(&arena, 0..PAGE_BYTES));
     let version = arena.version(0);
     arena.zero(0, 100..200);
@@ -278,7 +278,7 @@ fn what_an_allocation_left_is_never_read_and_goes_with_the_first_write() {
     arena.zero(0, 4001..4002);
     assert_eq!(arena.read(0, 4000..4003), b"e\0d");
     arena.delete(access(grant, 1), 1).unwrap();
-    // Nor when it lay there for two allocations.
+    // The same if it stayed there during two allocations.
     leave(&mut arena);
     let idle = arena.create(SPACE, 1).unwrap();
     arena.delete(access(idle, 1), 1).unwrap();
@@ -286,7 +286,7 @@ fn what_an_allocation_left_is_never_read_and_goes_with_the_first_write() {
     assert!(is_zero(&arena, 0..PAGE_BYTES));
 }
 
-/// Creates and deletes a page until that is refused; answers how often it went well.
+/// Creates and deletes a page until CREATE is refused; returns how often it succeeded.
 fn churn(arena: &mut Arena, space: Space) -> (u64, Status) {
     let mut count = 0;
     loop {
@@ -299,46 +299,46 @@ fn churn(arena: &mut Arena, space: Space) -> (u64, Status) {
 }
 
 #[test]
-fn no_space_uses_up_the_colours_that_are_kept_for_another() {
+fn no_space_uses_up_the_colours_that_are_reserved_for_another() {
     let (tenant, other, guest) = (Space(1), Space(2), Space(3));
     let config = ArenaConfig { quotas: vec![(tenant, 4), (other, 3)], ..ending() };
     let mut arena = Arena::on_heap(&config, 8);
-    // A guest without a quota has what is kept for nobody.
+    // A guest without a quota may use what is reserved for no space.
     assert_eq!(churn(&mut arena, guest), (OF_PAGE, Status::QuotaExceeded));
     let (count, status) = churn(&mut arena, tenant);
     assert_eq!((count, status), (4 * OF_PAGE, Status::QuotaExceeded));
     assert_eq!(arena.usage(tenant).used_pages, 0);
     let (count, _) = churn(&mut arena, other);
-    assert_eq!(count, 3 * OF_PAGE, "all that was kept for it");
+    assert_eq!(count, 3 * OF_PAGE, "all that was reserved for it");
     assert_eq!(arena.arena_usage().retired_pages, 8);
 }
 
 #[test]
-fn colours_that_are_kept_for_nobody_are_everybodys() {
+fn any_space_may_use_colours_that_are_reserved_for_none() {
     let tenant = Space(1);
     let config = ArenaConfig { quotas: vec![(tenant, 1), (Space(2), 1)], ..ending() };
     let mut arena = Arena::on_heap(&config, 8);
     let (count, status) = churn(&mut arena, tenant);
     assert_eq!((count, status), (7 * OF_PAGE, Status::QuotaExceeded));
     assert_eq!(churn(&mut arena, Space(2)).0, OF_PAGE);
-    // Without quotas, who wears a server out is not held back.
+    // Without quotas a space may use up all colours.
     let mut arena = Arena::on_heap(&ending(), 4);
     assert_eq!(churn(&mut arena, tenant), (4 * OF_PAGE, Status::OutOfMemory));
 }
 
 #[test]
-fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
+fn a_page_continues_with_the_next_reserved_generation() {
     let first = generation(7);
     let config = ArenaConfig {
         generation: first,
         last_generation: first,
-        rest_divisor: u32::MAX,
+        quarantine_divisor: u32::MAX,
         ..ArenaConfig::default()
     };
     let mut arena = Arena::on_heap(&config, 1);
     let old = arena.create(SPACE, 1).unwrap();
     arena.delete(access(old, 1), 1).unwrap();
-    assert_eq!(churn(&mut arena, SPACE), (OF_PAGE - 1, Status::Overloaded), "more can be had");
+    assert_eq!(churn(&mut arena, SPACE), (OF_PAGE - 1, Status::Overloaded), "more can be reserved");
     let usage = arena.arena_usage();
     assert_eq!((usage.retired_pages, usage.free_pages, usage.used_pages), (1, 0, 0));
     assert_eq!(arena.usage(SPACE).retired_pages, 1);
@@ -353,7 +353,7 @@ fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
     let usage = arena.arena_usage();
     assert_eq!((usage.retired_pages, usage.free_pages), (0, 1));
     assert_eq!((usage.last_generation, usage.wanted_generation), (wanted, wanted));
-    // It goes on where it was: two colours of the first generation are left.
+    // It continues: two colours of the first generation are left.
     let grants: Vec<Grant> = (0..3)
         .map(|_| {
             let grant = arena.create(SPACE, 1).unwrap();
@@ -366,7 +366,7 @@ fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
     assert_eq!(colours, [(first, 254), (first, 255), (generation(8), 1)]);
     let live = arena.create(SPACE, 1).unwrap();
     assert_eq!(arena.check(access(live, 1)), Ok(()));
-    // A pointer of this life is stale, one of another life is to what was lost.
+    // A pointer with a generation of this arena is stale; another generation's contents are lost.
     for grant in grants.iter().chain([&old]) {
         assert_eq!(arena.check(access(*grant, 1)), Err(Status::StaleTag));
     }
@@ -386,10 +386,10 @@ fn a_page_goes_on_with_the_next_generation_that_is_reserved() {
 }
 
 #[test]
-fn neighbours_differ_also_where_colours_run_out() {
-    let config = ArenaConfig { rest_divisor: u32::MAX, ..ArenaConfig::default() };
+fn neighbours_differ_also_when_colours_run_out() {
+    let config = ArenaConfig { quarantine_divisor: u32::MAX, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 3);
-    // One page after the other is used up and held, so that the next has them beside it.
+    // One page after the other is used up and kept allocated, so that the next one has neighbours.
     let mut grants = Vec::new();
     for page in 0..3 {
         let grant = loop {
@@ -409,20 +409,21 @@ fn neighbours_differ_also_where_colours_run_out() {
 }
 
 #[test]
-fn retired_pages_come_back_when_generations_are_reserved() {
-    let config = ArenaConfig { last_tag: 4, rest_divisor: u32::MAX, ..ArenaConfig::default() };
+fn retired_pages_can_be_allocated_when_generations_are_reserved() {
+    let config =
+        ArenaConfig { last_tag: 4, quarantine_divisor: u32::MAX, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 32);
     let one = |arena: &mut Arena| {
         let grant = arena.create(SPACE, 1)?;
         arena.delete(access(grant, 1), 1).map(|_| grant.location.page())
     };
-    // A page that is used up gives way to the next, and no generation is asked for.
+    // When a page is used up the next one is used, and no generation is requested.
     let used: Vec<_> = (0..8).map(|_| one(&mut arena).unwrap()).collect();
     assert_eq!(used, [0, 0, 1, 1, 2, 2, 3, 3]);
     let usage = arena.arena_usage();
     assert_eq!((usage.retired_pages, usage.free_pages, usage.used_pages), (4, 28, 0));
     assert_eq!(usage.wanted_generation, usage.last_generation);
-    // They stand in the way of a large allocation, and then more are asked for.
+    // The retired pages block a large allocation, and then more generations are requested.
     assert_eq!(arena.create(SPACE, 33), Err(Status::OutOfMemory));
     assert_eq!(arena.create(SPACE, 29), Err(Status::Overloaded));
     let wanted = arena.arena_usage().wanted_generation;
@@ -433,7 +434,7 @@ fn retired_pages_come_back_when_generations_are_reserved() {
     let grant = arena.create(SPACE, 32).unwrap();
     assert_eq!((grant.location.generation(), grant.tag.0), (generation(0), 3));
     arena.delete(all(grant, 32), 32).unwrap();
-    // When a quarter is used up, they are asked for before anybody has to wait.
+    // When a quarter is used up, they are requested before an allocation has to wait.
     let mut count = 0;
     while arena.arena_usage().wanted_generation == wanted {
         one(&mut arena).unwrap();
@@ -443,10 +444,10 @@ fn retired_pages_come_back_when_generations_are_reserved() {
 }
 
 #[test]
-fn generations_are_asked_for_ahead_of_need() {
-    let config = ArenaConfig { last_tag: 8, rest_divisor: 1, ..ArenaConfig::default() };
+fn generations_are_requested_in_advance() {
+    let config = ArenaConfig { last_tag: 8, quarantine_divisor: 1, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 16);
-    // All pages at once: half of the last generation is left then.
+    // All pages are used equally: half of the last generation is left then.
     for tag in 1..=5 {
         assert_eq!(arena.arena_usage().wanted_generation, generation(0), "{tag}");
         let grant = arena.create(SPACE, 16).unwrap();
@@ -454,7 +455,7 @@ fn generations_are_asked_for_ahead_of_need() {
         arena.delete(all(grant, 16), 16).unwrap();
     }
     assert_eq!(arena.arena_usage().wanted_generation, generation(2));
-    // One that uses many asks for many, and there is an end.
+    // An arena that uses many requests many, up to a limit.
     for (last, wanted) in [(2, 5), (5, 11), (11, 23), (23, 47), (47, 95), (95, 159), (159, 223)] {
         arena.reserve(generation(last));
         while arena.arena_usage().wanted_generation == generation(last) {
@@ -468,7 +469,7 @@ fn generations_are_asked_for_ahead_of_need() {
 }
 
 #[test]
-fn whoever_may_have_all_memory_runs_out_of_it_and_not_into_a_quota() {
+fn a_space_that_may_have_all_memory_gets_out_of_memory_and_not_quota_exceeded() {
     let config = ArenaConfig { default_quota_pages: 4, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 4);
     assert_eq!(arena.usage(SPACE).quota_pages, 4);
@@ -477,7 +478,7 @@ fn whoever_may_have_all_memory_runs_out_of_it_and_not_into_a_quota() {
     assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
 }
 
-/// What the model knows of an allocation.
+/// An allocation in the model.
 #[derive(Clone, Debug)]
 struct Allocation {
     grant: Grant,
@@ -507,7 +508,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut arena = arena(capacity);
     let mut live: Vec<Allocation> = Vec::new();
-    let mut dead: Vec<Allocation> = Vec::new();
+    let mut deleted: Vec<Allocation> = Vec::new();
     let mut versions: BTreeMap<u64, u64> = BTreeMap::new();
     for &step in steps {
         match step {
@@ -532,7 +533,7 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                     }
                     Err(status) => {
                         prop_assert_eq!(status, Status::OutOfMemory);
-                        // Only a fragmented arena may refuse what would fit by number.
+                        // Only a fragmented arena may refuse a number of pages that is free.
                         prop_assert!(used + pages > capacity || pages > 1);
                     }
                 }
@@ -541,10 +542,10 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                 let allocation = live.swap_remove(which % live.len());
                 let Allocation { grant, pages, .. } = allocation;
                 prop_assert_eq!(arena.delete(all(grant, pages), pages), Ok(pages));
-                dead.push(allocation);
+                deleted.push(allocation);
             }
-            Step::Stale(which) if !dead.is_empty() => {
-                let Allocation { grant, pages, .. } = dead[which % dead.len()];
+            Step::Stale(which) if !deleted.is_empty() => {
+                let Allocation { grant, pages, .. } = deleted[which % deleted.len()];
                 for page in 0..u64::from(pages) {
                     prop_assert!(arena.check(at_page(access(grant, 1), page)).is_err());
                 }
@@ -579,7 +580,7 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// All allocations, a few pages at a time.
+/// Lists all allocations, a few pages at a time.
 fn surveyed(arena: &Arena, budget: u32) -> Vec<survey::Allocation> {
     let mut found = Vec::new();
     let mut next = Some(0);
@@ -588,7 +589,7 @@ fn surveyed(arena: &Arena, budget: u32) -> Vec<survey::Allocation> {
             found.push(allocation);
             true
         });
-        assert!(next.is_none_or(|next| next > from), "it goes on");
+        assert!(next.is_none_or(|next| next > from), "it continues");
     }
     found
 }
@@ -608,14 +609,14 @@ fn every_allocation_is_shown_once_with_its_creator() {
     for budget in [1, 2, 7, 1000] {
         assert_eq!(surveyed(&arena, budget), expected, "{budget}");
     }
-    // One that is not taken is shown again from where the survey ended.
+    // An allocation for which `each` returned false is shown again from where the survey ended.
     let mut count = 0;
     let next = arena.survey(0, 1000, &mut |_| {
         count += 1;
         count <= 2
     });
     assert_eq!(next, Some(expected[2].grant.location.page()));
-    // A page inside of an allocation leads to the next one.
+    // From a page inside an allocation the survey continues with the next one.
     let inside = expected[1].grant.location.page() + 1;
     let mut first = None;
     arena.survey(inside, 1000, &mut |allocation| {

@@ -1,4 +1,4 @@
-//! Whose turn it is, what it is reckoned to cost, and what is dropped; no test looks at a clock.
+//! The order of service, the estimated cost, and what is dropped; no test depends on time.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
@@ -8,11 +8,11 @@ use super::*;
 
 const SPACE: Space = Space(7);
 
-const fn sender(node: u16, is_known: bool) -> Sender {
-    Sender { space: SPACE, node: NodeId(node), is_known }
+const fn sender(node: u16, has_session: bool) -> Sender {
+    Sender { space: SPACE, node: NodeId(node), has_session }
 }
 
-/// Requests in the order in which they are served, until time or requests run out.
+/// Requests in the order of service, until time or requests run out.
 fn round(backlog: &mut Backlog) -> Vec<Place> {
     backlog.begin_round();
     core::iter::from_fn(|| backlog.next()).collect()
@@ -29,12 +29,12 @@ fn is_vacant(backlog: &Backlog) -> bool {
     backlog.is_empty()
         && backlog.by_sender.is_empty()
         && backlog.vacant_flows.len() == backlog.flows.len()
-        && backlog.known.first == NONE
-        && backlog.strangers.first == NONE
+        && backlog.with_session.first == NONE
+        && backlog.sessionless.first == NONE
 }
 
 #[test]
-fn a_sender_alone_is_served_in_its_order() {
+fn the_requests_of_one_sender_are_served_in_order() {
     let mut backlog = Backlog::new();
     for number in 0..20 {
         assert!(backlog.add(sender(1, true), REQUEST_NANOS, number));
@@ -45,7 +45,7 @@ fn a_sender_alone_is_served_in_its_order() {
 }
 
 #[test]
-fn whoever_comes_behind_a_flood_is_served_within_two_turns() {
+fn a_sender_behind_a_flood_is_served_within_two_turns() {
     let mut backlog = Backlog::new();
     for number in 0..1000 {
         assert!(backlog.add(sender(1, true), REQUEST_NANOS, number));
@@ -57,14 +57,14 @@ fn whoever_comes_behind_a_flood_is_served_within_two_turns() {
 }
 
 #[test]
-fn a_round_takes_its_time_and_no_more() {
+fn a_round_takes_the_estimated_time_and_no_more() {
     let mut backlog = Backlog::new();
     for number in 0..1000 {
         assert!(backlog.add(sender(1, true), REQUEST_NANOS, number));
     }
     let most = ROUND_NANOS.div_ceil(REQUEST_NANOS) as usize;
     assert_eq!(round(&mut backlog).len(), most);
-    assert_eq!(round(&mut backlog)[0], Place::Carrier(most), "the next goes on there");
+    assert_eq!(round(&mut backlog)[0], Place::Carrier(most), "the next one continues there");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn senders_get_the_same_time_not_the_same_number() {
 }
 
 #[test]
-fn open_sessions_come_first_and_leave_strangers_a_share() {
+fn open_sessions_come_first_and_leave_others_a_share() {
     let mut backlog = Backlog::new();
     for number in 0..1000 {
         assert!(backlog.add(sender(1, false), REQUEST_NANOS, number));
@@ -95,16 +95,16 @@ fn open_sessions_come_first_and_leave_strangers_a_share() {
         assert!(backlog.add(sender(2, true), REQUEST_NANOS, number));
     }
     let served = round(&mut backlog);
-    assert_eq!(split(&served[..5], 1000), (0, 5), "they were last and come first");
+    assert_eq!(split(&served[..5], 1000), (0, 5), "they arrived last and are served first");
     assert_eq!(split(&served[5..], 1000).1, 0);
-    // Sessions that always have something do not starve those who want to open one.
+    // Busy sessions do not starve requests that open one.
     for number in 1000..1900 {
         assert!(backlog.add(sender(2, true), REQUEST_NANOS, number));
     }
-    let (strangers, known) = split(&round(&mut backlog), 1000);
-    let kept = (STRANGERS_NANOS / REQUEST_NANOS) as usize;
-    assert!((kept..=kept + 2).contains(&strangers), "{strangers} and {known}");
-    assert!(known > 5 * strangers);
+    let (sessionless, with_session) = split(&round(&mut backlog), 1000);
+    let kept = (SESSIONLESS_NANOS / REQUEST_NANOS) as usize;
+    assert!((kept..=kept + 2).contains(&sessionless), "{sessionless} and {with_session}");
+    assert!(with_session > 5 * sessionless);
 }
 
 #[test]
@@ -113,16 +113,16 @@ fn a_flood_leaves_room_for_others() {
     let half = usize::from(LIMIT) / 2;
     let taken = (0..10_000).filter(|&n| backlog.add(sender(1, true), REQUEST_NANOS, n)).count();
     assert_eq!(taken, half);
-    // Its other class is another sender, but no way around the limit.
+    // The same node without a session counts as another sender, but the limit still holds.
     let taken = (0..10_000).filter(|&n| backlog.add(sender(1, false), REQUEST_NANOS, n)).count();
     assert_eq!(taken, half / 2);
     for node in 2..50 {
-        assert!(backlog.add(sender(node, true), REQUEST_NANOS, 0), "node {node} finds room");
+        assert!(backlog.add(sender(node, true), REQUEST_NANOS, 0), "node {node} has room");
     }
 }
 
 #[test]
-fn all_is_given_back_whatever_comes() {
+fn all_entries_become_vacant_after_any_requests() {
     let mut backlog = Backlog::new();
     for round_number in 0..200_usize {
         for number in 0..64 {
@@ -143,7 +143,7 @@ fn all_is_given_back_whatever_comes() {
 }
 
 #[test]
-fn what_waits_is_kept_when_the_carrier_takes_its_buffers_back() {
+fn waiting_requests_are_kept_when_the_carrier_reuses_its_buffers() {
     let mut backlog = Backlog::new();
     let many = ROUND_NANOS.div_ceil(REQUEST_NANOS) as usize + 3;
     let payload: Vec<Vec<u8>> = (0..many).map(|n| vec![n as u8; 10 + n]).collect();
@@ -165,7 +165,7 @@ fn what_waits_is_kept_when_the_carrier_takes_its_buffers_back() {
         assert_eq!(backlog.held(slot), incoming(number));
     }
     assert_eq!(backlog.next(), None);
-    // What is longer than any request is lost.
+    // A datagram longer than any request is lost.
     assert!(backlog.add(sender(1, true), REQUEST_NANOS, 0));
     let long = vec![0; SLOT_BYTES + 1];
     assert_eq!(backlog.hold(|_| Incoming { payload: &long, ..incoming(0) }), 1);
@@ -175,10 +175,10 @@ fn what_waits_is_kept_when_the_carrier_takes_its_buffers_back() {
 }
 
 #[test]
-fn the_cost_follows_from_command_and_data() {
+fn the_cost_depends_on_command_and_data() {
     let source = EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6();
     let server = EndpointAddress::of_shard(SPACE, NodeId(9), 0, 0).to_ipv6();
-    let glance = |command, length, data_bytes: usize| {
+    let preview = |command, length, data_bytes: usize| {
         let bits = WireCommand::request(command, false).bits();
         let to =
             Fields::unpack(server).map(|to| Fields { command: bits, ..to }).expect("it is one");
@@ -186,20 +186,20 @@ fn the_cost_follows_from_command_and_data() {
         let header = Header { target: server, session: 5, length, ..Header::default() };
         header.emit(&mut payload, 0);
         let destination = to.to_ipv6();
-        Glance::new(&Incoming { source, source_port: 1, destination, payload: &payload })
+        Preview::new(&Incoming { source, source_port: 1, destination, payload: &payload })
     };
-    let open = glance(Command::Open, 4096, 0);
+    let open = preview(Command::Open, 4096, 0);
     assert_eq!((open.space, open.node, open.session), (SPACE, NodeId(20), 5));
-    let ping = glance(Command::Ping, 0, 0);
+    let ping = preview(Command::Ping, 0, 0);
     assert_eq!(open.cost, ping.cost);
     assert!(ping.cost >= REQUEST_NANOS);
-    assert!(glance(Command::Write, 4096, 4096).cost > ping.cost);
-    assert!(glance(Command::Read, 32768, 0).cost > glance(Command::Read, 4096, 0).cost);
-    assert!(glance(Command::Create, 1 << 16, 0).cost > 10 * ping.cost);
-    // A length that cannot be is not believed.
-    assert!(glance(Command::Create, u32::MAX, 0).cost < 100 * ROUND_NANOS);
+    assert!(preview(Command::Write, 4096, 4096).cost > ping.cost);
+    assert!(preview(Command::Read, 32768, 0).cost > preview(Command::Read, 4096, 0).cost);
+    assert!(preview(Command::Create, 1 << 16, 0).cost > 10 * ping.cost);
+    // An impossible length does not count fully.
+    assert!(preview(Command::Create, u32::MAX, 0).cost < 100 * ROUND_NANOS);
     let foreign =
         Incoming { source: Ipv6Addr::LOCALHOST, source_port: 1, destination: server, payload: &[] };
-    let foreign = Glance::new(&foreign);
+    let foreign = Preview::new(&foreign);
     assert_eq!((foreign.node, foreign.session), (NodeId::ANY, 0));
 }

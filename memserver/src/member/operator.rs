@@ -1,4 +1,4 @@
-//! Answers to what operators ask, shard by shard.
+//! Responses to questions of operators, shard by shard.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -16,13 +16,13 @@ use crate::{
     survey::{Creators, FOUND_MAX, Findings, Found, Query},
 };
 
-/// How long all shards together may take for one question; the controller waits a little longer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The time limit of one question, for all shards together; the controller waits a little longer.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Pages that a shard's offsets span.
 const SHARD_PAGES_SHIFT: u32 = SHARD_SHIFT - PAGE_SHIFT;
 
-/// What a server says to a question; it takes [`PATIENCE`] at most.
+/// The server's response to a question, within [`TIMEOUT`].
 pub(super) fn answer(ask: &Ask, node: NodeId, server: &Server) -> Answer {
     let answered = match ask {
         Ask::Statistics { space } => statistics(server, *space).map(Answer::Statistics),
@@ -43,7 +43,7 @@ fn survey(
     node: NodeId,
     mut query: Query,
 ) -> Result<proto::SurveyAnswer, SurveyError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let shard_count = server.shard_count();
     let mut answer = proto::SurveyAnswer::default();
     let mut purged = proto::PurgeResponse::default();
@@ -54,9 +54,9 @@ fn survey(
             break;
         }
         let left = until.saturating_duration_since(Instant::now());
-        let asked = server.survey(shard, query.clone(), left);
-        let Findings { found, next_page, .. } = match asked {
-            // What was found before is told; the caller goes on from there.
+        let outcome = server.survey(shard, query.clone(), left);
+        let Findings { found, next_page, .. } = match outcome {
+            // What was found before is returned; the caller continues from there.
             Err(_) if shard > first => {
                 answer.next_page = Some(query.from_page);
                 break;
@@ -118,7 +118,7 @@ fn describe(found: &Found, node: NodeId) -> proto::Allocation {
 }
 
 fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse, SurveyError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut total = proto::StatisticsResponse {
         shard_count: server.shard_count().into(),
         ..proto::StatisticsResponse::default()
@@ -139,7 +139,7 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
         total.leased_pages += shard.leased_pages;
         total.waiting_count += shard.waiting_count;
         total.session_count += shard.session_count;
-        total.answered_count += shard.answers.iter().map(|(_, count)| count).sum::<u64>();
+        total.answered_count += shard.replies.iter().map(|(_, count)| count).sum::<u64>();
     }
     let refused = refusals(&shards).into_iter();
     total.refusals = refused

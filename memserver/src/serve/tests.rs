@@ -1,4 +1,4 @@
-//! The loop against a carrier that is slow, busy or broken, and a store that refuses.
+//! The loop with a carrier that is slow, busy or broken, and with a store that refuses.
 
 use core::ops::Range;
 use std::{collections::VecDeque, io, sync::mpsc::sync_channel};
@@ -22,29 +22,29 @@ const SERVER: NodeId = NodeId(9);
 /// Source, destination and payload of a datagram.
 type Bytes = (Ipv6Addr, Ipv6Addr, Vec<u8>);
 
-/// How a carrier takes what it is given.
+/// How a carrier behaves.
 #[derive(Clone, Copy)]
-enum Mood {
-    /// Nothing, ever.
+enum Behaviour {
+    /// Never accepts a datagram.
     Busy,
-    /// Broken for good.
+    /// Fails permanently.
     Broken,
     /// Refuses every datagram.
     Refusing,
-    /// At most so many at a time, and every second time none.
+    /// Accepts at most this many at a time, and none every second time.
     Slow(usize),
 }
 
-/// A carrier with everything to be received in it; it stops the loop when all was.
+/// A carrier that contains all datagrams to be received; it stops the loop after the last one.
 struct Scripted {
     inbox: VecDeque<Bytes>,
     batch: Vec<Bytes>,
     batch_limit: usize,
     sent: Vec<Vec<u8>>,
     sources: Vec<Ipv6Addr>,
-    mood: Mood,
+    behaviour: Behaviour,
     turn: usize,
-    /// How long the host stands still between the clock's reading and the first batch.
+    /// How long the host pauses between the reading of the clock and the first batch.
     pause: Duration,
     received_at: Timestamp,
     clock: ManualClock,
@@ -78,15 +78,15 @@ impl Transport for Scripted {
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
         let Outgoing { source, destination, .. } = batch[0];
         self.turn += 1;
-        let count = match self.mood {
-            Mood::Busy => 0,
-            Mood::Broken => return Err(TransmitError::Socket(io::Error::other("unplugged"))),
-            Mood::Refusing => {
+        let count = match self.behaviour {
+            Behaviour::Busy => 0,
+            Behaviour::Broken => return Err(TransmitError::Socket(io::Error::other("unplugged"))),
+            Behaviour::Refusing => {
                 let error = io::Error::other("filtered");
                 let source_address = source;
                 return Err(TransmitError::Refused { source_address, destination, error });
             }
-            Mood::Slow(most) => (self.turn % 2) * most.min(batch.len()),
+            Behaviour::Slow(most) => (self.turn % 2) * most.min(batch.len()),
         };
         self.sources.extend(batch[..count].iter().map(|out| out.source));
         let payload = |out: &Outgoing<'_>| [out.header, out.data].concat();
@@ -109,7 +109,7 @@ impl Transport for Scripted {
     }
 }
 
-/// A store that gives nothing.
+/// A store that refuses every allocation.
 struct Refusing(Arena);
 
 impl PageStore for Refusing {
@@ -178,14 +178,14 @@ fn server() -> Ipv6Addr {
     EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6()
 }
 
-fn scripted(mood: Mood) -> Scripted {
+fn scripted(behaviour: Behaviour) -> Scripted {
     Scripted {
         inbox: VecDeque::new(),
         batch: Vec::new(),
         batch_limit: 16,
         sent: Vec::new(),
         sources: Vec::new(),
-        mood,
+        behaviour,
         turn: 0,
         pause: Duration::ZERO,
         received_at: Timestamp::ZERO,
@@ -202,14 +202,14 @@ fn scripted(mood: Mood) -> Scripted {
     }
 }
 
-/// A shard with an open session and a region of 8 pages, and those two.
-fn shard(mood: Mood) -> (Shard<Scripted, Arena>, u64, Pointer) {
+/// A shard with an open session and a region of 8 pages; the session and the region.
+fn shard(behaviour: Behaviour) -> (Shard<Scripted, Arena>, u64, Pointer) {
     let mut responder = Responder::new(&Config::new(SPACE, SERVER, 1, 1)).unwrap();
     let mut store = Arena::on_heap(&ArenaConfig::default(), 64);
     let session = open(&mut responder, &mut store, NodeId(20));
     let Grant { location, tag } = store.create(SPACE, 8).unwrap();
     let at = Pointer { space: SPACE, node: SERVER, tag, location };
-    let transport = scripted(mood);
+    let transport = scripted(behaviour);
     (Shard::new(transport, responder, store, Idle::default()), session, at)
 }
 
@@ -231,8 +231,8 @@ fn serve<S: Store>(
     let (_sender, orders) = sync_channel(1);
     let statistics = Arc::<ShardStatistics>::default();
     let stop = Arc::clone(&shard.transport.stop);
-    let strings = Strings { stop, orders, statistics: Arc::clone(&statistics) };
-    let ended = shard.serve(&strings);
+    let control = ShardControl { stop, orders, statistics: Arc::clone(&statistics) };
+    let ended = shard.serve(&control);
     (ended, statistics.snapshot())
 }
 
@@ -251,13 +251,13 @@ fn reads_and_changes(session: u64, at: Pointer, rounds: u64) -> Vec<Bytes> {
 }
 
 #[test]
-fn a_slow_carrier_gets_everything_and_nothing_is_torn() {
+fn a_slow_carrier_gets_all_replies_and_none_is_torn() {
     for most in [1, 3, 64] {
-        let (mut shard, session, at) = shard(Mood::Slow(most));
+        let (mut shard, session, at) = shard(Behaviour::Slow(most));
         let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 40));
         ended.unwrap();
         assert_eq!((shard.transport.sent.len(), snapshot.unsent_count), (40 * 9, 0));
-        // Every sent piece is sealed with the bytes that it carries.
+        // Every sent piece has the checksum of the bytes that it carries.
         let to = EndpointAddress::new(SPACE, NodeId(20), 1).to_ipv6();
         for (source, payload) in shard.transport.sources.iter().zip(&shard.transport.sent) {
             Datagram::parse(*source, to, payload).expect("a whole reply");
@@ -268,51 +268,51 @@ fn a_slow_carrier_gets_everything_and_nothing_is_torn() {
 }
 
 #[test]
-fn a_busy_carrier_loses_replies_and_no_time() {
-    let (mut shard, session, at) = shard(Mood::Busy);
+fn a_busy_carrier_loses_replies_but_does_not_block_the_loop() {
+    let (mut shard, session, at) = shard(Behaviour::Busy);
     let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 10));
     ended.unwrap();
     assert_eq!((shard.transport.sent.len(), snapshot.unsent_count), (0, 90));
-    assert_eq!(snapshot.answers(Status::Ok), 91);
+    assert_eq!(snapshot.replies(Status::Ok), 91);
 }
 
 #[test]
 fn a_refused_datagram_does_not_stop_the_others() {
-    let (mut shard, session, at) = shard(Mood::Refusing);
+    let (mut shard, session, at) = shard(Behaviour::Refusing);
     let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 10));
     ended.unwrap();
     assert_eq!(snapshot.unsent_count, 90);
 }
 
 #[test]
-fn a_broken_carrier_ends_the_loop_with_its_reason() {
-    let (mut shard, session, at) = shard(Mood::Broken);
+fn a_broken_carrier_ends_the_loop_with_its_error() {
+    let (mut shard, session, at) = shard(Behaviour::Broken);
     let (ended, snapshot) = serve(&mut shard, reads_and_changes(session, at, 1));
     let error = ended.unwrap_err();
     assert!(error.to_string().contains("unplugged"), "{error}");
-    assert_eq!(snapshot.event(Event::Received), 2, "the last statistics are shown");
+    assert_eq!(snapshot.event(Event::Received), 2, "the last statistics are published");
 }
 
 #[test]
-fn a_store_that_refuses_is_answered_for() {
-    let (Shard { transport, responder, store, idle, .. }, session, at) = shard(Mood::Slow(9));
+fn refusals_of_the_store_are_sent_as_replies() {
+    let (Shard { transport, responder, store, idle, .. }, session, at) = shard(Behaviour::Slow(9));
     let mut shard = Shard::new(transport, responder, Refusing(store), idle);
     let create = Header { session, sequence: 1, length: 1, ..Header::default() };
     let read = Header { session, sequence: 2, length: 8, ..Header::default() };
     let inbox = vec![
         request(Command::Create, server(), create),
         request(Command::Read, at.to_ipv6(), read),
-        (server(), server(), b"no datagram of ours".to_vec()),
+        (server(), server(), b"not a fabric datagram".to_vec()),
     ];
     let (ended, snapshot) = serve(&mut shard, inbox);
     ended.unwrap();
-    assert_eq!((snapshot.answers(Status::Internal), snapshot.answers(Status::Ok)), (1, 2));
+    assert_eq!((snapshot.replies(Status::Internal), snapshot.replies(Status::Ok)), (1, 2));
     assert_eq!((snapshot.event(Event::DropHeader), shard.transport.sent.len()), (1, 2));
 }
 
 #[test]
-fn idle_moments_zero_what_rests() {
-    let (mut shard, _, at) = shard(Mood::Slow(9));
+fn idle_iterations_zero_quarantined_pages() {
+    let (mut shard, _, at) = shard(Behaviour::Slow(9));
     shard.store.write(at.location.page(), 0, b"left over");
     let access = Access { location: at.location, length_bytes: 1, tag: at.tag, space: SPACE };
     for _ in 0..4 {
@@ -322,28 +322,28 @@ fn idle_moments_zero_what_rests() {
     }
     let (ended, snapshot) = serve(&mut shard, Vec::new());
     ended.unwrap();
-    assert_eq!(snapshot.arena.resting_pages, 4);
+    assert_eq!(snapshot.arena.quarantined_pages, 4);
     assert_eq!(shard.store.tidy(100), 0, "all was zeroed");
 }
 
 #[test]
-fn a_lease_begins_no_earlier_than_its_request_came() {
-    let (mut shard, session, at) = shard(Mood::Slow(9));
+fn a_lease_begins_no_earlier_than_its_request_arrived() {
+    let (mut shard, session, at) = shard(Behaviour::Slow(9));
     shard.transport.pause = Duration::from_secs(3);
     let numbered = |sequence| Header { session, sequence, length: 1, ..Header::default() };
-    // A whole batch, and what comes behind it.
+    // A full batch, and one more request.
     let mut inbox = vec![request(Command::Update, at.to_ipv6(), numbered(1)); 16];
     inbox.push(request(Command::Read, at.to_ipv6(), numbered(2)));
     let (ended, snapshot) = serve(&mut shard, inbox);
     ended.unwrap();
-    assert_eq!((snapshot.event(Event::LeaseRepeated), snapshot.answers(Status::Busy)), (15, 1));
+    assert_eq!((snapshot.event(Event::LeaseRepeated), snapshot.replies(Status::Busy)), (15, 1));
 }
 
 #[test]
-fn whoever_comes_behind_a_flood_is_served_at_once_and_the_flood_is_cut() {
+fn a_sender_behind_a_flood_is_served_at_once_and_the_flood_is_limited() {
     const FLOOD: usize = 3000;
-    let (flooder, honest, stranger) = (NodeId(20), NodeId(21), NodeId(22));
-    let (mut shard, of_flooder, _) = shard(Mood::Slow(64));
+    let (flooder, honest, newcomer) = (NodeId(20), NodeId(21), NodeId(22));
+    let (mut shard, of_flooder, _) = shard(Behaviour::Slow(64));
     let of_honest = open(&mut shard.responder, &mut shard.store, honest);
     shard.transport.batch_limit = 64;
     let ping = |node, session, number: usize| {
@@ -355,7 +355,7 @@ fn whoever_comes_behind_a_flood_is_served_at_once_and_the_flood_is_cut() {
     inbox.insert(
         950,
         request_from(
-            stranger,
+            newcomer,
             Command::Open,
             server(),
             Header { length: 4096, credit: 8, sequence: 1, ..Header::default() },
@@ -374,7 +374,7 @@ fn whoever_comes_behind_a_flood_is_served_at_once_and_the_flood_is_cut() {
     let others = |header: &Header| ![of_flooder, of_honest].contains(&header.session);
     let opened = replies.iter().position(others);
     assert!(opened.is_some_and(|place| place < 64), "in the first round: {opened:?}");
-    // What the flood has too much is dropped before it is looked at; all else is answered.
+    // The excess of the flood is dropped before it is parsed; all other requests get a response.
     let dropped = usize::try_from(snapshot.overload_drop_count).unwrap();
     assert!((500..FLOOD).contains(&dropped), "{dropped}");
     assert_eq!(replies.len() + dropped, FLOOD + 2);

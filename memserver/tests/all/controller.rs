@@ -1,4 +1,4 @@
-//! A controller that does what a test says, over the same API as the real one.
+//! A controller that behaves as a test requires, with the API of the real one.
 
 use std::{
     pin::Pin,
@@ -27,25 +27,25 @@ use crate::peer::{SERVER, SPACE};
 /// The generation of the arena that it assigns.
 pub(crate) const GENERATION: u16 = 5;
 
-/// What the controller answers next, and what it has heard.
+/// The controller's next responses, and what it has received.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     pub(crate) range_epoch: u32,
     pub(crate) notices_wanted: bool,
-    /// Answers heartbeats as if another server had joined under the same name.
+    /// Responds to heartbeats as if another server had joined under the same name.
     pub(crate) expels: bool,
     /// Reserves the arena generations that are wanted.
     pub(crate) reserves: bool,
     pub(crate) free_pages: Vec<u64>,
     pub(crate) wanted_generations: Vec<u32>,
     pub(crate) leave_count: u32,
-    /// What the server said through its open call, beginning with who it is.
+    /// The messages of the server's open call; the first one identifies it.
     pub(crate) said: Vec<AttendRequest>,
-    /// The way of questions to the server, once it attends.
+    /// Sends questions to the server, once it attends.
     pub(crate) questions: Option<mpsc::UnboundedSender<Result<AttendResponse, Status>>>,
 }
 
-/// A running controller; its drop ends it.
+/// A running controller; dropping it stops it.
 pub(crate) struct FakeController {
     script: Arc<Mutex<Script>>,
     uri: String,
@@ -68,7 +68,7 @@ impl Operations for Service {
         let mut questions = Some(questions);
         tokio::spawn(async move {
             while let Ok(Some(message)) = said.message().await {
-                let mut script = script.lock().expect("no test failed with it");
+                let mut script = script.lock().expect("the script is not poisoned");
                 if matches!(message.body, Some(Said::Member(_))) {
                     script.questions = questions.take();
                 }
@@ -118,34 +118,34 @@ impl FakeController {
         &self.uri
     }
 
-    /// Asks the server through its open call; whether there was one.
+    /// Sends a question in the server's open call; returns false without one.
     pub(crate) fn ask(&self, id: u64, question: Asked) -> bool {
         let question = AttendResponse { id, body: Some(question) };
         let questions = self.script().questions.clone();
         questions.is_some_and(|questions| questions.send(Ok(question)).is_ok())
     }
 
-    /// What the server answered to a question.
+    /// The server's response to a question.
     pub(crate) fn answer(&self, id: u64) -> Option<Said> {
         let script = self.script();
         let said = script.said.iter().find(|said| said.id == id);
         said.and_then(|said| said.body.clone())
     }
 
-    /// Ends the server's open call.
+    /// Closes the server's open call.
     pub(crate) fn hang_up(&self) {
         self.script().questions = None;
     }
 
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().expect("no test failed with it")
+        self.script.lock().expect("the script is not poisoned")
     }
 }
 
 #[tonic::async_trait]
 impl Controller for Service {
     async fn join(&self, _: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
-        let script = self.0.lock().expect("no test failed with it");
+        let script = self.0.lock().expect("the script is not poisoned");
         Ok(Response::new(JoinResponse {
             node: SERVER.0.into(),
             space: SPACE.0.into(),
@@ -166,7 +166,7 @@ impl Controller for Service {
         &self,
         request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
-        let mut script = self.0.lock().expect("no test failed with it");
+        let mut script = self.0.lock().expect("the script is not poisoned");
         if script.expels {
             return Err(Status::failed_precondition("another server has this name now"));
         }
@@ -189,7 +189,7 @@ impl Controller for Service {
     }
 
     async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
-        self.0.lock().expect("no test failed with it").leave_count += 1;
+        self.0.lock().expect("the script is not poisoned").leave_count += 1;
         Ok(Response::new(LeaveResponse {}))
     }
 

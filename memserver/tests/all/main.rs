@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Waits for a thing that another thread does.
+/// Waits until a condition holds that another thread fulfils.
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !is_so() {

@@ -1,4 +1,4 @@
-//! A memory server that joined a rack does what its controller says.
+//! A memory server in a rack follows its controller.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ fn join(controller: &FakeController) -> Membership {
         previous: None,
         notices: false,
     };
-    Membership::join(controller.uri(), registration).expect("the controller answers")
+    Membership::join(controller.uri(), registration).expect("the controller responds")
 }
 
 fn config(membership: &Membership) -> ServerConfig {
@@ -40,7 +40,7 @@ fn config(membership: &Membership) -> ServerConfig {
     ServerConfig { claim: Claim::OnDemand, ..config }
 }
 
-/// A member, and a client that reaches it.
+/// A member, and a transport for its client.
 fn start(controller: &FakeController) -> (Member, MemoryTransport) {
     let hub = Hub::new(4096);
     let served = hub.attach(UDP_PORT, &["fdbb:7:9::/48".parse().unwrap()]).unwrap();
@@ -52,7 +52,7 @@ fn start(controller: &FakeController) -> (Member, MemoryTransport) {
     (member, client)
 }
 
-/// Lets the member apply what it knows once, and wait for news once.
+/// Lets the member apply the current state once, and wait for changes once.
 fn serve_once(member: &mut Member) -> Result<(), MemberError> {
     let mut is_second = false;
     member.serve_until(|| std::mem::replace(&mut is_second, true))
@@ -66,7 +66,7 @@ fn it_serves_under_the_authority_that_the_controller_grants() {
     assert_eq!(peer.create(1), Err(Status::NoAuthority), "range epoch 0 grants nothing");
     let mut when = |what, is_so: &mut dyn FnMut() -> bool| {
         eventually(what, || {
-            serve_once(&mut member).expect("it serves");
+            serve_once(&mut member).expect("the member serves");
             is_so()
         });
     };
@@ -87,7 +87,7 @@ fn it_reports_what_is_free_and_leaves_before_it_stops() {
     let (mut member, client) = start(&controller);
     let mut peer = Peer::open(client, 4096);
     let mut is_reported = |pages| {
-        serve_once(&mut member).expect("it serves");
+        serve_once(&mut member).expect("the member serves");
         controller.script().free_pages.last() == Some(&pages)
     };
     eventually("the first report", || is_reported(PAGE_COUNT));
@@ -100,7 +100,7 @@ fn it_reports_what_is_free_and_leaves_before_it_stops() {
 }
 
 #[test]
-fn pages_go_on_under_the_generations_that_the_controller_reserves() {
+fn pages_continue_with_the_generations_that_the_controller_reserves() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let (mut member, client) = start(&controller);
     let mut peer = Peer::open(client, 4096);
@@ -114,18 +114,21 @@ fn pages_go_on_under_the_generations_that_the_controller_reserves() {
     };
     let status = loop {
         match churn(&mut peer) {
-            Ok((_, generation)) => assert_eq!(generation, GENERATION, "only that is reserved"),
+            Ok((_, generation)) => {
+                assert_eq!(generation, GENERATION, "only this generation is reserved")
+            }
             Err(status) => break status,
         }
     };
-    assert_eq!(status, Status::Overloaded, "more may be had");
+    assert_eq!(status, Status::Overloaded, "more may be reserved");
     assert_eq!(peer.stat().retired_pages, PAGE_COUNT);
     serve_once(&mut member).expect("it serves");
-    eventually("the wish", || {
+    eventually("the request", || {
         serve_once(&mut member).expect("it serves");
         controller.script().wanted_generations.last() == Some(&u32::from(GENERATION + 2))
     });
-    // A wish is not enough; and when none come for a while, they are not expected any more.
+    // Without a reservation the request has no effect, and after a while no generations are
+    // expected.
     eventually("the end of waiting", || {
         serve_once(&mut member).expect("it serves");
         peer.create(1) == Err(Status::OutOfMemory)
@@ -139,7 +142,11 @@ fn pages_go_on_under_the_generations_that_the_controller_reserves() {
     let (first, _) = churn(&mut peer).expect("there is room");
     let live = peer.create(all).expect("there is room");
     assert_eq!(peer.write(live, b"x"), Status::Ok);
-    assert_eq!(peer.write(first, b"y"), Status::StaleTag, "an older generation of this life");
+    assert_eq!(
+        peer.write(first, b"y"),
+        Status::StaleTag,
+        "an older generation of the same contents"
+    );
     member.stop().expect("no shard failed");
 }
 
@@ -167,20 +174,20 @@ fn it_sends_notices_while_they_are_wanted() {
 }
 
 #[test]
-fn one_whose_place_is_taken_says_so_and_does_not_leave_in_the_name_of_the_other() {
+fn an_expelled_member_returns_an_error_and_does_not_leave_for_its_successor() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let (mut member, client) = start(&controller);
     controller.script().expels = true;
     let deadline = Instant::now() + Duration::from_secs(20);
     let served = member.serve_until(|| Instant::now() > deadline);
     assert!(matches!(served, Err(MemberError::Expelled)), "{served:?}");
-    assert_eq!(Peer::open(client, 4096).ping(), Status::Ok, "requests on their way are answered");
+    assert_eq!(Peer::open(client, 4096).ping(), Status::Ok, "requests in flight are served");
     member.stop().expect("no shard failed");
     assert_eq!(controller.script().leave_count, 0);
 }
 
 #[test]
-fn one_that_cannot_start_leaves_the_rack() {
+fn a_member_that_cannot_start_leaves_the_rack() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let membership = join(&controller);
     let config = config(&membership);
@@ -191,7 +198,7 @@ fn one_that_cannot_start_leaves_the_rack() {
     assert_eq!(controller.script().leave_count, 1);
 }
 
-/// An operator who asks a member through the controller.
+/// An operator who sends questions to a member through the controller.
 struct Operator<'a> {
     controller: &'a FakeController,
     last_id: u64,
@@ -234,7 +241,7 @@ fn all() -> SurveyQuestion {
     SurveyQuestion { space: SPACE.0.into(), limit: 1024, ..SurveyQuestion::default() }
 }
 
-/// The pointers of an answer, and how many pages each has.
+/// The pointers of a response, and the number of pages of each.
 fn listed(answer: &SurveyAnswer) -> Vec<(Pointer, u32)> {
     let pointer = |bytes: &[u8]| {
         let octets: [u8; 16] = bytes.try_into().expect("an address");
@@ -244,7 +251,7 @@ fn listed(answer: &SurveyAnswer) -> Vec<(Pointer, u32)> {
 }
 
 #[test]
-fn operators_see_allocations_and_free_those_that_nobody_holds() {
+fn operators_list_allocations_and_free_those_without_a_lease() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let (mut member, client) = start(&controller);
     let mut operator = Operator { controller: &controller, last_id: 0 };
@@ -263,14 +270,14 @@ fn operators_see_allocations_and_free_those_that_nobody_holds() {
     for it in &answer.allocations {
         assert_eq!((it.client_node, it.client_incarnation), (CLIENT.0.into(), 1));
     }
-    // A page of the list at a time.
+    // The list can be read in parts.
     let first = operator.survey(&mut member, SurveyQuestion { limit: 2, ..all() });
     assert_eq!(listed(&first), made[..2]);
     let from_page = first.next_page.expect("there is one more");
     let rest = operator.survey(&mut member, SurveyQuestion { limit: 2, from_page, ..all() });
     assert_eq!((listed(&rest), rest.next_page), (made[2..].to_vec(), None));
 
-    // Another space, another client and another life of this one have nothing.
+    // Another space, another client and another incarnation of this one have nothing.
     let of = |node: u16, first, last| Some(Incarnations { node: node.into(), first, last });
     for question in [
         SurveyQuestion { space: 77, ..all() },
@@ -302,14 +309,14 @@ fn operators_see_allocations_and_free_those_that_nobody_holds() {
 }
 
 #[test]
-fn a_server_says_who_it_is_and_calls_again_when_the_controller_ends_its_call() {
+fn a_server_identifies_itself_and_calls_again_when_the_controller_ends_its_call() {
     let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
     let (mut member, _client) = start(&controller);
     let mut operator = Operator { controller: &controller, last_id: 0 };
     assert_eq!(operator.statistics(&mut member).shard_count, 1);
     controller.hang_up();
     assert_eq!(operator.statistics(&mut member).shard_count, 1);
-    // A question of a later version is answered too.
+    // A question with an unknown meaning also gets a response.
     assert!(controller.ask(99, Asked::Survey(SurveyQuestion { space: 1 << 16, ..all() })));
     eventually("the refusal", || {
         let answer = controller.answer(99);
@@ -324,7 +331,7 @@ fn a_server_says_who_it_is_and_calls_again_when_the_controller_ends_its_call() {
     member.stop().expect("no shard failed");
 }
 
-/// The same over sockets, where several shards can be steered to.
+/// The same over sockets, with which each of several shards can be addressed.
 mod netns {
     use bluebridge_testkit::namespace::in_local_fabric;
     use bluebridge_transport::udp::{UdpConfig, UdpTransport};
@@ -333,7 +340,7 @@ mod netns {
     use super::*;
 
     #[test]
-    fn operators_go_through_the_shards_one_after_the_other() {
+    fn operators_visit_the_shards_one_after_the_other() {
         in_local_fabric(9000, || {
             let controller = FakeController::start(Script { range_epoch: 1, ..Script::default() });
             let membership = join(&controller);

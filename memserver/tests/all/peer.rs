@@ -16,10 +16,10 @@ pub(crate) const SPACE: Space = Space(7);
 pub(crate) const SERVER: NodeId = NodeId(9);
 pub(crate) const CLIENT: NodeId = NodeId(20);
 
-/// Another one for every session, as the same one would mean the same session.
+/// Each session has another nonce, because a repeated nonce means the same session.
 static NONCES: AtomicU64 = AtomicU64::new(4711);
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A reply.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Reply {
     pub(crate) data: Vec<u8>,
 }
 
-/// One requester with one session and one request at a time; it sends nothing twice.
+/// A requester with one session and one request at a time; it never retransmits.
 pub(crate) struct Peer<T> {
     pub(crate) transport: T,
     pub(crate) session: u64,
@@ -100,7 +100,7 @@ impl<T: Transport> Peer<T> {
     }
 
     pub(crate) fn replies(&mut self, count: usize) -> Vec<Reply> {
-        let deadline = self.transport.now() + PATIENCE;
+        let deadline = self.transport.now() + TIMEOUT;
         let mut replies = Vec::new();
         while replies.len() < count && self.transport.now() < deadline {
             let wait = Wait::spinning(Duration::from_micros(50), deadline);
@@ -215,7 +215,7 @@ pub(crate) fn exercise<T: Transport>(peer: &mut Peer<T>, rounds: usize) {
     for round in 0..rounds {
         let length = [1, 64, 1368, 4096, 5000, 8192, 20_000, 32_768][round % 8];
         let data: Vec<u8> = pattern(length, round);
-        // Line-aligned regions of 8 pages: the first fit of an arena that holds nothing else.
+        // Line-aligned regions of 8 pages: the first fit in an empty arena.
         let at = peer.create(8).unwrap();
         assert_eq!(at.location.offset() % 32768, 0);
         assert!(peer.read(at, 32768).iter().all(|&byte| byte == 0), "new pages are zero");

@@ -45,7 +45,7 @@ fn serves_over_the_memory_carrier() {
         let totals = server.stop().unwrap().remove(0);
         assert_eq!((totals.arena.used_pages, totals.arena.capacity_pages), (0, 2048));
         assert_eq!((totals.session_count, totals.unsent_count), (1, 0));
-        assert_eq!(totals.answers(Status::NotAllocated), 200);
+        assert_eq!(totals.replies(Status::NotAllocated), 200);
         let refused = refusals(slice::from_ref(&totals));
         assert_eq!(refused, [("the page is not allocated", 200)].into());
         assert_eq!(totals.event(Event::Received), totals.transport.received_count);
@@ -54,7 +54,7 @@ fn serves_over_the_memory_carrier() {
 }
 
 #[test]
-fn a_stopping_server_says_so_for_a_moment() {
+fn a_stopping_server_responds_shutting_down_for_the_grace_time() {
     let idle = Idle { grace: Duration::from_secs(3), ..Idle::default() };
     let (server, client) = on_hub(&ServerConfig { idle, ..config() });
     let mut peer = Peer::open(client, 4096);
@@ -62,7 +62,7 @@ fn a_stopping_server_says_so_for_a_moment() {
     let stopping = thread::spawn(move || server.stop());
     eventually("the shutdown", || peer.ping() == Status::ShuttingDown);
     let totals = stopping.join().unwrap().unwrap().remove(0);
-    assert!(totals.answers(Status::ShuttingDown) > 0);
+    assert!(totals.replies(Status::ShuttingDown) > 0);
 }
 
 #[test]
@@ -84,14 +84,14 @@ fn orders_reach_the_shard() {
 }
 
 #[test]
-fn whoever_waits_is_answered_when_a_lease_runs_out_and_nothing_else_happens() {
-    // Whoever waits need not ask again before the lease is over.
+fn a_waiting_request_is_served_when_the_lease_expires_without_other_requests() {
+    // The waiting client need not retransmit before the lease expires.
     let timers = Timers { lease_wait: Duration::from_secs(60), ..config().timers };
     let (server, client) = on_hub(&ServerConfig { timers, ..config() });
     let mut peer = Peer::open(client, 4096);
     let at = peer.create(1).unwrap();
     assert_eq!(peer.write(at, b"contents"), Status::Ok);
-    // Long enough that the READ is there before its end.
+    // Long enough that the READ arrives before its end.
     let grant = peer.lease(at, 2000);
     assert_eq!((grant.status, grant.header.node), (Status::Ok, 20));
     let busy = peer.wait_to_read(at);
@@ -105,7 +105,7 @@ fn whoever_waits_is_answered_when_a_lease_runs_out_and_nothing_else_happens() {
 }
 
 #[test]
-fn notices_are_sent_when_told_to() {
+fn notices_are_sent_when_ordered() {
     let (server, client) = on_hub(&config());
     let mut peer = Peer::open(client, 4096);
     server.order(0, Order::Notices(SPACE, true)).unwrap();
@@ -116,7 +116,7 @@ fn notices_are_sent_when_told_to() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_at_the_start() {
+fn invalid_configurations_are_refused_at_the_start() {
     let none: Vec<MemoryTransport> = Vec::new();
     assert!(matches!(run(&config(), none), Err(StartError::Carriers(0))));
     let attach = || {
@@ -131,7 +131,7 @@ fn what_cannot_run_is_refused_at_the_start() {
 }
 
 #[test]
-fn the_ceiling_and_the_quota_hold() {
+fn the_memory_limit_and_the_quota_hold() {
     let quota = ServerConfig { quotas: vec![(SPACE, 1000)], ..config() };
     for (config, expected, limit) in
         [(config(), Status::OutOfMemory, 2048), (quota, Status::QuotaExceeded, 1000)]
@@ -188,7 +188,8 @@ mod netns {
                 assert_eq!(peer.create(1).unwrap().location.shard(), shard);
                 assert_eq!(peer.stat().shard_count, 3);
             }
-            // An endpoint address of a shard that is not there goes to the one of its remainder.
+            // An endpoint address of a shard that does not exist leads to the shard of its
+            // remainder.
             let mut peer = Peer::open_shard(udp(0), 4096, 5);
             assert_eq!(peer.create(1).unwrap().location.shard(), 2);
             let totals = server.stop().unwrap();
@@ -211,7 +212,7 @@ mod netns {
             let before = used();
             thread::sleep(Duration::from_secs(1));
             let spent = used() - before;
-            assert!(spent < Duration::from_millis(50), "{spent:?} of a second were burnt");
+            assert!(spent < Duration::from_millis(50), "{spent:?} of CPU time in a second");
             assert_eq!(peer.ping(), Status::Ok);
             drop(server);
             assert_eq!(peer.transport.counters().network_error_count, 0);

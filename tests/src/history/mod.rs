@@ -1,13 +1,13 @@
-//! Whether what clients saw of one page or one word can have happened one after the other.
+//! Checks whether the operations that clients observed on one page or word are linearizable.
 //!
-//! A history is what each operation asked and was told, and when it began and ended. It is
-//! *linearizable* if every operation can be given one moment between its beginning and its end, so
-//! that the operations, done at these moments, answer what was answered. An operation whose outcome
-//! is unknown may have happened at any moment after its beginning, or not at all.
+//! A history has the arguments, the result, the start and the end of each operation. It is
+//! *linearizable* if one moment between start and end can be chosen for every operation such that the
+//! operations, executed at these moments, have the observed results. An operation with an unknown
+//! outcome may have been executed at any moment after its start, or not at all.
 //!
-//! The search is that of Wing and Gong with the memory of Lowe: it takes operations that may come
-//! next until it is stuck, goes back, and never visits the same set of operations with the same
-//! contents twice. It is complete: what it refuses has no order.
+//! The search is the algorithm of Wing and Gong with the cache of Lowe: it appends operations that may
+//! come next until none fits, then backtracks, and never visits the same set of operations with the
+//! same contents twice. It is complete: a history that it refuses has no order.
 
 mod search;
 
@@ -18,55 +18,55 @@ use core::fmt;
 pub enum Action {
     /// FETCH_ADD.
     Add {
-        /// What was added.
+        /// The number added.
         addend: u64,
-        /// What was answered; `None` if the outcome is unknown.
+        /// The value before; `None` if the outcome is unknown.
         previous: Option<u64>,
     },
     /// READ, or an UPDATE that ended without a change.
     Read {
-        /// What was answered.
+        /// The value read.
         value: u64,
     },
     /// CAS.
     Swap {
-        /// What had to be there.
+        /// The expected value.
         expected: u64,
-        /// What was to come in its place.
+        /// The new value.
         new: u64,
-        /// What was answered; `None` if the outcome is unknown.
+        /// The value before; `None` if the outcome is unknown.
         previous: Option<u64>,
     },
-    /// UPDATE and COMMIT: nothing comes between what was seen and what was written.
+    /// UPDATE and COMMIT: no operation comes between what was read and what was written.
     Update {
-        /// What UPDATE answered.
+        /// The value that UPDATE returned.
         before: u64,
-        /// What COMMIT wrote.
+        /// The value that COMMIT wrote.
         after: u64,
     },
     /// WRITE.
     Write {
-        /// What was written.
+        /// The value written.
         value: u64,
     },
 }
 
 impl Action {
-    /// What the word holds afterwards; `None` if the answer does not fit what it held.
+    /// The value of the word afterwards; `None` if the result does not fit the value before.
     fn apply(self, held: u64) -> Option<u64> {
-        let told = |previous: Option<u64>| previous.is_none_or(|previous| previous == held);
+        let fits = |previous: Option<u64>| previous.is_none_or(|previous| previous == held);
         match self {
-            Self::Add { addend, previous } => told(previous).then(|| held.wrapping_add(addend)),
+            Self::Add { addend, previous } => fits(previous).then(|| held.wrapping_add(addend)),
             Self::Read { value } => (value == held).then_some(held),
             Self::Swap { expected, new, previous } => {
-                told(previous).then_some(if held == expected { new } else { held })
+                fits(previous).then_some(if held == expected { new } else { held })
             }
             Self::Update { before, after } => (before == held).then_some(after),
             Self::Write { value } => Some(value),
         }
     }
 
-    /// The contents that show that another operation happened before this one.
+    /// The values whose observation proves that another operation was executed before this one.
     const fn observes(self) -> [Option<u64>; 2] {
         match self {
             Self::Add { previous, .. } => [previous, None],
@@ -77,7 +77,7 @@ impl Action {
         }
     }
 
-    /// What it alone puts there, if that does not depend on what was there.
+    /// The value that it leaves, if that does not depend on the value before.
     const fn leaves(self) -> Option<u64> {
         match self {
             Self::Swap { new, .. } => Some(new),
@@ -91,27 +91,27 @@ impl Action {
 /// An operation of a history. Times are of one clock that all clients share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Operation {
-    /// When it began.
+    /// The start.
     pub start: u64,
     /// When it ended; `None` if its outcome is unknown.
     pub end: Option<u64>,
-    /// What it did.
+    /// What it did and returned.
     pub action: Action,
 }
 
-/// Why a history is not accepted.
+/// Why a history is refused.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// No order of the operations explains the answers.
+    /// No order of the operations explains the results.
     Impossible {
         /// The longest order that was found.
         done: Vec<Operation>,
-        /// What the word held after it.
+        /// The value of the word after it.
         held: u64,
-        /// Operations that had to come next, none of which fits.
+        /// Operations that must come next, none of which fits.
         stuck: Vec<Operation>,
     },
-    /// The search was given up: too many operations overlap.
+    /// The search was stopped: too many operations overlap.
     Undecided,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Impossible { done, held, stuck } => {
-                write!(f, "no order explains the answers: after {} operations", done.len())?;
+                write!(f, "no order explains the results: after {} operations", done.len())?;
                 let last = done.iter().rev().take(3).rev();
                 last.clone().try_for_each(|operation| write!(f, ", {operation:?}"))?;
                 write!(f, " it holds {held:#x}; none fits of {stuck:?}")
@@ -129,7 +129,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What all clients together did to one word or page.
+/// All operations of all clients on one word or page.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     initial: u64,
@@ -145,18 +145,18 @@ impl History {
 
     /// Adds an operation, in any order; `end` is `None` if its outcome is unknown.
     ///
-    /// A READ with an unknown outcome says nothing and needs not be told.
+    /// A READ with an unknown outcome proves nothing and need not be recorded.
     pub fn record(&mut self, start: u64, end: Option<u64>, action: Action) {
         self.operations.push(Operation { start, end, action });
     }
 
-    /// How many operations were recorded.
+    /// The number of recorded operations.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whether none was recorded.
+    /// Whether no operation was recorded.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.operations.is_empty()
@@ -165,13 +165,13 @@ impl History {
     /// Whether the history is linearizable.
     ///
     /// # Errors
-    /// Where the longest order ends, or that the search was given up.
+    /// The longest order that was found, or that the search was stopped.
     pub fn check(&self) -> Result<(), Refusal> {
         search::search(self.initial, &self.relevant())
     }
 
-    /// The operations by their beginnings, without those with an unknown outcome that nobody saw:
-    /// where these come, if at all, explains no answer.
+    /// The operations in the order of their starts, without those with an unknown outcome whose
+    /// effect was never observed: they explain no result.
     fn relevant(&self) -> Vec<Operation> {
         let is_sum = |operation: &Operation| matches!(operation.action, Action::Add { .. });
         let has_sums = self.operations.iter().any(is_sum);

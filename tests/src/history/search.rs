@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use super::{Operation, Refusal};
 
-/// Steps after which the search is given up.
+/// Steps after which the search is stopped.
 const STEPS_MAX: usize = 5_000_000;
 
-/// Which operations are done: all before `first`, and of those from there on the ones in `bits`.
+/// The executed operations: all before `first`, and from there on those in `bits`.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 struct Done {
     first: usize,
@@ -21,7 +21,8 @@ impl Done {
             .is_none_or(|at| self.bits.get(at / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1))
     }
 
-    /// With one more; the base follows by whole words, so that equal sets are equal.
+    /// The set with one more operation. The base moves by whole words, so that equal sets have
+    /// equal representations.
     fn with(&self, index: usize) -> Self {
         let mut done = self.clone();
         let at = index - done.first;
@@ -36,11 +37,11 @@ impl Done {
     }
 }
 
-/// A place in the search: what is done, what is held, and what was tried from here.
+/// A state of the search: the executed operations, the value, and the next candidates.
 struct Place {
     done: Done,
     held: u64,
-    /// The operation that led here.
+    /// The operation that led to this state.
     by: Option<usize>,
     next: Vec<usize>,
 }
@@ -89,8 +90,8 @@ pub(super) fn search(initial: u64, operations: &[Operation]) -> Result<(), Refus
     }
 }
 
-/// Operations that may come next: those that began before every other one that is left had ended.
-/// The most likely one, which ends first, is the last.
+/// Operations that may come next: those that started before each other remaining one had ended. The
+/// most likely one, which ends first, is the last.
 fn candidates(operations: &[Operation], done: &Done) -> Vec<usize> {
     let mut next = Vec::new();
     let mut first_end = u64::MAX;

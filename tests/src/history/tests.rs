@@ -22,21 +22,21 @@ fn is_good(operations: &[(u64, u64, super::Action)]) -> bool {
 const UNKNOWN: u64 = 0;
 
 #[test]
-fn reads_see_the_last_write_or_one_that_is_under_way() {
+fn reads_return_the_last_write_or_a_concurrent_one() {
     assert!(is_good(&[]));
     assert!(is_good(&[(1, 2, Write { value: 7 }), (3, 4, Read { value: 7 })]));
     assert!(is_good(&[(1, 9, Write { value: 7 }), (3, 4, Read { value: 0 })]));
     assert!(is_good(&[(1, 9, Write { value: 7 }), (3, 4, Read { value: 7 })]));
     assert!(!is_good(&[(1, 2, Write { value: 7 }), (3, 4, Read { value: 0 })]), "stale");
     assert!(!is_good(&[(5, 6, Write { value: 7 }), (3, 4, Read { value: 7 })]), "from the future");
-    assert!(!is_good(&[(3, 4, Read { value: 8 })]), "from nowhere");
+    assert!(!is_good(&[(3, 4, Read { value: 8 })]), "never written");
 }
 
 #[test]
 fn two_readers_agree_about_the_order() {
     let mut seen =
         vec![(1, 9, Write { value: 7 }), (2, 3, Read { value: 7 }), (4, 5, Read { value: 0 })];
-    assert!(!is_good(&seen), "back in time while the write is under way");
+    assert!(!is_good(&seen), "the old value after the new one");
     seen[2].2 = Read { value: 7 };
     assert!(is_good(&seen));
     let writes = [(1, 5, Write { value: 1 }), (1, 5, Write { value: 2 })];
@@ -58,7 +58,7 @@ fn an_unknown_write_may_come_late_and_once() {
 }
 
 #[test]
-fn an_update_builds_on_what_it_replaces() {
+fn an_update_reads_the_value_that_it_replaces() {
     let first = (1, 4, Update { before: 0, after: 1 });
     assert!(is_good(&[first, (2, 8, Update { before: 1, after: 2 })]));
     assert!(!is_good(&[first, (2, 8, Update { before: 0, after: 2 })]), "a lost update");
@@ -74,7 +74,7 @@ fn an_update_builds_on_what_it_replaces() {
 fn additions_are_done_once_each() {
     let add = |previous| Add { addend: 5, previous };
     assert!(is_good(&[(1, 4, add(Some(5))), (1, 4, add(Some(0))), (5, 6, Read { value: 10 })]));
-    assert!(!is_good(&[(1, 4, add(Some(0))), (1, 4, add(Some(0)))]), "two saw the same");
+    assert!(!is_good(&[(1, 4, add(Some(0))), (1, 4, add(Some(0)))]), "two returned the same value");
     assert!(!is_good(&[(1, 2, add(Some(5))), (3, 4, add(Some(0)))]), "out of order");
     let unknown = (1, UNKNOWN, add(None));
     assert!(is_good(&[unknown, (5, 6, Read { value: 5 })]));
@@ -84,7 +84,7 @@ fn additions_are_done_once_each() {
 }
 
 #[test]
-fn swaps_answer_what_was_there() {
+fn swaps_return_the_value_before() {
     let swap = |expected, new, previous| Swap { expected, new, previous: Some(previous) };
     assert!(is_good(&[(1, 2, swap(0, 7, 0)), (3, 4, swap(0, 8, 7)), (5, 6, Read { value: 7 })]));
     assert!(!is_good(&[(1, 2, swap(0, 7, 0)), (3, 4, swap(0, 8, 0))]), "both found 0");
@@ -94,14 +94,14 @@ fn swaps_answer_what_was_there() {
 }
 
 #[test]
-fn a_refusal_tells_where() {
+fn a_refusal_has_the_longest_order() {
     let refusal = history(&[(1, 2, Write { value: 7 }), (3, 4, Read { value: 0 })]).check();
     let Err(Refusal::Impossible { done, held, stuck }) = refusal else { panic!("{refusal:?}") };
     assert_eq!((done.len(), held, stuck.len()), (1, 7, 1));
     assert_eq!(stuck[0].action, Read { value: 0 });
 }
 
-/// All orders of all choices of the unknown ones, without any cleverness.
+/// Tries all orders of all choices of the unknown ones, without optimization.
 fn has_order(held: u64, left: &[Operation]) -> bool {
     if left.iter().all(|operation| operation.end.is_none()) {
         return true;
@@ -115,7 +115,7 @@ fn has_order(held: u64, left: &[Operation]) -> bool {
     })
 }
 
-/// A history of few operations at random, of which about half have an order.
+/// A short random history; about half of them have an order.
 fn random(rng: &mut SmallRng, sums: bool) -> Vec<Operation> {
     let mut held = 0;
     let mut operations: Vec<_> = (0..rng.random_range(1..7_u64))
@@ -123,17 +123,17 @@ fn random(rng: &mut SmallRng, sums: bool) -> Vec<Operation> {
             let at = number * 10;
             let start = at.saturating_sub(rng.random_range(0..25));
             let end = rng.random_bool(0.8).then(|| at + rng.random_range(1..25));
-            let told = |value| end.map(|_| value);
+            let result = |value| end.map(|_| value);
             let new = number + 1;
             let action = match rng.random_range(0..5) {
-                0 if sums => Add { addend: 1 + number % 2, previous: told(held) },
+                0 if sums => Add { addend: 1 + number % 2, previous: result(held) },
                 0 | 1 => Write { value: new },
-                2 => Swap { expected: held, new, previous: told(held) },
+                2 => Swap { expected: held, new, previous: result(held) },
                 3 => Update { before: held, after: new },
                 _ => Read { value: held },
             };
             if end.is_some() || rng.random_bool(0.5) {
-                held = action.apply(held).expect("it was made so");
+                held = action.apply(held).expect("the result fits");
             }
             Operation { start, end, action }
         })
@@ -148,7 +148,7 @@ fn random(rng: &mut SmallRng, sums: bool) -> Vec<Operation> {
 }
 
 #[test]
-fn the_search_decides_as_trying_everything_does() {
+fn the_search_agrees_with_exhaustive_search() {
     let mut rng = SmallRng::seed_from_u64(1);
     let mut verdicts = [0; 2];
     for round in 0..20_000 {
@@ -161,7 +161,7 @@ fn the_search_decides_as_trying_everything_does() {
     assert!(verdicts.iter().all(|count| *count > 3000), "{verdicts:?}");
 }
 
-/// As long as those that the racks record: 16 threads, thousands of operations.
+/// As long as the histories of the racks: 16 threads, thousands of operations.
 #[test]
 fn long_histories_are_decided() {
     let mut rng = SmallRng::seed_from_u64(2);
@@ -179,7 +179,7 @@ fn long_histories_are_decided() {
                 1 => Write { value: number + 1 },
                 _ => Update { before: held, after: number + 1 },
             };
-            held = action.apply(held).expect("it was made so");
+            held = action.apply(held).expect("the result fits");
             history.record(start, end, action);
         }
         assert_eq!(history.check(), Ok(()), "sums {sums}");

@@ -29,11 +29,11 @@ pub enum Class {
     BelowUdp,
     /// Addresses and header contradict each other, or datagrams of a train do.
     Contradictory,
-    /// Golden vectors and recorded traffic, mutated; the sums are left wrong.
+    /// Mutated golden vectors and recorded traffic with wrong checksums.
     Damaged,
-    /// Wrong fields under right sums, in an open session.
+    /// Wrong fields with right checksums, in an open session.
     Sealed,
-    /// The source is another's, or the space is.
+    /// The source or the space is that of another endpoint.
     Spoofed,
 }
 
@@ -49,28 +49,28 @@ impl Class {
     ];
 }
 
-/// Where a packet is put in.
+/// Where a packet is injected.
 #[derive(Clone, Copy, Debug)]
 pub enum Route {
-    /// Past the switch, at a server.
+    /// At a server, behind the switch.
     Direct(usize),
     /// At a port of the switch.
     Switch(SwitchPort),
 }
 
-/// A packet to fire.
+/// A packet to inject.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// What is wrong with it; `None`: nothing.
+    /// What is wrong with it; `None` if it is valid.
     pub class: Option<Class>,
-    /// Where it is put in.
+    /// Where it is injected.
     pub route: Route,
     /// The frame.
     pub frame: Vec<u8>,
 }
 
 impl Shot {
-    /// Addresses and payload, as they were before a host looked at them.
+    /// Addresses and payload, before a host processes them.
     pub(super) fn parts(&self) -> (Ipv6Addr, Ipv6Addr, &[u8]) {
         let address = |at: usize| {
             let bytes: Option<&[u8; 16]> =
@@ -81,7 +81,7 @@ impl Shot {
     }
 }
 
-/// The next packets: one attack, with what belongs to it.
+/// The next packets: one attack, with the packets that it needs.
 pub(super) fn shots(world: &mut World, rng: &mut SmallRng) -> Vec<Shot> {
     let attacker = world.attackers.choose(rng).expect("there are attackers").clone();
     let at = rng.random_range(0..world.servers.len());
@@ -111,7 +111,7 @@ fn draw_shots(
             let whole = forge::frame(vector.source, vector.destination, 4000, &vector.payload);
             let mut frame = good.filter(|_| draw.rng.random_bool(0.7)).unwrap_or(whole);
             damage_payload(draw.rng, &mut frame);
-            // Every fifth is put in behind the switch, where no guard drops the vectors' sources.
+            // Every fifth is injected behind the switch, where no guard drops the vectors' sources.
             let route = if draw.rng.random_bool(0.2) { Route::Direct(at) } else { port };
             vec![shot(Some(Class::Damaged), route, frame)]
         }
@@ -132,7 +132,7 @@ fn draw_shots(
                 }
                 shots.push(shot(is_hostile.then_some(Class::Sealed), port, datagram.frame()));
             }
-            // Now and then the whole one follows, so that the train may end.
+            // Sometimes the complete train follows, so that it may end.
             if let Some(whole) = whole.filter(|_| draw.rng.random_bool(0.4)) {
                 shots.push(shot(None, port, whole.frame()));
             }
@@ -158,7 +158,7 @@ fn draw_shots(
     }
 }
 
-/// Keeps some good frames.
+/// Records some valid frames.
 fn record(recorded: &mut Vec<Vec<u8>>, rng: &mut SmallRng, train: &[Forged]) {
     let Some(datagram) = train.choose(rng) else { return };
     if recorded.len() < 256 {
@@ -169,14 +169,14 @@ fn record(recorded: &mut Vec<Vec<u8>>, rng: &mut SmallRng, train: &[Forged]) {
     }
 }
 
-/// Bytes without meaning where a datagram's header should be.
+/// Random bytes instead of a datagram's header.
 pub(super) fn arbitrary_payload(rng: &mut SmallRng) -> Vec<u8> {
     let mut bytes = vec![0; rng.random_range(0..600)];
     rng.fill(&mut bytes[..]);
     bytes
 }
 
-/// Bytes without meaning, at each depth at which a parser may begin.
+/// Random bytes, at each depth at which a parser may begin.
 fn arbitrary(rng: &mut SmallRng) -> Vec<u8> {
     let length = rng.random_range(0..600);
     let mut bytes = vec![0; length];
@@ -205,7 +205,7 @@ fn arbitrary(rng: &mut SmallRng) -> Vec<u8> {
     bytes
 }
 
-/// Damages the payload; the CRC is left as it was, and the UDP checksum now and then.
+/// Damages the payload; the CRC stays as it was, and mostly also the UDP checksum.
 fn damage_payload(rng: &mut SmallRng, frame: &mut Vec<u8>) {
     for _ in 0..rng.random_range(1..4) {
         let end = frame.len();
@@ -262,12 +262,12 @@ fn readdress(datagram: &mut Forged, change: impl FnOnce(&mut Fields, &mut Fields
     datagram.header.target = target.to_ipv6();
 }
 
-/// The same command byte with other bits.
+/// The same command with other bits.
 const fn bits_of(command: Command, bits: u8) -> u8 {
     WireCommand::request(command, false).bits() | bits
 }
 
-/// Every reason of the parser by the name that a tally shows.
+/// Every error of the parser, by the name in a tally.
 #[must_use]
 pub fn datagram_errors() -> Vec<String> {
     use bluebridge_wire::HeaderError;
@@ -286,7 +286,7 @@ pub fn datagram_errors() -> Vec<String> {
     headers.chain(others).map(reason).collect()
 }
 
-/// The name of a reason, without the values that it holds.
+/// The name of an error, without its values.
 pub(super) fn reason(error: DatagramError) -> String {
     let text = format!("{error:?}");
     text.split(|letter: char| letter.is_ascii_digit()).next().unwrap_or(&text).to_owned()

@@ -1,4 +1,4 @@
-//! What can be wrong below UDP: Ethernet, IPv6, lengths and sums.
+//! Damage below UDP: Ethernet, IPv6, lengths and checksums.
 
 use rand::{Rng, rngs::SmallRng, seq::IndexedRandom};
 
@@ -28,7 +28,7 @@ pub fn below_udp(rng: &mut SmallRng, frame: &mut Vec<u8>) {
             let length = rng.random_range(0..frame.len());
             frame.truncate(length);
         }
-        // Every byte of the heads is cut at often.
+        // Often cuts inside of the headers.
         7 => frame.truncate(rng.random_range(0..ETHERNET_BYTES + 40 + 8 + 84)),
         8 => frame.extend(vec![rng.random::<u8>(); rng.random_range(1..64)]),
         9 => {
@@ -53,7 +53,7 @@ pub fn below_udp(rng: &mut SmallRng, frame: &mut Vec<u8>) {
 /// Puts an extension header in front of UDP, with lengths that fit.
 fn extension(rng: &mut SmallRng, frame: &mut Vec<u8>, kind: u8) {
     let next = core::mem::replace(&mut frame[AT_NEXT], kind);
-    // PadN fills options; of a routing header it is type 1 with 0 segments left, or worse.
+    // PadN fills options. A routing header gets type 1 with 0 segments left, or an invalid one.
     let mut header = [next, 0, 1, 4, 0, 0, 0, 0];
     if kind == 43 {
         header[2] = rng.random_range(0..5);
@@ -80,7 +80,7 @@ fn lengthen(frame: &mut [u8], by: u16) {
     frame[AT_PAYLOAD..AT_PAYLOAD + 2].copy_from_slice(&length);
 }
 
-/// Puts one or two 802.1Q or 802.1ad tags in, also priority tags, which many hosts look through.
+/// Inserts one or two 802.1Q or 802.1ad tags, also priority tags, which many hosts accept.
 fn tag(rng: &mut SmallRng, frame: &mut Vec<u8>) {
     for _ in 0..rng.random_range(1..3) {
         let kind: u16 = *[0x8100, 0x88a8, 0x9100].choose(rng).unwrap_or(&0x8100);

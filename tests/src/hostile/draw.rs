@@ -1,4 +1,4 @@
-//! Good requests to begin with: from a real session, on pages that are there.
+//! Valid requests to begin with: from a real session, on existing pages.
 
 use core::ops::Range;
 use std::net::Ipv6Addr;
@@ -15,10 +15,10 @@ use super::{
     world::{ADOPTED, Attacker, Server},
 };
 
-/// Numbers ahead of low water that are used; the window has 512.
+/// How far above low water numbers are used; the window has 512.
 const AHEAD: u64 = 96;
 
-/// Draws good requests of one attacker to one server.
+/// Draws valid requests of one attacker to one server.
 pub(super) struct Draw<'a> {
     pub(super) rng: &'a mut SmallRng,
     pub(super) attacker: &'a Attacker,
@@ -33,7 +33,7 @@ impl Draw<'_> {
         self.rng.random_range(0..end.max(1))
     }
 
-    /// The datagrams of a good request, or of one that is refused for what it names.
+    /// The datagrams of a valid request, or of one that is refused because of its target.
     pub(super) fn request(&mut self) -> Vec<Forged> {
         match self.below(118) {
             0..18 => self.bytes(Command::Read),
@@ -109,7 +109,8 @@ impl Draw<'_> {
         EndpointAddress::new(self.attacker.space, self.attacker.node, selector).to_ipv6()
     }
 
-    /// An allocation, of the attacker's space if there is one near, and the bytes behind `target`.
+    /// An allocation, mostly in the attacker's space, and the number of bytes from `target` to its
+    /// end.
     fn place(&mut self) -> (Fields, u64) {
         let pages = self.server.pages;
         let mut found = None;
@@ -135,7 +136,7 @@ impl Draw<'_> {
         (Fields { space, node, command: 0, tag, location }, left)
     }
 
-    /// A pointer into an allocation, now and then into none.
+    /// A pointer into an allocation, sometimes into none.
     pub(super) fn pointer(&mut self) -> (Fields, u64) {
         let (mut target, left) = self.place();
         match self.below(40) {
@@ -213,7 +214,7 @@ impl Draw<'_> {
             (self.bare(Command::AllocWrite, self.endpoint(), length), self.piece_bytes())
         };
         let mut train = self.train(&datagram, 0, small(length), piece_bytes);
-        // One that stays unfinished leaves pages behind that nobody was told of.
+        // An unfinished one leaves pages that no requester knows.
         if self.rng.random_bool(0.25) {
             train.truncate(1);
         }
@@ -266,7 +267,7 @@ impl Draw<'_> {
     fn confirm(&mut self) -> Vec<Forged> {
         let waiting =
             self.server.shadow.allocations.iter().find_map(|(&first, held)| match held.hold {
-                Hold::Anywhere(asker, _) if asker.node == self.attacker.node => {
+                Hold::Anywhere(requester, _) if requester.node == self.attacker.node => {
                     Some((first, held.pages, held.colour()))
                 }
                 _ => None,
@@ -279,8 +280,8 @@ impl Draw<'_> {
 }
 
 impl Server {
-    /// How a page of this server is named: by its own node, or by the one it was adopted from. The
-    /// node and the location.
+    /// The name of a page of this server, by its own node or by the one from which it was adopted:
+    /// node and location.
     fn named(&self, (generation, page): (u16, u64), may_adopt: bool) -> (NodeId, u64) {
         let adopted = ADOPTED.local_page..ADOPTED.local_page + ADOPTED.page_count;
         let is_adopted = adopted.contains(&page) && generation == ADOPTED.local_generation.number();
@@ -297,7 +298,7 @@ pub(super) fn location(generation: u16, page: u64) -> u64 {
     (u64::from(generation) << 48) + page * PAGE_BYTES as u64
 }
 
-/// The pieces of an operation by its piece size.
+/// The pieces of an operation for this piece size.
 pub(super) fn pieces(in_page: usize, length: usize, piece_bytes: usize) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let mut start = 0;

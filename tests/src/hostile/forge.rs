@@ -1,4 +1,4 @@
-//! Datagrams that may lie in every field, and the frames that carry them.
+//! Datagrams with arbitrary values in every field, and their frames.
 
 use std::net::Ipv6Addr;
 
@@ -15,10 +15,10 @@ pub const FRAME_HEAD_BYTES: usize = ETHERNET_BYTES + 40 + 8;
 /// The destination MAC address of fabric frames; the switch rewrites it.
 const GATEWAY: MacAddr = MacAddr([2, 0xbb, 0, 0, 0, 0]);
 
-/// The source MAC address, which nobody looks at.
+/// The source MAC address, which no part of the fabric reads.
 const HOST: MacAddr = MacAddr([2, 0xbb, 0, 0, 0, 9]);
 
-/// A datagram in parts; sealed, its CRC is right whatever else is wrong.
+/// A datagram in parts. When it is sealed its CRC is right, even if everything else is wrong.
 #[derive(Clone, Debug)]
 pub struct Forged {
     /// The source address.
@@ -33,7 +33,7 @@ pub struct Forged {
     pub options: Vec<u8>,
     /// Data.
     pub data: Vec<u8>,
-    /// What follows the data.
+    /// Bytes after the data.
     pub trailer: Vec<u8>,
     /// Bytes of the payload that are overwritten before it is sealed.
     pub patches: Vec<(usize, u8)>,
@@ -86,7 +86,8 @@ pub fn frame(source: Ipv6Addr, destination: Ipv6Addr, source_port: u16, payload:
     .bytes()
 }
 
-/// Computes the UDP checksum anew in a frame without extension headers; one too short for UDP stays as it is.
+/// Recomputes the UDP checksum of a frame without extension headers; one too short for UDP is not
+/// changed.
 pub fn fix_udp_checksum(frame: &mut [u8]) {
     let Some((_, ip)) = frame.split_at_mut_checked(ETHERNET_BYTES) else { return };
     let Some((ip, udp)) = ip.split_first_chunk_mut::<40>() else { return };

@@ -1,4 +1,4 @@
-//! What a host's kernel and its carrier make of a frame before an endpoint gets to see it.
+//! What a host's kernel and its carrier do with a frame before an endpoint receives it.
 
 use std::net::Ipv6Addr;
 
@@ -23,15 +23,16 @@ pub struct Received<'a> {
 pub enum HostDrop {
     /// The UDP checksum is wrong or missing.
     Checksum,
-    /// Not IPv6, or not whole.
+    /// Not IPv6, or incomplete.
     Form,
     /// Not to an address of the fabric, or not to the well-known port.
     Foreign,
-    /// Not UDP right behind the IPv6 header.
+    /// The IPv6 header is not followed by UDP.
     Protocol,
 }
 
-/// Receives a frame as Linux and the carrier do: extension headers and fragments are refused, sums are checked.
+/// Receives a frame like Linux and the carrier: extension headers and fragments are refused,
+/// checksums are verified.
 ///
 /// # Errors
 /// [`HostDrop`].

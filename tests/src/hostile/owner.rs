@@ -1,4 +1,4 @@
-//! Hostile datagrams against an endpoint's owner of leases, which the switch leads others to.
+//! Hostile datagrams to an endpoint's owner of leases, to which the switch redirects other clients.
 
 use core::time::Duration;
 use std::{
@@ -31,7 +31,7 @@ const PAGES: u64 = 12;
 const RECENT: usize = 8;
 const PORTS: [u16; 2] = [4000, 4001];
 
-/// What ends the handling of a datagram: exactly one of them for each.
+/// Events that end the handling of a datagram: exactly one for each datagram.
 const OUTCOMES: [Event; 12] = [
     Event::DropCommand,
     Event::DropForm,
@@ -55,30 +55,30 @@ struct Held {
     contents: Option<Vec<u8>>,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Debug)]
 struct Waiting {
     page: u64,
     epoch: u64,
     until: Timestamp,
     destination: Fields,
-    /// What it is told at the end of the lease.
+    /// The reply at the end of the lease.
     end: Expected,
 }
 
-/// An answer as it must come, by what it repeats: where to, session, number, target, status, and
-/// whether the asker waits.
+/// An expected reply: destination, port, session, number, target, status, and whether the requester
+/// waits.
 type Expected = (Ipv6Addr, u16, u64, u64, Ipv6Addr, Status, bool);
 
-/// An owner under fire, and what it must answer.
+/// An owner under attack, and the replies that it must send.
 #[derive(Debug)]
-pub struct OwnerSiege {
+pub struct OwnerHarness {
     seed: u64,
     rng: SmallRng,
     now: Timestamp,
     owner: Owner,
     vectors: Vec<Vector>,
-    /// Datagrams that were sent lately, to be sent again.
+    /// Recently sent datagrams, to be repeated.
     recent: Vec<(Ipv6Addr, Ipv6Addr, Vec<u8>)>,
     epoch: u64,
     held: BTreeMap<u64, Held>,
@@ -89,8 +89,8 @@ pub struct OwnerSiege {
     malformed: u64,
 }
 
-impl OwnerSiege {
-    /// An owner that holds nothing yet.
+impl OwnerHarness {
+    /// An owner without leases.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut config = OwnerConfig::new(SPACE, OWNER, INCARNATION);
@@ -114,10 +114,10 @@ impl OwnerSiege {
         }
     }
 
-    /// Fires `count` datagrams; answers how many the parser let through.
+    /// Injects `count` datagrams; returns how many the parser accepted.
     ///
     /// # Panics
-    /// If anything happened that must not; the message names the seed.
+    /// If the owner violates a rule; the message names the seed.
     pub fn fire(&mut self, count: u64) -> u64 {
         while self.fired < count {
             match self.rng.random_range(0..40) {
@@ -157,7 +157,7 @@ impl OwnerSiege {
         Pointer { space: SPACE, node, tag: Tag(7), location }
     }
 
-    /// The number of a page, if it is one of those.
+    /// The index of a page, if it is one of this test's pages.
     fn page_of(target: Ipv6Addr) -> Option<u64> {
         let pointer = Pointer::from_ipv6(target).ok()?.page_start();
         (0..PAGES).find(|page| Self::pointer(*page) == pointer)
@@ -178,7 +178,7 @@ impl OwnerSiege {
         let before = self.owner.counters().clone();
         let pointer = Self::pointer(page);
         let held = self.owner.hold(self.now, pointer, epoch, until, Some(policy), committed);
-        // What had ended may have been forgotten to make room.
+        // An ended lease may have been removed to make room.
         let now = self.now;
         let known = self.held.get(&page);
         let is_running = known.is_some_and(|held| held.until > now);
@@ -190,7 +190,7 @@ impl OwnerSiege {
                 let kept =
                     self.owner.counters().of(Event::ContentsFull) == before.of(Event::ContentsFull);
                 let is_kept = policy == Policy::Serve && committed.is_some() && kept;
-                // The same lease told again keeps what was known of it.
+                // Notifying the owner again about the same lease keeps its contents.
                 let same = self.held.get(&page).filter(|held| held.epoch == epoch);
                 let known = same.and_then(|held| held.contents.clone());
                 let contents = if is_kept { Some(bytes) } else { known };
@@ -200,15 +200,15 @@ impl OwnerSiege {
             Err(HoldError::Full) => assert!(!is_running, "its own page needs no room"),
             Err(error) => panic!("seed {}: {error:?}", self.seed),
         }
-        let told = self.owner.counters().of(Event::WaitEnd) - before.of(Event::WaitEnd);
-        // Room is made by forgetting what ended, and an epoch ends those before it.
+        let notified = self.owner.counters().of(Event::WaitEnd) - before.of(Event::WaitEnd);
+        // Ended leases are removed to make room, and a new epoch ends those before it.
         let (now, held) = (self.now, self.held.clone());
         let is_over = |page: &u64, epoch: u64| {
             held.get(page).is_none_or(|held| held.until <= now || held.epoch > epoch)
         };
         let over: Vec<_> =
             self.waiting.iter().filter(|waiting| is_over(&waiting.page, waiting.epoch)).collect();
-        assert!(told <= over.len() as u64, "seed {}: {told} of {over:?}", self.seed);
+        assert!(notified <= over.len() as u64, "seed {}: {notified} of {over:?}", self.seed);
         self.settle_waiting();
     }
 
@@ -216,7 +216,7 @@ impl OwnerSiege {
         let Some((&page, held)) = self.held.iter().next() else { return };
         let is_known = self.rng.random_bool(0.8);
         let epoch = if is_known { held.epoch } else { held.epoch + 1 };
-        // It may have been swept when it had ended.
+        // It may have been removed after its end.
         let is_over = held.until <= self.now;
         let released = self.owner.release(Self::pointer(page), epoch);
         assert!(released == is_known || is_over, "seed {}: {released}", self.seed);
@@ -233,11 +233,11 @@ impl OwnerSiege {
         self.settle_waiting();
     }
 
-    /// Whoever waits no more may have been told so, once.
+    /// Requests that no longer wait may have received one reply about that.
     fn settle_waiting(&mut self) {
-        // Answers are looked at before anybody waits anew under the same number.
+        // Replies are checked before other requests wait under the same number.
         self.drain();
-        // After their time they ask the home by themselves.
+        // After their waiting time the requesters ask the home themselves.
         self.waiting.retain(|waiting| waiting.until > self.now);
         assert!(self.owner.waiting_count() <= usize::from(self.owner.config().wait_count));
         assert!(self.owner.held_count() <= usize::from(self.owner.config().lease_count));
@@ -267,7 +267,8 @@ impl OwnerSiege {
         assert_eq!(self.count(Event::ServeLate) - late_before, late, "seed {}", self.seed);
     }
 
-    /// Strikes an answer out; 1 if it should have been one with contents and came too late.
+    /// Removes a reply from the expected ones. Returns 1 if it should have had contents and came
+    /// too late.
     fn judge_reply(
         &mut self,
         port: u16,
@@ -281,7 +282,7 @@ impl OwnerSiege {
         if status.is_ok() {
             let page = Self::page_of(target).expect("a page that was held");
             let held = self.held.get(&page).expect("it is held");
-            let contents = held.contents.as_ref().expect("they are known");
+            let contents = held.contents.as_ref().expect("the contents are known");
             let start = Pointer::from_ipv6(target).expect("memory").location.in_page()
                 + usize::from(reply.header.offset);
             assert!(flags.contains(Flags::LAST_COMMITTED));
@@ -295,15 +296,15 @@ impl OwnerSiege {
             *count -= 1;
             return 0;
         }
-        assert_eq!(status, Status::NotOwner, "seed {}: nobody asked for {reply:?}", self.seed);
-        // The end of somebody's waiting.
+        assert_eq!(status, Status::NotOwner, "seed {}: unexpected {reply:?}", self.seed);
+        // The end of a waiting request.
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.end == key) {
             self.waiting.remove(at);
             return 0;
         }
         let served = (destination, port, session, sequence, target, Status::Ok, false);
         let count = self.expected.get_mut(&served).filter(|count| **count > 0);
-        *count.unwrap_or_else(|| panic!("seed {}: nobody asked for {reply:?}", self.seed)) -= 1;
+        *count.unwrap_or_else(|| panic!("seed {}: unexpected {reply:?}", self.seed)) -= 1;
         1
     }
 
@@ -349,7 +350,7 @@ impl OwnerSiege {
                 (waiting.end.0, waiting.end.2, waiting.end.3, waiting.destination)
                     == (datagram.source, session, sequence, datagram.to)
             };
-            // The last copy says where the end is told.
+            // The last repetition determines where the end is sent.
             let known = self.waiting.len();
             self.waiting.retain(|waiting| !is_same(waiting));
             assert_eq!(known > self.waiting.len(), outcome == Event::WaitAgain);
@@ -361,7 +362,8 @@ impl OwnerSiege {
         }
     }
 
-    /// What was answered had the form of one page's request, and was answered by the lease.
+    /// Checks that a request that got a reply is valid for one page, and that the reply fits the
+    /// lease.
     fn judge_request(&self, outcome: Event, request: &Datagram<'_>) {
         let Header { session, sequence, length, flags, .. } = request.header;
         let command = request.command().command();
@@ -400,7 +402,7 @@ impl OwnerSiege {
         }
         let mut datagram = if kind < 12 { self.notice() } else { self.request() };
         if kind < 20 {
-            // A golden vector's bytes, as they are or bent.
+            // A golden vector's bytes, unchanged or changed.
             let vector = self.vectors.choose(&mut self.rng).expect("there are vectors").clone();
             let mut payload = vector.payload;
             if !payload.is_empty() && self.rng.random_bool(0.3) {
@@ -452,7 +454,7 @@ impl OwnerSiege {
         }
     }
 
-    /// A request that a redirect might lead here.
+    /// A request that a redirect might send here.
     fn request(&mut self) -> Forged {
         let commands = [
             Command::Read,
@@ -488,7 +490,7 @@ impl OwnerSiege {
         self.forged(source, Fields { command: bits, ..to }, header)
     }
 
-    /// A notice, also one that is not its node's to give.
+    /// A notice, sometimes from a node that does not serve the page.
     fn notice(&mut self) -> Forged {
         let is_new = self.rng.random_bool(0.5);
         let command = if is_new { Command::Notice } else { Command::Invalidate };
@@ -507,7 +509,7 @@ impl OwnerSiege {
     }
 }
 
-/// Another space, another command, a reply, or an end that is none.
+/// Changes the addresses: another space, another command, a reply, or an invalid endpoint.
 fn ends(rng: &mut SmallRng, datagram: &mut Forged) {
     let (Some(mut from), Some(mut to)) =
         (Fields::unpack(datagram.source), Fields::unpack(datagram.destination))
@@ -521,7 +523,7 @@ fn ends(rng: &mut SmallRng, datagram: &mut Forged) {
         3 => to.node = NodeId::ALL,
         4 => from.node = NodeId(rng.random_range(0..4)),
         5 => {
-            // As a server's reply to this endpoint.
+            // Like a server's reply to this endpoint.
             (from.command, to.command) = (WireCommand::reply(Command::Read).bits(), 0);
             (to.node, to.tag, to.location) = (OWNER, 0, 1 << 63);
         }

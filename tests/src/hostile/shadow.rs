@@ -1,4 +1,5 @@
-//! What a server's memory must be, kept apart from it; the judge of every packet's effect.
+//! The expected state of a server's memory, kept apart from the server; it judges every packet's
+//! effect.
 
 use core::ops::Range;
 use std::{
@@ -23,9 +24,9 @@ mod leases;
 use leases::Leases;
 pub use leases::{Lease, LeaseTimes};
 
-/// An endpoint that asks.
+/// A requesting endpoint.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Asker {
+pub struct Requester {
     /// Its space.
     pub space: Space,
     /// Its node.
@@ -34,19 +35,19 @@ pub struct Asker {
     pub incarnation: u32,
 }
 
-impl Asker {
+impl Requester {
     fn of(request: &Datagram<'_>) -> Self {
         let Fields { space, node, .. } = request.from;
         Self { space, node, incarnation: request.header.incarnation }
     }
 }
 
-/// How firmly an allocation is held.
+/// Whether the owner of an allocation knows it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Hold {
-    /// Nobody knows of it for sure: the server may free it.
-    Anywhere(Asker, u64),
-    /// It was answered for.
+    /// An anywhere-CREATE without CONFIRM: the server may free it.
+    Anywhere(Requester, u64),
+    /// Its pointer was returned or confirmed.
     Kept,
     /// Its ALLOC_WRITE is unfinished.
     Session(u64, u64),
@@ -57,13 +58,13 @@ pub enum Hold {
 pub struct Allocation {
     /// Pages.
     pub pages: u32,
-    /// Whose.
+    /// The space that owns it.
     pub space: Space,
     /// Its colour: the generation and the tag.
     pub generation: u16,
     /// The tag.
     pub tag: u8,
-    /// How firmly.
+    /// Whether its owner knows it.
     pub hold: Hold,
 }
 
@@ -75,11 +76,11 @@ impl Allocation {
     }
 }
 
-/// A session as the packets so far make it.
+/// A session, as the packets so far determine it.
 #[derive(Debug)]
 pub struct Session {
-    /// Who opened it.
-    pub asker: Asker,
+    /// The endpoint that opened it.
+    pub requester: Requester,
     /// The lowest number that is not expired.
     pub low: u64,
     /// The piece size.
@@ -93,7 +94,7 @@ pub struct Session {
 struct Piece {
     command: Command,
     sequence: u64,
-    /// Of a COMMIT; else 0.
+    /// The epoch of a COMMIT; else 0.
     epoch: u64,
     location: u64,
     tag: u8,
@@ -107,11 +108,11 @@ struct Piece {
 pub struct Seen {
     /// Its status.
     pub status: Status,
-    /// What it answers, or what kind of notice it is.
+    /// The command that it responds to, or the kind of notice.
     pub command: Option<Command>,
-    /// Whether it is a notice to everybody and no answer.
+    /// Whether it is a multicast notice and no reply.
     pub is_notice: bool,
-    /// Where it goes.
+    /// Its destination.
     pub to: Ipv6Addr,
     /// Its header.
     pub header: Header,
@@ -119,7 +120,7 @@ pub struct Seen {
     pub data: Vec<u8>,
 }
 
-/// A server's memory as it must be.
+/// The expected memory of a server.
 #[derive(Debug)]
 pub struct Shadow {
     node: NodeId,
@@ -134,14 +135,14 @@ pub struct Shadow {
     told: Vec<Space>,
 }
 
-/// What a server counted while it took a request.
+/// What a server counted while it handled a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
     /// The session's low water moved up.
     pub is_raised: bool,
-    /// The asker came with a higher incarnation than before.
+    /// The requester has a higher incarnation than before.
     pub is_newer: bool,
-    /// Leases that ended for that.
+    /// Leases that ended because of that.
     pub superseded: u64,
 }
 
@@ -175,21 +176,21 @@ impl Shadow {
         (page - first < u64::from(allocation.pages)).then_some((first, *allocation))
     }
 
-    /// Whether a datagram comes in an open session with a number of its window.
+    /// Whether a datagram belongs to an open session and its number is in the window.
     #[must_use]
     pub fn is_in_session(&self, request: &Datagram<'_>) -> bool {
         self.sessions.get(&request.header.session).is_some_and(|session| {
-            session.asker == Asker::of(request)
+            session.requester == Requester::of(request)
                 && request.header.sequence >= session.low
                 && request.header.sequence - session.low < bluebridge_wire::SESSION_WINDOW
         })
     }
 
-    /// Checks what a request changed and answered, and changes the same here. `replies` are also
-    /// those to others who waited.
+    /// Checks the changes and replies of a request, and applies the changes here. `replies` also
+    /// contains those to other requesters that waited.
     ///
     /// # Errors
-    /// Says what should not have happened.
+    /// A description of the violation.
     pub fn judge(
         &mut self,
         now: Timestamp,
@@ -238,7 +239,8 @@ impl Shadow {
                 (Change::Write { page, start, data }, Some(command)) => {
                     self.judge_write(request, command, (*page, *start, data), is_answered)?;
                     match command {
-                        // Nobody knows the pages yet; who guessed one may have leased it.
+                        // The pages have no owner yet, but they may be leased by a requester that
+                        // guessed them.
                         Command::AllocWrite => {}
                         Command::Commit => self.judge_holder(now, request, *page)?,
                         _ => self.judge_unleased(now, *page, 1)?,
@@ -246,8 +248,8 @@ impl Shadow {
                     self.apply(change);
                 }
                 (Change::Zero { page, range }, Some(Command::Delete)) => {
-                    demand!(request.header.flags.contains(Flags::ZERO), "zeroed unasked");
-                    demand!(is_answered, "zeroed without an answer");
+                    demand!(request.header.flags.contains(Flags::ZERO), "zeroed without a request");
+                    demand!(is_answered, "zeroed without a reply");
                     self.judge_range(request, *page, range.clone())?;
                     self.judge_unleased(now, *page, 1)?;
                     self.apply(change);
@@ -262,18 +264,18 @@ impl Shadow {
         Ok(())
     }
 
-    /// Checks what those were told who waited, ahead of a request that is not taken yet.
+    /// Checks replies to waiting requests, before the next request is handled.
     ///
     /// # Errors
-    /// Says what should not have happened.
+    /// A description of the violation.
     pub fn judge_waiters(&mut self, now: Timestamp, replies: &[Seen]) -> Verdict {
         replies.iter().try_for_each(|reply| self.judge_waiter(now, None, reply))
     }
 
-    /// Checks what the passing of time changed, and whom it was told.
+    /// Checks changes and replies that follow from the passing of time.
     ///
     /// # Errors
-    /// Says what should not have happened.
+    /// A description of the violation.
     pub fn judge_timeout(
         &mut self,
         now: Timestamp,
@@ -291,10 +293,10 @@ impl Shadow {
         self.judge_waiters(now, replies)
     }
 
-    /// Compares all of it with the server's.
+    /// Compares the whole state with the server's.
     ///
     /// # Errors
-    /// Says where they differ.
+    /// A description of the difference.
     pub fn audit(&self, store: &Watched) -> Verdict {
         use bluebridge_protocol::store::PageStore as _;
         for (page, bytes) in (0..).zip(self.bytes.chunks_exact(PAGE_BYTES)) {
@@ -309,7 +311,7 @@ impl Shadow {
     fn note_request(&mut self, request: &Datagram<'_>, is_raised: bool) {
         let Header { session, sequence, length, offset, .. } = request.header;
         let Some(open) = self.sessions.get_mut(&session) else { return };
-        if open.asker != Asker::of(request) {
+        if open.requester != Requester::of(request) {
             return;
         }
         let low = request.header.low_water();
@@ -319,7 +321,7 @@ impl Shadow {
             open.lost.retain(|lost| *lost >= low);
             open.pieces.retain(|piece| piece.sequence >= low);
         }
-        // What is whole in one datagram needs no earlier ones to be known by.
+        // An operation in a single datagram does not need earlier pieces.
         let is_piece = request.data.len() != length as usize && request.data.len() <= 4096;
         if let Some(command @ (Command::Write | Command::Commit)) = request.command().command()
             && is_piece
@@ -332,7 +334,7 @@ impl Shadow {
         }
     }
 
-    /// Whether a change is the end of an unfinished ALLOC_WRITE, whose session moved on or ended.
+    /// Whether a change frees an unfinished ALLOC_WRITE whose session continued or ended.
     fn is_abandoned(&self, change: &Change, request: &Datagram<'_>) -> bool {
         let Change::Delete { access, .. } = change else { return false };
         let held = self.allocations.get(&access.location.page());
@@ -341,7 +343,8 @@ impl Shadow {
         };
         let header = &request.header;
         match request.command().command() {
-            // These end sessions: by choice, to make room, or because the node came anew.
+            // These end sessions: explicitly, to make room, or because the node has a new
+            // incarnation.
             Some(Command::Open | Command::Close) => true,
             Some(command) if command.is_anycast() && header.session == 0 => true,
             _ => session == header.session && sequence < header.low_water(),
@@ -360,7 +363,7 @@ impl Shadow {
             Command::AllocWrite => length.div_ceil(4096),
             _ => return Err(format!("{command} allocated")),
         };
-        demand!(asked == pages, "{pages} pages were given, {asked} asked for");
+        demand!(asked == pages, "{pages} pages were allocated, {asked} requested");
         demand!(space == request.from.space, "pages of another space were given");
         Ok(())
     }
@@ -375,7 +378,7 @@ impl Shadow {
         );
         demand!(
             (Some(held.colour()), held.space) == (self.colour(request.target), request.from.space),
-            "freed another's: {held:?}"
+            "freed the allocation of another: {held:?}"
         );
         Ok(())
     }
@@ -391,14 +394,14 @@ impl Shadow {
             Command::AllocWrite => {
                 let found = self.holding(page);
                 let Some((first, held)) = found else { return Err("filled a free page".into()) };
-                demand!(held.hold == hold_of(request), "filled another's page: {held:?}");
+                demand!(held.hold == hold_of(request), "filled the page of another: {held:?}");
                 let at = index(page - first) * PAGE_BYTES + start;
                 demand!(at == usize::from(request.header.offset), "filled another place");
                 demand!(data == request.data, "filled with something else");
                 Ok(())
             }
             Command::CompareSwap | Command::FetchAdd => {
-                demand!(is_answered, "an atomic without an answer");
+                demand!(is_answered, "an atomic without a reply");
                 self.judge_range(request, page, start..start + data.len())?;
                 let at = page_bytes(page, start..start + 8);
                 let before = word(&self.bytes[at], u64::from_le_bytes);
@@ -414,13 +417,13 @@ impl Shadow {
                 Ok(())
             }
             Command::Commit | Command::Write => {
-                demand!(command == Command::Write || is_answered, "a COMMIT without an answer");
+                demand!(command == Command::Write || is_answered, "a COMMIT without a reply");
                 self.judge_range(request, page, start..start + data.len())?;
                 let Some(base) = self.local(request.target) else { return Err("where?".into()) };
                 let at = index(page) * PAGE_BYTES + start - index(base);
                 demand!(
                     self.was_sent(request, at, data),
-                    "written at {at} what nobody sent: {} bytes {:?}.. beside {}",
+                    "written at {at} without a matching piece: {} bytes {:?}.. beside {}",
                     data.len(),
                     &data[..data.len().min(4)],
                     self.sent_of(request)
@@ -431,7 +434,8 @@ impl Shadow {
         }
     }
 
-    /// Whether a range of a page is exactly what a request names of it, and its asker's.
+    /// Whether a range of a page is exactly what a request names of it, and in its requester's
+    /// space.
     fn judge_range(&self, request: &Datagram<'_>, page: u64, range: Range<usize>) -> Verdict {
         let Some(base) = self.local(request.target) else { return Err("of another node".into()) };
         let (base, end) = (index(base), index(base) + request.header.length as usize);
@@ -477,7 +481,7 @@ impl Shadow {
         true
     }
 
-    /// The pieces that were sent with a request's number, in short.
+    /// A summary of the pieces that were sent with a request's number.
     fn sent_of(&self, request: &Datagram<'_>) -> String {
         let Some(session) = self.sessions.get(&request.header.session) else {
             return "none".into();
@@ -510,8 +514,9 @@ impl Shadow {
                 }
                 (Some(Command::Open), Status::Ok) => self.note_session(request, reply),
                 (Some(Command::Close), Status::Ok) | (_, Status::NoSession) => {
-                    let asker = self.sessions.get(&header.session).map(|session| session.asker);
-                    if asker == Some(Asker::of(request)) {
+                    let requester =
+                        self.sessions.get(&header.session).map(|session| session.requester);
+                    if requester == Some(Requester::of(request)) {
                         self.sessions.remove(&header.session);
                     }
                 }
@@ -532,7 +537,7 @@ impl Shadow {
         let Some(base) = self.local(request.target) else { return Err("read elsewhere".into()) };
         let start = index(base) + usize::from(reply.header.offset);
         let end = start + reply.data.len();
-        demand!(end <= index(base) + request.header.length as usize, "read more than asked");
+        demand!(end <= index(base) + request.header.length as usize, "read more than requested");
         demand!(self.bytes[start..end] == reply.data, "read something else");
         self.judge_access(request, (start / PAGE_BYTES) as u64)
     }
@@ -540,7 +545,7 @@ impl Shadow {
     fn note_session(&mut self, request: &Datagram<'_>, reply: &Seen) {
         let piece_bytes = reply.header.length as usize;
         self.sessions.entry(reply.header.session).or_insert_with(|| Session {
-            asker: Asker::of(request),
+            requester: Requester::of(request),
             low: 1,
             piece_bytes,
             answered: HashSet::new(),
@@ -549,7 +554,7 @@ impl Shadow {
         });
     }
 
-    /// What is answered OK for the first time was done with this packet.
+    /// Checks that the effect of a request with its first OK reply happened with this packet.
     fn judge_done(
         &mut self,
         now: Timestamp,
@@ -568,7 +573,7 @@ impl Shadow {
         let Some(session) = self.sessions.get_mut(&header.session) else {
             return Err("done in an unknown session".into());
         };
-        demand!(session.asker == Asker::of(request), "done in another's session");
+        demand!(session.requester == Requester::of(request), "done in another's session");
         let is_repeated = !session.answered.insert(header.sequence);
         if matches!(command, Command::Abort | Command::Commit | Command::Renew) {
             self.judge_lease_done(now, request, (command, is_repeated), reply)?;
@@ -579,8 +584,9 @@ impl Shadow {
         if command == Command::Confirm {
             let page = self.local(request.target).map_or(u64::MAX, |at| at / PAGE_BYTES as u64);
             let held = self.allocations.get(&page).map(|held| held.hold);
-            // Others may say it too, but it is not for them to keep the pages.
-            if matches!(held, Some(Hold::Anywhere(asker, _)) if asker == Asker::of(request)) {
+            // Others may send a CONFIRM too, but it does not keep the pages.
+            if matches!(held, Some(Hold::Anywhere(requester, _)) if requester == Requester::of(request))
+            {
                 self.keep(page);
             }
         }
@@ -607,7 +613,7 @@ impl Shadow {
             Command::Delete => changed(|change| matches!(change, Change::Delete { .. })),
             _ => true,
         };
-        demand!(done, "{command} was answered OK and not done");
+        demand!(done, "{command} has the reply OK but was not executed");
         if matches!(command, Command::Create | Command::AllocWrite) {
             self.keep(granted);
         }
@@ -620,8 +626,7 @@ impl Shadow {
         }
     }
 
-    /// Where a target is in this server's memory, in bytes.
-    /// The generation that a target's pages have here if it names them right, and its tag.
+    /// The generation and tag of a target, if its generation is one of this server's contents.
     fn colour(&self, target: Fields) -> Option<(u16, u8)> {
         let generation = Location::from_bits(target.location)?.generation();
         if target.node == self.node {
@@ -663,13 +668,13 @@ impl Shadow {
 fn hold_of(request: &Datagram<'_>) -> Hold {
     let Header { session, sequence, .. } = request.header;
     if session == 0 {
-        Hold::Anywhere(Asker::of(request), sequence)
+        Hold::Anywhere(Requester::of(request), sequence)
     } else {
         Hold::Session(session, sequence)
     }
 }
 
-/// The epoch that makes pieces one COMMIT.
+/// The epoch, which all pieces of one COMMIT share.
 fn epoch_of(request: &Datagram<'_>) -> u64 {
     let is_commit = request.command().command() == Some(Command::Commit);
     if is_commit { request.header.lease_epoch } else { 0 }

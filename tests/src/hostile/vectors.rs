@@ -1,4 +1,4 @@
-//! The golden vectors as seeds of attacks.
+//! The golden vectors as a basis for attacks.
 
 use std::{fs, net::Ipv6Addr, path::Path};
 
@@ -13,10 +13,10 @@ pub struct Vector {
     pub payload: Vec<u8>,
 }
 
-/// All golden vectors, also those that a parser refuses.
+/// All golden vectors, including those that a parser refuses.
 ///
 /// # Panics
-/// If the vectors are not there or not readable.
+/// If the vectors are missing or not readable.
 #[must_use]
 pub fn golden_vectors() -> Vec<Vector> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../wire/vectors");

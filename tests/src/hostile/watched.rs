@@ -1,4 +1,4 @@
-//! A store that notes every change that is made through it.
+//! A store that records every change.
 
 use core::ops::Range;
 
@@ -11,44 +11,44 @@ use bluebridge_wire::{ArenaGeneration, Space, Status};
 pub enum Change {
     /// Pages were allocated.
     Create {
-        /// For whom.
+        /// The space.
         space: Space,
-        /// How many.
+        /// The number of pages.
         pages: u32,
-        /// Where.
+        /// The location and tag.
         grant: Grant,
     },
     /// An allocation was freed.
     Delete {
-        /// By which access.
+        /// The access.
         access: Access,
-        /// How many pages.
+        /// The number of pages.
         pages: u32,
     },
     /// Bytes were overwritten.
     Write {
         /// The page's number.
         page: u64,
-        /// Where in the page.
+        /// The position in the page.
         start: usize,
-        /// What is there now.
+        /// The new bytes.
         data: Vec<u8>,
     },
     /// Bytes were zeroed.
     Zero {
         /// The page's number.
         page: u64,
-        /// Where in the page.
+        /// The range in the page.
         range: Range<usize>,
     },
 }
 
-/// A real arena under watch.
+/// A real arena whose changes are recorded.
 #[derive(Debug)]
 pub struct Watched {
     /// The arena.
     pub arena: Arena,
-    /// What changed since this was emptied last.
+    /// The changes since it was last emptied.
     pub journal: Vec<Change>,
 }
 

@@ -1,4 +1,4 @@
-//! A switch and three memory servers in one process, under fire.
+//! A switch and three memory servers in one process, under attack.
 
 use core::{mem, time::Duration};
 use std::{collections::BTreeMap, net::Ipv6Addr, time::Instant as Clock};
@@ -28,10 +28,10 @@ mod tables;
 
 pub(super) use tables::SERVER_PORTS;
 
-/// The client that nobody may harm.
+/// The client that no attack may affect.
 pub const VICTIM: (Space, NodeId) = (Space(3), NodeId(1000));
 
-/// A node without memory of its own left, whose pages the second server serves.
+/// A node that no longer serves its pages; the second server serves them.
 pub(super) const ADOPTED: Adopted = Adopted {
     node: NodeId(4),
     generation: GENERATION,
@@ -55,25 +55,25 @@ const MOVED: core::ops::Range<u64> = 256..320;
 
 const PAGES: u32 = 2048;
 
-/// After this silence a server forgets a node's incarnation.
+/// A server forgets a node's incarnation when it was not seen for this time.
 const INCARNATION_REST: Duration = Duration::from_secs(5);
 
 const LEASE_TIMES: LeaseTimes =
     LeaseTimes { usual: Duration::from_millis(20), longest: Duration::from_millis(80) };
 
-/// Who waits for a lease repeats its request within this time.
+/// A waiting client repeats its request within this time.
 const LEASE_WAIT: Duration = Duration::from_millis(10);
 
-/// The spaces in which somebody wants notices; not the victim's.
-const TOLD: [Space; 2] = [Space(1), Space(2)];
+/// The spaces with notices; not the victim's.
+const NOTIFIED: [Space; 2] = [Space(1), Space(2)];
 
-/// More often than this, no request waits until replies are sent.
+/// How often a request may be refused until replies are sent.
 const DRAINS_MAX: usize = 64;
 
 /// Packets between comparisons of all memory.
 const AUDIT_INTERVAL: u64 = 16_384;
 
-/// A memory server under watch.
+/// A memory server whose changes are checked.
 pub(super) struct Server {
     pub(super) node: NodeId,
     /// The first generation of its contents.
@@ -89,7 +89,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// The waiting replies that are new, as their receivers will see them.
+    /// The new replies that wait to be sent, as their receivers will see them.
     fn look(&mut self) -> Vec<Seen> {
         let Self { responder, store, node, judged_count, .. } = self;
         let new = responder.transmits(store).skip(*judged_count);
@@ -98,13 +98,13 @@ impl Server {
         new
     }
 
-    /// Sends what waits; every datagram must still be whole.
+    /// Sends the waiting replies; every datagram must still be intact.
     fn send_all(&mut self) {
         assert_eq!(self.judged_count, self.responder.reply_count(), "all of them were judged");
         for reply in self.responder.transmits(&self.store) {
             let payload = [reply.head, reply.data].concat();
             let parsed = Datagram::parse(reply.source, reply.destination, &payload);
-            assert!(parsed.is_ok(), "a reply was torn while it waited: {parsed:?}");
+            assert!(parsed.is_ok(), "a waiting reply was damaged: {parsed:?}");
         }
         self.responder.release(self.judged_count);
         self.judged_count = 0;
@@ -123,32 +123,32 @@ pub struct Attacker {
     opened: u64,
 }
 
-/// A frame as it was put in at a port of the switch.
+/// A frame that was injected at a port of the switch.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     /// The port.
     pub port: SwitchPort,
     /// The frame.
     pub frame: Vec<u8>,
-    /// The session that it opened, if that is what it did.
+    /// The session that it opened, if any.
     pub opened: Option<u64>,
 }
 
-/// What was fired and what came of it.
+/// What was injected, and the results.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Hostile packets by class.
     pub fired: BTreeMap<Class, u64>,
-    /// Packets that were left whole, so that trains could be finished.
+    /// Valid packets, which complete trains.
     pub plain: u64,
-    /// Hostile packets with right sums, an open session, the right incarnation, a number in the
-    /// window, past the guard.
+    /// Hostile packets with right checksums, an open session, the right incarnation and a number in
+    /// the window, that the guard accepted.
     pub valid: u64,
     /// Hostile packets that a server refused.
     pub refused: u64,
-    /// Hostile packets that a server did.
+    /// Hostile packets that a server executed.
     pub done: u64,
-    /// Frames that a host's kernel did not let through.
+    /// Frames that a host's kernel dropped.
     pub host_drops: BTreeMap<HostDrop, u64>,
     /// Datagrams that the parser refused, by reason.
     pub malformed: BTreeMap<String, u64>,
@@ -179,13 +179,13 @@ impl Tally {
     }
 }
 
-/// The world.
+/// The system under attack.
 pub struct World {
     pub(super) rng: SmallRng,
     pub(super) servers: Vec<Server>,
     pub(super) attackers: Vec<Attacker>,
     pub(super) vectors: Vec<Vector>,
-    /// Good frames that were sent lately.
+    /// Recently sent valid frames.
     pub(super) recorded: Vec<Vec<u8>>,
     seed: u64,
     started: Clock,
@@ -227,16 +227,17 @@ impl World {
             lives: 1,
             recording: None,
         };
-        world.hide_treasures();
+        world.place_canaries();
         world
     }
 
-    /// Fires until `count` hostile packets were fired.
+    /// Injects packets until `count` hostile ones were sent.
     ///
     /// # Panics
-    /// If anything happened that must not; the message names the seed.
+    /// If a rule is violated; the message names the seed.
     pub fn fire(&mut self, count: u64) {
-        // Elsewhere the time that the led attacks let pass does not pass.
+        // A recording must not contain the directed attacks: their waiting times would not pass
+        // elsewhere.
         if self.recording.is_none() && self.tally.total() == 0 && count > 0 {
             self.lead();
         }
@@ -252,7 +253,7 @@ impl World {
             let after = self.tally.total();
             if before / AUDIT_INTERVAL != after / AUDIT_INTERVAL {
                 self.audit();
-                self.check_treasures();
+                self.check_canaries();
             }
             self.pass_time(before, after);
         }
@@ -260,7 +261,7 @@ impl World {
     }
 
     /// The frames of an attack of `count` hostile packets, to be repeated elsewhere. The victim's
-    /// are not among them.
+    /// frames are not included.
     #[must_use]
     pub fn rehearse(seed: u64, count: u64) -> Vec<Recorded> {
         let mut world = Self::new(seed);
@@ -272,7 +273,7 @@ impl World {
         recording
     }
 
-    /// What happened, with the counters of all servers.
+    /// The counts so far, with the counters of all servers.
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut tally = self.tally.clone();
@@ -292,26 +293,26 @@ impl World {
                 let Attacker { sessions, incarnation, .. } = &self.attackers[attacker];
                 let known = self.servers[server].shadow.sessions.get(&sessions[server]);
                 let is_good = |open: &Session| {
-                    open.asker.incarnation == *incarnation && open.low < u64::MAX / 2
+                    open.requester.incarnation == *incarnation && open.low < u64::MAX / 2
                 };
                 if known.is_some_and(is_good) {
                     continue;
                 }
                 self.attackers[attacker].opened += 1;
-                let asker = self.attackers[attacker].clone();
-                let id = self.open(&asker, server);
+                let requester = self.attackers[attacker].clone();
+                let id = self.open(&requester, server);
                 self.attackers[attacker].sessions[server] = id.unwrap_or(0);
             }
         }
     }
 
-    /// Opens a session as an honest client would; `None` if the server has no room or ends.
-    fn open(&mut self, asker: &Attacker, server: usize) -> Option<u64> {
+    /// Opens a session like a well-behaved client; `None` if the server has no room or is stopping.
+    fn open(&mut self, requester: &Attacker, server: usize) -> Option<u64> {
         let target = &self.servers[server];
-        let mut draw = Draw { rng: &mut self.rng, attacker: asker, server: target, session: 0 };
+        let mut draw = Draw { rng: &mut self.rng, attacker: requester, server: target, session: 0 };
         let mut open = draw.open();
-        open.header.sequence = asker.opened;
-        let replies = self.send(asker.port, &mut open.frame(), None);
+        open.header.sequence = requester.opened;
+        let replies = self.send(requester.port, &mut open.frame(), None);
         let reply = replies.into_iter().next()?;
         reply.status.is_ok().then_some(reply.header.session)
     }
@@ -320,7 +321,7 @@ impl World {
         let replies = match shot.route {
             Route::Switch(port) => self.send(port, &mut shot.frame.clone(), shot.class),
             Route::Direct(server) => {
-                // The host's kernel would refuse some of these; the parser must do so as well.
+                // A host's kernel would refuse some of these; the parser must refuse them as well.
                 let (source, destination, payload) = shot.parts();
                 self.deliver(server, (source, 4000, destination, payload), shot.class)
             }
@@ -340,7 +341,7 @@ impl World {
         replies
     }
 
-    /// Sends a frame through the switch; the replies of whom it reaches.
+    /// Sends a frame through the switch; returns the replies of its receivers.
     fn send(&mut self, port: SwitchPort, frame: &mut [u8], class: Option<Class>) -> Vec<Seen> {
         let clock = self.started + Duration::from_nanos(self.now.as_nanos());
         let whole = self.recording.is_some().then(|| frame.to_vec());
@@ -398,7 +399,7 @@ impl World {
         while server.responder.handle_datagram(now, port, &datagram, &mut server.store).is_err() {
             let waited = server.look();
             tries += 1;
-            assert!(tries < DRAINS_MAX, "{at}: replies wait for ever");
+            assert!(tries < DRAINS_MAX, "{at}: replies are never sent");
             let judged = server.shadow.judge_waiters(now, &waited);
             judged.unwrap_or_else(|wrong| panic!("{at}: {wrong}\n{datagram:?}\n{waited:?}"));
             server.send_all();
@@ -421,7 +422,7 @@ impl World {
         replies
     }
 
-    /// Timers, and what changes in a rack over time.
+    /// Runs timers, and the changes of a rack over time.
     fn pass_time(&mut self, before: u64, after: u64) {
         let passed = |interval: u64, at: u64| {
             (before + interval - at) / interval != (after + interval - at) / interval
@@ -435,7 +436,7 @@ impl World {
             }
             server.send_all();
             let timed = server.responder.handle_timeout(self.now, &mut server.store);
-            timed.expect("nothing waits");
+            timed.expect("no reply waits");
             let replies = server.look();
             let journal = mem::take(&mut server.store.journal);
             let judged = server.shadow.judge_timeout(self.now, &replies, &journal);
@@ -472,7 +473,7 @@ impl World {
     }
 }
 
-/// Low water raised, incarnations raised, leases that ended for the latter.
+/// Counts of raised low waters, raised incarnations, and leases that ended because of the latter.
 fn counted(responder: &Responder) -> [u64; 3] {
     [Event::LowWaterRaised, Event::IncarnationRaised, Event::LeaseSuperseded]
         .map(|event| responder.counters().event(event))
@@ -518,7 +519,7 @@ fn limits(node: u16) -> Limits {
     }
 }
 
-/// The limits of the servers, for one elsewhere that shall be like the first.
+/// The limits of the servers, for a server elsewhere that must behave like the first.
 #[must_use]
 pub fn usual_limits() -> Limits {
     limits(1)
@@ -545,7 +546,7 @@ fn server(index: u16, life: u32) -> Server {
         lease_wait: LEASE_WAIT,
     };
     let mut responder = Responder::new(&config).expect("a good configuration");
-    TOLD.into_iter().for_each(|space| responder.set_notices(space, true));
+    NOTIFIED.into_iter().for_each(|space| responder.set_notices(space, true));
     if is_odd {
         responder.set_authority(Some(Authority { range_epoch: 7, expires_at: None }));
         responder.add_moved(MOVED, NodeId(1)).expect("whole lines");
@@ -560,7 +561,8 @@ fn server(index: u16, life: u32) -> Server {
     };
     let pages = if index == 2 { 512 } else { PAGES };
     let store = Watched { arena: Arena::on_heap(&arena, pages), journal: Vec::new() };
-    let shadow = Shadow::new(node, pages, is_odd.then_some(ADOPTED), LEASE_TIMES, TOLD.to_vec());
+    let shadow =
+        Shadow::new(node, pages, is_odd.then_some(ADOPTED), LEASE_TIMES, NOTIFIED.to_vec());
     let port = SERVER_PORTS[usize::from(index)];
     let adopts = is_odd;
     Server {

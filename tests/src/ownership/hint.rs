@@ -1,22 +1,23 @@
-//! The switch and the controller: hints that lead requests to an owner's endpoint, and what that
-//! endpoint answers.
+//! The switch and the controller: redirects to an owner's endpoint, and the responses of that
+//! endpoint.
 
 use super::{
     Bug, Event, Policy, Scenario,
-    state::{Answer, Ask, Copy, Held, Message, ModelRack, Redirect, Reply, Request},
+    state::{Copy, Held, Message, ModelRack, Operation, Redirect, Reply, Request, Response},
 };
 
 impl ModelRack {
-    /// Whose endpoint the switch sends a request to; `None`: the home.
+    /// The endpoint to which the switch sends a request; `None`: the home.
     pub(super) fn route(&self, scenario: &Scenario, request: &Request) -> Option<u8> {
         let owner = self.redirect?.owner;
         let passes_over = request.home_bit
             && !scenario.has(Bug::BlindController)
-            && !(scenario.has(Bug::RedirectCommit) && matches!(request.ask, Ask::Commit { .. }));
+            && !(scenario.has(Bug::RedirectCommit)
+                && matches!(request.operation, Operation::Commit { .. }));
         (!passes_over).then_some(owner)
     }
 
-    /// Whether a copy still changes what the controller does.
+    /// Whether a copy changes the controller's state.
     pub(super) fn is_news(&self, scenario: &Scenario, copy: &Copy) -> bool {
         if scenario.has(Bug::BlindController) {
             return !copy.releases;
@@ -33,33 +34,33 @@ impl ModelRack {
         self.redirect = (!releases).then_some(Redirect { owner, epoch, until });
     }
 
-    /// An endpoint answers a request that a redirect led to it.
+    /// An endpoint responds to a redirected request.
     pub(super) fn owner_receives(&mut self, scenario: &Scenario, end: u8, request: &Request) {
         let held = (0..).zip(&self.threads).find_map(|(thread, state)| {
             let is_here = scenario.end_of(thread) == end;
             state.believed(self.local(end)).filter(|_| is_here).map(|held| (thread, held))
         });
-        let answer = match (held, request.ask) {
-            (_, Ask::Add) if scenario.has(Bug::OwnerExecutes) => Answer::Done,
-            (Some((_, held)), Ask::Read) if scenario.has(Bug::OwnerReads) => {
-                Answer::Read { value: held.base, stale: false }
+        let response = match (held, request.operation) {
+            (_, Operation::Add) if scenario.has(Bug::OwnerExecutes) => Response::Done,
+            (Some((_, held)), Operation::Read) if scenario.has(Bug::OwnerReads) => {
+                Response::Read { value: held.base, stale: false }
             }
-            (None, _) => Answer::NotOwner,
-            (Some((_, held)), Ask::StaleRead) if scenario.policy == Policy::Serve => {
+            (None, _) => Response::NotOwner,
+            (Some((_, held)), Operation::StaleRead) if scenario.policy == Policy::Serve => {
                 scenario.note(Event::ServedByOwner);
                 self.judge_served(end, &held);
-                Answer::Read { value: held.base, stale: true }
+                Response::Read { value: held.base, stale: true }
             }
-            (Some(_), _) => Answer::Busy { queued: scenario.policy == Policy::Wait },
+            (Some(_), _) => Response::Busy { queued: scenario.policy == Policy::Wait },
         };
         let Request { thread, life, session, sequence, home_bit, .. } = *request;
         let from_home = false;
-        let reply = Reply { thread, life, session, sequence, from_home, home_bit, answer };
+        let reply = Reply { thread, life, session, sequence, from_home, home_bit, response };
         self.send(Message::Reply(reply));
     }
 
-    /// What an owner serves is what the home has at that moment, unless the owner's clock stands
-    /// still or the home began anew since its grant.
+    /// The value that an owner serves must be the home's value at that moment, unless the owner's
+    /// clock stands still or the home restarted since its grant.
     fn judge_served(&mut self, end: u8, held: &Held) {
         let runs = self.ends[usize::from(end)].frozen.is_none();
         let is_known = held.epoch >> 4 == self.home.life;

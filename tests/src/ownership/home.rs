@@ -1,18 +1,18 @@
-//! The home: sessions, recorded answers, the lease and who waits for it.
+//! The home: sessions, recorded responses, the lease and the waiting requests.
 
 use super::{
     Bug, Copies, Event, Scenario,
     state::{
-        Answer, Ask, Copy, End, Epoch, Lease, Message, ModelRack, Record, Reply, Request, Session,
-        Waiter,
+        Copy, End, Epoch, Lease, Message, ModelRack, Operation, Record, Reply, Request, Response,
+        Session, Waiter,
     },
 };
 
 /// Ticks for which a waiting request need not be repeated.
-const PATIENCE: u8 = 1;
+const TIMEOUT: u8 = 1;
 
 impl ModelRack {
-    /// A thread opens a session; the home learns of its endpoint's incarnation.
+    /// A thread opens a session; the home learns its endpoint's incarnation.
     pub(super) fn open(&mut self, scenario: &Scenario, thread: u8) {
         let end = usize::from(scenario.end_of(thread));
         let life = self.ends[end].life;
@@ -27,7 +27,7 @@ impl ModelRack {
         }
     }
 
-    /// Whether a request can have no effect at the home any more.
+    /// Whether a request can no longer have an effect at the home.
     pub(super) fn is_below_low_water(&self, request: &Request) -> bool {
         self.session_of(request).is_some_and(|session| request.sequence < session.low)
     }
@@ -38,14 +38,14 @@ impl ModelRack {
         is_its.then_some(session)
     }
 
-    /// The home takes a request.
+    /// The home receives a request.
     pub(super) fn home_receives(&mut self, scenario: &Scenario, request: &Request) {
         let end = usize::from(scenario.end_of(request.thread));
         if request.life < self.home.lives[end] {
             return;
         }
         let Some(session) = self.session_of(request) else {
-            return self.reply(request, Answer::NoSession);
+            return self.reply(request, Response::NoSession);
         };
         if request.sequence < session.low {
             return;
@@ -55,31 +55,31 @@ impl ModelRack {
             self.home.sessions[usize::from(request.thread)] = Some(session);
             self.home.queue.retain(|waiter| waiter.request.thread != request.thread);
         } else if let Some(record) = session.record
-            && !scenario.has(Bug::ForgetAnswers)
+            && !scenario.has(Bug::ForgetResponses)
         {
-            let answer = self.repeated(scenario, record);
-            return self.answer(scenario, request, answer);
+            let response = self.repeated(scenario, record);
+            return self.response(scenario, request, response);
         }
-        let answer = self.execute(scenario, request);
-        if request.ask.is_mutating() {
-            self.record(request, Record::Answer(answer));
+        let response = self.execute(scenario, request);
+        if request.operation.is_mutating() {
+            self.record(request, Record::Response(response));
         }
-        self.answer(scenario, request, answer);
+        self.response(scenario, request, response);
     }
 
-    fn repeated(&self, scenario: &Scenario, record: Record) -> Answer {
+    fn repeated(&self, scenario: &Scenario, record: Record) -> Response {
         match record {
-            Record::Answer(answer) => {
-                scenario.note(Event::AnswerRepeated);
-                answer
+            Record::Response(response) => {
+                scenario.note(Event::ResponseRepeated);
+                response
             }
             Record::Grant(epoch) => match self.home.lease {
                 Some(lease) if lease.epoch == epoch => {
                     scenario.note(Event::GrantRepeated);
                     let remaining = lease.deadline.saturating_sub(self.now);
-                    Answer::Granted { epoch, value: self.home.value, remaining }
+                    Response::Granted { epoch, value: self.home.value, remaining }
                 }
-                _ => Answer::LeaseLost(self.how_ended(epoch)),
+                _ => Response::LeaseLost(self.how_ended(epoch)),
             },
         }
     }
@@ -91,71 +91,73 @@ impl ModelRack {
         }
     }
 
-    fn execute(&mut self, scenario: &Scenario, request: &Request) -> Answer {
+    fn execute(&mut self, scenario: &Scenario, request: &Request) -> Response {
         let end = scenario.end_of(request.thread);
         let holds = |epoch: Epoch, lease: &Lease| {
             lease.owner == end && lease.life == request.life && lease.epoch == epoch
         };
-        match request.ask {
-            Ask::Abort { epoch } | Ask::Commit { epoch, .. } | Ask::Renew { epoch } => {
+        match request.operation {
+            Operation::Abort { epoch }
+            | Operation::Commit { epoch, .. }
+            | Operation::Renew { epoch } => {
                 let lease = self.home.lease;
                 let is_held = lease.is_some_and(|lease| holds(epoch, &lease))
                     || self.is_held_by_mistake(scenario, request, epoch);
                 if !is_held {
                     let how = self.how_ended(epoch);
-                    if matches!(request.ask, Ask::Commit { .. }) && how == End::RanOut {
+                    if matches!(request.operation, Operation::Commit { .. }) && how == End::RanOut {
                         scenario.note(Event::LateCommit);
                     }
-                    return Answer::LeaseLost(how);
+                    return Response::LeaseLost(how);
                 }
-                match request.ask {
-                    Ask::Commit { base, .. } => {
+                match request.operation {
+                    Operation::Commit { base, .. } => {
                         self.witness.lost_update |= self.home.value != base;
                         self.change(request);
                         self.release(scenario, End::Committed);
-                        Answer::Done
+                        Response::Done
                     }
-                    Ask::Renew { .. } => {
+                    Operation::Renew { .. } => {
                         let deadline = self.now + scenario.lease;
                         if let Some(lease) = &mut self.home.lease {
                             lease.deadline = deadline;
                         }
-                        Answer::Renewed { remaining: scenario.lease }
+                        Response::Renewed { remaining: scenario.lease }
                     }
                     _ => {
                         self.release(scenario, End::Aborted);
-                        Answer::Done
+                        Response::Done
                     }
                 }
             }
-            Ask::StaleRead => Answer::Read { value: self.home.value, stale: true },
-            Ask::Read if scenario.has(Bug::ServeUncommitted) => {
+            Operation::StaleRead => Response::Read { value: self.home.value, stale: true },
+            Operation::Read if scenario.has(Bug::ServeUncommitted) => {
                 let ahead = self.home.lease.map(|lease| 0xf0 | lease.epoch);
-                Answer::Read { value: ahead.unwrap_or(self.home.value), stale: false }
+                Response::Read { value: ahead.unwrap_or(self.home.value), stale: false }
             }
-            Ask::Add | Ask::Read | Ask::Update if self.home.lease.is_some() => {
-                let queued = scenario.queue && request.ask != Ask::Add;
+            Operation::Add | Operation::Read | Operation::Update if self.home.lease.is_some() => {
+                let queued = scenario.queue && request.operation != Operation::Add;
                 if queued {
-                    let until = self.now + PATIENCE;
+                    let until = self.now + TIMEOUT;
                     let place = |waiter: &Waiter| waiter.request.thread == request.thread;
                     match self.home.queue.iter().position(place) {
                         Some(place) => self.home.queue[place].until = until,
                         None => self.home.queue.push(Waiter { request: *request, until }),
                     }
                 }
-                Answer::Busy { queued }
+                Response::Busy { queued }
             }
-            Ask::Add => {
+            Operation::Add => {
                 self.change(request);
-                Answer::Done
+                Response::Done
             }
-            Ask::Read => Answer::Read { value: self.home.value, stale: false },
-            Ask::Update => self.grant(scenario, request),
+            Operation::Read => Response::Read { value: self.home.value, stale: false },
+            Operation::Update => self.grant(scenario, request),
         }
     }
 
     fn is_held_by_mistake(&self, scenario: &Scenario, request: &Request, epoch: Epoch) -> bool {
-        if !matches!(request.ask, Ask::Commit { .. }) {
+        if !matches!(request.operation, Operation::Commit { .. }) {
             return false;
         }
         let is_owners = |lease: &Lease| {
@@ -175,7 +177,7 @@ impl ModelRack {
         self.witness.changes.push(request.value);
     }
 
-    fn grant(&mut self, scenario: &Scenario, request: &Request) -> Answer {
+    fn grant(&mut self, scenario: &Scenario, request: &Request) -> Response {
         self.home.grants += 1;
         let life = if scenario.has(Bug::ForgetEpochs) { 0 } else { self.home.life };
         let epoch = life << 4 | self.home.grants;
@@ -189,7 +191,7 @@ impl ModelRack {
             contended: false,
         });
         self.record(request, Record::Grant(epoch));
-        Answer::Granted { epoch, value: self.home.value, remaining: scenario.lease }
+        Response::Granted { epoch, value: self.home.value, remaining: scenario.lease }
     }
 
     fn record(&mut self, request: &Request, record: Record) {
@@ -198,7 +200,7 @@ impl ModelRack {
         }
     }
 
-    /// Ends the lease and answers who waited for that.
+    /// Ends the lease and executes the waiting requests.
     pub(super) fn release(&mut self, scenario: &Scenario, how: End) {
         if let Some(lease) = self.home.lease.take() {
             self.home.last = Some((Lease { deadline: 0, ..lease }, how));
@@ -213,15 +215,15 @@ impl ModelRack {
             if session.is_none_or(|session| session.low != request.sequence) {
                 continue;
             }
-            let answer = self.execute(scenario, &request);
-            if matches!(answer, Answer::Granted { .. }) {
+            let response = self.execute(scenario, &request);
+            if matches!(response, Response::Granted { .. }) {
                 scenario.note(Event::WaiterGranted);
             }
-            self.answer(scenario, &request, answer);
+            self.response(scenario, &request, response);
         }
     }
 
-    /// What the home's clock brings.
+    /// Timers of the home.
     pub(super) fn home_tick(&mut self, scenario: &Scenario) {
         let now = self.now;
         self.home.queue.retain(|waiter| now <= waiter.until);
@@ -231,7 +233,7 @@ impl ModelRack {
         }
     }
 
-    /// The home's process dies and starts again with the page's contents.
+    /// The home's process crashes and restarts with the page's contents.
     pub(super) fn home_crashes(&mut self, scenario: &Scenario) {
         let home = &mut self.home;
         home.life += 1;
@@ -242,37 +244,39 @@ impl ModelRack {
         if !scenario.has(Bug::ForgetEpochs) {
             return;
         }
-        // Its epochs repeat, which is the mistake; what follows from that is to be found.
+        // Its epochs repeat, which is the bug; the checker must find the consequences.
         self.witness.last_epoch = 0;
     }
 
-    fn answer(&mut self, scenario: &Scenario, request: &Request, answer: Answer) {
-        self.copy(scenario, request, answer);
-        self.reply(request, answer);
+    fn response(&mut self, scenario: &Scenario, request: &Request, response: Response) {
+        self.copy(scenario, request, response);
+        self.reply(request, response);
     }
 
-    fn reply(&mut self, request: &Request, answer: Answer) {
+    fn reply(&mut self, request: &Request, response: Response) {
         let Request { thread, life, session, sequence, home_bit, .. } = *request;
         let from_home = true;
-        let reply = Reply { thread, life, session, sequence, from_home, home_bit, answer };
+        let reply = Reply { thread, life, session, sequence, from_home, home_bit, response };
         self.send(Message::Reply(reply));
     }
 
-    /// What the switch copies to the controller of a reply.
-    fn copy(&mut self, scenario: &Scenario, request: &Request, answer: Answer) {
+    /// The part of a reply that the switch copies to the controller.
+    fn copy(&mut self, scenario: &Scenario, request: &Request, response: Response) {
         let always = scenario.copies == Copies::Always;
-        let lease = match answer {
-            Answer::Busy { .. } if scenario.copies == Copies::Contended => {
+        let lease = match response {
+            Response::Busy { .. } if scenario.copies == Copies::Contended => {
                 let lease = self.home.lease.as_mut();
                 lease.map(|lease| {
                     lease.contended = true;
                     (*lease, false)
                 })
             }
-            Answer::Busy { .. } | Answer::Granted { .. } | Answer::Renewed { .. } if always => {
+            Response::Busy { .. } | Response::Granted { .. } | Response::Renewed { .. }
+                if always =>
+            {
                 self.home.lease.map(|lease| (lease, false))
             }
-            Answer::Done if request.ask != Ask::Add => {
+            Response::Done if request.operation != Operation::Add => {
                 let last = self.home.last.map(|(lease, _)| (lease, true));
                 last.filter(|(lease, _)| always || lease.contended)
             }

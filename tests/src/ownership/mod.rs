@@ -1,17 +1,17 @@
-//! A model of leases, small enough for a checker to visit every state that it can reach.
+//! A model of leases, small enough that a model checker visits every reachable state.
 //!
 //! One page, its home, the threads of one or two client endpoints, the controller and the switch.
-//! It follows `docs/protocol.md` section 10 with what that rests on: numbers and low water,
-//! recorded answers, sessions that end with their server, the home bit, the waiting queue. It is a
-//! model of the rules and not of the code: the simulation runs the code.
+//! It follows `docs/protocol.md` section 10 and what that needs: numbers and low water, recorded
+//! responses, sessions that end with their server, the home bit, the waiting queue. It models the
+//! rules and not the code: the simulation runs the code.
 //!
-//! What is left out, and why nothing is lost by it:
-//! * Messages stay in flight until they are delivered, in any order, at any time. A message that
-//!   is lost is one that is delivered after everything else, so every safe state of a run with
-//!   losses is one of a run without; a budget of real losses is there for what must happen at last.
-//! * An endpoint's clock is the home's, or stands still: rates are what the margin is for.
-//! * OPEN happens at one moment: it changes nothing but what a crash of either end changed.
-//! * Every budget is finite, so that runs end and "at last" can be checked.
+//! What the model leaves out, and why this is sound:
+//! * Messages stay in flight until they are delivered, in any order, at any time. A lost message is
+//!   one that is delivered after everything else, so every safety violation of a run with losses is
+//!   also found without; a budget of real losses exists for the liveness properties.
+//! * An endpoint's clock shows the home's time, or stands still: the margin of leases covers rates.
+//! * OPEN happens at one moment: it changes only what a crash of one of the two endpoints changed.
+//! * Every budget is finite, so that runs end and liveness can be checked.
 
 mod client;
 mod hint;

@@ -1,4 +1,4 @@
-//! The rack as the checker sees it: where it begins, and every step that can come next.
+//! The model for the checker: initial states, and the possible next steps.
 
 use stateright::{Model, Property};
 
@@ -7,12 +7,12 @@ use super::{
     state::{Budget, Doing, Endpoint, Home, Message, ModelRack, Redirect, Thread, Witness},
 };
 
-/// Ticks in which what is left at the end must end.
+/// Ticks within which remaining leases and redirects must end.
 const TAIL: u8 = 12;
 
-/// One thing that happens.
+/// One step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names explain it")]
 pub enum Step {
     ClientCrashes { end: u8 },
     ControllerCrashes,
@@ -21,7 +21,7 @@ pub enum Step {
     EndRedirect,
     FalseHint { end: u8 },
     Freeze { end: u8 },
-    GiveUp { thread: u8 },
+    TimeOut { thread: u8 },
     HomeCrashes,
     Lose { message: usize },
     Proceed { thread: u8 },
@@ -90,13 +90,13 @@ impl Model for Scenario {
                         steps.push(Step::Resend { thread });
                     }
                 }
-                Doing::Waiting(_) => steps.push(Step::GiveUp { thread }),
+                Doing::Waiting(_) => steps.push(Step::TimeOut { thread }),
                 _ if rack.task(self, thread).is_some() => steps.push(Step::Proceed { thread }),
                 _ => {}
             }
         }
         for (thread, state) in (0..).zip(&rack.threads) {
-            // Something else in the same session may find that it is gone.
+            // Another request of the same session may find that the session is lost.
             let holds = matches!(state.doing, Doing::Holding(_));
             if holds && state.session != Some(rack.home.life) {
                 steps.push(Step::Reopen { thread });
@@ -104,7 +104,7 @@ impl Model for Scenario {
         }
         let must_tick = rack.home.lease.is_some() || !rack.home.queue.is_empty();
         let waits = rack.redirect.is_some_and(|redirect| rack.now < redirect.until);
-        // Some leases more can run out after the time for new troubles, but not endlessly many.
+        // A few more leases may expire after the last fault, but not infinitely many.
         let can_tick = rack.now < self.ticks + TAIL && (must_tick || waits);
         if rack.now < self.ticks || can_tick {
             steps.push(Step::Tick);
@@ -144,7 +144,7 @@ impl Model for Scenario {
                 rack.budget.freezes -= 1;
                 rack.ends[usize::from(end)].frozen = Some(rack.now);
             }
-            Step::GiveUp { thread } => rack.give_up(thread),
+            Step::TimeOut { thread } => rack.time_out(thread),
             Step::HomeCrashes => {
                 rack.budget.home_crashes -= 1;
                 rack.home_crashes(self);
@@ -166,7 +166,7 @@ impl Model for Scenario {
                 rack.home_tick(self);
             }
         }
-        self.forget_idle_messages(&mut rack);
+        self.remove_ignored_messages(&mut rack);
         Some(rack)
     }
 
@@ -184,7 +184,7 @@ impl Scenario {
         };
         for end in 0..self.end_count() {
             let is_frozen = rack.ends[usize::from(end)].frozen.is_some();
-            // A process that does nothing has nothing to lose.
+            // The crash of an idle process changes nothing.
             if rack.budget.client_crashes > 0 && busy(end) {
                 steps.push(Step::ClientCrashes { end });
             }
@@ -222,9 +222,9 @@ impl Scenario {
         }
     }
 
-    /// Takes messages out that nobody would heed, whenever they came: fewer states, and none of
-    /// them of interest.
-    fn forget_idle_messages(&self, rack: &mut ModelRack) {
+    /// Removes messages that would be ignored at any time. This reduces the number of states
+    /// without hiding a violation.
+    fn remove_ignored_messages(&self, rack: &mut ModelRack) {
         let mut messages = core::mem::take(&mut rack.messages);
         messages.retain(|message| match message {
             Message::Copy(copy) => rack.is_news(self, copy),
@@ -244,7 +244,7 @@ impl Scenario {
         rack.messages = messages;
     }
 
-    /// Whether every thread did all its tasks.
+    /// Whether every thread completed its tasks.
     pub(super) fn is_done(&self, rack: &ModelRack) -> bool {
         let ends = |(state, (_, tasks)): (&Thread, &(u8, Vec<_>))| {
             state.doing == Doing::Nothing && state.outcomes.len() == tasks.len()
@@ -252,7 +252,7 @@ impl Scenario {
         rack.threads.iter().zip(&self.threads).all(ends)
     }
 
-    /// Keeps how the tasks of a run ended.
+    /// Records how the tasks of a run ended.
     pub(super) fn keep_outcomes(&self, rack: &ModelRack) {
         if let Some(outcomes) = &self.outcomes {
             let ended: Vec<Vec<Outcome>> =

@@ -1,4 +1,4 @@
-//! What must hold in every state, and what must come at last.
+//! Properties of every state, and properties that must hold eventually.
 
 use stateright::{Model, Property};
 
@@ -12,10 +12,10 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always("an epoch is granted once", |_, rack: &ModelRack| {
             !rack.witness.repeated_epoch
         }),
-        Property::always("one owner at a time, by clocks that run", one_owner),
-        Property::always("what is acknowledged was done", acknowledged_is_done),
-        Property::always("what is refused was not done", refused_is_not_done),
-        Property::always("nothing is done twice", done_once),
+        Property::always("one owner at a time, by running clocks", one_owner),
+        Property::always("acknowledged requests were executed", acknowledged_is_done),
+        Property::always("refused requests were not executed", refused_is_not_done),
+        Property::always("no request is executed twice", done_once),
         Property::always(
             "a COMMIT builds on the contents that it replaces",
             |_, rack: &ModelRack| !rack.witness.lost_update,
@@ -25,7 +25,8 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         }),
         Property::always("a redirect costs one try", redirect_costs_one_try),
         Property::always("there is always a next step until all is done", no_deadlock),
-        // All three stay true once they are, in every run: the checker is exact for such.
+        // All three stay true once they hold, in every run: for such properties the checker is
+        // exact.
         Property::eventually("every task ends", |scenario, rack| scenario.is_done(rack)),
         Property::eventually("every lease ends", |scenario, rack| {
             scenario.is_done(rack) && rack.home.lease.is_none() && rack.messages.is_empty()
@@ -45,7 +46,7 @@ fn one_owner(scenario: &Scenario, rack: &ModelRack) -> bool {
         let runs = rack.ends[usize::from(end)].frozen.is_none();
         state.believed(rack.now).filter(|_| runs)
     });
-    // A home that restarted knows nothing of its leases, and refuses their COMMITs.
+    // A home that restarted has no earlier leases, and refuses their COMMITs.
     let here = believers.filter(|held| held.epoch >> 4 == rack.home.life);
     here.count() <= 1
 }
@@ -56,12 +57,15 @@ fn acknowledged_is_done(_: &Scenario, rack: &ModelRack) -> bool {
 
 fn refused_is_not_done(_: &Scenario, rack: &ModelRack) -> bool {
     let refused = |outcome| {
-        matches!(outcome, Outcome::Aborted | Outcome::Busy | Outcome::LeaseLost | Outcome::NoAnswer)
+        matches!(
+            outcome,
+            Outcome::Aborted | Outcome::Busy | Outcome::LeaseLost | Outcome::NoResponse
+        )
     };
     ended(rack, refused).all(|value| rack.place(value).is_none())
 }
 
-/// The values of tasks that ended so.
+/// The values of tasks with such an outcome.
 fn ended(rack: &ModelRack, how: impl Fn(Outcome) -> bool) -> impl Iterator<Item = u8> {
     (0..).zip(&rack.threads).flat_map(move |(thread, state)| {
         let tasks: Vec<_> = (0..)

@@ -1,4 +1,4 @@
-//! What is checked: who does what, what may go wrong how often, and which rule is broken.
+//! A scenario: the tasks of the threads, the possible faults, and the planted bug.
 
 use std::{
     collections::BTreeSet,
@@ -32,52 +32,52 @@ pub enum Task {
 pub enum Copies {
     /// Grants, renewals and releases as well.
     Always,
-    /// Those that say that a lease is fought over.
+    /// Replies that show that a lease is contended.
     Contended,
     /// None.
     Off,
 }
 
-/// How an owner's endpoint answers redirected requests while it holds the page.
+/// How an owner's endpoint responds to redirected requests while it holds the page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Policy {
     /// BUSY.
     Reject,
-    /// BUSY; to a READ that may be stale the last committed contents.
+    /// BUSY; for a READ with MAY_BE_STALE the last committed contents.
     Serve,
-    /// BUSY with QUEUED. That NOT_OWNER follows is left to the requester's timer.
+    /// BUSY with QUEUED. The model has no NOT_OWNER afterwards: the requester's timer replaces it.
     Wait,
 }
 
-/// A broken rule, which the checker must find.
+/// A broken rule; the checker must find the violation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bug {
-    /// The home takes a COMMIT by the page's owner whatever its epoch.
+    /// The home accepts a COMMIT by the page's owner with any epoch.
     AnyEpoch,
-    /// The controller obeys copies of any age and removes nothing, and the switch ignores the home
-    /// bit.
+    /// The controller uses copies of any age and removes no redirect, and the switch ignores the
+    /// home bit.
     BlindController,
-    /// The requester sends what may have run again, in a new session.
+    /// The requester repeats a request that may have been executed, in a new session.
     BlindRetry,
     /// An owner counts its lease from when the grant arrived.
     CountFromArrival,
-    /// The home does not keep the answers that it gave.
-    ForgetAnswers,
-    /// The home starts its epochs anew when it restarts.
+    /// The home does not record its responses.
+    ForgetResponses,
+    /// The home restarts its epochs from the beginning when it restarts.
     ForgetEpochs,
     /// The home does not end a lease at its deadline.
     KeepLease,
-    /// The home takes a COMMIT after the deadline if nobody has leased the page since.
+    /// The home accepts a COMMIT after the deadline if the page was not leased since.
     LateCommit,
-    /// An owner executes a FETCH_ADD that was redirected to it, and is believed.
+    /// An owner executes a redirected FETCH_ADD, and the client accepts its response.
     OwnerExecutes,
-    /// An owner answers a plain READ, and is believed.
+    /// An owner responds to a plain READ, and the client accepts its response.
     OwnerReads,
-    /// The switch redirects COMMIT, home bit or not.
+    /// The switch redirects COMMIT, even with the home bit.
     RedirectCommit,
-    /// An owner serves what was committed last after it sent its COMMIT.
+    /// An owner serves the last committed contents after it sent its COMMIT.
     ServeReleased,
-    /// The home answers READ while the page is leased, with what the owner has so far.
+    /// The home responds to READ while the page is leased, with the owner's uncommitted contents.
     ServeUncommitted,
 }
 
@@ -88,7 +88,7 @@ impl Bug {
         Self::BlindController,
         Self::BlindRetry,
         Self::CountFromArrival,
-        Self::ForgetAnswers,
+        Self::ForgetResponses,
         Self::ForgetEpochs,
         Self::KeepLease,
         Self::LateCommit,
@@ -100,22 +100,22 @@ impl Bug {
     ];
 }
 
-/// What must happen in some run of a scenario that is there to show it.
+/// Events that must occur in some run of the scenario that is meant to show them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Every task of a run did what it was to do.
+    /// Every task of a run succeeded.
     AllSucceeded,
-    /// The home repeated an answer that it had recorded.
-    AnswerRepeated,
-    /// A redirect led a request astray.
+    /// The home repeated a recorded response.
+    ResponseRepeated,
+    /// A redirect sent a request to the wrong node.
     Bounced,
     /// The home repeated a grant.
     GrantRepeated,
-    /// A COMMIT came after its lease had run out.
+    /// A COMMIT arrived after its lease had expired.
     LateCommit,
-    /// An owner served what was committed last.
+    /// An owner served the last committed contents.
     ServedByOwner,
-    /// A request that waited got the lease.
+    /// A waiting request got the lease.
     WaiterGranted,
 }
 
@@ -125,54 +125,54 @@ impl Event {
     }
 }
 
-/// How threads' tasks ended, in all runs.
+/// The outcomes of the threads' tasks, in all runs.
 pub type Outcomes = BTreeSet<Vec<Vec<Outcome>>>;
 
-/// Everything that is decided before the checker runs.
+/// The configuration of a run of the checker.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
     /// The threads: each one's endpoint, and its tasks one after the other.
     pub threads: Vec<(u8, Vec<Task>)>,
-    /// Ticks of the home's clock, at most.
+    /// The most ticks of the home's clock.
     pub ticks: u8,
-    /// Ticks that a lease lasts.
+    /// The duration of a lease in ticks.
     pub lease: u8,
     /// How often a request is sent again.
     pub retries: u8,
-    /// Messages delivered twice, at most.
+    /// The most messages that are delivered twice.
     pub duplicates: u8,
-    /// Messages lost for good, at most.
+    /// The most messages that are lost.
     pub losses: u8,
-    /// Crashes of client endpoints, at most.
+    /// The most crashes of client endpoints.
     pub client_crashes: u8,
-    /// Restarts of the home, which keeps the page and forgets the rest.
+    /// The most restarts of the home, which keeps the page and loses all other state.
     pub home_crashes: u8,
-    /// Restarts of the controller or the switch, at most.
+    /// The most restarts of the controller or the switch.
     pub network_crashes: u8,
-    /// Endpoints whose clock may stand still for a while.
+    /// The most endpoints whose clock stands still for a while.
     pub freezes: u8,
-    /// Redirects out of nowhere, to any endpoint, at most.
+    /// The most wrong redirects, to any endpoint.
     pub false_hints: u8,
     /// Whether requests wait at the home.
     pub queue: bool,
     /// Which replies are copied.
     pub copies: Copies,
-    /// How owners answer.
+    /// How owners respond.
     pub policy: Policy,
-    /// The rule that is broken.
+    /// The planted bug.
     pub bug: Option<Bug>,
-    /// How the tasks ended in all runs that ended, if wanted.
+    /// Collects the outcomes of all completed runs, if requested.
     pub outcomes: Option<Arc<Mutex<Outcomes>>>,
-    /// What must happen in some run.
+    /// Events that must occur in some run.
     pub expected: Vec<Event>,
-    /// What happened: not a part of the state, which would make many of one.
+    /// Events that occurred; not a part of the state, because that would multiply the states.
     seen: Arc<AtomicU8>,
 }
 
 impl Scenario {
-    /// A scenario in which messages are late and overtake each other, and nothing else goes wrong.
+    /// A scenario in which messages are only delayed and reordered.
     #[must_use]
     pub fn new(name: &'static str, threads: &[(u8, &[Task])]) -> Self {
         Self {
@@ -198,7 +198,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario with a change.
+    /// A copy of the scenario with a change.
     #[must_use]
     pub fn with(&self, change: impl FnOnce(&mut Self)) -> Self {
         let mut scenario = Self { seen: Arc::default(), ..self.clone() };
@@ -206,20 +206,20 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario with a broken rule.
+    /// A copy of the scenario with a bug.
     #[must_use]
     pub fn with_bug(&self, bug: Bug) -> Self {
         self.with(|scenario| scenario.bug = Some(bug))
     }
 
-    /// What should have happened in some run, and did not.
+    /// The expected events that did not occur.
     pub fn missing(&self) -> impl Iterator<Item = Event> {
         let seen = self.seen.load(Ordering::Relaxed);
         self.expected.iter().copied().filter(move |event| seen & event.bit() == 0)
     }
 
     pub(super) fn note(&self, event: Event) {
-        // Most of the time it is there, and a look disturbs no other core.
+        // Mostly the bit is set already, and a load does not disturb other cores.
         if self.seen.load(Ordering::Relaxed) & event.bit() == 0 {
             self.seen.fetch_or(event.bit(), Ordering::Relaxed);
         }

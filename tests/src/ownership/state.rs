@@ -1,29 +1,29 @@
 //! The state of the modelled rack.
 
-/// A thread's task, as the value that it leaves in the page: never the same twice, never 0.
+/// The value that a thread's task leaves in the page: unique, never 0.
 pub(super) type Value = u8;
 
-/// The low four bits count the grants of the home's life in the others.
+/// The low four bits count the grants of one incarnation of the home, which is in the others.
 pub(super) type Epoch = u8;
 
 /// How a lease ended.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) enum End {
-    /// Its owner gave it back.
+    /// Its owner sent an ABORT.
     Aborted,
-    /// Its owner wrote.
+    /// Its owner sent a COMMIT.
     Committed,
-    /// A newer incarnation of the owner came.
+    /// A newer incarnation of the owner opened a session.
     Superseded,
-    /// Its time was over.
+    /// It expired.
     RanOut,
     /// The home does not know.
     Unknown,
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) enum Ask {
+pub(super) enum Operation {
     Abort { epoch: Epoch },
     Add,
     Commit { epoch: Epoch, base: Value },
@@ -33,8 +33,8 @@ pub(super) enum Ask {
     Update,
 }
 
-impl Ask {
-    /// Whether a second execution would show.
+impl Operation {
+    /// Whether a second execution would have an effect.
     pub(super) const fn is_mutating(self) -> bool {
         !matches!(self, Self::Read | Self::StaleRead | Self::Update)
     }
@@ -45,16 +45,16 @@ pub(super) struct Request {
     pub(super) thread: u8,
     /// The endpoint's incarnation.
     pub(super) life: u8,
-    /// The home's life in which the session was opened.
+    /// The incarnation of the home in which the session was opened.
     pub(super) session: u8,
     pub(super) sequence: u8,
     pub(super) home_bit: bool,
     pub(super) value: Value,
-    pub(super) ask: Ask,
+    pub(super) operation: Operation,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) enum Answer {
+pub(super) enum Response {
     Busy { queued: bool },
     Done,
     Granted { epoch: Epoch, value: Value, remaining: u8 },
@@ -72,12 +72,12 @@ pub(super) struct Reply {
     pub(super) session: u8,
     pub(super) sequence: u8,
     pub(super) from_home: bool,
-    /// The request's: a reply tells which try it answers.
+    /// The home bit of the request: it identifies the try.
     pub(super) home_bit: bool,
-    pub(super) answer: Answer,
+    pub(super) response: Response,
 }
 
-/// What the controller sees of a reply.
+/// The part of a reply that the controller receives.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Copy {
     pub(super) epoch: Epoch,
@@ -104,14 +104,14 @@ pub(super) struct Lease {
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Record {
-    Answer(Answer),
+    Response(Response),
     Grant(Epoch),
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Session {
     pub(super) life: u8,
-    /// Low water: the highest number heard, because a thread does one thing at a time.
+    /// Low water: the highest number received, because a thread has one request at a time.
     pub(super) low: u8,
     pub(super) record: Option<Record>,
 }
@@ -119,7 +119,7 @@ pub(super) struct Session {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Waiter {
     pub(super) request: Request,
-    /// The tick after which it is taken out unless it is repeated.
+    /// The tick after which it is removed unless it is repeated.
     pub(super) until: u8,
 }
 
@@ -129,15 +129,15 @@ pub(super) struct Home {
     pub(super) value: Value,
     pub(super) lease: Option<Lease>,
     pub(super) grants: u8,
-    /// The lease before, without its deadline.
+    /// The previous lease, without its deadline.
     pub(super) last: Option<(Lease, End)>,
     pub(super) sessions: Vec<Option<Session>>,
     pub(super) queue: Vec<Waiter>,
-    /// The highest incarnation heard of each endpoint.
+    /// The highest incarnation seen of each endpoint.
     pub(super) lives: Vec<u8>,
 }
 
-/// A lease as its owner knows it.
+/// A lease in its owner's view.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Held {
     pub(super) epoch: Epoch,
@@ -150,18 +150,18 @@ pub(super) struct Held {
 /// A request that a thread waits for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Call {
-    pub(super) ask: Ask,
+    pub(super) operation: Operation,
     pub(super) home_bit: bool,
     pub(super) tries: u8,
     /// When it was first sent under this number, by the endpoint's clock.
     pub(super) sent: u8,
-    /// What the thread holds, if it renews.
+    /// The lease that a RENEW extends.
     pub(super) held: Option<Held>,
-    /// The place in the order of changes that an answer must not be behind.
+    /// The position in the order of changes that a value must have at least reached.
     pub(super) floor: u8,
-    /// Tries that a redirect cost.
+    /// Tries that a wrong redirect cost.
     pub(super) bounces: u8,
-    /// The same, of requests with the home bit.
+    /// The same for requests with the home bit.
     pub(super) home_bounces: u8,
 }
 
@@ -175,21 +175,21 @@ pub(super) enum Doing {
 /// How a task ended for its thread.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Outcome {
-    /// The page was given back without a change.
+    /// The lease was ended without a change.
     Aborted,
     /// The page stayed leased to another.
     Busy,
-    /// The process died.
+    /// The process crashed.
     Crashed,
     /// Changed.
     Done,
     /// The lease ended before; nothing was changed.
     LeaseLost,
-    /// No answer, and nothing can have been changed.
-    NoAnswer,
-    /// These contents.
+    /// No response; the page cannot have been changed.
+    NoResponse,
+    /// Read this value.
     Read(u8),
-    /// No answer; it may have been done.
+    /// No response; the page may have been changed.
     Unknown,
 }
 
@@ -215,7 +215,7 @@ pub(super) struct Redirect {
     pub(super) until: u8,
 }
 
-/// What may still go wrong.
+/// The remaining faults.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Budget {
     pub(super) duplicates: u8,
@@ -227,12 +227,12 @@ pub(super) struct Budget {
     pub(super) false_hints: u8,
 }
 
-/// What no part of the rack knows, kept to judge it by.
+/// The global history, which no part of the rack knows; the properties use it.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub(super) struct Witness {
     /// The tasks that changed the page, in order.
     pub(super) changes: Vec<Value>,
-    /// How far in that order somebody was told to be.
+    /// The latest position in that order that a client has observed.
     pub(super) floor: u8,
     pub(super) last_epoch: Epoch,
     pub(super) lost_update: bool,
@@ -248,9 +248,9 @@ pub struct ModelRack {
     pub(super) ends: Vec<Endpoint>,
     pub(super) threads: Vec<Thread>,
     pub(super) redirect: Option<Redirect>,
-    /// The highest epoch that the controller knows of.
+    /// The highest epoch that the controller knows.
     pub(super) known_epoch: Epoch,
-    /// In flight: sorted, none twice.
+    /// Messages in flight: sorted, without duplicates.
     pub(super) messages: Vec<Message>,
     pub(super) budget: Budget,
     pub(super) witness: Witness,
@@ -267,12 +267,12 @@ impl ModelRack {
         self.messages.binary_search(message).is_ok()
     }
 
-    /// What an endpoint's clock shows.
+    /// The time of an endpoint's clock.
     pub(super) fn local(&self, end: u8) -> u8 {
         self.ends[usize::from(end)].frozen.unwrap_or(self.now)
     }
 
-    /// Where in the order of changes a value stands; `None` if it was never there.
+    /// The position of a value in the order of changes; `None` if the page never had it.
     pub(super) fn place(&self, value: Value) -> Option<u8> {
         if value == 0 {
             return Some(0);

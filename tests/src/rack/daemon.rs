@@ -1,4 +1,4 @@
-//! Ends and starts of single daemons.
+//! Stops and starts single daemons.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -17,11 +17,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::TestRack;
 
-/// How long a process may take to stand still after a signal that it cannot catch.
-const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a process may take to stop after a signal that it cannot catch.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Stops a process and waits until each of its threads stands still: the signal stops them one after the
-/// other, and on a busy machine the last one goes on for a while.
+/// Stops a process and waits until all its threads are stopped: the signal stops them one by one,
+/// and on a busy machine the last one runs for a while.
 ///
 /// # Panics
 /// If it cannot be stopped.
@@ -29,18 +29,21 @@ pub fn freeze(pid: u32) {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
     kill_process(target, Signal::STOP).expect("may be stopped");
     let stands = |thread: &Path| {
-        // The name before the state may hold anything but is in brackets.
+        // The name before the state may contain any characters; it ends with the last bracket.
         let line = fs::read_to_string(thread.join("stat")).unwrap_or_default();
         line.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
     };
-    let until = Instant::now() + STOP_PATIENCE;
+    let until = Instant::now() + STOP_TIMEOUT;
     loop {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
         let moving = threads.map(|it| it.path()).filter(|it| !stands(it)).count();
         if moving == 0 {
             return;
         }
-        assert!(Instant::now() < until, "{moving} threads of process {pid} go on after SIGSTOP");
+        assert!(
+            Instant::now() < until,
+            "{moving} threads of process {pid} still run after SIGSTOP"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -64,45 +67,45 @@ pub fn await_end(child: &mut Child, what: &str, patience: Duration) -> ExitStatu
 }
 
 impl TestRack {
-    /// A daemon's record as the rack started it.
+    /// A daemon's record, as the rack started it.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If there is no daemon of that name.
     pub fn daemon(&self, name: &str) -> &DaemonRecord {
         let mut daemons = self.rack().state().daemons.iter();
         daemons.find(|daemon| daemon.name == name).expect("a daemon of the rack")
     }
 
-    /// The process of a daemon now.
+    /// The current process of a daemon.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If there is no daemon of that name.
     pub fn process(&self, name: &str) -> ProcessRecord {
         let restarted = self.processes.get(name).cloned();
         restarted.or_else(|| self.daemon(name).process.clone()).expect("a process")
     }
 
-    /// Kills a daemon at once, without a chance to say goodbye, and waits until all of its threads have ended:
-    /// before that, the port where it listened may still be taken.
+    /// Kills a daemon with SIGKILL and waits until all its threads have ended: until then its port
+    /// may still be in use.
     ///
     /// # Panics
-    /// If it does not run, or survives.
+    /// If it does not run, or cannot be killed.
     pub fn kill(&self, name: &str) {
         let process = self.process(name);
         let end = process::kill(&process).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(end, Stopped::Killed, "{name} runs before it is killed");
     }
 
-    /// Ends a daemon the friendly way.
+    /// Stops a daemon with SIGTERM.
     ///
     /// # Panics
-    /// If it does not end by itself.
+    /// If it does not end in time.
     pub fn stop(&self, name: &str) {
         let stopped = stop_all(&[self.process(name)], GRACE).expect("may be stopped");
         assert_eq!(stopped, [Stopped::Terminated], "{name}");
     }
 
-    /// Starts a daemon that was ended, as it was started before, and waits until it is ready.
+    /// Starts a stopped daemon with its original arguments, and waits until it is ready.
     ///
     /// # Panics
     /// If it does not become ready.
@@ -111,8 +114,8 @@ impl TestRack {
         self.start_as(name, &record);
     }
 
-    /// Starts the memory servers anew with more memory, which they take from the system page by page:
-    /// taking gigabytes at the start can outlast the patience of a rack on a busy machine.
+    /// Restarts the memory servers with more memory, which they allocate on demand: on a busy
+    /// machine a rack's start times out if gigabytes must be populated first.
     ///
     /// # Panics
     /// If one does not become ready.
@@ -129,7 +132,7 @@ impl TestRack {
         }
     }
 
-    /// Starts a daemon with other words than the rack's.
+    /// Starts a daemon with other arguments than the rack's.
     ///
     /// # Panics
     /// If it does not become ready.
@@ -137,7 +140,7 @@ impl TestRack {
         self.spawn_as(name, record).await_ready();
     }
 
-    /// Starts a daemon that was ended, and does not wait for it.
+    /// Starts a stopped daemon without waiting for it.
     ///
     /// # Panics
     /// If it does not start.
@@ -176,7 +179,7 @@ pub struct Starting {
 }
 
 impl Starting {
-    /// What it has printed so far.
+    /// The log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -12,10 +12,10 @@ use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 
 use super::TestRack;
 
-/// The space that a rack's servers are in.
+/// The space of a rack's servers.
 pub const SPACE: Space = Space(1);
 
-/// A client as the tests use it.
+/// The client type of the tests.
 pub type UdpClient = Client<UdpTransport>;
 
 /// A client endpoint that has joined.
@@ -26,10 +26,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Joins as the client with that number.
+    /// Joins as the client with this number.
     ///
     /// # Panics
-    /// If the controller refuses; the reason is told.
+    /// If the controller refuses; the message has the reason.
     pub fn join(rack: &TestRack, number: u16) -> Self {
         Self::join_space(rack, number, SPACE, &Node::Client(number).to_string())
     }
@@ -37,7 +37,7 @@ impl Endpoint {
     /// Joins another space, under another name.
     ///
     /// # Panics
-    /// If the controller refuses; the reason is told.
+    /// If the controller refuses; the message has the reason.
     pub fn join_space(rack: &TestRack, number: u16, space: Space, name: &str) -> Self {
         let node = Node::Client(number);
         let uri = format!("http://{}", rack.rack().layout().controller());
@@ -60,7 +60,7 @@ impl Endpoint {
         Self { node, membership }
     }
 
-    /// What the controller says of the rack.
+    /// The membership: what the controller reports of the rack.
     pub const fn membership(&self) -> &Membership {
         &self.membership
     }
@@ -82,7 +82,7 @@ impl Endpoint {
         nodes.iter().find(|node| node.name == name).expect("a server that joined").node
     }
 
-    /// How a client of this endpoint behaves; `seed` is a different one for each.
+    /// The configuration of a client of this endpoint; each client needs another `seed`.
     pub fn config(&self, seed: u64) -> EndpointConfig {
         let assignment = self.membership.assignment();
         let mut config =
@@ -94,12 +94,12 @@ impl Endpoint {
         config
     }
 
-    /// A client with its own socket; `seed` is a different one for each.
+    /// A client with its own socket; each client needs another `seed`.
     pub fn client(&self, rack: &TestRack, seed: u64) -> UdpClient {
         self.open(rack, self.config(seed))
     }
 
-    /// A client that behaves otherwise.
+    /// A client with another configuration.
     ///
     /// # Panics
     /// If the socket cannot be opened.
@@ -115,8 +115,8 @@ impl Endpoint {
     }
 }
 
-/// Far-apart numbers from small ones (the finalizer of splitmix64), for a client takes its address
-/// from the upper half of its seed.
+/// Spreads small numbers (the finalizer of splitmix64), because a client takes its address from the
+/// upper half of its seed.
 const fn spread(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -127,7 +127,7 @@ const fn spread(seed: u64) -> u64 {
 /// Pages in use, confirmed or not, on all of the servers.
 ///
 /// # Panics
-/// If a server does not answer.
+/// If a server does not respond.
 pub fn usage(client: &mut UdpClient, nodes: &[MemoryNode]) -> Usage {
     let mut total = Usage::default();
     for node in nodes {
@@ -140,10 +140,10 @@ pub fn usage(client: &mut UdpClient, nodes: &[MemoryNode]) -> Usage {
     total
 }
 
-/// Waits until the servers hold exactly `pages`, for as long as provisional pages may live and longer.
+/// Waits until the servers hold exactly `pages`, longer than provisional pages may live.
 ///
 /// # Panics
-/// If they do not come to hold that.
+/// If they do not reach this number in time.
 pub fn await_used(client: &mut UdpClient, nodes: &[MemoryNode], pages: u64) {
     let until = std::time::Instant::now() + Duration::from_secs(10);
     loop {

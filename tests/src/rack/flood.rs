@@ -1,4 +1,4 @@
-//! An endpoint that sends as fast as it can, with no regard for answers or credit.
+//! An endpoint that sends as fast as possible and ignores replies and credit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, spawn};
@@ -18,21 +18,21 @@ use bluebridge_wire::{
 use super::TestRack;
 use super::endpoint::{Endpoint, SPACE};
 
-/// Datagrams that are sent at a time; they leave in one piece.
+/// Datagrams that are sent in one call.
 const BATCH: usize = 32;
 
-/// What a flood is made of.
+/// The requests of a flood.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// PING whose CRC is wrong.
     BadCrc,
-    /// PING in a session that there never was.
+    /// PING in a session that does not exist.
     BadSession,
     /// OPEN, each with another nonce.
     Open,
     /// PING in an open session.
     Ping,
-    /// WRITE of whole pages in an open session: a train without end.
+    /// WRITE of whole pages in an open session: an endless train.
     Write,
 }
 
@@ -42,7 +42,7 @@ impl Kind {
         [Self::BadCrc, Self::BadSession, Self::Open, Self::Ping, Self::Write];
 }
 
-/// A flood that goes on until it is ended.
+/// A flood that runs until it is dropped.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -50,7 +50,7 @@ pub struct Flood {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The sending end.
+/// The sender of a flood.
 struct Source {
     transport: UdpTransport,
     server: NodeId,
@@ -58,13 +58,13 @@ struct Source {
     incarnation: u32,
     session: u64,
     sequence: u64,
-    /// A page of the flood's own.
+    /// The page that it writes.
     page: Pointer,
 }
 
 impl Flood {
-    /// Begins a flood from the client `number`, which joined as `endpoint`, at a server; `page` is
-    /// what it writes to.
+    /// Starts a flood from the client `number`, which joined as `endpoint`, to a server; WRITEs go
+    /// to `page`.
     ///
     /// # Panics
     /// If the socket cannot be opened, or the server opens no session.
@@ -91,7 +91,8 @@ impl Flood {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let ends = (Arc::clone(&stop), Arc::clone(&sent));
         let thread = spawn(move || {
-            // On a host of its own it would take no core from the others; a refusal changes little.
+            // On its own host it would not compete with the others for the cores; a failure changes
+            // little.
             let _ = rustix::process::nice(10);
             while !ends.0.load(Ordering::Relaxed) {
                 ends.1.fetch_add(source.send(kind), Ordering::Relaxed);
@@ -131,7 +132,7 @@ impl Source {
         }
     }
 
-    /// Sends a batch and says how much of it left.
+    /// Sends a batch and returns how many datagrams were sent.
     fn send(&mut self, kind: Kind) -> u64 {
         let batch: Vec<_> = (0..BATCH).map(|_| self.datagram(kind)).collect();
         self.transmit(&batch)

@@ -1,4 +1,4 @@
-//! Very many live pointers.
+//! A large number of live pointers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -19,24 +19,25 @@ const STAMP_BYTES: usize = 64;
 /// Requests of one pipelined call.
 const CALL_COUNT: usize = 1024;
 
-/// How often the neighbour table is looked at.
+/// How often the neighbour table is read.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What was done.
+/// The results.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Every pointer, as an address, in order.
     pub addresses: Vec<u128>,
     /// Times of creating, writing, and reading.
     pub times: [Duration; 3],
-    /// Looks at the neighbour table.
+    /// How often the neighbour table was read.
     pub look_count: usize,
-    /// The largest that it was in any look.
+    /// The largest neighbour table.
     pub neighbours: Neighbours,
 }
 
-/// Creates `count` pages, each by a request of its own, writes to each, reads each back and compares, by some clients
-/// of one endpoint, while the neighbour table of its namespace is watched.
+/// Creates `count` pages, each with its own request, writes to each, reads each back and compares.
+/// Several clients of one endpoint work in parallel, while the neighbour table of its namespace is
+/// observed.
 ///
 /// # Panics
 /// On any error or wrong byte.
@@ -71,7 +72,7 @@ pub fn run(rack: &TestRack, endpoint: &Endpoint, clients: usize, count: usize) -
 
 type Step<'a> = dyn Fn(usize, &mut UdpClient, &mut Vec<Pointer>) + Sync + 'a;
 
-/// One step of all clients at once.
+/// Runs one step in all clients in parallel.
 fn together(
     clients: &mut [UdpClient],
     lists: &mut [Vec<Pointer>],
@@ -85,13 +86,13 @@ fn together(
         running.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
     });
     if done.iter().any(Result::is_err) {
-        // Otherwise the watching thread would be waited for.
+        // Otherwise the observing thread would never end.
         ended.store(true, Ordering::Relaxed);
         panic!("a client failed");
     }
 }
 
-/// Half of the pages by CREATE and half by ALLOC_WRITE; anywhere, and on nodes in turn.
+/// Half of the pages by CREATE and half by ALLOC_WRITE; anywhere, and on each node in turn.
 fn create(
     client: &mut UdpClient,
     number: usize,
@@ -119,7 +120,7 @@ fn create(
     }
 }
 
-/// What a page holds follows from its own address, and so does where in the page.
+/// The contents of a page and their position follow from its address.
 fn place(pointer: Pointer) -> (Pointer, [u8; STAMP_BYTES]) {
     let octets = pointer.to_ipv6().octets();
     let (words, _) = octets.as_chunks::<8>();
@@ -159,7 +160,7 @@ fn read(client: &mut UdpClient, list: &[Pointer]) {
     }
 }
 
-/// Looks at the table until the work ended; how often, and the largest table.
+/// Reads the neighbour table until the work ends; returns how often, and the largest table.
 fn watch(rack: &TestRack, ended: &AtomicBool) -> (usize, Neighbours) {
     let (mut count, mut largest) = (0, Neighbours { fabric: 0, all: 0 });
     while !ended.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
-//! Mixed operations from many clients at once, every byte and every effect checked.
+//! Mixed operations of many clients at once; every byte and every effect is checked.
 //!
-//! Each worker keeps a copy of its own regions and compares whatever it reads; pages and counters that all
-//! workers share show torn pages and effects that happened twice or never.
+//! Each worker keeps a copy of its own regions and compares what it reads. Pages and counters that all
+//! workers share show torn pages, and effects that happened twice or never.
 
 mod worker;
 
@@ -16,7 +16,7 @@ use bluebridge_wire::address::PAGE_BYTES;
 
 use super::endpoint::{Endpoint, UdpClient, await_used};
 use super::switch::trouble;
-use super::{TestRack, Wish};
+use super::{RackOptions, TestRack};
 use worker::{Held, Worker};
 
 /// Pages that all workers write and read.
@@ -25,26 +25,26 @@ const SHARED_PAGES: u64 = 8;
 /// Workers of each client endpoint.
 const WORKERS_PER_ENDPOINT: u32 = 2;
 
-/// What the workers do.
+/// The operations of the workers.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
     /// ALLOC_WRITE.
     AllocWrite,
-    /// CREATE wherever the switch sends it.
+    /// CREATE on a server that the switch chooses.
     AnywhereCreate,
-    /// CAS on a counter that all share.
+    /// CAS on a counter that all workers share.
     CompareSwap,
     /// CREATE on a chosen node.
     Create,
     /// DELETE of a whole region.
     Delete,
-    /// FETCH_ADD on a counter that all share, or on a word of an own region.
+    /// FETCH_ADD on a counter that all workers share, or on a word of an own region.
     FetchAdd,
     /// READ of part of an own region.
     Read,
-    /// READ of a whole page that all write.
+    /// READ of a whole page that all workers write.
     SharedRead,
-    /// WRITE of a whole page that all write.
+    /// WRITE of a whole page that all workers write.
     SharedWrite,
     /// WRITE of part of an own region.
     Write,
@@ -52,7 +52,7 @@ pub enum Kind {
     Zero,
 }
 
-/// Everything that the workers do.
+/// All operations of the workers.
 pub const KINDS: [Kind; 11] = [
     Kind::AllocWrite,
     Kind::AnywhereCreate,
@@ -67,19 +67,19 @@ pub const KINDS: [Kind; 11] = [
     Kind::Zero,
 ];
 
-/// What was done and acknowledged.
+/// The acknowledged operations.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Operations by kind.
     pub counts: BTreeMap<Kind, u64>,
     /// Bytes read and compared.
     pub compared_bytes: u64,
-    /// What was added to the shared counter.
+    /// The sum of all additions to the shared counter.
     pub added: u64,
-    /// How often the other shared counter was raised by one.
+    /// How often the other shared counter was incremented.
     pub raised: u64,
-    /// What the endpoints' ports did to frames: lost, doubled, reordered.
-    pub troubled: [u64; 3],
+    /// Frames that the endpoints' ports lost, duplicated and reordered.
+    pub impaired: [u64; 3],
 }
 
 impl Tally {
@@ -103,7 +103,7 @@ impl Tally {
     }
 }
 
-/// What all workers use.
+/// The objects that all workers use.
 #[derive(Clone, Debug)]
 struct Shared {
     /// Pages, each on any of the nodes.
@@ -115,12 +115,13 @@ struct Shared {
     nodes: Vec<MemoryNode>,
 }
 
-/// Runs `operations` in all under trouble on every port of a rack of its own, and checks everything.
+/// Runs `operations` in all with impairments on every port of a new rack, and checks everything.
 ///
 /// # Panics
-/// On any error, wrong or torn byte, lost or double effect, leaked page or fragment; the seed is told.
+/// On any error, wrong or torn byte, lost or double effect, leaked page or fragment; the message
+/// has the seed.
 pub fn run(name: &str, switch: DataPlane, mtu: &'static str, operations: u32, seed: u64) -> Tally {
-    let rack = TestRack::up(name, &Wish::new(switch, mtu));
+    let rack = TestRack::up(name, &RackOptions::new(switch, mtu));
     let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
     let [first, _] = &endpoints;
     let nodes = first.memory_nodes();
@@ -129,7 +130,7 @@ pub fn run(name: &str, switch: DataPlane, mtu: &'static str, operations: u32, se
         cut_trains(&rack);
     }
     let mut observer = first.client(&rack, seed << 8);
-    rack.trouble_all(&trouble(switch, seed));
+    rack.impair_all(&trouble(switch, seed));
     let (shared, shared_regions) = share(&mut observer, &nodes);
     let numbers = (0_u32..).take(endpoints.len() * WORKERS_PER_ENDPOINT as usize);
     let workers: Vec<_> = numbers
@@ -154,7 +155,7 @@ pub fn run(name: &str, switch: DataPlane, mtu: &'static str, operations: u32, se
         observer.delete(region).unwrap_or_else(|error| panic!("{error}"));
     }
     await_used(&mut observer, &nodes, 0);
-    tally.troubled = troubled(&rack, switch);
+    tally.impaired = impaired(&rack, switch);
     assert_eq!(rack.fragment_count(), 0, "nothing is fragmented");
     for kind in KINDS {
         assert!(tally.counts.contains_key(&kind), "{kind:?} never happened");
@@ -162,8 +163,8 @@ pub fn run(name: &str, switch: DataPlane, mtu: &'static str, operations: u32, se
     tally
 }
 
-/// In the kernel a whole train is one frame, lost or doubled as one. Half of the endpoints send theirs in
-/// pieces, so that both happen.
+/// In the kernel a whole train is one frame, and lost or duplicated as one. Half of the endpoints
+/// send single datagrams, so that both cases occur.
 fn cut_trains(rack: &TestRack) {
     for node in [Node::Server(1), Node::Client(1)] {
         let cut = rack.enter(node, || disable_transmit_offloads(ENDPOINT_INTERFACE));
@@ -187,7 +188,7 @@ fn share(client: &mut UdpClient, nodes: &[MemoryNode]) -> (Shared, Vec<Region>) 
     (shared, regions)
 }
 
-/// Lets all workers work; what they did, their clients, and what they hold.
+/// Runs all workers; returns their counts, clients and regions.
 fn work(workers: Vec<Worker>, each: u32) -> (Tally, Vec<UdpClient>, Vec<Vec<Held>>) {
     thread::scope(|scope| {
         let running: Vec<_> =
@@ -215,9 +216,10 @@ fn check_counters(client: &mut UdpClient, shared: &Shared, tally: &Tally) {
     assert_eq!(read(shared.raised), tally.raised, "every acknowledged swap counts once");
 }
 
-/// What the ports did; each of them did each kind that its data plane can do.
-fn troubled(rack: &TestRack, switch: DataPlane) -> [u64; 3] {
-    // The controller's port has too few frames to be sure of each kind of trouble.
+/// The impairments of the ports; each port must have applied each kind that its data plane
+/// supports.
+fn impaired(rack: &TestRack, switch: DataPlane) -> [u64; 3] {
+    // The controller's port has too few frames for each kind of impairment to occur.
     let controller = u32::from(rack.port(Node::Switch));
     let mut total = [0; 3];
     for port in rack.switch_ports().ports.iter().filter(|port| port.number != controller) {

@@ -1,8 +1,8 @@
 //! Racks for tests: the real daemons, in network namespaces, and clients in the test's process.
 //!
-//! * `daemon`, `switch`: what happens to daemons and to the switch; `observe`: what the kernel counted.
+//! * `daemon`, `switch`: control daemons and the switch; `observe`: counters of the kernel.
 //! * `endpoint`: clients; `raw`: single requests without the client library.
-//! * `traffic`, `mixed`, `million`, `flood`, `witness`: what clients do; `stamp`: contents that name their writer.
+//! * `traffic`, `mixed`, `million`, `flood`, `witness`: workloads; `stamp`: contents that identify their writer.
 
 pub mod daemon;
 pub mod endpoint;
@@ -27,27 +27,27 @@ use bluebridge_rack::state::StateRoot;
 use bluebridge_rack::{Cancel, Rack, Site};
 use bluebridge_testkit::{Scratch, program, require_root};
 
-/// Racks would take each other's cores, so that one test's traffic is another's lost time.
+/// Racks at the same time would compete for the cores and slow each other down.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a test wants to differ from the usual two servers and two clients.
+/// The options of a test's rack; the default is two servers and two clients.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct RackOptions {
     /// Memory servers.
     pub servers: u16,
     /// Clients.
     pub clients: u16,
-    /// Link sizes, as on the command line.
+    /// Link sizes, in the format of the command line.
     pub mtu: &'static str,
     /// The switch.
     pub switch: DataPlane,
-    /// What each server offers, as on the command line.
+    /// The memory of each server, in the format of the command line.
     pub memory: &'static str,
     /// Which leased pages are redirected.
     pub redirects: Redirects,
 }
 
-impl Wish {
+impl RackOptions {
     /// Two servers of 256 MiB and two clients.
     pub const fn new(switch: DataPlane, mtu: &'static str) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Wish {
     /// The specification of a rack with that name.
     ///
     /// # Panics
-    /// If the words describe no rack.
+    /// If a text is invalid.
     pub fn spec(&self, name: &str) -> RackSpec {
         RackSpec {
             name: name.parse().expect("a name"),
@@ -77,11 +77,11 @@ impl Wish {
     }
 }
 
-/// A rack of this test, taken down when dropped.
+/// A rack of this test, removed when dropped.
 #[derive(Debug)]
 pub struct TestRack {
     rack: Rack,
-    /// The daemons that the test started anew.
+    /// The daemons that the test restarted.
     processes: BTreeMap<String, ProcessRecord>,
     program: PathBuf,
     scratch: Scratch,
@@ -89,29 +89,29 @@ pub struct TestRack {
 }
 
 impl TestRack {
-    /// Builds a rack and starts all of its daemons, when no other test has one.
+    /// Builds a rack and starts all its daemons, when no other test has one.
     ///
     /// # Panics
-    /// If that fails; the reason is told.
-    pub fn up(name: &str, wish: &Wish) -> Self {
+    /// If that fails; the message has the reason.
+    pub fn up(name: &str, options: &RackOptions) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rack = Self::beside(name, wish);
+        let mut rack = Self::beside(name, options);
         rack._turn = Some(turn);
         rack
     }
 
-    /// As [`Self::up`], beside a rack that the same test has already.
+    /// As [`Self::up`], in addition to another rack of the same test.
     ///
     /// # Panics
-    /// If that fails; the reason is told.
-    pub fn beside(name: &str, wish: &Wish) -> Self {
+    /// If that fails; the message has the reason.
+    pub fn beside(name: &str, options: &RackOptions) -> Self {
         require_root();
         let program = program();
         let scratch = Scratch::new(name);
         let root = StateRoot::at(scratch.path().join("state"));
         let site = Site::with_state_root(root).unwrap_or_else(|error| panic!("{error}"));
         let name = format!("{name}-{}", std::process::id());
-        let rack = Rack::build(&site, wish.spec(&name), Cancel::default());
+        let rack = Rack::build(&site, options.spec(&name), Cancel::default());
         let mut rack = rack.unwrap_or_else(|error| panic!("{error}"));
         rack.start_daemons(&program, READY_DEADLINE).unwrap_or_else(|error| panic!("{error}"));
         Self { rack, processes: BTreeMap::new(), program, scratch, _turn: None }

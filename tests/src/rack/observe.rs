@@ -1,4 +1,4 @@
-//! What a namespace's kernel tells of its traffic.
+//! The traffic counters and tables of a namespace's kernel.
 
 use std::fs;
 
@@ -9,17 +9,17 @@ use bluebridge_wire::address::FABRIC_PREFIX;
 
 use super::TestRack;
 
-/// How large the neighbour table of a client is.
+/// The size of a client's neighbour table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Neighbours {
-    /// Entries that fabric traffic could go by: the gateway, and any address of the fabric.
+    /// Entries that fabric traffic could use: the gateway, and any address of the fabric.
     pub fabric: usize,
     /// All entries.
     pub all: usize,
 }
 
 impl TestRack {
-    /// The neighbour table of a node, dumped now.
+    /// The current neighbour table of a node.
     ///
     /// # Panics
     /// If it cannot be read, or the gateway's entry is not a permanent one.
@@ -34,7 +34,7 @@ impl TestRack {
         Neighbours { fabric, all: table.len() }
     }
 
-    /// Fragments made or received by any node, by the kernel's counters.
+    /// Fragments sent or received by any node, by the kernel's counters.
     ///
     /// # Panics
     /// If a counter cannot be read.

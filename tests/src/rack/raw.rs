@@ -1,4 +1,4 @@
-//! Single operations with real packets, as no guard of the client library would send them.
+//! Single operations with real packets that the client library would not send.
 
 use bluebridge::NodeId;
 use bluebridge_protocol::Timestamp;
@@ -15,13 +15,13 @@ use bluebridge_wire::{Datagram, Pointer, UDP_PORT};
 use super::TestRack;
 use super::endpoint::{Endpoint, SPACE};
 
-/// A requester on a socket of its own, without service, ledger or guard.
+/// A requester with its own socket, without service, ledger or guard.
 pub struct RawClient {
     requester: Requester,
     transport: UdpTransport,
 }
 
-/// The memory of the one operation that is under way.
+/// The memory of the one outstanding operation.
 struct Memory<'a> {
     outgoing: &'a [u8],
     incoming: &'a mut [u8],
@@ -38,8 +38,8 @@ impl Buffers for Memory<'_> {
 }
 
 impl RawClient {
-    /// A client in the namespace of client `number`, which joined as `endpoint`; `seed` is a different
-    /// one for each.
+    /// A client in the namespace of client `number`, which joined as `endpoint`; each client needs
+    /// another `seed`.
     ///
     /// # Panics
     /// If the socket cannot be opened.
@@ -47,7 +47,7 @@ impl RawClient {
         let assignment = endpoint.membership().assignment();
         let mut config =
             Config::new(SPACE, assignment.node, assignment.incarnation, u64::from(seed) + 1);
-        // Far from the selectors of the endpoint's other clients, which are random.
+        // Different from the selectors of the endpoint's other clients, which are random.
         config.selector = 0xfeed_0000 | seed;
         let carrier = UdpConfig {
             address: Some(config.address().to_ipv6()),
@@ -65,35 +65,35 @@ impl RawClient {
         self.requester.config().node
     }
 
-    /// Leases a page for so many milliseconds, without waiting; answers its bytes as well.
+    /// Leases a page for `lease_ms` milliseconds, without waiting; also returns its bytes.
     ///
     /// # Errors
-    /// As the requester's.
+    /// The requester's failures.
     ///
     /// # Panics
-    /// If the operation is answered with something else than a lease.
+    /// If the operation ends with another result than a lease.
     pub fn update(&mut self, page: Pointer, lease_ms: u16) -> Result<(Lease, Vec<u8>), Failure> {
         let mut incoming = vec![0; 4096];
         let operation = Operation::Update { pointer: page, length: 4096, lease_ms, wait: false };
         match self.ask(operation, &[], &mut incoming)? {
             Answer::Leased(lease) => Ok((lease, incoming)),
-            other => panic!("an UPDATE answers with a lease: {other:?}"),
+            other => panic!("an UPDATE ends with a lease: {other:?}"),
         }
     }
 
     /// Writes a page under a lease.
     ///
     /// # Errors
-    /// As the requester's.
+    /// The requester's failures.
     pub fn commit(&mut self, page: Pointer, epoch: u64, data: &[u8]) -> Result<Answer, Failure> {
         let length = u32::try_from(data.len()).expect("a page");
         self.ask(Operation::Commit { pointer: page, length, epoch }, data, &mut [])
     }
 
-    /// Does one operation, until it ends or its deadline passes.
+    /// Executes one operation, until it ends or its deadline passes.
     ///
     /// # Errors
-    /// As the requester's.
+    /// The requester's failures.
     ///
     /// # Panics
     /// If it cannot be started, or the socket fails.
@@ -125,7 +125,8 @@ impl RawClient {
         }
     }
 
-    /// What the socket does not take is lost, and sent again by the requester's timer.
+    /// A datagram that the socket does not accept is lost, and retransmitted by the requester's
+    /// timer.
     fn send(&mut self, now: Timestamp, memory: &Memory<'_>) {
         while let Some(transmit) = self.requester.poll_transmit(now, memory) {
             let _ = self.transport.transmit(&[datagram(&transmit)]).expect("the socket works");

@@ -1,4 +1,5 @@
-//! Contents that name their writer, so that a byte of another page or another write shows.
+//! Contents that identify their writer, so that bytes of another page or another write are
+//! detected.
 
 use bluebridge_wire::address::PAGE_BYTES;
 
@@ -12,7 +13,7 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// A whole page that names who wrote it and for the how-manieth time.
+/// A whole page that identifies its writer and the number of the write.
 pub fn page(writer: u32, write: u32) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let seed = u64::from(writer) << 32 | u64::from(write);
@@ -22,8 +23,8 @@ pub fn page(writer: u32, write: u32) -> [u8; PAGE_BYTES] {
     page
 }
 
-/// Who wrote a page that [`page`] made, and the how-manieth; `None` if it is no single write's.
-/// A page that nobody wrote is all zero and counts as (0, 0).
+/// The writer and the number of the write of a page that [`page`] made; `None` if it is not from a
+/// single write. A page that was never written is all zero and counts as (0, 0).
 pub fn writer(found: &[u8]) -> Option<(u32, u32)> {
     if found.iter().all(|byte| *byte == 0) {
         return Some((0, 0));
@@ -34,7 +35,7 @@ pub fn writer(found: &[u8]) -> Option<(u32, u32)> {
     (found == page(writer, write)).then_some((writer, write))
 }
 
-/// The words of a sequence, from any place (the finalizer of splitmix64).
+/// Any word of the sequence of a seed (the finalizer of splitmix64).
 const fn word(seed: u64, index: u64) -> u64 {
     let mut z = (seed ^ 0x5851_f42d_4c95_7f2d)
         .wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_page_names_nobody() {
+    fn a_torn_page_has_no_writer() {
         let (one, two) = (page(1, 7), page(2, 7));
         assert_eq!(writer(&one), Some((1, 7)));
         assert_eq!(writer(&[0; PAGE_BYTES]), Some((0, 0)));

@@ -1,4 +1,4 @@
-//! The rack's switch: troubled, looked at, and wiped.
+//! Impairs, reads and wipes the rack's switch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,21 +19,21 @@ use v1::set_forwarding_pipeline_config_request::Action;
 
 use super::TestRack;
 
-/// How long endpoints may take to be heard by a controller that has just started.
-const HEARD_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a controller that has just started may take to receive a heartbeat of every endpoint.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Five in a hundred lost and five doubled; where the data plane can, five held back as well.
+/// Loses 5 % of the frames and duplicates 5 %; if the data plane can, it also reorders 5 %.
 pub fn trouble(switch: DataPlane, seed: u64) -> Impairment {
     let reorder = if switch == DataPlane::Soft { 0.05 } else { 0.0 };
     Impairment { seed, loss: 0.05, duplicate: 0.05, reorder, ..Impairment::default() }
 }
 
 impl TestRack {
-    /// Troubles every port, the controller's as well; each with dice of its own.
+    /// Impairs every port, including the controller's; each with its own random numbers.
     ///
     /// # Panics
     /// If the switch refuses.
-    pub fn trouble_all(&self, impairment: &Impairment) {
+    pub fn impair_all(&self, impairment: &Impairment) {
         let ports: Vec<u16> = self.rack().layout().ports().iter().map(|it| it.number).collect();
         self.enter(Node::Switch, || {
             for port in ports {
@@ -45,10 +45,10 @@ impl TestRack {
         });
     }
 
-    /// The ports and drops of the switch.
+    /// The ports of the switch and its drops.
     ///
     /// # Panics
-    /// If the switch does not answer.
+    /// If the switch does not respond.
     pub fn switch_ports(&self) -> ListPortsResponse {
         let ports = self.enter(Node::Switch, || switch_ports(P4RUNTIME.into()));
         ports.unwrap_or_else(|error| panic!("{error}"))
@@ -57,7 +57,7 @@ impl TestRack {
     /// The tables of the switch without their counters.
     ///
     /// # Errors
-    /// The switch does not answer, or has no pipeline yet.
+    /// If the switch does not respond, or has no pipeline yet.
     pub fn tables(&self) -> Result<Vec<TableLine>, ControlError> {
         let names = PortNames::new();
         let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
@@ -68,10 +68,10 @@ impl TestRack {
         Ok(lines)
     }
 
-    /// The redirects of the switch, with the packets that met them.
+    /// The redirects of the switch, with their packet counters.
     ///
     /// # Panics
-    /// If the switch does not answer.
+    /// If the switch does not respond.
     pub fn redirects(&self) -> Vec<TableLine> {
         let names = PortNames::new();
         let lines = self.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
@@ -79,10 +79,11 @@ impl TestRack {
         lines.filter(|line| line.table == "redirect").collect()
     }
 
-    /// Whether the switch redirects a page to a client. The redirect of the owner before may still be there.
+    /// Whether the switch redirects a page to a client. The redirect of the previous owner may
+    /// still be there.
     ///
     /// # Panics
-    /// If the switch does not answer.
+    /// If the switch does not respond.
     pub fn is_redirected(&self, page: Pointer, client: u16) -> bool {
         let number = page.location.bits() >> PAGE_SHIFT;
         let owner = self.port(Node::Client(client));
@@ -92,47 +93,48 @@ impl TestRack {
         })
     }
 
-    /// What the controller knows.
+    /// The status of the controller.
     ///
     /// # Panics
-    /// If the controller does not answer.
+    /// If the controller does not respond.
     pub fn controller_status(&self) -> StatusResponse {
         let address: SocketAddr = self.rack().layout().controller().into();
         let status = self.enter(Node::Switch, || controller_status(address));
         status.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until the controller has heard of this many endpoints, all that it takes for live. One that has just
-    /// started takes those for live whom its store names; silence that became shorter is a heartbeat.
+    /// Waits until the controller has received heartbeats of `count` endpoints, which must be all
+    /// live ones. After a start it also counts those in its store as live; a decrease of
+    /// `silent_ms` proves a heartbeat.
     ///
     /// # Panics
     /// If that does not happen.
-    pub fn await_heard(&self, count: usize) {
-        let until = Instant::now() + HEARD_PATIENCE;
+    pub fn await_heartbeats(&self, count: usize) {
+        let until = Instant::now() + HEARTBEAT_TIMEOUT;
         let mut silences = BTreeMap::new();
-        let mut heard = BTreeSet::new();
+        let mut seen = BTreeSet::new();
         loop {
             let nodes = self.controller_status().nodes.into_iter();
             let live: Vec<_> = nodes.filter(|it| it.state() == NodeState::Live).collect();
             for node in &live {
                 let before = silences.insert(node.name.clone(), node.silent_ms);
                 if before.is_some_and(|before| node.silent_ms < before) {
-                    heard.insert(node.name.clone());
+                    seen.insert(node.name.clone());
                 }
             }
-            if live.len() == count && live.iter().all(|it| heard.contains(&it.name)) {
+            if live.len() == count && live.iter().all(|it| seen.contains(&it.name)) {
                 return;
             }
             assert!(
                 Instant::now() < until,
-                "{count} endpoints, only {heard:?} were heard: {live:?}"
+                "{count} endpoints, only {seen:?} sent heartbeats: {live:?}"
             );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Empties every table of the switch behind the controller's back: pushes the pipeline anew under
-    /// another mark, in the primary's name.
+    /// Empties every table of the switch without the controller: pushes the pipeline again with
+    /// another cookie, with the primary's election id.
     ///
     /// # Panics
     /// If the switch refuses.

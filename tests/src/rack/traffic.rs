@@ -1,4 +1,4 @@
-//! Clients that work all the time while something happens to the rack.
+//! Clients that work continuously while the rack is changed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use super::TestRack;
 use super::endpoint::{Endpoint, UdpClient};
 use super::stamp;
 
-/// Between two rounds, so that the rest of the rack gets its cores as well.
+/// Pause between two rounds, so that the other processes get the cores as well.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// How long some operations may take to go through.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long some operations may take to complete.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Clients at work; their end is to be asked for.
+/// Working clients; [`Traffic::end`] stops them.
 #[derive(Debug)]
 pub struct Traffic {
     ended: Arc<AtomicBool>,
@@ -27,7 +27,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// One client for each endpoint and node, which creates, writes, reads, adds and deletes there.
+    /// Starts one client for each endpoint and node, which creates, writes, reads, adds and deletes
+    /// there.
     pub fn start(rack: &TestRack, endpoints: &[&Endpoint], nodes: &[NodeId]) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let operations = Arc::new(AtomicU64::new(0));
@@ -49,22 +50,22 @@ impl Traffic {
         Self { ended, operations, threads }
     }
 
-    /// Waits until some more operations went through.
+    /// Waits until `count` more operations completed.
     ///
     /// # Panics
-    /// If they do not.
+    /// If they do not complete in time.
     pub fn await_more(&self, count: u64) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let goal = self.operations.load(Ordering::Relaxed) + count;
         while self.operations.load(Ordering::Relaxed) < goal {
             let failed = self.threads.iter().any(JoinHandle::is_finished);
             assert!(!failed, "a client ended: see its error below");
-            assert!(Instant::now() < until, "the traffic stands still");
+            assert!(Instant::now() < until, "no operation completed");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Ends it: how many operations there were, and how long the longest took.
+    /// Stops the clients; returns the number of operations, and the longest duration.
     ///
     /// # Panics
     /// If an operation failed, or a byte was wrong.

@@ -1,4 +1,4 @@
-//! Mistakes made on purpose: a simulation that does not find them is worth nothing.
+//! Planted bugs: the simulation must find each of them.
 
 use core::ops::Range;
 
@@ -11,14 +11,14 @@ use bluebridge_wire::{
 
 use super::server::GENERATION_COUNT;
 
-/// A mistake in a server, a store or the form of datagrams.
+/// A bug in a server, a store or the encoding of datagrams.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bug {
-    /// The store frees pages, and takes as many for nobody.
+    /// The store frees pages, and allocates as many that no client knows.
     DeleteLeaks,
-    /// The store gives pages with what they held before.
+    /// The store allocates pages with their earlier contents.
     DirtyPages,
-    /// The store grants the same pages to two.
+    /// The store grants the same pages twice.
     DoubleGrant,
     /// The server executes a repeated request again.
     ForgetWindow,
@@ -26,9 +26,9 @@ pub enum Bug {
     IgnoreGenerations,
     /// The store accepts every tag.
     IgnoreTags,
-    /// The store does not do every write that it was asked to do.
+    /// The store skips some writes.
     LoseWrites,
-    /// The receiver accepts whatever the CRC.
+    /// The receiver ignores the CRC.
     NoCrc,
     /// A server that lost its contents keeps the arena generation.
     SameGeneration,
@@ -65,13 +65,13 @@ impl<S: PageStore> BuggyStore<S> {
         Self { inner, bug, granted: None, writes: 0 }
     }
 
-    fn mended(&self, access: Access) -> Access {
+    fn redirected(&self, access: Access) -> Access {
         let is_fit = |access: &Access| self.inner.check(*access).is_ok();
-        let mended = match self.bug {
+        let redirected = match self.bug {
             Some(Bug::IgnoreTags) => {
                 (0..=u8::MAX).map(|tag| Access { tag: Tag(tag), ..access }).find(is_fit)
             }
-            // A pointer to what was lost is refused all the same: that is another mistake.
+            // A pointer to lost contents is still refused: that is another bug.
             Some(Bug::IgnoreGenerations) if access.location.generation() < self.generation() => {
                 None
             }
@@ -84,7 +84,7 @@ impl<S: PageStore> BuggyStore<S> {
                 .find(is_fit),
             _ => None,
         };
-        mended.unwrap_or(access)
+        redirected.unwrap_or(access)
     }
 }
 
@@ -109,7 +109,7 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
-        let access = self.mended(access);
+        let access = self.redirected(access);
         let freed = self.inner.delete(access, pages)?;
         if self.bug == Some(Bug::DeleteLeaks) {
             self.inner.create(access.space, freed)?;
@@ -118,11 +118,11 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
     }
 
     fn allocation(&self, access: Access, pages: u32) -> Result<Range<u64>, Status> {
-        self.inner.allocation(self.mended(access), pages)
+        self.inner.allocation(self.redirected(access), pages)
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        self.inner.check(self.mended(access))
+        self.inner.check(self.redirected(access))
     }
 
     fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
@@ -149,7 +149,7 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
     }
 }
 
-/// A datagram with another header, sealed anew.
+/// A datagram with another header, sealed again.
 pub(super) fn rewritten(
     datagram: &Datagram<'_>,
     destination: std::net::Ipv6Addr,
@@ -162,7 +162,7 @@ pub(super) fn rewritten(
     head
 }
 
-/// What [`Bug::ForgetWindow`] makes of a request: a repetition gets a number of its own.
+/// Applies [`Bug::ForgetWindow`] to a request: a repetition gets its own number.
 pub(super) fn forget_window(
     seen: &mut std::collections::HashSet<(u64, u64)>,
     datagram: &Datagram<'_>,
@@ -175,7 +175,7 @@ pub(super) fn forget_window(
     if !once || header.session == 0 || seen.insert((header.session, header.sequence)) {
         return None;
     }
-    // Far enough ahead for a number that is not in use, and inside of the window.
+    // Far enough ahead for a number that is not in use, and inside the window.
     let ahead = 256;
     let header = Header {
         sequence: header.sequence + u64::from(ahead),
@@ -185,7 +185,7 @@ pub(super) fn forget_window(
     Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
 }
 
-/// What [`Bug::SameVersion`] makes of a READ's piece.
+/// Applies [`Bug::SameVersion`] to a piece of a READ.
 pub(super) fn same_version(datagram: &Datagram<'_>) -> Option<Vec<u8>> {
     let is_piece = datagram.is_reply() && datagram.command().command() == Some(Command::Read);
     if !is_piece || datagram.data.is_empty() {
@@ -195,10 +195,10 @@ pub(super) fn same_version(datagram: &Datagram<'_>) -> Option<Vec<u8>> {
     Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
 }
 
-/// What [`Bug::NoCrc`] makes of a damaged datagram.
-pub(super) fn sealed_again(heard: &super::network::Heard<'_>) -> Option<Vec<u8>> {
-    let mut payload = heard.payload.to_vec();
+/// Applies [`Bug::NoCrc`] to a damaged datagram.
+pub(super) fn sealed_again(received: &super::network::Received<'_>) -> Option<Vec<u8>> {
+    let mut payload = received.payload.to_vec();
     let (head, data) = payload.split_at_mut_checked(HEADER_BYTES)?;
-    seal(heard.source, heard.destination, head, data);
+    seal(received.source, received.destination, head, data);
     Some(payload)
 }

@@ -1,4 +1,4 @@
-//! A client: a requester, and the memory of the operations that it has under way.
+//! A client: a requester, and the memory of its outstanding operations.
 
 use bluebridge_protocol::{
     Timestamp,
@@ -15,7 +15,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Keeps a slot and gives its token.
+    /// Stores a slot and returns its token.
     pub(super) fn insert(&mut self, slot: Slot) -> u64 {
         let index = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             self.slots.push(None);
@@ -57,7 +57,8 @@ impl Buffers for Slots {
     }
 }
 
-/// A process that was taken for dead: it ends what it had under way, and begins nothing.
+/// A process that was considered dead: it completes its outstanding operations, and begins no
+/// others.
 struct Zombie {
     requester: Requester,
     slots: Slots,
@@ -66,12 +67,12 @@ struct Zombie {
 /// A client process.
 pub(super) struct Client {
     zombie: Option<Zombie>,
-    /// Requesters of earlier lives, for their counts.
+    /// Requesters of earlier incarnations, for their counters.
     ended: Vec<Requester>,
     pub(super) requester: Requester,
     pub(super) slots: Slots,
     pub(super) incarnation: u32,
-    /// Datagrams that were none.
+    /// Malformed datagrams.
     pub(super) malformed: u64,
 }
 
@@ -88,7 +89,7 @@ impl Client {
         }
     }
 
-    /// Starts a new life; the old one is left in `slots` until the next call.
+    /// Starts a new incarnation; the old one stays in `slots` until the next call.
     pub(super) fn restart(&mut self, plan: &Plan, index: usize, zombie: bool) {
         self.incarnation += 1;
         let requester = Requester::new(config(plan, index, self.incarnation));
@@ -102,7 +103,7 @@ impl Client {
         }
     }
 
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         now: Timestamp,
         source: std::net::Ipv6Addr,
@@ -120,7 +121,7 @@ impl Client {
         }
     }
 
-    /// The requesters of all lives.
+    /// The requesters of all incarnations.
     pub(super) fn requesters(&self) -> impl Iterator<Item = &Requester> {
         let zombie = self.zombie.iter().map(|zombie| &zombie.requester);
         self.ended.iter().chain(zombie).chain([&self.requester])
@@ -142,7 +143,7 @@ impl Client {
         [self.requester.poll_timeout(), zombie].into_iter().flatten().min()
     }
 
-    /// The next frame to be sent; `refuse` says whether the carrier refuses a datagram.
+    /// The next frame to send; `refuse` says whether the carrier refuses a datagram.
     pub(super) fn poll_frame(
         &mut self,
         now: Timestamp,

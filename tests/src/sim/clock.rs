@@ -1,4 +1,4 @@
-//! Every endpoint has a clock of its own, which runs a little fast or slow.
+//! Every endpoint has its own clock, which runs a little fast or slow.
 
 use bluebridge_protocol::Timestamp;
 
@@ -15,13 +15,13 @@ impl Clock {
         Self { skew_ppm }
     }
 
-    /// What the clock shows at a moment of the world.
+    /// The time of the clock at a moment of the simulation.
     pub(super) fn local(self, world: Timestamp) -> Timestamp {
         let rate = MILLION + i128::from(self.skew_ppm);
         Timestamp::from_nanos(scaled(world, rate, MILLION))
     }
 
-    /// The first moment of the world at which the clock shows at least `local`.
+    /// The first moment of the simulation at which the clock shows at least `local`.
     pub(super) fn world(self, local: Timestamp) -> Timestamp {
         let rate = MILLION + i128::from(self.skew_ppm);
         Timestamp::from_nanos(scaled(local, MILLION, rate).saturating_add(1))

@@ -1,4 +1,4 @@
-//! What all clients were told so far, and whether it can be true.
+//! All results that the clients received, and whether they are possible.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -15,24 +15,24 @@ use super::{
     task::{Slot, Task},
 };
 
-/// A server as the controller knows it.
+/// A server in the controller's view.
 #[derive(Clone, Debug)]
 pub(super) struct ServerFacts {
     pub(super) node: NodeId,
     /// The first generation of its contents.
     pub(super) generation: ArenaGeneration,
     pub(super) arena_pages: u64,
-    /// Allocations that may be there though no client knows them, in pages: a CREATE with an
-    /// unknown outcome, or one that a lost session made anew.
+    /// Allocations that may exist although no client knows them, in pages: a CREATE with an unknown
+    /// outcome, or one that was repeated because its session was lost.
     pub(super) orphans: Vec<u64>,
-    /// The same of processes that live on: also after the server lost its contents.
+    /// The same for old processes that still run: also after the server lost its contents.
     pub(super) zombies: Vec<u64>,
-    /// When the server last restarted, lost its authority, or was about to end.
+    /// When the server last restarted, lost its authority, or was stopping.
     pub(super) troubled_until: Timestamp,
 }
 
 impl ServerFacts {
-    /// Whether a pointer is to what the server has now, or to what it has lost.
+    /// Whether a pointer refers to the server's current contents, and not to lost ones.
     pub(super) fn is_of_now(&self, pointer: Pointer) -> bool {
         life_of(pointer.location.generation()) == life_of(self.generation)
     }
@@ -43,25 +43,25 @@ pub(super) const fn life_of(generation: ArenaGeneration) -> u16 {
     generation.number() / GENERATION_COUNT
 }
 
-/// Everything that the clients were told.
+/// All results of the clients.
 pub(super) struct Ledger {
     pub(super) regions: Vec<Region>,
     pub(super) servers: Vec<ServerFacts>,
-    /// How often each kind of task ended how.
+    /// How often each kind of task had each outcome.
     pub(super) outcomes: BTreeMap<(&'static str, String), u64>,
-    /// Whether an old session may live on behind a new one, so that late requests are possible.
+    /// Whether an old session may exist besides a new one, so that late requests are possible.
     sessions_linger: bool,
-    /// A CREATE that took longer may have been made anew in another session.
+    /// A CREATE that took longer may have been repeated in another session.
     session_idle: Duration,
 }
 
-/// How long an answer travels at most, a standstill of its receiver included.
+/// The longest travel time of a reply, including a pause of its receiver.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// How an operation ended, in what matters for memory.
+/// The outcome of an operation on memory.
 enum Outcome {
     Done,
-    /// It was done once, or not at all, or will be.
+    /// It was executed once, or not at all, or will be.
     Unknown,
     NotDone,
 }
@@ -80,7 +80,7 @@ impl Ledger {
         Self { regions, servers, outcomes, sessions_linger, session_idle }
     }
 
-    /// Takes the beginning of a task.
+    /// Records the beginning of a task.
     pub(super) fn begin(&mut self, now: Timestamp, task: &Task) {
         if let Some(region) = task.holds() {
             self.regions[region].busy = true;
@@ -104,7 +104,7 @@ impl Ledger {
         }
     }
 
-    /// The CREATEs under way may leave pages behind on a server that forgot its sessions.
+    /// Outstanding CREATEs may leave pages behind on a server that lost its sessions.
     pub(super) fn orphan_creates<'a>(&mut self, at: usize, slots: impl Iterator<Item = &'a Slot>) {
         for slot in slots {
             if let Task::Create { server, pages, .. } = slot.task
@@ -115,10 +115,10 @@ impl Ledger {
         }
     }
 
-    /// Takes the end of a task.
+    /// Records the end of a task.
     ///
     /// # Errors
-    /// What cannot be, if the servers keep their promises.
+    /// A description of a result that is impossible with correct servers.
     pub(super) fn complete(
         &mut self,
         now: Timestamp,
@@ -184,7 +184,7 @@ impl Ledger {
         }
     }
 
-    /// A refusal of what is right is only good while the server has troubles of its own.
+    /// A valid request may only be refused while the server has a fault.
     fn must_not_refuse(
         &self,
         start: Timestamp,
@@ -195,7 +195,7 @@ impl Ledger {
             Err(Failure::Refused { node, .. }) => self.servers.iter().position(|s| s.node == *node),
             _ => None,
         };
-        // A refusal can be under way, or wait at a client that stands still, for a while.
+        // A refusal may be in flight for a while, or wait at a paused client.
         let troubled = self.servers[refuser.unwrap_or(server)].troubled_until + LINGER >= start;
         match result {
             Err(Failure::Refused { status: Status::Overloaded, .. }) => Ok(()),
@@ -222,7 +222,7 @@ impl Ledger {
     ) -> Result<(), String> {
         match result {
             Err(Failure::Refused { status, .. }) if refusals.contains(&status) => Ok(()),
-            // It may have lost its contents meanwhile.
+            // The server may have lost its contents meanwhile.
             Err(Failure::Refused { status: Status::StaleGeneration, .. })
                 if self.servers[server].troubled_until >= slot.start =>
             {
@@ -233,7 +233,8 @@ impl Ledger {
         }
     }
 
-    /// Whether an operation on a region ended as it may: done, perhaps done, or not done.
+    /// Whether an operation on a region ended in a possible way: executed, perhaps executed, or not
+    /// executed.
     fn outcome(
         &self,
         slot: &Slot,
@@ -248,8 +249,8 @@ impl Ledger {
             }
             Ok(_) => Ok(Outcome::Done),
             Err(Failure::OutcomeUnknown { .. }) => Ok(Outcome::Unknown),
-            // It may have been done before the contents were lost: that makes no difference to
-            // the requester, but others may have seen it.
+            // It may have been executed before the contents were lost. The requester sees no
+            // difference, but others may have observed the effect.
             Err(Failure::Refused { status: Status::StaleGeneration, .. })
                 if facts.lost_at.is_some_and(|lost_at| lost_at >= slot.start) =>
             {
@@ -272,7 +273,7 @@ impl Ledger {
         }
     }
 
-    /// The server lost what it held.
+    /// The server lost its contents.
     pub(super) fn lose(&mut self, now: Timestamp, server: usize) {
         for region in self.regions.iter_mut().filter(|region| region.server == server) {
             region.lost_at.get_or_insert(now);
@@ -280,7 +281,7 @@ impl Ledger {
         self.servers[server].orphans.clear();
     }
 
-    /// The client that was told nothing more takes an operation under way as unknown.
+    /// A client that receives no more results treats an outstanding operation as unknown.
     pub(super) fn forget(
         &mut self,
         now: Timestamp,

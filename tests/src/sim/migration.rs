@@ -1,4 +1,4 @@
-//! A line of pages that another server serves than the one in its pointers.
+//! A line of pages that is served by another server than the one in its pointers.
 
 use core::ops::Range;
 
@@ -10,11 +10,11 @@ use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 
 use super::{SPACE, server::Server, server_node};
 
-/// A line that was moved.
+/// A moved line.
 pub(super) struct Move {
     pub(super) from: usize,
     to: usize,
-    /// The pages by their home's numbers.
+    /// The pages, numbered as at their home.
     pub(super) pages: Range<u64>,
     adopted: Adopted,
     /// Pages that were allocated for it.
@@ -22,14 +22,14 @@ pub(super) struct Move {
 }
 
 impl Move {
-    /// Copies the line and tells both servers, in one moment; `None` if there is no room.
+    /// Copies the line and notifies both servers at the same time; `None` if there is no room.
     pub(super) fn begin(
         servers: &mut [Server],
         (from, to): (usize, usize),
         pointer: Pointer,
         pages: Range<u64>,
     ) -> Option<Self> {
-        // Fifteen pages hold a whole line wherever they begin.
+        // Fifteen pages contain a whole line at any alignment.
         let granted_pages = 15;
         let store = &mut servers[to].store;
         let grant = store.create(SPACE, granted_pages).ok()?;
@@ -42,7 +42,7 @@ impl Move {
             local_page,
             local_generation: grant.location.generation(),
         };
-        // The store has no way to take a colour over, so only a line of the same colour moves.
+        // The store cannot take over a colour, so only a line of the same colour is moved.
         if grant.tag != pointer.tag {
             let (location, tag) = (grant.location, grant.tag);
             let length_bytes = PAGE_BYTES as u64;
@@ -57,7 +57,7 @@ impl Move {
         Some(moved)
     }
 
-    /// Copies the line back and tells both servers.
+    /// Copies the line back and notifies both servers.
     pub(super) fn end(self, servers: &mut [Server]) {
         let Self { from, to, ref pages, adopted, .. } = self;
         self.copy(servers, (to, adopted.local_page), (from, pages.start));

@@ -1,15 +1,14 @@
 //! Whole racks in virtual time: real requesters, responders, arenas and the real switch pipeline,
 //! under seeded loss, damage, delay, partitions, restarts and pauses, against a reference model.
 //!
-//! A run is decided by its seed alone. It fails with the first answer that no correct rack could
-//! have given: bytes that were never written or cannot be there any more, torn pages, pages
-//! granted twice, effects that happened twice, operations that outlive their deadline, pages that
-//! leaked.
+//! The seed alone determines a run. It fails with the first result that no correct rack could have
+//! produced: bytes that were never written or must have been replaced, torn pages, pages granted
+//! twice, effects that happened twice, operations that end after their deadline, leaked pages.
 //!
-//! * `plan`: what a seed stands for; `world`: the events; `network`, `server`, `client`, `prober`, `clock`: the parts of a rack.
-//! * `workload`, `task`: what clients do; `ledger`, `region`, `model`: what they may be told; `report`: what happened.
-//! * `bugs`: planted mistakes; `migration`: lines that another server serves.
-//! * `leases`: a world of its own, for UPDATE, owners and redirects.
+//! * `plan`: the parameters of a seed; `world`: the events; `network`, `server`, `client`, `prober`, `clock`: the parts of a rack.
+//! * `workload`, `task`: the clients' operations; `ledger`, `region`, `model`: the possible results; `report`: the counts.
+//! * `bugs`: planted bugs; `migration`: lines that another server serves.
+//! * `leases`: a separate simulation of UPDATE, owners and redirects.
 
 pub mod bugs;
 mod client;
@@ -34,13 +33,13 @@ pub use bugs::Bug;
 pub use plan::Plan;
 pub use report::Report;
 
-/// The space of all ends.
+/// The space of all endpoints.
 const SPACE: Space = Space(1);
 
-/// Runs a plan to its end; `trace` prints everything that happens.
+/// Runs a plan to its end; `trace` prints every event.
 ///
 /// # Errors
-/// What happened that no correct rack does.
+/// A description of a result that no correct rack can produce.
 pub fn run(plan: Plan, trace: bool) -> Result<Report, String> {
     world::World::new(plan, trace).run()
 }

@@ -19,7 +19,7 @@ use super::{SPACE, plan::LinkPlan};
 
 const HOP_LIMIT: u8 = 64;
 
-/// Which way a frame goes on a link.
+/// The direction of a frame on a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Way {
     /// From the endpoint to the switch.
@@ -28,7 +28,7 @@ pub(super) enum Way {
     Down,
 }
 
-/// What links did to frames.
+/// Counters of links.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LinkCounters {
     pub(super) sent: u64,
@@ -47,14 +47,14 @@ struct Link {
     cut: [Timestamp; 2],
 }
 
-/// A frame on a link, and when it is at the other end.
+/// A frame on a link, and its time of arrival.
 pub(super) struct Flight {
     pub(super) at: Timestamp,
     pub(super) frame: Vec<u8>,
 }
 
-/// What an endpoint hears: the addresses, the source port, the UDP payload.
-pub(super) struct Heard<'a> {
+/// A received datagram: the addresses, the source port, the UDP payload.
+pub(super) struct Received<'a> {
     pub(super) source: Ipv6Addr,
     pub(super) destination: Ipv6Addr,
     pub(super) source_port: u16,
@@ -91,7 +91,7 @@ impl Network {
         network
     }
 
-    /// A switch that forgot everything: no entry, and nothing held.
+    /// Restarts the switch without state: no entry, and no queued frame.
     pub(super) fn restart_switch(&mut self) {
         self.keep_counters();
         self.pipeline = Pipeline::new(self.start);
@@ -131,13 +131,13 @@ impl Network {
         self.impaired.extend(ports.into_iter().map(|port| port.impaired));
     }
 
-    /// Drops by reason, and what the ports' impairments did; ends the pipeline's use.
+    /// Drops by reason, and the counters of the ports' impairments; ends the use of the pipeline.
     pub(super) fn finish(mut self) -> (LinkCounters, Drops, Vec<ImpairmentCounters>) {
         self.keep_counters();
         (self.counters, self.drops, self.impaired)
     }
 
-    /// Installs what the controller would: guard, directory, anycast.
+    /// Installs the entries that the controller would: guard, directory, anycast.
     pub(super) fn program(&mut self, nodes: &[NodeId], servers: &[bool]) {
         let mut entries = Vec::new();
         let mut members = Vec::new();
@@ -162,8 +162,7 @@ impl Network {
         }
     }
 
-    /// Installs what a controller makes of a lease: requests for the page go to its owner for so
-    /// long.
+    /// Installs the redirect of a lease: requests for the page go to its owner during the lease.
     pub(super) fn redirect(&mut self, page: &Key, endpoint: usize, lease_ms: u16) {
         let forward = Forward { port: port_of(endpoint), dst_mac: mac_of(endpoint) };
         let action = Action::RedirectUntil { forward, lease_ms };
@@ -178,7 +177,7 @@ impl Network {
         self.pipeline.delete(page).is_ok()
     }
 
-    /// Nothing passes a link that way until then.
+    /// Drops all frames of a link in one direction until a time.
     pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Timestamp) {
         self.links[endpoint].cut[way as usize] = until;
     }
@@ -194,7 +193,7 @@ impl Network {
         }
     }
 
-    /// What becomes of a frame on a link: it arrives never, once, or twice.
+    /// Decides whether a frame on a link is lost, arrives, or arrives twice.
     pub(super) fn travel(
         &mut self,
         now: Timestamp,
@@ -211,7 +210,7 @@ impl Network {
             *count += 1;
             return [None, None];
         }
-        // With impairments at the switch's ports the way down is theirs.
+        // If the switch's ports have impairments, they impair the downward direction.
         let plan = if way == Way::Down && plan.switch_seed != 0 { plan.clean() } else { *plan };
         if rng.random_bool(plan.loss) {
             counters.lost += 1;
@@ -241,7 +240,7 @@ impl Network {
         [Some(Flight { at: first, frame }), copy]
     }
 
-    /// Runs a frame through the pipeline; gives the frames that leave with their endpoints.
+    /// Runs a frame through the pipeline; returns the frames that leave, with their endpoints.
     pub(super) fn switch(
         &mut self,
         now: Timestamp,
@@ -254,7 +253,7 @@ impl Network {
         self.out.drain(..).map(|(port, frame)| (usize::from(port.0) - 1, frame))
     }
 
-    /// What the pipeline held back until now.
+    /// Frames that the pipeline delayed until now.
     pub(super) fn switch_timeout(
         &mut self,
         now: Timestamp,
@@ -281,8 +280,8 @@ fn mac_of(endpoint: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, port_of(endpoint).0.to_be_bytes()[1]])
 }
 
-/// A datagram as the frame that a host would send. The UDP checksum stays 0 and nobody checks it,
-/// so that every damage meets the CRC alone.
+/// A datagram as the frame that a host would send. The UDP checksum stays 0 and is not checked, so
+/// that only the CRC can detect damage.
 pub(super) fn frame(
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -315,14 +314,14 @@ pub(super) fn frame(
     frame
 }
 
-/// What a host's stack would hand to its socket; `None` if the frame is none for it.
-pub(super) fn hear(frame: &[u8], port: u16) -> Option<Heard<'_>> {
+/// The datagram that a host's stack would deliver to its socket; `None` if there is none.
+pub(super) fn receive(frame: &[u8], port: u16) -> Option<Received<'_>> {
     let (ethernet, packet) = Ethernet2Header::from_slice(frame).ok()?;
     let (ip, datagram) = Ipv6Header::from_slice(packet).ok()?;
     let (udp, payload) = UdpHeader::from_slice(datagram).ok()?;
     let payload = payload.get(..usize::from(udp.length).checked_sub(UdpHeader::LEN)?)?;
     let is_udp = ethernet.ether_type == EtherType::IPV6 && ip.next_header == IpNumber::UDP;
-    (is_udp && udp.destination_port == port).then(|| Heard {
+    (is_udp && udp.destination_port == port).then(|| Received {
         source: ip.source_addr(),
         destination: ip.destination_addr(),
         source_port: udp.source_port,
@@ -330,5 +329,5 @@ pub(super) fn hear(frame: &[u8], port: u16) -> Option<Heard<'_>> {
     })
 }
 
-/// Both ends use the well-known port.
+/// Both endpoints use the well-known port.
 pub(super) const PORT: u16 = UDP_PORT;

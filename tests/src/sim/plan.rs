@@ -1,4 +1,5 @@
-//! What a seed stands for: how many ends, how bad the links, which faults when.
+//! The parameters that a seed determines: the number of endpoints, the quality of the links, the
+//! faults.
 
 use core::time::Duration;
 
@@ -17,13 +18,13 @@ pub struct LinkPlan {
     pub reorder: f64,
     /// Share with one to three flipped bits.
     pub corrupt: f64,
-    /// Every frame takes so long.
+    /// Delay of every frame.
     pub delay: Duration,
-    /// And up to so much longer.
+    /// The most additional delay.
     pub jitter: Duration,
-    /// A frame that is held back takes up to so much longer.
+    /// The most additional delay of a frame that is held back.
     pub hold: Duration,
-    /// Not 0: the way down is impaired by the switch's port, with this seed.
+    /// If not 0, the switch's port impairs the downward direction, with this seed.
     pub switch_seed: u64,
 }
 
@@ -44,7 +45,7 @@ impl LinkPlan {
     }
 }
 
-/// Something that goes wrong, or that an operator does.
+/// A fault, or an action of an operator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
     /// The server has no authority for a while.
@@ -58,27 +59,27 @@ pub enum Fault {
     ClientRestart {
         /// Which client.
         client: usize,
-        /// Whether the old process in truth lives on for a while.
+        /// Whether the old process still runs for a while.
         zombie: bool,
     },
-    /// An endpoint stops and goes on; what arrives meanwhile waits, up to a bound.
+    /// An endpoint pauses; arriving frames wait, up to a limit.
     Freeze {
         /// Which endpoint.
         endpoint: usize,
         /// How long.
         length: Duration,
     },
-    /// A line of pages moves to another server; both have what they need to know at once.
+    /// A line of pages moves to another server; both servers are notified at once.
     Migrate,
     /// A line that moved moves back.
     MoveBack,
-    /// A link passes nothing, one way or both.
+    /// A link drops all frames, in one direction or both.
     Partition {
         /// Whose link.
         endpoint: usize,
-        /// Nothing to the switch.
+        /// Drops frames to the switch.
         up: bool,
-        /// Nothing from the switch.
+        /// Drops frames from the switch.
         down: bool,
         /// How long.
         length: Duration,
@@ -87,36 +88,36 @@ pub enum Fault {
     ServerRestart {
         /// Which server.
         server: usize,
-        /// Whether it finds its memory again; else the arena generation is the next.
+        /// Whether it keeps its memory; else it uses the next arena generation.
         contents: bool,
         /// How long it is away.
         away: Duration,
     },
-    /// The server announces its end, answers SHUTTING_DOWN, and then restarts without contents.
+    /// The server stops in order: it responds SHUTTING_DOWN, and then restarts without contents.
     ServerShutdown {
         /// Which server.
         server: usize,
     },
-    /// The switch forgets everything, what it holds as well.
+    /// The switch restarts without state.
     SwitchRestart {
-        /// Until the controller programmed it again.
+        /// Until the controller has programmed it again.
         away: Duration,
     },
     /// The switch's tables are emptied.
     SwitchWipe {
-        /// Until the controller programmed it again.
+        /// Until the controller has programmed it again.
         away: Duration,
     },
 }
 
-/// Everything that is decided before a run.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where all randomness comes from.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// Operations that clients start, beside the final checks.
+    /// Operations that clients start, without the final checks.
     pub operation_count: usize,
-    /// Operations that a client has under way at most.
+    /// The most outstanding operations of a client.
     pub depth: usize,
     /// The piece size of each client, from the MTU of its space.
     pub client_piece_bytes: Vec<u16>,
@@ -126,9 +127,9 @@ pub struct Plan {
     pub arena_pages: Vec<u64>,
     /// Pages that a space may have on each server.
     pub quota_pages: Option<u64>,
-    /// Servers that a requester keeps in mind; fewer than there are means eviction.
+    /// Servers that a requester keeps state of; if there are more, it evicts some.
     pub requester_servers: u16,
-    /// Whether the servers' bounds are as small as they may be.
+    /// Whether the servers' limits are as small as possible.
     pub tight_limits: bool,
     /// The idle time of sessions.
     pub session_idle: Duration,
@@ -138,7 +139,7 @@ pub struct Plan {
     pub links: Vec<LinkPlan>,
     /// Parts per million that each endpoint's clock runs fast.
     pub skew_ppm: Vec<i64>,
-    /// What goes wrong, each as soon as so many operations were started.
+    /// The faults, each after so many started operations.
     pub faults: Vec<(usize, Fault)>,
     /// Share of operations that are cancelled soon after their start.
     pub cancel: f64,
@@ -146,7 +147,7 @@ pub struct Plan {
     pub refuse: f64,
     /// Deadlines of operations.
     pub deadlines: (Duration, Duration),
-    /// The mistake that this run must find.
+    /// The bug that this run must find.
     pub bug: Option<Bug>,
 }
 
@@ -156,7 +157,7 @@ pub const OPERATIONS: usize = 500;
 const MTUS: [usize; 6] = [1280, 1400, 1500, 2048, 4228, 9000];
 
 impl Plan {
-    /// The run that a seed stands for.
+    /// The run of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
@@ -178,7 +179,7 @@ impl Plan {
         let links = links(&mut rng, endpoints);
         let short = rng.random_bool(0.2);
         let forgetful = rng.random_bool(0.1);
-        // To follow a line, a requester must be able to talk to two servers.
+        // To follow a moved line, a requester must have state of two servers.
         let moves = servers > 1 && !forgetful && rng.random_bool(0.4);
         Self {
             seed,
@@ -189,7 +190,7 @@ impl Plan {
             arena_pages: (0..servers).map(|_| rng.random_range(60..=200)).collect(),
             quota_pages: rng.random_bool(0.1).then(|| rng.random_range(40..=80)),
             requester_servers: if forgetful { 1 } else { 16 },
-            // A requester that forgets servers leaves sessions behind, which need room.
+            // A requester that evicts servers leaves sessions behind, which need room.
             tight_limits: !forgetful && rng.random_bool(0.25),
             session_idle: if short { Duration::from_millis(40) } else { Duration::from_secs(60) },
             provisional: Duration::from_millis(if short { 100 } else { 2000 }),
@@ -220,7 +221,7 @@ impl Plan {
     }
 }
 
-/// A third of the runs has good links, a third those of a bad day, a third worse.
+/// A third of the runs has good links, a third bad ones, a third very bad ones.
 fn links(rng: &mut SmallRng, endpoints: usize) -> Vec<LinkPlan> {
     let most: f64 = *[0.0, 0.05, 0.25].choose(rng).expect("some");
     let at_switch = rng.random_bool(0.3);
@@ -272,7 +273,7 @@ fn faults(rng: &mut SmallRng, clients: usize, servers: usize, moves: bool) -> Ve
         })
         .collect();
     if moves {
-        // What a server knows of moved lines ends with it here, so it may not restart.
+        // Here a server's list of moved lines is lost when it restarts, so it may not restart.
         faults.retain(|(_, fault)| {
             !matches!(fault, Fault::ServerRestart { .. } | Fault::ServerShutdown { .. })
         });

@@ -1,5 +1,5 @@
-//! An endpoint that sends what no requester sends, with right CRCs: servers must refuse each for
-//! its own reason, and the model sees if any of it changed memory.
+//! An endpoint that sends requests that no requester sends, with right CRCs. Servers must refuse
+//! each with its specific status, and the model detects if one of them changed memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,17 +17,17 @@ use super::{SPACE, network};
 /// The prober's node.
 pub(super) const NODE: NodeId = NodeId(0x0300);
 
-/// The space that it pretends to be of; the switch's guard keeps that from the servers.
+/// The space that it pretends to be in; the switch's guard protects the servers from this.
 const FOREIGN: Space = Space(2);
 
-/// Where its session with a server is.
+/// The state of its session with a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
     id: u64,
     next: u64,
 }
 
-/// What was sent under a number: its name, and how it must be refused.
+/// The name of a sent request, and the expected refusal.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     name: &'static str,
@@ -39,11 +39,11 @@ pub(super) struct Prober {
     /// By server and sequence.
     sent: HashMap<(usize, u64), Vec<Sent>>,
     nonce: u64,
-    /// How often each probe was answered how.
+    /// How often each probe had each result.
     pub(super) outcomes: BTreeMap<(&'static str, String), u64>,
 }
 
-/// A datagram to be sent: by the link, or into the server's link behind the switch.
+/// A datagram to send: by the link, or directly to the server behind the switch.
 pub(super) struct Probe {
     pub(super) frame: Vec<u8>,
     pub(super) past_switch: bool,
@@ -89,7 +89,7 @@ impl Prober {
         }
     }
 
-    /// The next datagram to a server, about a pointer of its.
+    /// The next datagram to a server, about a pointer of that server.
     pub(super) fn probe(
         &mut self,
         server: usize,
@@ -108,7 +108,7 @@ impl Prober {
         }
     }
 
-    /// A request of good form that must be refused.
+    /// A well-formed request that must be refused.
     fn wrong(
         &mut self,
         server: usize,
@@ -142,7 +142,8 @@ impl Prober {
             }
             1 if sequence > 150 => {
                 (header.sequence, header.answered_distance) = (sequence - 140, 0);
-                // If the server heard too little to know, it must find the form wrong.
+                // If the server has not seen enough requests to detect that, it must refuse the
+                // form.
                 data.push(0);
                 ("expired", Status::Expired)
             }
@@ -206,15 +207,15 @@ impl Prober {
         let key = (server, draft.header.sequence);
         self.sent.entry(key).or_default().push(Sent { name, status });
         debug_assert!(node.is_unicast(), "servers have nodes");
-        // The switch lets nothing pass from space to space: only behind it a server can be asked.
+        // The switch separates spaces: only behind it such a request reaches the server.
         draft.probe(status == Status::WrongSpace)
     }
 
-    /// Takes an answer.
+    /// Checks a reply.
     ///
     /// # Errors
-    /// If it is not the refusal that the probe calls for.
-    pub(super) fn hear(&mut self, datagram: &Datagram<'_>, server: usize) -> Result<(), String> {
+    /// If it is not the expected refusal of the probe.
+    pub(super) fn receive(&mut self, datagram: &Datagram<'_>, server: usize) -> Result<(), String> {
         let Some(status) = Status::from_code(datagram.from.tag) else {
             return Err(format!("an unknown status: {}", datagram.from.tag));
         };
@@ -231,11 +232,11 @@ impl Prober {
         }
         let sent = self.sent.get(&(server, header.sequence));
         let Some(last) = sent.and_then(|sent| sent.last()) else { return Ok(()) };
-        // A number may have been used for several.
+        // A number may have been used for several requests.
         let fitting = sent.into_iter().flatten().find(|sent| sent.status == status);
         let sent = fitting.unwrap_or(last);
         *self.outcomes.entry((sent.name, format!("{status:?}"))).or_default() += 1;
-        // What a server may say to anything at times, and to what comes late.
+        // Statuses that a server may always return for a while, or for late requests.
         let passing = matches!(
             status,
             Status::Expired
@@ -290,8 +291,8 @@ fn open(node: NodeId, nonce: u64) -> Probe {
     .probe(false)
 }
 
-/// A datagram with a right CRC that must be dropped unanswered; half of them are handed to the
-/// server by a switch that would have kept them back.
+/// A datagram with a right CRC that must be dropped without a reply; half of them are injected
+/// behind the switch, which would have dropped them.
 fn formless(node: NodeId, pointer: Pointer, rng: &mut SmallRng) -> Probe {
     let mut draft = Draft {
         source: fields(own(SPACE).to_ipv6()),
@@ -314,7 +315,7 @@ fn formless(node: NodeId, pointer: Pointer, rng: &mut SmallRng) -> Probe {
         }
         7 => destination.command = Command::Invalidate.code(),
         8 => {
-            // An answer, to one who asks nothing.
+            // A reply to an endpoint without a request.
             source.command = 0x80 | Command::Read.code();
             let server = EndpointAddress::new(SPACE, node, 0);
             *destination = fields(server.to_ipv6());

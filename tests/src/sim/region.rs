@@ -1,4 +1,4 @@
-//! Allocations as the clients know them, and what their pages may hold.
+//! Allocations in the clients' view, and the possible contents of their pages.
 
 use bluebridge_protocol::Timestamp;
 use bluebridge_wire::{Pointer, address::PAGE_BYTES};
@@ -17,29 +17,29 @@ pub(super) const CELL_STRIDE: u64 = 328;
 pub(super) enum Purpose {
     /// One client reads and writes any bytes.
     Private,
-    /// All read, and overwrite whole pages.
+    /// All clients read and overwrite whole pages.
     Shared,
-    /// All add and swap words.
+    /// All clients add to and swap words.
     Cells,
 }
 
-/// What the pages of a region may hold.
+/// The possible contents of a region's pages.
 pub(super) enum Contents {
     Private(Vec<PrivatePage>),
     Shared(Vec<Register>),
     Cells { adds: Vec<AddCell>, swaps: Vec<SwapCell>, seen: [u64; SWAP_CELLS] },
 }
 
-/// Whether a region is there.
+/// Whether a region exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum State {
     Live,
-    /// A DELETE is under way, or ended with an unknown outcome.
+    /// A DELETE is outstanding, or ended with an unknown outcome.
     Doubtful,
     Deleted,
 }
 
-/// An allocation that a client was told of.
+/// An allocation whose pointer a client received.
 pub(super) struct Region {
     pub(super) pointer: Pointer,
     pub(super) pages: u32,
@@ -48,13 +48,13 @@ pub(super) struct Region {
     pub(super) owner: usize,
     pub(super) contents: Contents,
     pub(super) state: State,
-    /// An operation of the owner is under way (private regions, deletion).
+    /// An operation of the owner is outstanding (private regions, deletion).
     pub(super) busy: bool,
     /// A line of it was moved to another server once.
     pub(super) was_moved: bool,
-    /// Too much about it is unknown to go on checking.
+    /// Too much about it is unknown to check it any further.
     pub(super) retired: bool,
-    /// When the last operation ended whose outcome is not known.
+    /// When the last operation with an unknown outcome ended.
     pub(super) unknown_at: Option<Timestamp>,
     /// DELETEs that began.
     pub(super) delete_count: u32,
@@ -118,7 +118,7 @@ impl Region {
         u64::from(self.pages) * PAGE_BYTES as u64
     }
 
-    /// The pointer `offset` bytes in.
+    /// The pointer to byte `offset`.
     pub(super) fn at(&self, offset: u64) -> Pointer {
         self.pointer.checked_add(offset).expect("inside of the region")
     }
@@ -143,7 +143,8 @@ impl Region {
     }
 }
 
-/// A part of one page: the page in the region, the first byte in it, and where in the operation.
+/// A part of one page: the page in the region, the first byte in the page, and the position in the
+/// operation.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) page: usize,
@@ -168,14 +169,15 @@ pub(super) fn parts(offset: u64, length: usize) -> impl Iterator<Item = Part> {
     })
 }
 
-/// The contents of a shared page that was written as `value`: every word tells value and place.
+/// The contents of a shared page that was written as `value`: every word depends on the value and
+/// its position.
 pub(super) fn stamp(value: u64) -> impl Iterator<Item = u8> {
     (0..PAGE_BYTES as u64 / 8).flat_map(move |index| {
         if value == 0 { [0; 8] } else { (value << 12 | index).to_be_bytes() }
     })
 }
 
-/// The value that a part of a shared page was written as; `None` if the part is too short to tell.
+/// The value of a part of a shared page; `None` if the part is too short to determine it.
 ///
 /// # Errors
 /// If the bytes are not those of one value, or not in their place.
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_stamped_page_tells_its_value() {
+    fn a_part_of_a_stamped_page_has_its_value() {
         let mut page: Vec<_> = stamp(0x1234_5678).collect();
         assert_eq!(read_stamp(0, &page), Ok(Some(0x1234_5678)));
         assert_eq!(read_stamp(1001, &page[1001..1017]), Ok(Some(0x1234_5678)));

@@ -1,4 +1,4 @@
-//! What happened in a run, or in many.
+//! The counts of one run, or of many.
 
 use core::{fmt, time::Duration};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,16 +9,16 @@ use bluebridge_switch::dataplane::{Drops, ImpairmentCounters};
 
 use super::{network::LinkCounters, plan::Fault};
 
-/// Counts of everything that can happen.
+/// Counts of all events.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Operations that ended.
     pub operations: u64,
-    /// Events of the world.
+    /// Events of the simulation.
     pub events: u64,
-    /// How long the run took by the world's clock.
+    /// The duration of the run in virtual time.
     pub virtual_time: Duration,
-    /// Differs if anything in the run differs.
+    /// Differs if any event of the run differs.
     pub digest: u64,
     /// Datagrams that clients found malformed.
     pub malformed: u64,
@@ -32,10 +32,7 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operations, events, virtual_time, digest, malformed, .. } = self;
-        writeln!(
-            f,
-            "{operations} operations, {events} events, {virtual_time:?} of the world's time"
-        )?;
+        writeln!(f, "{operations} operations, {events} events, {virtual_time:?} of virtual time")?;
         writeln!(f, "digest {digest:016x}, {malformed} malformed datagrams at clients")?;
         for ((task, outcome), count) in &self.outcomes {
             writeln!(f, "  task         {task:<22} {outcome:<28} {count:>10}")?;
@@ -48,7 +45,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.operations += other.operations;
         self.events += other.events;
@@ -70,11 +67,11 @@ impl Report {
     pub(super) fn count_fault(&mut self, fault: Fault) {
         let name = match fault {
             Fault::Authority { .. } => "authority taken",
-            Fault::ClientRestart { zombie: true, .. } => "client restarted, the old one lives",
+            Fault::ClientRestart { zombie: true, .. } => "client restarted, the old one still runs",
             Fault::ClientRestart { .. } => "client restarted",
             Fault::Migrate => "line moved",
             Fault::MoveBack => "line moved back",
-            Fault::Freeze { .. } => "end frozen",
+            Fault::Freeze { .. } => "endpoint frozen",
             Fault::Partition { up: true, down: false, .. } => "partition up",
             Fault::Partition { up: false, down: true, .. } => "partition down",
             Fault::Partition { .. } => "partition",
@@ -92,7 +89,7 @@ impl Report {
             self.count("requester", name, count);
         }
         for (status, count) in requester.counters().statuses() {
-            self.count("heard", &format!("{status:?}"), count);
+            self.count("received", &format!("{status:?}"), count);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Server {
     pub(super) store: BuggyStore<Arena>,
     pub(super) incarnation: u32,
     pub(super) range_epoch: u32,
-    /// Not there: what arrives is lost.
+    /// Not running: arriving frames are lost.
     pub(super) is_away: bool,
 }
 
@@ -34,7 +34,7 @@ impl Server {
         Self { responder, store, incarnation: 1, range_epoch: 1, is_away: false }
     }
 
-    /// Starts a new life, with the old memory or with the next generations of it.
+    /// Starts a new incarnation, with the old memory or with the next generations of it.
     pub(super) fn restart(&mut self, plan: &Plan, index: usize, contents: bool) {
         self.incarnation += 1;
         self.range_epoch += 1;
@@ -57,17 +57,17 @@ impl Server {
             .set_authority(granted.then_some(Authority { range_epoch, expires_at: None }));
     }
 
-    /// Takes a datagram; replies that had to go first, and its own, end up in `frames`.
-    pub(super) fn hear(
+    /// Handles a datagram; replies that must be sent first, and its own, are added to `frames`.
+    pub(super) fn receive(
         &mut self,
         now: Timestamp,
-        heard: &network::Heard<'_>,
+        received: &network::Received<'_>,
         payload: &[u8],
         frames: &mut Vec<Vec<u8>>,
     ) {
-        match Datagram::parse(heard.source, heard.destination, payload) {
+        match Datagram::parse(received.source, received.destination, payload) {
             Ok(datagram) => loop {
-                let port = heard.source_port;
+                let port = received.source_port;
                 match self.responder.handle_datagram(now, port, &datagram, &mut self.store) {
                     Ok(()) => return,
                     Err(DrainFirst) => self.drain(frames),
@@ -81,7 +81,7 @@ impl Server {
         while self.responder.handle_timeout(now, &mut self.store) == Err(DrainFirst) {
             self.drain(frames);
         }
-        // Requests that waited for a lease may have been answered.
+        // Waiting requests for leased pages may have been executed.
         self.drain(frames);
     }
 
@@ -102,7 +102,7 @@ fn arena(plan: &Plan, index: usize, generation: ArenaGeneration) -> Arena {
     let config = ArenaConfig {
         generation,
         last_generation: generation.saturating_add(GENERATION_COUNT - 1),
-        // Some pages go through several generations.
+        // Some pages use several generations.
         last_tag: 3,
         default_quota_pages: plan.quota_pages.unwrap_or(u64::MAX),
         ..ArenaConfig::default()
@@ -122,8 +122,8 @@ fn responder(plan: &Plan, index: usize, incarnation: u32, range_epoch: u32) -> R
     if plan.tight_limits {
         config.limits.buffer_pages = 8;
         config.limits.node_buffer_pages = 8;
-        // Sessions with recorded answers do not give way, so fewer than askers (clients and the
-        // prober) only if they end.
+        // Sessions with recorded replies are not evicted, so there may only be fewer of them than
+        // requesters (clients and the prober) if they end.
         let clients = u16::try_from(plan.clients()).expect("few clients");
         let short = plan.session_idle < core::time::Duration::from_secs(1);
         config.limits.session_count = if short { clients } else { clients + 1 };

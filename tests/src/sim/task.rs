@@ -1,4 +1,4 @@
-//! What clients do, and what they may be told.
+//! The clients' operations, and their possible results.
 
 use bluebridge_protocol::{
     Timestamp,
@@ -11,14 +11,14 @@ use super::region::Purpose;
 /// One operation of a client, as the model sees it.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
-    /// Allocate; `bytes` is the length of what is written at once, or 0.
+    /// Allocates; `bytes` is the number of bytes written at once, or 0.
     Create {
         purpose: Purpose,
         server: Option<usize>,
         pages: u32,
         bytes: usize,
     },
-    /// Free; `pages` may be 0.
+    /// Frees; `pages` may be 0.
     Delete {
         region: usize,
         pages: u32,
@@ -62,7 +62,8 @@ pub(super) enum Task {
         expected: u64,
         new: u64,
     },
-    /// The word of an add cell (`cell` below `ADD_CELLS`) or a swap cell, in the end.
+    /// Reads the word of an add cell (`cell` below `ADD_CELLS`) or a swap cell, at the end of the
+    /// run.
     CellRead {
         region: usize,
         cell: usize,
@@ -77,7 +78,8 @@ pub(super) enum Task {
     Close {
         server: usize,
     },
-    /// Something that must be refused, with one of these; by nobody if there is none.
+    /// An operation that must be refused with one of these statuses; without a request to a server
+    /// if there is none.
     Wrong {
         operation: Operation,
         server: usize,
@@ -87,7 +89,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// The name by which runs are counted.
+    /// The name in reports.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Create { server: None, bytes: 0, .. } => "create anywhere",
@@ -110,7 +112,7 @@ impl Task {
         }
     }
 
-    /// The region that is the client's alone until this ends.
+    /// The region that only this client may use until the task ends.
     pub(super) const fn holds(&self) -> Option<usize> {
         match self {
             Self::Delete { region, .. }
@@ -177,11 +179,11 @@ const fn cell_offset(cell: usize) -> u64 {
     cell as u64 * super::region::CELL_STRIDE
 }
 
-/// A task under way, with the client's memory for it.
+/// An outstanding task, with the client's memory for it.
 pub(super) struct Slot {
     pub(super) task: Task,
     pub(super) start: Timestamp,
-    /// When the oldest operation began that the client had under way at the start of this one.
+    /// When the client's oldest outstanding operation began, at the start of this one.
     pub(super) oldest: Timestamp,
     /// By the client's clock.
     pub(super) deadline: Timestamp,

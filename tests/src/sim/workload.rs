@@ -1,4 +1,4 @@
-//! Which operation a client does next.
+//! Chooses the next operation of a client.
 
 use bluebridge_protocol::requester::{Operation, Server};
 use bluebridge_wire::{Location, NodeId, Pointer, Status, Tag, address::PAGE_BYTES};
@@ -12,7 +12,7 @@ use super::{
 
 const GONE: &[Status] = &[Status::StaleTag, Status::NotAllocated];
 
-/// Draws tasks; every value that it writes is new.
+/// Draws tasks; every written value is new.
 pub(super) struct Workload {
     next_value: u64,
 }
@@ -90,7 +90,7 @@ pub(super) fn outgoing(task: &Task, rng: &mut SmallRng) -> Vec<u8> {
     match task {
         Task::Create { bytes, .. } => random(*bytes, rng),
         Task::Write { length, .. } | Task::Ping { length, .. } => random(*length, rng),
-        // The model writes what was zeroed as well.
+        // The model treats zeroed bytes as written ones.
         Task::Zero { length, .. } => vec![0; *length],
         Task::SharedWrite { first_page, pages, value, .. } => {
             (0..*pages).flat_map(|page| stamp(value | (first_page + page) as u64)).collect()
@@ -102,7 +102,7 @@ pub(super) fn outgoing(task: &Task, rng: &mut SmallRng) -> Vec<u8> {
     }
 }
 
-/// Where a READ's bytes go.
+/// The buffer for the bytes of a READ.
 pub(super) fn incoming(task: &Task) -> Vec<u8> {
     match task {
         Task::Read { length, .. } | Task::SharedRead { length, .. } => vec![0xee; *length],
@@ -114,7 +114,7 @@ pub(super) fn incoming(task: &Task) -> Vec<u8> {
     }
 }
 
-/// Everything there is, read once more when all is quiet.
+/// Reads everything once more at the end of the run.
 pub(super) fn final_tasks(ledger: &Ledger) -> Vec<(usize, Task)> {
     let mut tasks = Vec::new();
     for (index, region) in ledger.regions.iter().enumerate() {
@@ -225,7 +225,7 @@ fn small(ledger: &Ledger, rng: &mut SmallRng) -> Task {
     }
 }
 
-/// Something on pages that were deleted, or lost with their server's memory.
+/// An operation on pages that were deleted, or lost with their server's memory.
 fn gone(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
     let index =
         pick(ledger, rng, |region| region.deleted_at.is_some() || region.lost_at.is_some())?;
@@ -248,7 +248,7 @@ fn gone(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
     Some(Task::Wrong { operation, server: region.server, refusals, name })
 }
 
-/// Something that no server may do.
+/// An operation that every server must refuse.
 fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
     let server = rng.random_range(0..ledger.servers.len());
     let facts = &ledger.servers[server];
@@ -294,7 +294,7 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
         }
         (6, Some(live)) => {
             let region = &ledger.regions[live];
-            // A region that is being deleted is not there when this arrives.
+            // A region that is being deleted may not exist when this arrives.
             if region.deleting_from.is_some() {
                 return None;
             }

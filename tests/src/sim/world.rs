@@ -1,4 +1,4 @@
-//! The world: one queue of events in virtual time, and what happens at each.
+//! The simulation: one queue of events in virtual time, and their effects.
 
 use core::{cmp::Ordering, time::Duration};
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -22,7 +22,7 @@ use super::{
     workload::{self, Workload},
 };
 
-/// Frames that wait for an endpoint that stands still.
+/// The most frames that wait for a paused endpoint.
 const WAITING_MAX: usize = 512;
 
 /// A run that needs more events than this is in a loop.
@@ -70,29 +70,29 @@ impl Ord for Queued {
     }
 }
 
-/// What every endpoint has, whatever it runs.
+/// The common state of every endpoint.
 struct End {
     clock: Clock,
-    /// When its timer fires, by the world's time.
+    /// When its timer fires, in virtual time.
     timer: Option<Timestamp>,
     frozen_until: Option<Timestamp>,
     waiting: VecDeque<Vec<u8>>,
 }
 
-/// How far a run is.
+/// The phases of a run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
     Working,
-    /// All operations ended; what is provisional runs out.
+    /// All operations ended; provisional pages expire.
     Quiet,
-    /// Everything is read once more.
+    /// All contents are read once more.
     Reading,
 }
 
 pub(super) struct World {
     plan: Plan,
     rng: SmallRng,
-    /// Draws apart, because they come in the middle of a client's sending.
+    /// Separate, because the numbers are drawn while a client sends.
     refusals: SmallRng,
     now: Timestamp,
     queue: BinaryHeap<Queued>,
@@ -186,7 +186,7 @@ impl World {
     /// Runs to the end.
     ///
     /// # Errors
-    /// The first thing that cannot be, if all promises are kept.
+    /// The first result that is impossible with correct servers.
     pub(super) fn run(mut self) -> Result<Report, String> {
         self.program();
         for client in 0..self.clients.len() {
@@ -294,11 +294,11 @@ impl World {
             }
             return Ok(());
         }
-        self.hear(endpoint, &frame)?;
+        self.receive(endpoint, &frame)?;
         self.after(endpoint)
     }
 
-    /// Lets the prober send something that must be refused.
+    /// Lets the prober send a request that must be refused.
     fn probe(&mut self) {
         if self.phase != Phase::Working {
             return;
@@ -324,18 +324,18 @@ impl World {
         self.ends[endpoint].clock.local(self.now)
     }
 
-    fn hear(&mut self, endpoint: usize, frame: &[u8]) -> Result<(), String> {
-        let Some(heard) = network::hear(frame, network::PORT) else { return Ok(()) };
+    fn receive(&mut self, endpoint: usize, frame: &[u8]) -> Result<(), String> {
+        let Some(received) = network::receive(frame, network::PORT) else { return Ok(()) };
         let now = self.local(endpoint);
-        let rewritten = self.apply_bug(endpoint, &heard);
-        let payload = rewritten.as_deref().unwrap_or(heard.payload);
+        let rewritten = self.apply_bug(endpoint, &received);
+        let payload = rewritten.as_deref().unwrap_or(received.payload);
         if self.trace
-            && let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload)
+            && let Ok(datagram) = Datagram::parse(received.source, received.destination, payload)
         {
             let header = datagram.header;
             trace!(
                 self,
-                "end {endpoint} hears {}{} {} -> {} target {} session {:x} sequence {} low water {} \
+                "endpoint {endpoint} receives {}{} {} -> {} target {} session {:x} sequence {} low water {} \
                  attempt {} offset {} length {} detail {:x} version {}",
                 datagram.command().command().map_or_else(String::new, |c| c.to_string()),
                 if datagram.is_reply() {
@@ -343,8 +343,8 @@ impl World {
                 } else {
                     String::new()
                 },
-                heard.source,
-                heard.destination,
+                received.source,
+                received.destination,
                 header.target,
                 header.session,
                 header.sequence,
@@ -358,32 +358,36 @@ impl World {
         }
         match endpoint.checked_sub(self.clients.len()) {
             None => {
-                self.clients[endpoint].hear(now, heard.source, heard.destination, payload);
+                self.clients[endpoint].receive(now, received.source, received.destination, payload);
             }
             Some(server) if server < self.servers.len() => {
                 if !self.servers[server].is_away {
                     let frames = &mut self.frames;
-                    self.servers[server].hear(now, &heard, payload, frames);
+                    self.servers[server].receive(now, &received, payload, frames);
                 }
             }
             Some(_) => {
-                if let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload) {
+                if let Ok(datagram) =
+                    Datagram::parse(received.source, received.destination, payload)
+                {
                     let node = datagram.from.node;
                     let server = self.ledger.servers.iter().position(|facts| facts.node == node);
-                    let server = server.ok_or("the prober hears from no server")?;
-                    return self.prober.hear(&datagram, server);
+                    let server =
+                        server.ok_or("the prober received a datagram that is not from a server")?;
+                    return self.prober.receive(&datagram, server);
                 }
             }
         }
         Ok(())
     }
 
-    fn apply_bug(&mut self, endpoint: usize, heard: &network::Heard<'_>) -> Option<Vec<u8>> {
+    fn apply_bug(&mut self, endpoint: usize, received: &network::Received<'_>) -> Option<Vec<u8>> {
         let bug = self.plan.bug?;
         if bug == Bug::NoCrc {
-            return bugs::sealed_again(heard);
+            return bugs::sealed_again(received);
         }
-        let datagram = Datagram::parse(heard.source, heard.destination, heard.payload).ok()?;
+        let datagram =
+            Datagram::parse(received.source, received.destination, received.payload).ok()?;
         match bug {
             Bug::ForgetWindow if endpoint >= self.clients.len() => {
                 bugs::forget_window(&mut self.seen, &datagram)
@@ -393,7 +397,7 @@ impl World {
         }
     }
 
-    /// Sends what an endpoint has to send and sets its timer.
+    /// Sends the frames of an endpoint and sets its timer.
     fn after(&mut self, endpoint: usize) -> Result<(), String> {
         match endpoint.checked_sub(self.clients.len()) {
             None => self.pump(endpoint),
@@ -435,13 +439,13 @@ impl World {
         self.after(endpoint)
     }
 
-    /// Goes to the next phase when this one is over.
+    /// Enters the next phase when this one is over.
     fn move_on(&mut self) {
         let idle = self.clients.iter().all(|client| client.slots.count() == 0);
         match self.phase {
             Phase::Working if idle && self.started >= self.plan.operation_count => {
                 self.phase = Phase::Quiet;
-                // Faults end by themselves within this time, and so does what is provisional.
+                // Faults and provisional pages end within this time.
                 let quiet = Duration::from_secs(1) + self.plan.provisional.mul_f64(1.1);
                 self.push(self.now + quiet, Event::Finale);
             }
@@ -450,7 +454,7 @@ impl World {
     }
 
     fn finale(&mut self) -> Result<(), String> {
-        trace!(self, "all is quiet");
+        trace!(self, "the final phase begins");
         self.network.heal();
         self.program();
         self.phase = Phase::Reading;
@@ -458,7 +462,7 @@ impl World {
             let usage = server.store.usage(super::SPACE);
             self.ledger.check_usage(index, usage.used_pages)?;
             if server.responder.provisional_pages() != 0 {
-                return Err(format!("server {index} has provisional pages for ever"));
+                return Err(format!("server {index} still has provisional pages"));
             }
         }
         self.final_tasks = workload::final_tasks(&self.ledger).into();
@@ -468,7 +472,7 @@ impl World {
     fn finish(mut self) -> Result<Report, String> {
         let left: usize = self.clients.iter().map(|client| client.slots.count()).sum();
         if self.phase != Phase::Reading || left > 0 || !self.final_tasks.is_empty() {
-            return Err(format!("nothing happens any more, with {left} operations under way"));
+            return Err(format!("no events are left, with {left} outstanding operations"));
         }
         self.ledger.check_histories()?;
         for client in &self.clients {

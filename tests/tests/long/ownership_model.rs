@@ -32,7 +32,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario("two writers", &[(0, &[Update]), (1, &[Update])], |s| {
             hurry(s);
             s.duplicates = 1;
-            s.expected.extend([Event::AnswerRepeated, Event::GrantRepeated, Event::LateCommit]);
+            s.expected.extend([Event::ResponseRepeated, Event::GrantRepeated, Event::LateCommit]);
         }),
         scenario("two writers, redirected", &[(0, &[Update]), (1, &[Update])], |s| {
             hurry(s);
@@ -55,7 +55,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario("losses", &[(0, &[Update]), (1, &[Update])], |s| {
             hurry(s);
             s.losses = 2;
-            s.expected.extend([Event::AnswerRepeated, Event::GrantRepeated, Event::LateCommit]);
+            s.expected.extend([Event::ResponseRepeated, Event::GrantRepeated, Event::LateCommit]);
         }),
         scenario("two threads of a client", &[(0, &[Update]), (0, &[Update, Update])], |s| {
             hurry(s);
@@ -244,7 +244,7 @@ fn where_it_shows(bug: Bug) -> (Scenario, &'static str) {
         Bug::CountFromArrival => {
             (scenario("two writers", &[(0, &[Update]), (1, &[Update])], |_| {}), ONE_OWNER)
         }
-        Bug::ForgetAnswers => (scenario("an adder", &[(0, &[Add])], |s| s.duplicates = 1), TWICE),
+        Bug::ForgetResponses => (scenario("an adder", &[(0, &[Add])], |s| s.duplicates = 1), TWICE),
         Bug::ForgetEpochs => {
             let change: fn(&mut Scenario) = |s| {
                 s.home_crashes = 1;

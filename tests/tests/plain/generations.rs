@@ -114,7 +114,7 @@ fn start(record: NodeRecord) -> Server {
         generation: generation(first),
         last_generation: generation(last),
         last_tag: LAST_TAG,
-        rest_divisor: 3,
+        quarantine_divisor: 3,
         ..ArenaConfig::default()
     };
     Server { record, arena: Arena::on_heap(&config, PAGES), live: Vec::new() }

@@ -1,14 +1,14 @@
-//! Hostile datagrams against the owner of leases; see `bluebridge_tests::hostile::OwnerSiege`.
+//! Hostile datagrams against the owner of leases; see `bluebridge_tests::hostile::OwnerHarness`.
 
 use bluebridge_protocol::owner::Event;
-use bluebridge_tests::hostile::OwnerSiege;
+use bluebridge_tests::hostile::OwnerHarness;
 
 const DATAGRAMS: u64 = 100_000;
 
 #[test]
 fn hostile_datagrams_get_nothing_from_an_owner() {
     for seed in 1..=4 {
-        let mut siege = OwnerSiege::new(seed);
+        let mut siege = OwnerHarness::new(seed);
         let given = siege.fire(DATAGRAMS);
         println!("seed {seed}: {given} of {DATAGRAMS} were well formed");
         assert!(given * 2 > DATAGRAMS, "most get past the parser");

@@ -188,7 +188,7 @@ fn the_server_of_the_rack() {
         writeln!(out, "\ncount {name} {count}").expect("the parent reads");
     };
     totals.events.iter().for_each(|(event, count)| print(event.name().into(), *count));
-    totals.answers.iter().for_each(|(status, count)| print(format!("{status:?}"), *count));
+    totals.replies.iter().for_each(|(status, count)| print(format!("{status:?}"), *count));
     print("sessions".into(), totals.session_count);
 }
 

@@ -7,7 +7,7 @@ use bluebridge::{Error, Placement, Region, Status};
 use bluebridge_northbound::proto;
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient, await_used};
-use bluebridge_tests::rack::{TestRack, Wish};
+use bluebridge_tests::rack::{RackOptions, TestRack};
 
 /// Pages of the server, as [`MEMORY`] says: few, so that their colours are used up soon.
 const PAGES: u64 = 64;
@@ -77,8 +77,12 @@ fn await_reserved(rack: &TestRack) {
 #[test]
 fn one_client_without_a_quota_does_not_empty_a_server() {
     let freed = [Status::StaleTag, Status::NotAllocated];
-    let wish =
-        Wish { servers: 1, clients: 1, memory: MEMORY, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions {
+        servers: 1,
+        clients: 1,
+        memory: MEMORY,
+        ..RackOptions::new(DataPlane::Ebpf, "9000")
+    };
     let mut rack = TestRack::up("colours", &wish);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);
@@ -108,7 +112,7 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
     rack.kill("controller");
     old.extend(churn(&mut client, place, 1, TAGS));
     rack.start("controller");
-    rack.await_heard(2);
+    rack.await_heartbeats(2);
     assert!(generations(&rack).1 >= now, "what was reserved is stored");
     old.extend(churn(&mut client, place, PAGES - 1, TAGS));
     let (_, now) = generations(&rack);
@@ -116,7 +120,7 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
     // The next life begins behind, and refuses every pointer of before.
     rack.kill("memserver-s1");
     rack.start("memserver-s1");
-    rack.await_heard(2);
+    rack.await_heartbeats(2);
     let (next, _) = generations(&rack);
     assert!(next > now, "{next} is reserved for another life, which had up to {now}");
     old.push(kept);
@@ -132,8 +136,12 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
 
 #[test]
 fn a_server_that_runs_out_of_colours_waits_for_its_controller() {
-    let wish =
-        Wish { servers: 1, clients: 1, memory: MEMORY, ..Wish::new(DataPlane::Soft, "9000") };
+    let wish = RackOptions {
+        servers: 1,
+        clients: 1,
+        memory: MEMORY,
+        ..RackOptions::new(DataPlane::Soft, "9000")
+    };
     let mut rack = TestRack::up("colours-away", &wish);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);

@@ -14,7 +14,7 @@ use bluebridge::{Placement, Region};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::flood::{Flood, Kind};
-use bluebridge_tests::rack::{TestRack, Wish, stamp};
+use bluebridge_tests::rack::{RackOptions, TestRack, stamp};
 use bluebridge_wire::address::PAGE_BYTES;
 
 /// Pairs of operations of the honest client under each flood; others by `BLUEBRIDGE_FLOOD_OPERATIONS`.
@@ -35,7 +35,7 @@ const FLOOD_AHEAD: u64 = 100_000;
 fn survive(name: &str, kind: Kind) {
     let operations = env::var("BLUEBRIDGE_FLOOD_OPERATIONS")
         .map_or(OPERATIONS, |text| text.parse().expect("a number of operations"));
-    let wish = Wish { servers: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
     let rack = TestRack::up(name, &wish);
     let honest = Endpoint::join(&rack, 1);
     let hostile = Endpoint::join(&rack, 2);

@@ -22,8 +22,8 @@ use bluebridge_tests::history::History;
 use bluebridge_tests::rack::daemon::{await_end, freeze};
 use bluebridge_tests::rack::endpoint::{Endpoint, SPACE, UdpClient};
 use bluebridge_tests::rack::raw::RawClient;
-use bluebridge_tests::rack::witness::{Moment, Object, Outcome, Record, Witnesses, now, work};
-use bluebridge_tests::rack::{TestRack, Wish};
+use bluebridge_tests::rack::witness::{KillMoment, Object, Outcome, Record, Witnesses, now, work};
+use bluebridge_tests::rack::{RackOptions, TestRack};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take that is bound to come.
@@ -40,8 +40,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn wish(switch: DataPlane, redirects: Redirects) -> Wish {
-    Wish { servers: 1, redirects, ..Wish::new(switch, "9000") }
+fn wish(switch: DataPlane, redirects: Redirects) -> RackOptions {
+    RackOptions { servers: 1, redirects, ..RackOptions::new(switch, "9000") }
 }
 
 /// Joins as a client of the rack, with a service thread.
@@ -250,7 +250,7 @@ fn what_the_network_doubles_is_done_once() {
     let rack = TestRack::up("lease-double", &wish(DataPlane::Ebpf, Redirects::Always));
     let mut clients = [join(&rack, 1), join(&rack, 2)];
     let word = clients[0].create(8).expect("there is memory").base();
-    rack.trouble_all(&Impairment { seed: 1, duplicate: 1.0, ..Impairment::default() });
+    rack.impair_all(&Impairment { seed: 1, duplicate: 1.0, ..Impairment::default() });
     thread::scope(|scope| {
         for client in &mut clients {
             scope.spawn(move || {
@@ -268,7 +268,7 @@ fn what_the_network_doubles_is_done_once() {
     let doubled = ports.iter().map(|port| port.impaired.unwrap_or_default().duplicated);
     // Each turn is two requests and two answers.
     assert!(doubled.sum::<u64>() >= 4 * 2 * COUNT, "{ports:?}");
-    rack.trouble_all(&Impairment::default());
+    rack.impair_all(&Impairment::default());
     assert_eq!(clients[1].fetch_add(word, 0).expect("it is free"), 2 * COUNT);
 }
 
@@ -324,7 +324,7 @@ fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
     });
     rack.start("controller");
     // It knows them from its store at once; that they are there it learns by their heartbeats.
-    rack.await_heard(3);
+    rack.await_heartbeats(3);
     // The next grants are redirected again: it may take some until the switch copies to the new one.
     until("a redirect", || {
         let mut bytes = [0; 4096];
@@ -455,7 +455,7 @@ const BETWEEN: usize = 30;
 
 fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
     let base = wish(switch, Redirects::Always);
-    let wish = Wish { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
+    let wish = RackOptions { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
     let mut rack = TestRack::up(name, &wish);
     let scratch = Scratch::new(&format!("{name}-notes"));
     let endpoint = Endpoint::join(&rack, CLIENTS + 1);
@@ -475,11 +475,12 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
     let trouble = |rack: &TestRack, seed| {
         let reorder = if switch == DataPlane::Soft { 0.02 } else { 0.0 };
         let loss = Impairment { seed, loss: 0.02, duplicate: 0.02, ..Impairment::default() };
-        rack.trouble_all(&Impairment { reorder, ..loss });
+        rack.impair_all(&Impairment { reorder, ..loss });
     };
     trouble(&rack, 1);
     clients.await_more(BETWEEN);
-    for (number, moment) in (1..=CLIENTS).zip([Moment::Holding, Moment::Asking].repeat(2)) {
+    for (number, moment) in (1..=CLIENTS).zip([KillMoment::Holding, KillMoment::Waiting].repeat(2))
+    {
         clients.kill_and_start(&rack, number, moment);
         clients.await_more(BETWEEN / 4);
     }
@@ -498,7 +499,7 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
     let started_at = now();
     clients.await_more(BETWEEN);
     let ports = rack.switch_ports().ports;
-    rack.trouble_all(&Impairment::default());
+    rack.impair_all(&Impairment::default());
     let lives = clients.end();
 
     let impaired = ports.iter().filter_map(|port| port.impaired);
@@ -568,7 +569,7 @@ fn check_histories(lives: &[Vec<Record>], object_count: usize, killed_at: u64) {
             Some((_, Outcome::Unknown(_))) => "unknown",
             Some((_, Outcome::Wrong(why))) => panic!("{record:?}: {why}"),
         };
-        *counts.entry((record.deed.name(), how)).or_default() += 1;
+        *counts.entry((record.kind.name(), how)).or_default() += 1;
         let is_over = is_lost(record.object) && record.start > killed_at;
         if let Some((end, action)) = record.action().filter(|_| !is_over) {
             histories[record.object].record(record.start, end, action);
@@ -576,8 +577,8 @@ fn check_histories(lives: &[Vec<Record>], object_count: usize, killed_at: u64) {
     }
     println!("{counts:?}");
     assert!(counts.keys().any(|(_, how)| *how == "killed"), "{counts:?}");
-    for deed in ["add", "lease", "read", "swap", "update", "write"] {
-        assert!(counts.contains_key(&(deed, "done")), "no {deed} ended well: {counts:?}");
+    for kind in ["add", "lease", "read", "swap", "update", "write"] {
+        assert!(counts.contains_key(&(kind, "done")), "no {kind} ended well: {counts:?}");
     }
     for (index, history) in histories.iter().enumerate() {
         let began = Instant::now();

@@ -9,7 +9,7 @@ use bluebridge::{
 use bluebridge_rack::access::rack_environment;
 use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_rack::state::StateRoot;
-use bluebridge_tests::rack::{TestRack, Wish};
+use bluebridge_tests::rack::{RackOptions, TestRack};
 
 const CLIENT: Node = Node::Client(1);
 
@@ -38,7 +38,7 @@ fn join(rack: &TestRack, prefixes: [&str; 2], service: ServiceStart) -> Result<C
 
 #[test]
 fn an_endpoint_is_one_process_and_one_that_is_expelled_says_so_at_once() {
-    let wish = Wish { servers: 1, clients: 1, ..Wish::new(DataPlane::Soft, "1500") };
+    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Soft, "1500") };
     let rack = TestRack::up("members", &wish);
     let mut client = join(&rack, ["", ""], ServiceStart::default()).expect("nobody else is c1");
     assert_eq!(client.service_state(), ServiceState::Serving, "it has the port");

@@ -2,7 +2,7 @@
 
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::Endpoint;
-use bluebridge_tests::rack::{TestRack, Wish, million};
+use bluebridge_tests::rack::{RackOptions, TestRack, million};
 
 /// How many pointers, if not half a million, which take 2 GiB (`docs/testing.md`).
 const COUNT: &str = "BLUEBRIDGE_RACK_POINTERS";
@@ -12,7 +12,12 @@ const USUAL: usize = 500_000;
 #[test]
 fn very_many_pointers_are_in_use_by_way_of_one_neighbour() {
     let count = std::env::var(COUNT).map_or(USUAL, |text| text.parse().expect("a number"));
-    let wish = Wish { servers: 3, clients: 1, memory: "16M", ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions {
+        servers: 3,
+        clients: 1,
+        memory: "16M",
+        ..RackOptions::new(DataPlane::Ebpf, "9000")
+    };
     let mut rack = TestRack::up("pointers", &wish);
     rack.serve_on_demand("1536M");
     let endpoint = Endpoint::join(&rack, 1);

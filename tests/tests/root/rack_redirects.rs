@@ -7,7 +7,7 @@ use bluebridge::{Error, Pointer, UpdateOptions};
 use bluebridge_rack::control::tables::Act;
 use bluebridge_rack::spec::{DataPlane, Redirects};
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
-use bluebridge_tests::rack::{TestRack, Wish};
+use bluebridge_tests::rack::{RackOptions, TestRack};
 
 /// How long anything may take that is bound to come. A redirect usually comes or goes within milliseconds; a
 /// home tells of a fight every 50 ms.
@@ -37,7 +37,7 @@ fn contend(rack: &TestRack, client: &mut UdpClient, page: Pointer) {
 }
 
 fn leases_redirect(name: &str, switch: DataPlane) {
-    let wish = Wish { servers: 1, ..Wish::new(switch, "9000") };
+    let wish = RackOptions { servers: 1, ..RackOptions::new(switch, "9000") };
     let mut rack = TestRack::up(name, &wish);
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     let mut owner = one.client(&rack, 1);
@@ -93,7 +93,11 @@ fn a_contended_lease_is_redirected_by_the_ebpf_switch_until_it_ends() {
 #[test]
 fn every_lease_is_redirected_when_told_and_none_when_told() {
     for (policy, count) in [(Redirects::Always, 1), (Redirects::Off, 0)] {
-        let wish = Wish { servers: 1, redirects: policy, ..Wish::new(DataPlane::Soft, "9000") };
+        let wish = RackOptions {
+            servers: 1,
+            redirects: policy,
+            ..RackOptions::new(DataPlane::Soft, "9000")
+        };
         let rack = TestRack::up("redir-policy", &wish);
         let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
         let mut owner = one.client(&rack, 1);

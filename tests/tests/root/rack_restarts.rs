@@ -9,7 +9,7 @@ use bluebridge_rack::control::tables::TableLine;
 use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_tests::rack::endpoint::{Endpoint, await_used};
 use bluebridge_tests::rack::traffic::Traffic;
-use bluebridge_tests::rack::{TestRack, Wish, stamp};
+use bluebridge_tests::rack::{RackOptions, TestRack, stamp};
 
 /// Operations that are waited for to see that traffic flows.
 const FLOW: u64 = 400;
@@ -55,7 +55,7 @@ fn switch(rack: &TestRack) -> proto::SwitchStatus {
 
 #[test]
 fn a_controller_comes_back_and_nobody_notices() {
-    let mut rack = TestRack::up("re-control", &Wish::new(DataPlane::Ebpf, "9000"));
+    let mut rack = TestRack::up("re-control", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
     let [one, two] = &endpoints;
     let (known, whole) = (identities(&rack), tables(&rack));
@@ -67,7 +67,7 @@ fn a_controller_comes_back_and_nobody_notices() {
     traffic.await_more(FLOW);
     assert_eq!(tables(&rack), whole, "a switch needs no controller to keep its tables");
     rack.start("controller");
-    rack.await_heard(4);
+    rack.await_heartbeats(4);
     traffic.await_more(FLOW);
     assert_eq!(identities(&rack), known);
     assert_eq!(tables(&rack), whole);
@@ -78,7 +78,7 @@ fn a_controller_comes_back_and_nobody_notices() {
 
 #[test]
 fn a_memory_server_that_starts_while_the_controller_is_away_waits_for_it() {
-    let mut rack = TestRack::up("re-wait", &Wish::new(DataPlane::Soft, "9000"));
+    let mut rack = TestRack::up("re-wait", &RackOptions::new(DataPlane::Soft, "9000"));
     let known = identities(&rack);
     rack.kill("controller");
     rack.kill("memserver-s1");
@@ -88,14 +88,14 @@ fn a_memory_server_that_starts_while_the_controller_is_away_waits_for_it() {
     rack.start("controller");
     assert_eq!(lines(), 1, "{}", starting.log());
     starting.await_ready();
-    rack.await_heard(known.len());
+    rack.await_heartbeats(known.len());
     let endpoint = Endpoint::join(&rack, 1);
     await_used(&mut endpoint.client(&rack, 1), &endpoint.memory_nodes(), 0);
 }
 
 #[test]
 fn an_ebpf_switch_goes_on_without_its_agent() {
-    let mut rack = TestRack::up("re-agent", &Wish::new(DataPlane::Ebpf, "9000"));
+    let mut rack = TestRack::up("re-agent", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
     assert!(whole.len() > 8, "{whole:?}");
@@ -119,7 +119,7 @@ fn an_ebpf_switch_goes_on_without_its_agent() {
 
 #[test]
 fn a_soft_switch_that_lost_everything_serves_again() {
-    let mut rack = TestRack::up("re-soft", &Wish::new(DataPlane::Soft, "9000"));
+    let mut rack = TestRack::up("re-soft", &RackOptions::new(DataPlane::Soft, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
     assert!(whole.len() > 8, "{whole:?}");
@@ -138,7 +138,7 @@ fn a_soft_switch_that_lost_everything_serves_again() {
 fn wiped_tables_are_filled_again_under_traffic() {
     for data_plane in [DataPlane::Ebpf, DataPlane::Soft] {
         let name = format!("re-wipe-{}", data_plane.as_str());
-        let rack = TestRack::up(&name, &Wish::new(data_plane, "9000"));
+        let rack = TestRack::up(&name, &RackOptions::new(data_plane, "9000"));
         let endpoint = Endpoint::join(&rack, 1);
         let (known, whole) = (identities(&rack), tables(&rack));
         assert!(whole.len() > 8, "{whole:?}");
@@ -164,7 +164,7 @@ fn wiped_tables_are_filled_again_under_traffic() {
 
 #[test]
 fn pointers_to_a_server_that_lost_its_memory_are_refused() {
-    let mut rack = TestRack::up("re-empty", &Wish::new(DataPlane::Ebpf, "9000"));
+    let mut rack = TestRack::up("re-empty", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (dead, alive) = (endpoint.server(1), endpoint.server(2));
     let known = identities(&rack);
@@ -220,7 +220,7 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
 
 #[test]
 fn a_server_that_left_is_told_apart_from_one_that_is_there() {
-    let rack = TestRack::up("re-stopped", &Wish::new(DataPlane::Ebpf, "9000"));
+    let rack = TestRack::up("re-stopped", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (left, there) = (endpoint.server(1), endpoint.server(2));
     let mut client = endpoint.client(&rack, 1);
@@ -260,7 +260,7 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
 
 #[test]
 fn two_racks_do_not_see_each_other() {
-    let wish = Wish { servers: 1, clients: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
     let first = TestRack::up("re-rack-a", &wish);
     let second = TestRack::beside("re-rack-b", &wish);
     let endpoints = [Endpoint::join(&first, 1), Endpoint::join(&second, 1)];
@@ -290,7 +290,7 @@ fn two_racks_do_not_see_each_other() {
 
 #[test]
 fn two_spaces_of_a_rack_do_not_see_each_other() {
-    let mut rack = TestRack::up("re-spaces", &Wish::new(DataPlane::Ebpf, "9000"));
+    let mut rack = TestRack::up("re-spaces", &RackOptions::new(DataPlane::Ebpf, "9000"));
     rack.stop("memserver-s2");
     let mut record = rack.daemon("memserver-s2").clone();
     record.arguments.extend(["--space", "2", "--name", "other"].map(str::to_owned));
@@ -328,7 +328,7 @@ fn two_spaces_of_a_rack_do_not_see_each_other() {
 /// The logs would tell of a daemon that panicked while the tests above only saw it answer.
 #[test]
 fn no_daemon_panics_when_the_rest_of_the_rack_ends() {
-    let rack = TestRack::up("re-end", &Wish::new(DataPlane::Soft, "1500"));
+    let rack = TestRack::up("re-end", &RackOptions::new(DataPlane::Soft, "1500"));
     let endpoint = Endpoint::join(&rack, 1);
     let traffic = Traffic::start(&rack, &[&endpoint], &memory_nodes(&endpoint));
     traffic.await_more(FLOW);

@@ -3,7 +3,7 @@
 use bluebridge::{Placement, Region};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient, await_used};
-use bluebridge_tests::rack::{TestRack, Wish, stamp};
+use bluebridge_tests::rack::{RackOptions, TestRack, stamp};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -84,7 +84,7 @@ fn sizes(rack: &TestRack, endpoint: &Endpoint, server: u16, largest: bool) {
 }
 
 fn run(name: &str, switch: DataPlane, mtu: &'static str) {
-    let rack = TestRack::up(name, &Wish::new(switch, mtu));
+    let rack = TestRack::up(name, &RackOptions::new(switch, mtu));
     for client in [1, 2] {
         let endpoint = Endpoint::join(&rack, client);
         for server in [1, 2] {

@@ -13,7 +13,7 @@ use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_tests::rack::endpoint::{SPACE, UdpClient};
-use bluebridge_tests::rack::{TestRack, Wish};
+use bluebridge_tests::rack::{RackOptions, TestRack};
 
 const ENDPOINTS: u16 = 4;
 const THREADS: usize = 4;
@@ -66,11 +66,16 @@ fn increment(client: &mut UdpClient, base: Pointer, count: usize) {
 
 fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     const COUNT: usize = 100;
-    let wish = Wish { servers: 1, clients: ENDPOINTS, redirects, ..Wish::new(switch, "1500") };
+    let wish = RackOptions {
+        servers: 1,
+        clients: ENDPOINTS,
+        redirects,
+        ..RackOptions::new(switch, "1500")
+    };
     let rack = TestRack::up(name, &wish);
     let mut clients: Vec<_> = (1..=ENDPOINTS).map(|number| join(&rack, number)).collect();
     let base = clients[0].create(8192).expect("there is memory").base();
-    rack.trouble_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
+    rack.impair_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
     let began = Instant::now();
     let told: Vec<_> = thread::scope(|scope| {
         let mut threads = Vec::new();
@@ -95,7 +100,7 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
             (told.iter().any(|told| told.0 > 0), told.iter().any(|told| told.1 > 0));
         assert!(sent && heard, "{name}: owners answered, clients heard of it: {told:?}");
     }
-    rack.trouble_all(&Impairment::default());
+    rack.impair_all(&Impairment::default());
     let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
     let atomic = base.checked_add(4096).expect("inside");
     let counted = [word(&mut clients[1], base), word(&mut clients[1], atomic)];
@@ -153,8 +158,11 @@ fn until_redirected(rival: &mut UdpClient, page: Pointer) {
 /// while the owner computes.
 #[test]
 fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
-    let wish =
-        Wish { servers: 1, redirects: Redirects::Always, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions {
+        servers: 1,
+        redirects: Redirects::Always,
+        ..RackOptions::new(DataPlane::Ebpf, "9000")
+    };
     let rack = TestRack::up("upd-owner", &wish);
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     assert_eq!(owner.service_state(), ServiceState::Serving);
@@ -273,7 +281,7 @@ fn json(output: &Output) -> serde_json::Value {
 
 #[test]
 fn the_command_line_updates() {
-    let wish = Wish { servers: 1, ..Wish::new(DataPlane::Ebpf, "9000") };
+    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
     let rack = TestRack::up("upd-cli", &wish);
     let mut other = join(&rack, 2);
     let page = other.alloc_write(b"far away and near").expect("there is memory").base();
@@ -302,7 +310,7 @@ fn the_command_line_updates() {
 
 #[test]
 fn who_asks_for_notices_hears_of_memory_given_and_freed() {
-    let wish = Wish { servers: 1, clients: 2, ..Wish::new(DataPlane::Ebpf, "1500") };
+    let wish = RackOptions { servers: 1, clients: 2, ..RackOptions::new(DataPlane::Ebpf, "1500") };
     let rack = TestRack::up("notices", &wish);
     let mut listener = join_with(&rack, 1, |options| options.notices = true);
     let notices = listener.notices().expect("it has a service");

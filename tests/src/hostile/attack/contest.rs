@@ -1,4 +1,4 @@
-//! Requests about leases that contradict each other.
+//! Contradictory requests about leases.
 
 use bluebridge_wire::{Command, Flags};
 use rand::Rng;
@@ -9,7 +9,7 @@ use crate::hostile::{draw::Draw, forge::Forged};
 const PAGE: u64 = 4096;
 const LINE: u64 = 8 * PAGE;
 
-/// Datagrams of one attack.
+/// The datagrams of one attack.
 pub(super) fn leases(draw: &mut Draw<'_>) -> Vec<Forged> {
     match draw.rng.random_range(0..5) {
         0 => two_epochs(draw),
@@ -20,7 +20,7 @@ pub(super) fn leases(draw: &mut Draw<'_>) -> Vec<Forged> {
     }
 }
 
-/// A COMMIT of which one piece names another epoch; it comes again as it should be.
+/// A COMMIT with one piece that names another epoch, followed by the correct one.
 fn two_epochs(draw: &mut Draw<'_>) -> Vec<Forged> {
     let mut train = draw.end_or_renew(Command::Commit);
     let victim = draw.rng.random_range(0..train.len());
@@ -33,7 +33,7 @@ fn two_epochs(draw: &mut Draw<'_>) -> Vec<Forged> {
     train
 }
 
-/// The same lease is ended twice or three times, under numbers of their own.
+/// The same lease is ended two or three times, under different numbers.
 fn twice(draw: &mut Draw<'_>) -> Vec<Forged> {
     let mut attack = draw.end_or_renew(Command::Commit);
     let Some(first) = attack.first().cloned() else { return attack };
@@ -51,7 +51,7 @@ fn twice(draw: &mut Draw<'_>) -> Vec<Forged> {
     attack
 }
 
-/// One number waits for pages of several lines, or under several shapes.
+/// One number waits for pages of several lines, or with different lengths.
 fn waits_elsewhere(draw: &mut Draw<'_>) -> Vec<Forged> {
     let Some((target, _, _)) = draw.lease() else { return draw.end_or_renew(Command::Abort) };
     let command = if draw.rng.random_bool(0.6) { Command::Update } else { Command::Read };
@@ -77,7 +77,7 @@ fn waits_elsewhere(draw: &mut Draw<'_>) -> Vec<Forged> {
     attack
 }
 
-/// One number is a READ, an UPDATE, and what ends a lease.
+/// One number is used for a READ, an UPDATE, and a request that ends a lease.
 fn two_commands(draw: &mut Draw<'_>) -> Vec<Forged> {
     let mut attack = draw.end_or_renew(Command::Renew);
     let Some(first) = attack.first().cloned() else { return attack };
@@ -90,7 +90,7 @@ fn two_commands(draw: &mut Draw<'_>) -> Vec<Forged> {
     attack
 }
 
-/// Who waits lets its session go on without it, or ends it, and others take the place.
+/// The session of a waiting request continues without it, or ends, and others take its place.
 fn waits_and_leaves(draw: &mut Draw<'_>) -> Vec<Forged> {
     let mut attack = waits_elsewhere(draw);
     let command = if draw.rng.random_bool(0.3) { Command::Close } else { Command::Ping };

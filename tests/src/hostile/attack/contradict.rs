@@ -12,7 +12,7 @@ use crate::hostile::{
 
 const PAGE: u64 = 4096;
 
-/// Datagrams of one attack.
+/// The datagrams of one attack.
 pub(super) fn addresses_and_trains(draw: &mut Draw<'_>) -> Vec<Forged> {
     match draw.rng.random_range(0..100) {
         0..30 => vec![addresses(draw)],
@@ -25,7 +25,8 @@ pub(super) fn addresses_and_trains(draw: &mut Draw<'_>) -> Vec<Forged> {
     }
 }
 
-/// A datagram whose destination and target disagree, or whose bits are another's.
+/// A datagram whose destination and target disagree, or whose command bits belong to another
+/// command.
 fn addresses(draw: &mut Draw<'_>) -> Forged {
     let mut train = draw.request();
     let mut datagram = train.swap_remove(0);
@@ -34,7 +35,7 @@ fn addresses(draw: &mut Draw<'_>) -> Forged {
     let node = *[0, 1, 2, 3, 4, 5, 1010, 1011, 1012, 0xffff, number].choose(draw.rng).unwrap_or(&1);
     let code = draw.rng.random_range(0..64);
     readdress(&mut datagram, |to, target| match kind {
-        // Via another node: the address names it, the header the pointer's.
+        // Via another node: the destination names it, the header names the pointer's node.
         0 => to.node = NodeId(node),
         1 => target.node = NodeId(node),
         2 => target.location = target.location.wrapping_add(PAGE),
@@ -94,7 +95,7 @@ fn train(draw: &mut Draw<'_>) -> Vec<Forged> {
     attack
 }
 
-/// A READ of pieces that it does not have.
+/// A READ of selected pieces that the range does not have.
 fn selective(draw: &mut Draw<'_>) -> Forged {
     let (target, left) = draw.pointer();
     let length = draw.rng.random_range(1..=left.min(8 * PAGE));
@@ -131,7 +132,7 @@ fn wrong_kind_of_target(draw: &mut Draw<'_>) -> Vec<Forged> {
     vec![datagram]
 }
 
-/// Requests on pages that nobody was told of yet: guessed, used, freed, then filled further.
+/// Requests on pages of an unfinished ALLOC_WRITE: guessed, used, freed, then filled further.
 fn unfinished(draw: &mut Draw<'_>) -> Vec<Forged> {
     let found = draw.server.shadow.allocations.iter().find_map(|(&first, held)| match held.hold {
         Hold::Kept => None,
@@ -157,7 +158,7 @@ fn unfinished(draw: &mut Draw<'_>) -> Vec<Forged> {
         }
         attack.push(guess);
     }
-    // Others get the pages, and then the ALLOC_WRITE goes on.
+    // Others get the pages, and then the ALLOC_WRITE continues.
     let pages = u64::from(held.pages);
     attack.push(draw.bare(Command::Create, draw.endpoint(), pages));
     if let Hold::Session(session, sequence) = hold
@@ -176,7 +177,7 @@ fn unfinished(draw: &mut Draw<'_>) -> Vec<Forged> {
     attack
 }
 
-/// A datagram that looks like a server's reply, or whose asker is no endpoint.
+/// A datagram that looks like a server's reply, or whose requester is no endpoint.
 fn impostor(draw: &mut Draw<'_>) -> Forged {
     let mut train = draw.request();
     let mut datagram = train.swap_remove(0);

@@ -1,4 +1,4 @@
-//! Wrong fields under right sums.
+//! Wrong fields with right checksums.
 
 use bluebridge_wire::{
     Features, Flags, Header, Status,
@@ -126,7 +126,7 @@ pub(in crate::hostile) fn data(rng: &mut SmallRng, datagram: &mut Forged) {
     }
 }
 
-/// Destination and target stay alike.
+/// Changes destination and target in the same way.
 pub(in crate::hostile) fn address(rng: &mut SmallRng, datagram: &mut Forged) {
     let kind = rng.random_range(0..5);
     let (tag, bit, edge) = (rng.random(), rng.random_range(0..64), wide(rng));
@@ -163,7 +163,7 @@ pub(in crate::hostile) fn trailer(rng: &mut SmallRng, datagram: &mut Forged) {
     let units: u8 = rng.random_range(1..4);
     let flags = datagram.header.flags;
     datagram.header.flags = flags.with_trailer_units(units);
-    // Without the bytes, the trailer eats data, or is longer than all there is.
+    // Without those bytes, the trailer contains data, or is longer than the datagram.
     if rng.random_bool(0.5) {
         datagram.trailer = vec![0xa5; usize::from(units) * 16];
     }

@@ -1,4 +1,4 @@
-//! Sources that are another's, and spaces that are.
+//! Sources and spaces of other endpoints.
 
 use std::net::Ipv6Addr;
 
@@ -8,10 +8,10 @@ use rand::{Rng, seq::IndexedRandom};
 use super::readdress;
 use crate::hostile::{draw::Draw, forge::Forged, world::VICTIM};
 
-/// A packet that the switch must drop, or, put in behind it (`true`), the server refuse.
+/// A packet that the switch must drop or, injected behind it (`true`), the server must refuse.
 ///
-/// OPEN and anywhere-CREATE are left out behind the switch: without a session only the guard
-/// tells who sent them.
+/// OPEN and anywhere-CREATE are not injected behind the switch: without a session only the guard
+/// knows their sender.
 pub(super) fn source_or_space(draw: &mut Draw<'_>) -> (bool, Forged) {
     let mut datagram = draw.request().swap_remove(0);
     let is_direct = datagram.header.session != 0 && draw.rng.random_bool(0.5);
@@ -24,14 +24,14 @@ pub(super) fn source_or_space(draw: &mut Draw<'_>) -> (bool, Forged) {
         3 => from.node = NodeId(draw.rng.random()),
         4 => from.space = Space(draw.rng.random()),
         5 if is_direct => {
-            // A space of the server's, but not the source's: of the victim's pages, say.
+            // A space of the server, but not of the source: for example the victim's.
             readdress(&mut datagram, |to, target| {
                 (to.space, target.space) = (VICTIM.0, VICTIM.0);
             });
         }
         _ => {
             datagram.source = foreign(draw);
-            // The other way round it leaves the fabric.
+            // In the opposite direction it leaves the fabric.
             if draw.rng.random_bool(0.3) {
                 let here = from.to_ipv6();
                 (datagram.source, datagram.destination) = (here, datagram.source);

@@ -1,4 +1,4 @@
-//! Requests about leases: taken, given back, renewed, waited for, and in the way of others.
+//! Requests about leases: granted, ended, renewed, waited for, and in conflict with others.
 
 use bluebridge_wire::{
     Command, Flags,
@@ -10,7 +10,7 @@ use super::{Draw, small};
 use crate::hostile::{forge::Forged, shadow::Lease};
 
 impl Draw<'_> {
-    /// A request that takes a lease, or is about one.
+    /// A request that takes a lease, or refers to one.
     pub(super) fn leased(&mut self) -> Vec<Forged> {
         match self.below(10) {
             0..3 => {
@@ -27,7 +27,7 @@ impl Draw<'_> {
         }
     }
 
-    /// What an UPDATE may wish: a time, and to wait.
+    /// Sets the options of an UPDATE: a lease time, and whether to wait.
     pub(in crate::hostile) fn wish(&mut self, update: &mut Forged) {
         let millis = [0, 1, 2, 10, 60, 60_000].into_iter().choose(self.rng);
         update.header.lease_remaining_ms = millis.unwrap_or(0);
@@ -36,8 +36,8 @@ impl Draw<'_> {
         }
     }
 
-    /// A leased page of the attacker's space as a pointer, its lease, and its bytes in the lease;
-    /// mostly the attacker's own.
+    /// A pointer to a leased page of the attacker's space, its lease, and the remaining bytes of
+    /// the lease; mostly the attacker's own.
     pub(in crate::hostile) fn lease(&mut self) -> Option<(Fields, Lease, u64)> {
         let own_only = self.rng.random_bool(0.8);
         let shadow = &self.server.shadow;
@@ -57,7 +57,7 @@ impl Draw<'_> {
         Some((Fields { space, node, command: 0, tag: held.tag, location }, lease, bytes))
     }
 
-    /// COMMIT, ABORT or RENEW of a lease, mostly of one that is the attacker's.
+    /// COMMIT, ABORT or RENEW of a lease, mostly of the attacker's own.
     pub(in crate::hostile) fn end_or_renew(&mut self, command: Command) -> Vec<Forged> {
         let Some((mut target, lease, bytes)) = self.lease() else {
             return self.bytes(command);
@@ -80,7 +80,7 @@ impl Draw<'_> {
         self.train(&datagram, small(skip), small(length), piece_bytes)
     }
 
-    /// Anything else on a page that is leased.
+    /// Another request for a leased page.
     fn in_the_way(&mut self) -> Forged {
         let commands = [
             Command::Read,

@@ -1,4 +1,4 @@
-//! Leases as they must be: who holds which page, under which epoch, until when; and who waits.
+//! The expected leases: the owner, epoch and end of each page's lease; and the waiting requests.
 
 use core::{ops::Range, time::Duration};
 use std::collections::{BTreeMap, HashMap};
@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 use bluebridge_protocol::Timestamp;
 use bluebridge_wire::{Command, Datagram, Flags, Header, address::Fields};
 
-use super::{Asker, Change, Counted, PAGE_BYTES, Seen, Session, Shadow, Verdict, first_page};
+use super::{Change, Counted, PAGE_BYTES, Requester, Seen, Session, Shadow, Verdict, first_page};
 
-/// How long leases are.
+/// The durations of leases.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTimes {
-    /// Of one that names no time.
+    /// Of an UPDATE without a time.
     pub usual: Duration,
     /// The longest.
     pub longest: Duration,
@@ -20,19 +20,19 @@ pub struct LeaseTimes {
 /// The last lease of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease {
-    /// Whose.
-    pub owner: Asker,
+    /// The owner.
+    pub owner: Requester,
     /// Its number.
     pub epoch: u64,
-    /// When it runs out.
+    /// When it expires.
     pub until: Timestamp,
 }
 
-/// The leases of a server by its pages, and the requests that wait by session and number.
+/// The leases of a server by page, and the waiting requests by session and number.
 #[derive(Debug)]
 pub(in crate::hostile) struct Leases {
     times: LeaseTimes,
-    /// Those that ended by time are here until the page is leased again.
+    /// Expired leases stay here until the page is leased again.
     pub(in crate::hostile) held: BTreeMap<u64, Lease>,
     last_epoch: u64,
     waiting: HashMap<(u64, u64), Datagram<'static>>,
@@ -43,7 +43,7 @@ impl Leases {
         Self { times, held: BTreeMap::new(), last_epoch: 0, waiting: HashMap::new() }
     }
 
-    /// The lease that a page is under.
+    /// The lease of a page that has not expired.
     fn running(&self, now: Timestamp, page: u64) -> Option<&Lease> {
         self.held.get(&page).filter(|lease| now < lease.until)
     }
@@ -53,7 +53,7 @@ impl Leases {
         self.held.retain(|page, _| !range.contains(page));
     }
 
-    /// Forgets waiting requests below their sessions' low water.
+    /// Removes waiting requests below their sessions' low water.
     pub(super) fn forget_answered(&mut self, sessions: &HashMap<u64, Session>) {
         self.waiting.retain(|(session, sequence), _| {
             sessions.get(session).is_some_and(|session| *sequence >= session.low)
@@ -71,7 +71,7 @@ const fn number(header: &Header) -> (u64, u64) {
     (header.session, header.sequence)
 }
 
-/// Whether a reply tells of what a request asks for, and of nothing else.
+/// Whether a reply is about the target of a request.
 fn is_about(request: &Datagram<'_>, reply: &Seen) -> bool {
     let start = request.target.location;
     let told = Fields::unpack(reply.header.target);
@@ -85,7 +85,7 @@ fn is_about(request: &Datagram<'_>, reply: &Seen) -> bool {
 }
 
 impl Shadow {
-    /// Whether a reply answers this request, and not one that waited.
+    /// Whether a reply responds to this request, and not to a waiting one.
     #[must_use]
     pub fn is_answer(&self, request: &Datagram<'_>, reply: &Seen) -> bool {
         let is_others = number(&reply.header) != number(&request.header)
@@ -94,7 +94,7 @@ impl Shadow {
         !reply.is_notice && !is_others
     }
 
-    /// Whether a reply has the number of a request that waits.
+    /// Whether a reply has the number of a waiting request.
     pub(super) fn waits(&self, reply: &Seen) -> bool {
         let waiting = self.leases.waiting.get(&number(&reply.header));
         waiting.is_some_and(|waiting| waiting.source == reply.to)
@@ -107,7 +107,7 @@ impl Shadow {
         Some(base / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64))
     }
 
-    /// A page that is leased may be changed by its owner's COMMIT alone.
+    /// Only a COMMIT of the owner may change a leased page.
     pub(super) fn judge_unleased(&self, now: Timestamp, first: u64, pages: u32) -> Verdict {
         for page in first..first + u64::from(pages) {
             let lease = self.leases.running(now, page);
@@ -123,20 +123,20 @@ impl Shadow {
         page: u64,
     ) -> Verdict {
         let lease = self.leases.running(now, page);
-        let asked = (Asker::of(request), request.header.lease_epoch);
+        let asked = (Requester::of(request), request.header.lease_epoch);
         let holds = lease.is_some_and(|lease| (lease.owner, lease.epoch) == asked);
         demand!(holds, "page {page}: {asked:?} is not {lease:?}");
         Ok(())
     }
 
-    /// Whether all pages of a request are held by its asker, under the epoch that it names.
+    /// Whether the requester holds all pages of a request under the epoch that it names.
     fn holds_all(&self, now: Timestamp, request: &Datagram<'_>) -> Verdict {
         let Some(pages) = self.pages_of(request) else { return Err("of another node".into()) };
         demand!(!pages.is_empty(), "of no page");
         pages.into_iter().try_for_each(|page| self.judge_holder(now, request, page))
     }
 
-    /// The leases of older incarnations end when a newer one comes, and only then.
+    /// The leases of older incarnations end when a newer one appears, and only then.
     pub(super) fn judge_superseded(
         &mut self,
         now: Timestamp,
@@ -144,13 +144,13 @@ impl Shadow {
         counted: Counted,
     ) -> Verdict {
         if !counted.is_newer {
-            demand!(counted.superseded == 0, "superseded by nobody");
+            demand!(counted.superseded == 0, "superseded without a newer incarnation");
             return Ok(());
         }
-        let asker = Asker::of(request);
+        let requester = Requester::of(request);
         let is_old = |lease: &Lease| {
-            (lease.owner.space, lease.owner.node) == (asker.space, asker.node)
-                && lease.owner.incarnation < asker.incarnation
+            (lease.owner.space, lease.owner.node) == (requester.space, requester.node)
+                && lease.owner.incarnation < requester.incarnation
         };
         let held = &mut self.leases.held;
         let ended = held.values().filter(|lease| is_old(lease) && now < lease.until).count();
@@ -159,8 +159,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Judges an answer to a READ or UPDATE that may have waited: it is what the request asks that
-    /// came now, or what the one asked that waits.
+    /// Judges a reply to a READ or UPDATE that may have waited: it belongs to the current request
+    /// or to the waiting one.
     pub(super) fn judge_waiter(
         &mut self,
         now: Timestamp,
@@ -170,14 +170,14 @@ impl Shadow {
         let key = number(&reply.header);
         let waiting = self.leases.waiting.get(&key).copied();
         let current = request.filter(|request| number(&request.header) == key);
-        demand!(waiting.is_some() || current.is_some(), "nobody asked for {reply:?}");
+        demand!(waiting.is_some() || current.is_some(), "unexpected {reply:?}");
         if !reply.status.is_ok() {
             return Ok(());
         }
         let both = [waiting, current.map(bare)];
         let fitting = || both.iter().flatten().filter(|asked| is_about(asked, reply));
         let Some(asked) = fitting().next() else {
-            return Err(format!("nobody asked for {reply:?}; there are {both:?}"));
+            return Err(format!("unexpected {reply:?}; there are {both:?}"));
         };
         demand!(fitting().any(|asked| asked.source == reply.to), "sent to {}", reply.to);
         self.judge_read(asked, reply)?;
@@ -194,7 +194,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// A grant takes only what is nobody's, under an epoch that never was; or it is told again.
+    /// A grant covers only pages without an owner, under a new epoch; or it repeats an earlier
+    /// grant.
     fn judge_grant(
         &mut self,
         now: Timestamp,
@@ -203,8 +204,8 @@ impl Shadow {
         reply: &Seen,
     ) -> Verdict {
         let Header { node, lease_epoch: epoch, lease_remaining_ms, .. } = reply.header;
-        let owner = Asker::of(asked);
-        demand!(node == owner.node.0, "granted to {node}, asked by {owner:?}");
+        let owner = Requester::of(asked);
+        demand!(node == owner.node.0, "granted to {node}, requested by {owner:?}");
         let Some(pages) = self.pages_of(asked) else { return Err("leased elsewhere".into()) };
         let told = u128::from(lease_remaining_ms);
         let is_known = |lease: &&Lease| lease.owner == owner && lease.epoch == epoch;
@@ -217,7 +218,7 @@ impl Shadow {
             demand!(left.into_iter().any(|left| left == told), "{told} ms are not left");
             return Ok(());
         }
-        demand!(epoch > self.leases.last_epoch, "epoch {epoch} comes again");
+        demand!(epoch > self.leases.last_epoch, "epoch {epoch} was used before");
         demand!(millis.contains(&told), "{told} ms of {millis:?}");
         let until = now + Duration::from_millis(lease_remaining_ms.into());
         for page in pages {
@@ -230,7 +231,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// COMMIT and ABORT release, RENEW sets the time anew, all at their first answer.
+    /// COMMIT and ABORT release, RENEW sets the time again, all at their first reply.
     pub(super) fn judge_lease_done(
         &mut self,
         now: Timestamp,
@@ -241,7 +242,7 @@ impl Shadow {
         if is_repeated && command != Command::Renew {
             return Ok(());
         }
-        // A repetition is answered by the record, whatever epoch it names itself.
+        // The recorded reply is sent for a repetition, whatever epoch the repetition names.
         let told = &reply.header;
         let mut asked = bare(request);
         if is_repeated {
@@ -249,7 +250,7 @@ impl Shadow {
         }
         self.holds_all(now, &asked)?;
         let owner = (asked.from.node.0, asked.header.lease_epoch);
-        demand!((told.node, told.lease_epoch) == owner, "told of another lease");
+        demand!((told.node, told.lease_epoch) == owner, "the reply names another lease");
         let pages = self.pages_of(&asked).unwrap_or_default();
         if command != Command::Renew {
             self.leases.held.retain(|page, _| !pages.contains(page));
@@ -270,7 +271,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// BUSY tells of a lease that runs, and of none of another space.
+    /// BUSY names a lease that runs, of the requester's own space.
     pub(super) fn judge_busy(
         &mut self,
         now: Timestamp,
@@ -283,9 +284,9 @@ impl Shadow {
             told && now < lease.until && lease.owner.space == request.from.space
         };
         let exists = self.leases.held.values().any(is_told);
-        demand!(exists || (node, lease_epoch) == (0, 0), "busy by a lease that is none");
+        demand!(exists || (node, lease_epoch) == (0, 0), "BUSY names a lease that does not run");
         if flags.contains(Flags::QUEUED) {
-            demand!(request.header.flags.contains(Flags::QUEUED), "waits unasked");
+            demand!(request.header.flags.contains(Flags::QUEUED), "waits without QUEUED");
             demand!(detail > 0, "waits for no time");
             let command = request.command().command();
             demand!(matches!(command, Some(Command::Read | Command::Update)), "{command:?} waits");
@@ -294,7 +295,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Who holds a lease is not told, by the first answer to a number, that it is lost.
+    /// The first reply to a number never says to the owner of a lease that the lease is lost.
     pub(super) fn judge_lost(
         &mut self,
         now: Timestamp,
@@ -306,13 +307,13 @@ impl Shadow {
             return Err("lost in an unknown session".into());
         };
         let is_first = session.lost.insert(request.header.sequence);
-        // A repetition of UPDATE is about the lease that it got, whatever it names.
+        // A repetition of UPDATE is about the lease that it got, whatever epoch it names.
         demand!(!(is_first && holds) || command == Command::Update, "held, and called lost");
         Ok(())
     }
 
-    /// A notice tells of what this request changed, once, and only where somebody wants it.
-    /// `is_invalid` says that it freed or zeroed something.
+    /// A notice is sent once for a change of this request, and only in spaces with notices.
+    /// `is_invalid` says that the request freed or zeroed something.
     pub(super) fn judge_notices(
         &self,
         request: &Datagram<'_>,
@@ -325,18 +326,18 @@ impl Shadow {
         let mut invalid_count = 0;
         for notice in replies.iter().filter(|reply| reply.is_notice) {
             let Some(target) = Fields::unpack(notice.header.target) else {
-                return Err("a notice about nothing".into());
+                return Err("a notice without a target".into());
             };
-            demand!(is_told && target.space == space, "a notice where nobody wants one");
+            demand!(is_told && target.space == space, "a notice in a space without notices");
             if notice.command == Some(Command::Invalidate) {
                 invalid_count += 1;
-                demand!(target == request.target, "a notice about something else");
+                demand!(target == request.target, "a notice about another target");
                 continue;
             }
             let page = self.local(target).map_or(u64::MAX, |at| at / PAGE_BYTES as u64);
             let given = self.allocations.get(&page).map(|held| (held.pages, held.tag, held.space));
             let told = (notice.header.length, target.tag, space);
-            // Who frees what nobody confirmed keeps it first.
+            // Pages without CONFIRM are first confirmed and then freed.
             let is_freed = journal.iter().any(|change| match change {
                 Change::Delete { access, pages } => {
                     (first_page(access), *pages, access.tag.0, access.space)

@@ -1,4 +1,4 @@
-//! The client that must not be harmed, and that must be served whatever went before.
+//! The client that no attack may affect, and that must always be served.
 
 use core::time::Duration;
 
@@ -10,12 +10,13 @@ use bluebridge_wire::{
 use super::{Attacker, World};
 use crate::hostile::{draw::pieces, forge::Forged, shadow::Seen};
 
-/// Tries of a request whose pieces found no buffer; a silent train gives its up in between.
+/// Tries of a request whose pieces found no buffer; in between the buffers of silent trains are
+/// released.
 const TRIES: usize = 5;
 
 impl World {
-    /// Allocations of the victim between those of the attackers.
-    pub(super) fn hide_treasures(&mut self) {
+    /// Places allocations of the victim between those of the attackers.
+    pub(super) fn place_canaries(&mut self) {
         let victim = self.renewed_victim();
         for number in 0..8_u8 {
             let bytes: Vec<_> = (0..5 * PAGE_BYTES)
@@ -27,25 +28,28 @@ impl World {
         }
     }
 
-    pub(super) fn check_treasures(&mut self) {
+    pub(super) fn check_canaries(&mut self) {
         let victim = self.renewed_victim();
         for (pointer, bytes) in self.treasures.clone() {
-            assert!(self.read(&victim, pointer, bytes.len()) == bytes, "a treasure was touched");
+            assert!(
+                self.read(&victim, pointer, bytes.len()) == bytes,
+                "the victim's bytes were changed"
+            );
         }
     }
 
-    /// Opens a new session and uses every kind of request, with leftovers of attacks all around.
+    /// Opens a new session and uses every kind of request, after the attacks.
     ///
     /// # Panics
     /// If the victim is not served.
     pub fn serve_the_victim(&mut self) {
-        self.check_treasures();
+        self.check_canaries();
         let victim = self.renewed_victim();
         let bytes: Vec<u8> = (0..20_000_usize).map(|at| at.to_be_bytes()[7]).collect();
         let pointer = self.create(&victim, 8);
         assert_eq!(pointer.location % 4096, 0);
         self.write(&victim, pointer, &bytes);
-        assert!(self.read(&victim, pointer, bytes.len()) == bytes, "what was written is there");
+        assert!(self.read(&victim, pointer, bytes.len()) == bytes, "the written bytes are read");
         let deleted = self.ask(&victim, Command::Delete, pointer, 8, &[]);
         assert_eq!(deleted[0].status, Status::Ok);
         let again = self.ask(&victim, Command::Delete, pointer, 8, &[]);
@@ -72,7 +76,7 @@ impl World {
             let target = Fields { location: pointer.location + line.start as u64, ..pointer };
             let length = u32::try_from(line.len()).expect("a line");
             let replies = self.ask(victim, Command::Write, target, length, &data[line]);
-            assert_eq!(replies.last().expect("an answer").status, Status::Ok);
+            assert_eq!(replies.last().expect("a reply").status, Status::Ok);
         }
     }
 
@@ -90,7 +94,8 @@ impl World {
         bytes
     }
 
-    /// Asks the first server through the switch, again while it says that it lacks pieces.
+    /// Sends a request to the first server through the switch, and repeats it while pieces are
+    /// missing.
     fn ask(
         &mut self,
         victim: &Attacker,
@@ -143,7 +148,7 @@ impl World {
             }
             self.now = self.now + Duration::from_millis(20);
         }
-        panic!("{command} was not answered in {TRIES} tries")
+        panic!("{command} has no reply after {TRIES} tries")
     }
 }
 

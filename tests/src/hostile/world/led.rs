@@ -1,5 +1,5 @@
-//! Attacks that chance alone makes too seldom, or never: each is led to the event that it is for,
-//! whatever the seed.
+//! Directed attacks, which random attacks make too seldom or never: each causes a specific event,
+//! with any seed.
 
 use core::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::hostile::{
 
 mod leases;
 
-/// Nonces that nobody draws.
+/// Nonces that random requests never use.
 const NONCE: u64 = 1 << 40;
 
 impl World {
-    /// Makes all of them, at the first server.
+    /// Runs all of them, at the first server.
     ///
     /// # Panics
-    /// If one is not answered as it must be.
+    /// If a reply is not the expected one.
     pub(super) fn lead(&mut self) {
         let [first, second, third] = self.attackers.clone().try_into().expect("three attackers");
         self.press_the_buffers(&first, &third);
@@ -30,7 +30,8 @@ impl World {
         self.contend_for_leases(&first, &second);
     }
 
-    /// More trains at once than a node has buffers, and with another node's than there are.
+    /// More concurrent trains than a node has buffers, and together with another node more than the
+    /// server has.
     fn press_the_buffers(&mut self, attacker: &Attacker, other: &Attacker) {
         let buffers = [limits(1).node_buffer_pages, limits(1).buffer_pages];
         let left = buffers[1] - buffers[0];
@@ -39,7 +40,7 @@ impl World {
         }
     }
 
-    /// So many trains, each with a piece of the same page.
+    /// Begins this many trains, each with a piece of the same page.
     fn begin_trains(&mut self, attacker: &Attacker, count: u16) {
         let session = self.open_led(attacker, NONCE).expect("there is room").header.session;
         let create = self.draw_led(attacker, session, |draw| {
@@ -84,18 +85,18 @@ impl World {
             confirm
         });
         let replies = self.shoot(&shot(Some(Class::Sealed), &confirm));
-        assert_eq!(replies[0].status, Status::Forbidden, "it is for others to confirm");
+        assert_eq!(replies[0].status, Status::Forbidden, "only the creator may confirm");
     }
 
-    /// The last incarnation of all: it must not stand in the way for ever.
+    /// The highest possible incarnation: it must not block the node permanently.
     fn claim_the_last_incarnation(&mut self, attacker: &Attacker) {
         let claim = Attacker { incarnation: u32::MAX, ..attacker.clone() };
-        self.open_led(&claim, NONCE).expect("nobody knows better");
+        self.open_led(&claim, NONCE).expect("no higher incarnation is known");
         assert_eq!(self.open_led(attacker, NONCE + 1).unwrap_err(), Status::StaleIncarnation);
-        // The moment when a node was heard last is kept to about a second.
+        // The time at which a node was last seen has a precision of about a second.
         self.now = self.now + INCARNATION_REST + Duration::from_secs(3);
         self.pass_time(0, 0);
-        self.open_led(attacker, NONCE + 2).expect("the claim rested");
+        self.open_led(attacker, NONCE + 2).expect("the incarnation was forgotten");
     }
 
     fn open_led(&mut self, attacker: &Attacker, nonce: u64) -> Result<Seen, Status> {
@@ -118,12 +119,12 @@ impl World {
     }
 }
 
-/// Past the switch, which would choose a server for some of them.
+/// Behind the switch, which would choose a server for some of them.
 fn shot(class: Option<Class>, datagram: &Forged) -> Shot {
     Shot { class, route: Route::Direct(0), frame: datagram.frame() }
 }
 
-/// Numbers a datagram: so many ahead of the lowest number whose outcome is not known.
+/// Numbers a datagram: `ahead` above low water.
 fn number(datagram: &mut Forged, low_water: u64, ahead: u16) {
     datagram.header.sequence = low_water + u64::from(ahead);
     datagram.header.answered_distance = ahead;

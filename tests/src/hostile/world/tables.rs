@@ -1,4 +1,4 @@
-//! The switch's tables: every way on and every reason to drop.
+//! The switch's tables: every action and every reason to drop.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use bluebridge_switch::{
 /// The ports of the three servers.
 pub(crate) const SERVER_PORTS: [SwitchPort; 3] = [SwitchPort(5), SwitchPort(6), SwitchPort(7)];
 
-/// A port that loses everything, and one that is gone.
+/// A port that loses all frames, and one that was removed.
 const LOSSY: SwitchPort = SwitchPort(8);
 const GONE: SwitchPort = SwitchPort(9);
 
@@ -37,7 +37,7 @@ fn node(space: u16, node: u16, action: Action) -> Entry {
     entry(Key::Directory { prefix, prefix_len: 48 }, action)
 }
 
-/// A pipeline with three servers, four clients, and traps.
+/// A pipeline with three servers, four clients, and entries that drop.
 pub(super) fn pipeline(now: Instant) -> Pipeline {
     let mut pipeline = Pipeline::new(now);
     for port in 1..=9 {

@@ -12,10 +12,10 @@ use crate::rack::stamp;
 /// The largest operation.
 const BYTES_MAX: usize = 64 << 10;
 
-/// Regions of a worker; one more, and it deletes first.
+/// The most regions of a worker; at this number it deletes one first.
 const REGIONS_MAX: usize = 24;
 
-/// A region and what it holds.
+/// A region and its expected contents.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) region: Region,
@@ -31,7 +31,7 @@ pub(super) struct Worker {
     held: Vec<Held>,
     tally: Tally,
     buffer: Vec<u8>,
-    /// What the shared counter held after the worker's own last addition.
+    /// The value of the shared counter after the worker's last addition.
     sum: u64,
     write_count: u32,
 }
@@ -53,7 +53,7 @@ impl Worker {
         }
     }
 
-    /// Does `count` operations and then reads everything once more.
+    /// Executes `count` operations and then reads everything once more.
     pub(super) fn run(mut self, count: u32) -> Done<(Tally, UdpClient, Vec<Held>)> {
         for step in 0..count {
             let kind = self.draw();
@@ -113,7 +113,7 @@ impl Worker {
             Kind::Delete => {
                 let at = self.random.random_range(0..self.held.len());
                 let region = self.held.swap_remove(at).region;
-                told(self.client.delete(region))
+                text_error(self.client.delete(region))
             }
             Kind::FetchAdd => self.fetch_add(),
             Kind::Read => {
@@ -125,14 +125,14 @@ impl Worker {
                 let pointer = self.shared_page()?;
                 self.write_count += 1;
                 let page = stamp::page(self.number, self.write_count);
-                told(self.client.write(pointer, &page))
+                text_error(self.client.write(pointer, &page))
             }
             Kind::Write => self.write(),
             Kind::Zero => self.zero(),
         }
     }
 
-    /// From 1 byte to the most, each order of magnitude as likely as the next.
+    /// From 1 byte to the most, each order of magnitude with the same probability.
     fn size(&mut self) -> usize {
         let shift = self.random.random_range(0..=16);
         let below = (BYTES_MAX >> shift).max(1);
@@ -145,14 +145,14 @@ impl Worker {
         let mut contents = vec![0; size.next_multiple_of(PAGE_BYTES)];
         let (data, _) = contents.split_at_mut(size);
         stamp::fill(data, seed);
-        let region = told(self.client.alloc_write(data))?;
+        let region = text_error(self.client.alloc_write(data))?;
         self.held.push(Held { region, contents });
         Ok(())
     }
 
     fn create(&mut self, placement: Placement) -> Done {
         let size = self.size();
-        let region = told(self.client.create_at(size as u64, placement))?;
+        let region = text_error(self.client.create_at(size as u64, placement))?;
         let contents = vec![0; size.next_multiple_of(PAGE_BYTES)];
         self.held.push(Held { region, contents });
         Ok(())
@@ -167,7 +167,7 @@ impl Worker {
         region.at(start as u64).map_err(|error| error.to_string())
     }
 
-    /// Part of an own region: which, from where, how long.
+    /// A part of an own region: its index, start and length.
     fn part(&mut self) -> Done<(usize, usize, usize)> {
         let at = self.random.random_range(0..self.held.len());
         let size = self.size();
@@ -184,21 +184,21 @@ impl Worker {
         let part = self.held.get_mut(at).and_then(|it| it.contents.get_mut(start..start + length));
         let part = part.ok_or("no such part")?;
         stamp::fill(part, seed);
-        told(self.client.write(pointer, part))
+        text_error(self.client.write(pointer, part))
     }
 
     fn zero(&mut self) -> Done {
         let (at, start, length) = self.part()?;
         let pointer = self.pointer(at, start)?;
         self.contents(at)?.get_mut(start..start + length).ok_or("no such part")?.fill(0);
-        told(self.client.zero(pointer, length as u64))
+        text_error(self.client.zero(pointer, length as u64))
     }
 
     fn read_part(&mut self, at: usize, start: usize, length: usize) -> Done {
         let pointer = self.pointer(at, start)?;
         let buffer = self.buffer.get_mut(..length).ok_or("too long")?;
         buffer.fill(0xee);
-        told(self.client.read(pointer, buffer))?;
+        text_error(self.client.read(pointer, buffer))?;
         let held = self.held.get(at).and_then(|it| it.contents.get(start..start + length));
         let held = held.ok_or("no such part")?;
         if let Some(wrong) = held.iter().zip(&*buffer).position(|(held, read)| held != read) {
@@ -217,7 +217,7 @@ impl Worker {
     fn shared_read(&mut self) -> Done {
         let pointer = self.shared_page()?;
         let page = self.buffer.get_mut(..PAGE_BYTES).ok_or("too long")?;
-        told(self.client.read(pointer, page))?;
+        text_error(self.client.read(pointer, page))?;
         self.tally.compared_bytes += PAGE_BYTES as u64;
         match stamp::writer(page) {
             Some(_) => Ok(()),
@@ -225,12 +225,12 @@ impl Worker {
         }
     }
 
-    /// On the shared counter, whose value must have grown since, or on a word of an own region, whose
-    /// value is known.
+    /// On the shared counter, whose value must have increased, or on a word of an own region with a
+    /// known value.
     fn fetch_add(&mut self) -> Done {
         let addend = self.random.random_range(1..1000);
         if self.held.is_empty() || self.random.random_bool(0.5) {
-            let before = told(self.client.fetch_add(self.shared.sum, addend))?;
+            let before = text_error(self.client.fetch_add(self.shared.sum, addend))?;
             if before < self.sum {
                 return Err(format!("the counter fell from {} to {before}", self.sum));
             }
@@ -242,7 +242,7 @@ impl Worker {
         let words = self.contents(at)?.len() / 8;
         let start = self.random.random_range(0..words) * 8;
         let pointer = self.pointer(at, start)?;
-        let before = told(self.client.fetch_add(pointer, addend))?;
+        let before = text_error(self.client.fetch_add(pointer, addend))?;
         let word = self.contents(at)?.get_mut(start..start + 8).ok_or("no such word")?;
         let known = u64::from_le_bytes((&*word).try_into().map_err(|_| "no word")?);
         word.copy_from_slice(&known.wrapping_add(addend).to_le_bytes());
@@ -255,9 +255,9 @@ impl Worker {
 
     fn compare_swap(&mut self) -> Done {
         let mut word = [0; 8];
-        told(self.client.read(self.shared.raised, &mut word))?;
+        text_error(self.client.read(self.shared.raised, &mut word))?;
         let known = u64::from_le_bytes(word);
-        let before = told(self.client.compare_swap(self.shared.raised, known, known + 1))?;
+        let before = text_error(self.client.compare_swap(self.shared.raised, known, known + 1))?;
         if before < known {
             return Err(format!("the counter fell from {known} to {before}"));
         }
@@ -266,6 +266,6 @@ impl Worker {
     }
 }
 
-fn told<T>(result: Result<T, Error>) -> Done<T> {
+fn text_error<T>(result: Result<T, Error>) -> Done<T> {
     result.map_err(|error| format!("{error} ({error:?})"))
 }

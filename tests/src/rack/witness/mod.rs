@@ -1,5 +1,5 @@
-//! Clients that are processes of their own, so that they can be killed, and that write down what they
-//! did and saw before and after each operation, so that a killed one has told as well.
+//! Clients in their own processes, so that they can be killed. They record each operation in a file
+//! before and after it, so that the records of a killed client are complete.
 
 mod record;
 mod work;
@@ -12,25 +12,25 @@ use std::time::{Duration, Instant};
 use bluebridge::Pointer;
 use bluebridge_rack::spec::Node;
 
-pub use record::{Deed, Outcome, Record, now};
+pub use record::{OperationKind, Outcome, Record, now};
 pub use work::work;
 
 use super::TestRack;
 
-/// Tells a process that it is a client, and what it is to do.
+/// The environment variable that makes a process a client, with its instructions.
 pub const VARIABLE: &str = "BLUEBRIDGE_WITNESS";
 
-/// How long a client may take to get on, or to end when it is asked to. Each operation has a deadline of its own, but
-/// a good many are waited for, some of a server that is dead, on cores that others use as well.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client may take to complete operations, or to end. Each operation has its own
+/// deadline, but several are waited for, some of them to a dead server, on shared cores.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Operations of one life, so that the histories stay such that they can be decided.
+/// The most operations of one process, so that its history can be decided.
 const OPERATIONS_MAX: usize = 1500;
 
-/// How many lives a kill at the right moment may cost.
+/// The most kills that may be needed to hit the requested moment.
 const KILLS_MAX: u32 = 20;
 
-/// What the clients work on.
+/// The objects that the clients change.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Object {
     /// A word, changed by FETCH_ADD, CAS and UPDATE.
@@ -40,50 +40,50 @@ pub enum Object {
 }
 
 impl Object {
-    /// Where it is.
+    /// Its pointer.
     pub const fn pointer(self) -> Pointer {
         let (Self::Counter(pointer) | Self::Page(pointer)) = self;
         pointer
     }
 }
 
-/// When a client is killed.
+/// The moment at which a client is killed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Moment {
-    /// While it waits for an answer.
-    Asking,
-    /// While it holds a lease and asks for nothing.
+pub enum KillMoment {
+    /// While it waits for a reply.
+    Waiting,
+    /// While it holds a lease and has no outstanding request.
     Holding,
 }
 
-impl Moment {
-    /// Whether a client's notes end at such a moment.
+impl KillMoment {
+    /// Whether a client's record ends at such a moment.
     fn is_in(self, notes: &Path) -> bool {
         let text = fs::read_to_string(notes).unwrap_or_default();
         let records = record::parse(&text).unwrap_or_default();
         records.last().is_some_and(|last| match self {
-            Self::Asking => last.end.is_none(),
-            Self::Holding => last.deed == Deed::Lease && last.is_done(),
+            Self::Waiting => last.end.is_none(),
+            Self::Holding => last.kind == OperationKind::Lease && last.is_done(),
         })
     }
 }
 
-/// What one process is told.
+/// The instructions of one process.
 #[derive(Debug)]
-struct Orders {
-    /// Where it writes down what it does.
+struct Instructions {
+    /// The file for its records.
     notes: PathBuf,
-    /// It ends when this is there.
+    /// The process ends when this file exists.
     end: PathBuf,
     controller: String,
     node: u16,
     port: u16,
-    /// Which life of which client, counted over all.
+    /// A unique number of the process.
     life: u32,
     objects: Vec<Object>,
 }
 
-impl Orders {
+impl Instructions {
     fn to_text(&self) -> String {
         let objects = self.objects.iter().map(|object| match object {
             Object::Counter(pointer) => format!("counter={pointer}"),
@@ -115,7 +115,7 @@ impl Orders {
     }
 }
 
-/// A life of a client: a process.
+/// A client process.
 #[derive(Debug)]
 struct Life {
     child: Child,
@@ -123,8 +123,8 @@ struct Life {
 }
 
 impl Life {
-    fn await_moment(&mut self, moment: Moment) {
-        let until = Instant::now() + PATIENCE;
+    fn await_moment(&mut self, moment: KillMoment) {
+        let until = Instant::now() + TIMEOUT;
         while !moment.is_in(&self.notes) {
             let ended = self.child.try_wait().expect("it is a child");
             assert!(ended.is_none(), "a client ended: {ended:?}: {}", tail(&self.notes));
@@ -141,15 +141,15 @@ impl Drop for Life {
     }
 }
 
-/// Clients at work, one per client node of the rack.
+/// Working clients, one per client node of the rack.
 #[derive(Debug)]
 pub struct Witnesses {
     directory: PathBuf,
-    /// The test of this program that is a client when [`VARIABLE`] is set.
+    /// The test of this program that becomes a client when [`VARIABLE`] is set.
     entry: &'static str,
     objects: Vec<Object>,
     living: Vec<Life>,
-    /// Notes of lives that are over.
+    /// Records of processes that ended.
     past: Vec<PathBuf>,
     life_count: u32,
 }
@@ -181,12 +181,12 @@ impl Witnesses {
         this
     }
 
-    /// Kills a client at such a moment, and starts it again; one that was killed a little too late
-    /// is followed by another.
+    /// Kills a client at such a moment, and starts it again. If the kill came too late, the next
+    /// process is killed.
     ///
     /// # Panics
-    /// If it had ended, cannot be started, or cannot be killed at such a moment.
-    pub fn kill_and_start(&mut self, rack: &TestRack, number: u16, moment: Moment) {
+    /// If the client ended before, cannot be started, or cannot be killed at such a moment.
+    pub fn kill_and_start(&mut self, rack: &TestRack, number: u16, moment: KillMoment) {
         for _ in 0..KILLS_MAX {
             let life = &mut self.living[usize::from(number) - 1];
             life.await_moment(moment);
@@ -203,31 +203,35 @@ impl Witnesses {
         panic!("client {number} was never killed {moment:?}");
     }
 
-    /// Waits until every living client has ended so many operations more.
+    /// Waits until every client has completed `count` more operations.
     ///
     /// # Panics
-    /// If one ends, or does not get on.
+    /// If one ends, or does not complete them in time.
     pub fn await_more(&mut self, count: usize) {
         let goal = |life: &Life| (done(&life.notes) + count).min(OPERATIONS_MAX);
         let goals: Vec<_> = self.living.iter().map(goal).collect();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         for (life, goal) in self.living.iter_mut().zip(goals) {
             while done(&life.notes) < goal {
                 let ended = life.child.try_wait().expect("it is a child");
                 assert!(ended.is_none(), "a client ended: {ended:?}: {}", tail(&life.notes));
-                assert!(Instant::now() < until, "a client stands still: {}", tail(&life.notes));
+                assert!(
+                    Instant::now() < until,
+                    "a client makes no progress: {}",
+                    tail(&life.notes)
+                );
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
     }
 
-    /// Ends all clients and answers what they and those before them wrote down, life by life.
+    /// Stops all clients and returns all records, process by process.
     ///
     /// # Panics
-    /// If one fails, or wrote what cannot be understood.
+    /// If a client failed, or its records cannot be parsed.
     pub fn end(mut self) -> Vec<Vec<Record>> {
         fs::write(self.directory.join("end"), "").expect("a file");
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         for life in &mut self.living {
             let ended = loop {
                 if let Some(ended) = life.child.try_wait().expect("it is a child") {
@@ -241,7 +245,7 @@ impl Witnesses {
         let living = self.living.iter().map(|life| &life.notes);
         let notes = self.past.iter().chain(living).map(|notes| {
             let text = fs::read_to_string(notes).expect("it began to write");
-            record::parse(&text).unwrap_or_else(|line| panic!("not understood: {line}"))
+            record::parse(&text).unwrap_or_else(|line| panic!("invalid record: {line}"))
         });
         notes.collect()
     }
@@ -250,7 +254,7 @@ impl Witnesses {
         self.life_count += 1;
         let node = Node::Client(number);
         let notes = self.directory.join(format!("notes.{}", self.life_count));
-        let orders = Orders {
+        let instructions = Instructions {
             notes: notes.clone(),
             end: self.directory.join("end"),
             controller: format!("http://{}", rack.rack().layout().controller()),
@@ -262,20 +266,20 @@ impl Witnesses {
         let said = fs::File::create(notes.with_extension(format!("said.{}", self.life_count)));
         let said = said.expect("a file");
         let mut command = Command::new(std::env::current_exe().expect("a test knows its file"));
-        command.args(["--exact", self.entry, "--nocapture"]).env(VARIABLE, orders.to_text());
+        command.args(["--exact", self.entry, "--nocapture"]).env(VARIABLE, instructions.to_text());
         command.stdin(Stdio::null()).stdout(said.try_clone().expect("a file")).stderr(said);
         let child = rack.enter(node, || command.spawn()).expect("it starts");
         Life { child, notes }
     }
 }
 
-/// How many operations a client has ended.
+/// The number of operations that a client has completed.
 fn done(notes: &Path) -> usize {
     let text = fs::read_to_string(notes).unwrap_or_default();
     text.lines().filter(|line| line.starts_with(record::END)).count()
 }
 
-/// The last a client wrote and said.
+/// The end of a client's records and output.
 fn tail(notes: &Path) -> String {
     let mut tail = String::new();
     let number = notes.extension().and_then(|number| number.to_str()).unwrap_or_default();

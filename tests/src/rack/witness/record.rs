@@ -1,4 +1,4 @@
-//! What a client writes down: a line before each operation and one after it.
+//! The records of a client: a line before each operation and one after it.
 
 use core::fmt;
 
@@ -6,16 +6,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::history::Action;
 
-/// How a line begins that tells of an operation's end.
+/// The beginning of a line after an operation.
 pub(super) const END: &str = "end ";
 const BEGIN: &str = "begin ";
 
-/// What a client does.
+/// A client's operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Deed {
+pub enum OperationKind {
     /// FETCH_ADD.
     Add {
-        /// What is added.
+        /// The number added.
         addend: u64,
     },
     /// UPDATE, up to its grant.
@@ -24,21 +24,21 @@ pub enum Deed {
     Read,
     /// CAS.
     Swap {
-        /// What has to be there.
+        /// The expected value.
         expected: u64,
-        /// What is to come in its place.
+        /// The new value.
         new: u64,
     },
     /// COMMIT.
     Update {
-        /// What the UPDATE answered.
+        /// The value that the UPDATE returned.
         before: u64,
-        /// What is written.
+        /// The value written.
         after: u64,
     },
     /// WRITE.
     Write {
-        /// What is written.
+        /// The value written.
         value: u64,
     },
 }
@@ -46,26 +46,26 @@ pub enum Deed {
 /// How an operation ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// Well; what was answered, 0 where nothing is.
+    /// It succeeded; the value returned, or 0.
     Done(u64),
-    /// It failed and did nothing; why.
+    /// It failed without an effect; the error.
     Nothing(String),
-    /// It failed, and may have been done once; why.
+    /// It failed, and may have been executed once; the error.
     Unknown(String),
-    /// It was answered what no client ever wrote, or in a way that is none.
+    /// It returned a value that no client wrote, or invalid bytes.
     Wrong(String),
 }
 
 /// An operation of one client.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Record {
-    /// Which of the objects.
+    /// The index of the object.
     pub object: usize,
-    /// What was done.
-    pub deed: Deed,
-    /// When it began, by [`now`].
+    /// The operation.
+    pub kind: OperationKind,
+    /// When it started, by [`now`].
     pub start: u64,
-    /// When and how it ended; `None` if its client was killed meanwhile.
+    /// When and how it ended; `None` if its client was killed before.
     pub end: Option<(u64, Outcome)>,
 }
 
@@ -77,29 +77,31 @@ pub fn now() -> u64 {
 }
 
 impl Record {
-    /// As a history takes it, and whether its outcome is unknown; `None` if it says nothing.
+    /// The operation for a history, with its result; `None` if it proves nothing.
     pub fn action(&self) -> Option<(Option<u64>, Action)> {
         let (end, answer) = match &self.end {
             Some((end, Outcome::Done(answer))) => (Some(*end), Some(*answer)),
             Some((_, Outcome::Unknown(_))) | None => (None, None),
             Some((_, Outcome::Nothing(_) | Outcome::Wrong(_))) => return None,
         };
-        let action = match self.deed {
-            Deed::Add { addend } => Action::Add { addend, previous: answer },
-            Deed::Lease | Deed::Read => Action::Read { value: answer? },
-            Deed::Swap { expected, new } => Action::Swap { expected, new, previous: answer },
-            Deed::Update { before, after } => Action::Update { before, after },
-            Deed::Write { value } => Action::Write { value },
+        let action = match self.kind {
+            OperationKind::Add { addend } => Action::Add { addend, previous: answer },
+            OperationKind::Lease | OperationKind::Read => Action::Read { value: answer? },
+            OperationKind::Swap { expected, new } => {
+                Action::Swap { expected, new, previous: answer }
+            }
+            OperationKind::Update { before, after } => Action::Update { before, after },
+            OperationKind::Write { value } => Action::Write { value },
         };
         Some((end, action))
     }
 
-    /// Whether it ended well.
+    /// Whether it succeeded.
     pub fn is_done(&self) -> bool {
         matches!(self.end, Some((_, Outcome::Done(_))))
     }
 
-    /// Why it failed; empty if it did not.
+    /// The error; empty if it did not fail.
     pub fn why(&self) -> &str {
         match &self.end {
             Some((_, Outcome::Nothing(why) | Outcome::Unknown(why) | Outcome::Wrong(why))) => why,
@@ -108,7 +110,7 @@ impl Record {
     }
 }
 
-impl Deed {
+impl OperationKind {
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,9 +147,9 @@ impl Deed {
 }
 
 /// The line before an operation.
-pub(super) fn begin(start: u64, object: usize, deed: Deed) -> String {
-    let [one, two] = deed.words();
-    format!("{BEGIN}{start} {object} {} {one} {two}\n", deed.name())
+pub(super) fn begin(start: u64, object: usize, kind: OperationKind) -> String {
+    let [one, two] = kind.words();
+    format!("{BEGIN}{start} {object} {} {one} {two}\n", kind.name())
 }
 
 /// The line after it.
@@ -166,7 +168,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// All that a client wrote down; the line that is not understood otherwise.
+/// Parses all records of a client; the error is the invalid line.
 pub(super) fn parse(text: &str) -> Result<Vec<Record>, String> {
     let mut records: Vec<Record> = Vec::new();
     for line in text.lines() {
@@ -189,7 +191,7 @@ fn parse_begin(line: &str) -> Option<Record> {
     let object = words.next()?.parse().ok()?;
     let name = words.next()?;
     let values = [words.next()?.parse().ok()?, words.next()?.parse().ok()?];
-    Some(Record { object, deed: Deed::of(name, values)?, start, end: None })
+    Some(Record { object, kind: OperationKind::of(name, values)?, start, end: None })
 }
 
 fn parse_end(line: &str) -> Option<(u64, Outcome)> {
@@ -211,43 +213,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_down_is_understood() {
+    fn written_records_can_be_parsed() {
         let deeds = [
-            (Deed::Add { addend: 3 }, Outcome::Done(u64::MAX)),
-            (Deed::Lease, Outcome::Nothing("the page is leased".to_owned())),
-            (Deed::Swap { expected: 1, new: 2 }, Outcome::Unknown("no answer".to_owned())),
-            (Deed::Update { before: 5, after: 6 }, Outcome::Done(0)),
-            (Deed::Write { value: 7 }, Outcome::Wrong("a torn page".to_owned())),
+            (OperationKind::Add { addend: 3 }, Outcome::Done(u64::MAX)),
+            (OperationKind::Lease, Outcome::Nothing("the page is leased".to_owned())),
+            (OperationKind::Swap { expected: 1, new: 2 }, Outcome::Unknown("no reply".to_owned())),
+            (OperationKind::Update { before: 5, after: 6 }, Outcome::Done(0)),
+            (OperationKind::Write { value: 7 }, Outcome::Wrong("a torn page".to_owned())),
         ];
         let mut text = String::new();
-        for (object, (deed, outcome)) in deeds.iter().enumerate() {
-            text += &begin(10, object, *deed);
+        for (object, (kind, outcome)) in deeds.iter().enumerate() {
+            text += &begin(10, object, *kind);
             text += &end(11, outcome);
         }
-        text += &begin(12, 9, Deed::Read);
+        text += &begin(12, 9, OperationKind::Read);
         let records = parse(&text).expect("understood");
-        for (object, (record, (deed, outcome))) in records.iter().zip(deeds).enumerate() {
-            assert_eq!(*record, Record { object, deed, start: 10, end: Some((11, outcome)) });
+        for (object, (record, (kind, outcome))) in records.iter().zip(deeds).enumerate() {
+            assert_eq!(*record, Record { object, kind, start: 10, end: Some((11, outcome)) });
         }
         let killed = records.last().expect("the last");
-        assert_eq!((killed.deed, &killed.end), (Deed::Read, &None));
+        assert_eq!((killed.kind, &killed.end), (OperationKind::Read, &None));
         parse("end 1 done 1").expect_err("nothing had begun");
         parse("begin 1 2 add 3").expect_err("a word is missing");
     }
 
     #[test]
-    fn what_is_not_known_stays_possible() {
-        let deed = Deed::Add { addend: 3 };
-        let record = |deed, end| Record { object: 0, deed, start: 1, end };
+    fn unknown_outcomes_stay_possible() {
+        let kind = OperationKind::Add { addend: 3 };
+        let record = |kind, end| Record { object: 0, kind, start: 1, end };
         let unknown = Action::Add { addend: 3, previous: None };
-        assert_eq!(record(deed, None).action(), Some((None, unknown)));
+        assert_eq!(record(kind, None).action(), Some((None, unknown)));
         let lost = Some((2, Outcome::Unknown("lost".to_owned())));
-        assert_eq!(record(deed, lost.clone()).action(), Some((None, unknown)));
-        assert_eq!(record(Deed::Read, lost).action(), None);
+        assert_eq!(record(kind, lost.clone()).action(), Some((None, unknown)));
+        assert_eq!(record(OperationKind::Read, lost).action(), None);
         let busy = Some((2, Outcome::Nothing("busy".to_owned())));
-        assert_eq!(record(deed, busy).action(), None);
+        assert_eq!(record(kind, busy).action(), None);
         let done = Action::Add { addend: 3, previous: Some(4) };
         let end = Some((2, Outcome::Done(4)));
-        assert_eq!(record(deed, end).action(), Some((Some(2), done)));
+        assert_eq!(record(kind, end).action(), Some((Some(2), done)));
     }
 }

@@ -1,4 +1,4 @@
-//! The client's side: one operation after the other, each written down before it is sent.
+//! The client process: one operation after the other, each recorded before it is sent.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,33 +11,33 @@ use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-use super::record::{self, Deed, Outcome};
-use super::{OPERATIONS_MAX, Object, Orders, VARIABLE};
+use super::record::{self, OperationKind, Outcome};
+use super::{Instructions, OPERATIONS_MAX, Object, VARIABLE};
 use crate::rack::endpoint::{SPACE, UdpClient};
 use crate::rack::stamp;
 
-/// How long an operation may take: short, so that what waits for a dead server ends.
+/// The deadline of an operation: short, so that requests to a dead server end soon.
 const DEADLINE: Duration = Duration::from_millis(1500);
 
-/// Short, so that what a killed client held is soon free.
+/// Short, so that leases of a killed client expire soon.
 const LEASE: Duration = Duration::from_millis(300);
 
-/// Works as [`VARIABLE`] says; whether it is set.
+/// Works as instructed by [`VARIABLE`]; returns whether it is set.
 ///
 /// # Panics
-/// If the orders are not understood or the rack cannot be joined.
+/// If the instructions are invalid or the rack cannot be joined.
 pub fn work() -> bool {
-    let Ok(orders) = std::env::var(VARIABLE) else { return false };
-    let orders = Orders::parse(&orders).expect("orders that are understood");
-    let mut worker = Worker::join(&orders);
+    let Ok(instructions) = std::env::var(VARIABLE) else { return false };
+    let instructions = Instructions::parse(&instructions).expect("valid instructions");
+    let mut worker = Worker::join(&instructions);
     let mut left = OPERATIONS_MAX;
-    while left > 0 && !orders.end.exists() {
-        let object = worker.dice.random_range(0..orders.objects.len());
-        worker.turn(object, orders.objects[object]);
+    while left > 0 && !instructions.end.exists() {
+        let object = worker.dice.random_range(0..instructions.objects.len());
+        worker.turn(object, instructions.objects[object]);
         left -= 1;
         thread::sleep(Duration::from_millis(worker.dice.random_range(2..12)));
     }
-    while !orders.end.exists() {
+    while !instructions.end.exists() {
         thread::sleep(Duration::from_millis(5));
     }
     true
@@ -52,20 +52,20 @@ struct Worker {
 }
 
 impl Worker {
-    fn join(orders: &Orders) -> Self {
-        let name = Node::Client(orders.node).to_string();
+    fn join(instructions: &Instructions) -> Self {
+        let name = Node::Client(instructions.node).to_string();
         let mut options = JoinOptions::named(name)
             .space(SPACE)
             .interface(ENDPOINT_INTERFACE)
-            .switch_port(orders.port);
+            .switch_port(instructions.port);
         options.behaviour.deadline = DEADLINE;
-        // Five of these share two cores with the rack's daemons.
+        // Five of these processes share two cores with the rack's daemons.
         options.behaviour.spin = Duration::ZERO;
-        let client = Client::join(&orders.controller, options);
+        let client = Client::join(&instructions.controller, options);
         let client = client.unwrap_or_else(|error| panic!("{error}"));
-        let notes = File::create(&orders.notes).expect("a file");
-        let dice = SmallRng::seed_from_u64(u64::from(orders.life));
-        Self { client, notes, dice, life: orders.life, value_count: 0 }
+        let notes = File::create(&instructions.notes).expect("a file");
+        let dice = SmallRng::seed_from_u64(u64::from(instructions.life));
+        Self { client, notes, dice, life: instructions.life, value_count: 0 }
     }
 
     fn turn(&mut self, object: usize, at: Object) {
@@ -77,31 +77,33 @@ impl Worker {
             (_, 3..6) => self.update(object, at),
             (Object::Page(page), _) => {
                 let value = self.next_value();
-                self.note(object, Deed::Write { value }, |client| {
+                self.note(object, OperationKind::Write { value }, |client| {
                     client.write(page, &page_of(value)).map(|()| 0)
                 });
             }
             (Object::Counter(word), 6..8) => {
                 let addend = self.next_value();
-                self.note(object, Deed::Add { addend }, |client| client.fetch_add(word, addend));
+                self.note(object, OperationKind::Add { addend }, |client| {
+                    client.fetch_add(word, addend)
+                });
             }
             (Object::Counter(word), _) => {
                 let Some(expected) = self.read(object, at) else { return };
                 let new = self.next_value();
-                let deed = Deed::Swap { expected, new };
-                self.note(object, deed, |client| client.compare_swap(word, expected, new));
+                let kind = OperationKind::Swap { expected, new };
+                self.note(object, kind, |client| client.compare_swap(word, expected, new));
             }
         }
     }
 
     fn read(&mut self, object: usize, at: Object) -> Option<u64> {
         let mut bytes = vec![0; length(at)];
-        self.begin(object, Deed::Read);
+        self.begin(object, OperationKind::Read);
         let read = self.client.read(at.pointer(), &mut bytes);
         self.end(seen(at, read, &bytes))
     }
 
-    /// UPDATE, some time with the lease, then COMMIT, ABORT or nothing more.
+    /// UPDATE, some time with the lease, then COMMIT, ABORT or nothing.
     fn update(&mut self, object: usize, at: Object) {
         let policies = [OwnerPolicy::Reject, OwnerPolicy::Serve, OwnerPolicy::Wait];
         let options = UpdateOptions {
@@ -114,7 +116,7 @@ impl Worker {
         let is_committed = self.dice.random_bool(0.85);
         let value = self.next_value();
         let mut bytes = vec![0; length(at)];
-        self.begin(object, Deed::Lease);
+        self.begin(object, OperationKind::Lease);
         let update = self.client.update_with(at.pointer(), &mut bytes, options);
         let mut update = match update {
             Ok(update) => update,
@@ -128,7 +130,7 @@ impl Worker {
         thread::sleep(Duration::from_millis(pause));
         let Outcome::Done(before) = outcome else { return };
         if !is_committed {
-            // Whether the ABORT comes through is nobody's to see: the lease ends by itself.
+            // The result of the ABORT does not matter: the lease expires.
             let _ = update.abort();
             return;
         }
@@ -136,8 +138,8 @@ impl Worker {
             Object::Counter(_) => update.copy_from_slice(&value.to_le_bytes()),
             Object::Page(_) => update.copy_from_slice(&page_of(value)),
         }
-        let deed = Deed::Update { before, after: value };
-        write(&mut self.notes, &record::begin(record::now(), object, deed));
+        let kind = OperationKind::Update { before, after: value };
+        write(&mut self.notes, &record::begin(record::now(), object, kind));
         let outcome = update.commit().map_or_else(|error| failed(&error), |()| Outcome::Done(0));
         write(&mut self.notes, &record::end(record::now(), &outcome));
     }
@@ -145,16 +147,16 @@ impl Worker {
     fn note(
         &mut self,
         object: usize,
-        deed: Deed,
+        kind: OperationKind,
         operation: impl FnOnce(&mut UdpClient) -> Result<u64, Error>,
     ) {
-        self.begin(object, deed);
+        self.begin(object, kind);
         let answer = operation(&mut self.client);
         self.end(answer.map_or_else(|error| failed(&error), Outcome::Done));
     }
 
-    fn begin(&mut self, object: usize, deed: Deed) {
-        write(&mut self.notes, &record::begin(record::now(), object, deed));
+    fn begin(&mut self, object: usize, kind: OperationKind) {
+        write(&mut self.notes, &record::begin(record::now(), object, kind));
     }
 
     fn end(&mut self, outcome: Outcome) -> Option<u64> {
@@ -162,14 +164,14 @@ impl Worker {
         if let Outcome::Done(value) = outcome { Some(value) } else { None }
     }
 
-    /// A number that no other life writes.
+    /// A number that no other process writes.
     fn next_value(&mut self) -> u64 {
         self.value_count += 1;
         u64::from(self.life) << 32 | u64::from(self.value_count)
     }
 }
 
-/// A line as a whole: what was written before a kill is there after it.
+/// Writes a line in one call: a kill cannot leave a part of it.
 fn write(notes: &mut File, line: &str) {
     notes.write_all(line.as_bytes()).expect("room for notes");
 }
@@ -207,7 +209,7 @@ fn failed(error: &Error) -> Outcome {
         | Error::LeaseLost { .. }
         | Error::TimedOut { .. }
         | Error::Unreachable { .. } => Outcome::Nothing(why),
-        // What was done before the contents were lost may have been seen.
+        // An operation that was executed before the contents were lost may have been observed.
         Error::OutcomeUnknown { .. } | Error::Refused { status: Status::StaleGeneration, .. } => {
             Outcome::Unknown(why)
         }

@@ -1,4 +1,4 @@
-//! A client: a requester, the owner that answers for its leases, and its jobs.
+//! A client: a requester, its owner of leases, and its jobs.
 
 use core::time::Duration;
 
@@ -50,15 +50,15 @@ impl Buffers for Jobs {
     }
 }
 
-/// How all clients of a run are.
+/// The configuration of all clients of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub(super) struct ClientConfig {
     pub(super) seed: u64,
     /// What an owner does with requests that are redirected to it.
     pub(super) policy: Policy,
     /// How long an owner lets a request wait.
     pub(super) owner_wait: Duration,
-    /// After how long a session ends that is idle.
+    /// The idle time after which a session ends.
     pub(super) session_idle: Duration,
 }
 
@@ -66,43 +66,48 @@ pub(super) struct Client {
     pub(super) requester: Requester,
     pub(super) owner: Owner,
     pub(super) jobs: Jobs,
-    manner: Manner,
+    config: ClientConfig,
     incarnation: u32,
 }
 
 impl Client {
-    pub(super) fn new(manner: Manner, index: usize, incarnation: u32) -> Self {
+    pub(super) fn new(config: ClientConfig, index: usize, incarnation: u32) -> Self {
         let node = client_node(index);
-        let seed = manner.seed ^ (index as u64 + 1) << 40 ^ u64::from(incarnation) << 20;
+        let seed = config.seed ^ (index as u64 + 1) << 40 ^ u64::from(incarnation) << 20;
         let mut owner = OwnerConfig::new(SPACE, node, incarnation);
-        (owner.policy, owner.wait) = (manner.policy, manner.owner_wait);
+        (owner.policy, owner.wait) = (config.policy, config.owner_wait);
         owner.wait_count = 2;
-        let mut config = Config::new(SPACE, node, incarnation, seed);
-        config.piece_bytes = 1368;
-        config.timing.session_idle = manner.session_idle;
+        let mut requester = Config::new(SPACE, node, incarnation, seed);
+        requester.piece_bytes = 1368;
+        requester.timing.session_idle = config.session_idle;
         Self {
-            requester: Requester::new(config),
+            requester: Requester::new(requester),
             owner: Owner::new(owner),
             jobs: Jobs::default(),
-            manner,
+            config,
             incarnation,
         }
     }
 
-    /// The process dies, and starts again.
+    /// The process crashes, and starts again.
     pub(super) fn next_life(&self, index: usize) -> Self {
-        Self::new(self.manner, index, self.incarnation + 1)
+        Self::new(self.config, index, self.incarnation + 1)
     }
 
-    pub(super) fn hear(&mut self, now: Timestamp, heard: &network::Heard<'_>, payload: &[u8]) {
-        let Ok(datagram) = Datagram::parse(heard.source, heard.destination, payload) else {
+    pub(super) fn receive(
+        &mut self,
+        now: Timestamp,
+        received: &network::Received<'_>,
+        payload: &[u8],
+    ) {
+        let Ok(datagram) = Datagram::parse(received.source, received.destination, payload) else {
             return;
         };
         if datagram.is_reply() {
             self.requester.handle_datagram(now, &datagram, &mut self.jobs);
         } else {
-            // Nobody asks for notices here.
-            let _ = self.owner.handle_datagram(now, heard.source_port, &datagram);
+            // Notices are not used here.
+            let _ = self.owner.handle_datagram(now, received.source_port, &datagram);
         }
     }
 
@@ -115,7 +120,7 @@ impl Client {
         [self.requester.poll_timeout(), self.owner.poll_timeout()].into_iter().flatten().min()
     }
 
-    /// All that it has to send now.
+    /// All frames that it has to send now.
     pub(super) fn frames(&mut self, now: Timestamp) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while let Some(transmit) = self.requester.poll_transmit(now, &self.jobs) {

@@ -1,4 +1,4 @@
-//! The controller's part: what copies of replies make of the redirects.
+//! The controller: changes redirects according to copies of replies.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use bluebridge_wire::{Command, ReplyCopy, Status};
 
 use crate::sim::{SPACE, client_node, network};
 
-/// What a copy asks for.
+/// The change that a copy causes.
 #[derive(Clone, Debug)]
 pub(super) enum Redirect {
     Begin { page: Key, client: usize, lease_ms: u16 },
@@ -16,12 +16,12 @@ pub(super) enum Redirect {
 
 #[derive(Default)]
 pub(super) struct Controller {
-    /// The highest epoch heard of a page.
+    /// The highest epoch seen of a page.
     epochs: HashMap<u64, u64>,
 }
 
 impl Controller {
-    /// Takes a reply that the server sent; `always` is the policy.
+    /// Handles a reply that the server sent; `always` is the policy.
     pub(super) fn see(
         &mut self,
         frame: &[u8],
@@ -29,8 +29,9 @@ impl Controller {
         clients: usize,
         always: bool,
     ) -> Option<Redirect> {
-        let heard = network::hear(frame, network::PORT)?;
-        let copy = ReplyCopy::parse(heard.source, heard.destination, heard.payload).ok()?;
+        let received = network::receive(frame, network::PORT)?;
+        let copy =
+            ReplyCopy::parse(received.source, received.destination, received.payload).ok()?;
         if copy.from.node.0 != server || !(always || copy.contended) {
             return None;
         }
@@ -56,7 +57,7 @@ impl Controller {
         }
     }
 
-    /// A controller that was restarted knows nothing.
+    /// A restarted controller has no state.
     pub(super) fn forget(&mut self) {
         self.epochs.clear();
     }

@@ -4,7 +4,7 @@ use bluebridge_protocol::{Timestamp, requester::Operation};
 use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 use rand::{Rng, rngs::SmallRng};
 
-/// Which page, and what stands in it.
+/// The page of a job, and how it is used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
     /// A whole page, written as one value.
@@ -31,7 +31,7 @@ pub(super) enum Kind {
     Write { value: u64 },
 }
 
-/// A lease that a job holds or asked to end, and what it saw under it.
+/// A lease that a job holds or is ending, and the value that it read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holding {
     pub(super) epoch: u64,
@@ -40,7 +40,7 @@ pub(super) struct Holding {
     pub(super) expires_at: Timestamp,
 }
 
-/// Where a job is.
+/// The progress of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
     Asking,
@@ -55,7 +55,7 @@ pub(super) struct Job {
     pub(super) place: Place,
     pub(super) kind: Kind,
     pub(super) stage: Stage,
-    /// When its present operation began, by the world's clock.
+    /// When its current operation began, by the simulation's clock.
     pub(super) start: Timestamp,
     pub(super) outgoing: Vec<u8>,
     pub(super) incoming: Vec<u8>,
@@ -77,7 +77,7 @@ impl Job {
         (place, kind)
     }
 
-    /// The operation that the job begins with.
+    /// The first operation of the job.
     pub(super) const fn operation(place: Place, kind: Kind, pointer: Pointer) -> Operation {
         let length = match place {
             Place::Register => 4096,

@@ -1,18 +1,18 @@
 //! Leases in virtual time: real requesters, owners, a responder and the real pipeline with its
-//! redirects, under loss, damage, delay, crashes and endpoints that stand still in the middle of
-//! a lease; and what the clients saw, decided by [`crate::history`].
+//! redirects, under loss, damage, delay, crashes, and endpoints that pause during a lease.
+//! [`crate::history`] checks the results of the clients.
 //!
-//! One server holds two pages. The first is read, overwritten and updated as a whole, always with
-//! a value that is new; a word of the second is a counter, which is added to and updated. Every
-//! endpoint's clock runs at a rate of its own. A run is decided by its seed alone.
+//! One server has two pages. The first is read, overwritten and updated as a whole, always with a new
+//! value; a word of the second is a counter, which is added to and updated. Every endpoint's clock has
+//! its own rate. The seed alone determines a run.
 //!
-//! What must hold: the histories of both pages are linearizable, no page is read half old and half
-//! new, nobody is granted a page while another believes by the own clock to have it, and once all
-//! is well again every operation succeeds.
+//! The checks: the histories of both pages are linearizable, no page is read half old and half new, no
+//! page is granted while another client, by its clock, still holds a lease on it, and after all faults
+//! every operation succeeds.
 //!
-//! * `client`: a requester and an owner; `job`: what it does with the pages.
-//! * `controller`: what copies of replies make of the redirects.
-//! * `world`: the events; `world/jobs`: how jobs go on and end; `world/traffic`: datagrams and mistakes.
+//! * `client`: a requester and an owner; `job`: its work on the pages.
+//! * `controller`: changes redirects according to copies of replies.
+//! * `world`: the events; `world/jobs`: the steps of jobs; `world/traffic`: datagrams and planted bugs.
 
 mod client;
 mod controller;
@@ -21,20 +21,20 @@ mod world;
 
 pub use world::run;
 
-/// A mistake made on purpose.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bug {
-    /// The server takes a COMMIT of the page's owner whatever its epoch.
+    /// The server accepts a COMMIT of the page's owner with any epoch.
     AnyEpoch,
     /// The server executes a repeated FETCH_ADD again.
     ForgetWindow,
-    /// The store does not do every write that it was asked to do.
+    /// The store skips some writes.
     LoseWrites,
-    /// A client believes in its lease for longer than it was granted.
+    /// A client uses its lease for longer than it was granted.
     Overstay,
-    /// An owner executes what is redirected to it, and is believed.
+    /// An owner executes a redirected request, and the client accepts the reply.
     OwnerExecutes,
-    /// An owner is not told that its lease is over, and serves on what was committed before.
+    /// An owner does not learn that its lease ended, and serves the contents before the COMMIT.
     ServeReleased,
 }
 
@@ -50,11 +50,11 @@ impl Bug {
     ];
 }
 
-/// Everything that is decided before a run.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where all randomness comes from.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// The mistake that this run must find.
+    /// The bug that this run must find.
     pub bug: Option<Bug>,
 }

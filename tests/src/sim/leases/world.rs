@@ -1,4 +1,4 @@
-//! The world: one queue of events in virtual time.
+//! The simulation: one queue of events in virtual time.
 
 mod jobs;
 mod traffic;
@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
 use super::{
     Bug, Plan,
-    client::{Client, Manner},
+    client::{Client, ClientConfig},
     controller::{Controller, Redirect},
     job::{Kind, Place},
 };
@@ -27,13 +27,13 @@ use crate::{
 /// Jobs of a run.
 const JOBS: usize = 150;
 
-/// Events of a run: more are a loop.
+/// The most events of a run: more indicate a loop.
 const EVENTS_MAX: u64 = 5_000_000;
 
-/// How long a host takes to look at a timer again that is due at once.
+/// The delay before a host checks a timer again that is due at once.
 const SPIN: Duration = Duration::from_nanos(1);
 
-/// How fast or slow a clock is at most: any two differ by less than one part in 64, as leases assume.
+/// The largest deviation of a clock: any two differ by less than one part in 64, as leases require.
 const SKEW_PPM: i64 = 7_000;
 
 enum Event {
@@ -58,7 +58,7 @@ struct World {
     rack: RackPlan,
     rng: SmallRng,
     now: Timestamp,
-    /// By time and order; the events lie apart, because they have no order of their own.
+    /// By time and order; the events are stored apart, because they have no order.
     queue: BinaryHeap<Reverse<(Timestamp, u64)>>,
     events: HashMap<u64, Event>,
     order: u64,
@@ -67,7 +67,7 @@ struct World {
     clients: Vec<Client>,
     lives: Vec<u32>,
     server: Server,
-    /// When the server stopped and began anew, each time.
+    /// The times at which the server stopped and restarted.
     restarts: Vec<(Timestamp, Timestamp)>,
     clocks: Vec<Clock>,
     frozen: Vec<Option<VecDeque<Vec<u8>>>>,
@@ -81,7 +81,7 @@ struct World {
     started: usize,
     depth: usize,
     is_final: bool,
-    /// Changes that may be asked for once more in the end.
+    /// Remaining retries of changes at the end of the run.
     final_retries: u8,
     seen: HashSet<(u64, u64)>,
     /// The last lease of each page, for [`Bug::AnyEpoch`].
@@ -93,7 +93,7 @@ struct World {
 /// Runs a plan to its end.
 ///
 /// # Errors
-/// What happened that no correct rack does.
+/// A description of a result that no correct rack can produce.
 pub fn run(plan: &Plan) -> Result<Report, String> {
     World::new(plan.clone()).run()
 }
@@ -106,8 +106,8 @@ impl World {
         rack.client_piece_bytes = vec![1368; clients];
         (rack.server_piece_bytes, rack.arena_pages) = (vec![1368], vec![64]);
         (rack.quota_pages, rack.tight_limits) = (None, false);
-        // Mostly far longer than a run; else sessions end between two requests, and with them all that
-        // is known of what was answered.
+        // Mostly far longer than a run; otherwise sessions end between two requests, and their
+        // recorded replies with them.
         let is_forgetful = rng.random_bool(0.25);
         let idle_ms = if is_forgetful { rng.random_range(5..50) } else { 60_000 };
         rack.session_idle = Duration::from_millis(idle_ms);
@@ -120,13 +120,13 @@ impl World {
         let counter = register.checked_add(4096).expect("the second page");
         let policy = [Policy::Reject, Policy::Serve, Policy::Wait];
         let policy = *policy.choose(&mut rng).expect("some");
-        let manner = Manner {
+        let config = ClientConfig {
             seed: plan.seed,
             policy,
             owner_wait: Duration::from_millis(*[3, 100].choose(&mut rng).expect("some")),
             session_idle: rack.session_idle,
         };
-        let client = |index| Client::new(manner, index, 1);
+        let client = |index| Client::new(config, index, 1);
         let mut clock = || Clock::new(rng.random_range(-SKEW_PPM..=SKEW_PPM));
         let clocks = (0..=clients).map(|_| clock()).collect();
         Self {
@@ -188,7 +188,7 @@ impl World {
                 return self.finish();
             }
         }
-        Err("nothing happens any more, but jobs are left".to_owned())
+        Err("no events are left, but jobs are left".to_owned())
     }
 
     fn push(&mut self, at: Timestamp, event: Event) {
@@ -228,7 +228,7 @@ impl World {
                 Some(waiting) if waiting.len() < 512 => waiting.push_back(frame),
                 Some(_) => {}
                 None => {
-                    self.hear(endpoint, &frame);
+                    self.receive(endpoint, &frame);
                     return self.after(endpoint);
                 }
             },
@@ -292,7 +292,7 @@ impl World {
             }
             Event::Thaw { endpoint } => {
                 for frame in self.frozen[endpoint].take().into_iter().flatten() {
-                    self.hear(endpoint, &frame);
+                    self.receive(endpoint, &frame);
                 }
                 self.timeout(endpoint);
                 self.after(endpoint)?;
@@ -337,7 +337,7 @@ impl World {
         }
     }
 
-    /// Sends what an endpoint has to send, and takes what ended there.
+    /// Sends the frames of an endpoint, and handles operations that ended there.
     fn after(&mut self, endpoint: usize) -> Result<(), String> {
         let due = if endpoint < self.clients.len() {
             loop {
@@ -357,11 +357,11 @@ impl World {
             for frame in frames {
                 self.send_up(endpoint, frame);
             }
-            // Its timers end with it.
+            // Its timers end with the process.
             self.server.responder.poll_timeout().filter(|_| !self.server.is_away)
         };
         if let Some(due) = due {
-            // A timer that is due again at once makes a host spin, not stop: time goes on.
+            // A timer that is due again at once makes a host spin, but time continues.
             let soon = self.now + SPIN;
             let at = self.clocks[endpoint].world(due).max(soon);
             if self.timers[endpoint].is_none_or(|timer| at < timer) {
@@ -372,7 +372,7 @@ impl World {
         Ok(())
     }
 
-    /// After all jobs each page is written and read once more: no lease lasts for ever.
+    /// After all jobs each page is written and read once more: every lease must have ended.
     fn is_over(&mut self) -> Result<bool, String> {
         let idle = self.clients.iter().all(|client| client.jobs.count() == 0);
         let is_thawed = self.frozen.iter().all(Option::is_none);
@@ -384,7 +384,7 @@ impl World {
         }
         self.is_final = true;
         self.network.heal();
-        // Faults that are still to come would be none of a rack that is well again.
+        // Later faults would disturb the final check.
         self.events.retain(|_, event| {
             !matches!(
                 event,

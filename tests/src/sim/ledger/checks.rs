@@ -1,4 +1,4 @@
-//! What is checked when all is quiet.
+//! The checks at the end of a run.
 
 use super::Ledger;
 use crate::sim::{
@@ -7,7 +7,7 @@ use crate::sim::{
 };
 
 impl Ledger {
-    /// Whether every register and cell has an explanation.
+    /// Checks the history of every register and cell.
     pub(in crate::sim) fn check_histories(&self) -> Result<(), String> {
         for region in &self.regions {
             let at = |error: String| format!("{}: {error}", region.pointer);
@@ -28,7 +28,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a server has the pages that the clients know of, and no others.
+    /// Checks that a server has exactly the pages that the clients know.
     pub(in crate::sim) fn check_usage(&self, server: usize, used_pages: u64) -> Result<(), String> {
         let facts = &self.servers[server];
         let here = |region: &&Region| region.server == server && facts.is_of_now(region.pointer);

@@ -1,4 +1,4 @@
-//! Reads, writes and atomics: what the pages may hold.
+//! Reads, writes and atomics: the possible contents of pages.
 
 use bluebridge_protocol::{
     Timestamp,
@@ -14,8 +14,8 @@ use crate::sim::{
 };
 
 impl Ledger {
-    /// An answer in the same session, asked for with a low-water mark above all that was given up
-    /// before: that cannot be done any more. The mark stays below what is still under way.
+    /// A reply in the same session, requested with a low-water mark above all requests with an
+    /// unknown outcome: these can no longer be executed. The mark stays below outstanding requests.
     pub(super) fn settle(&mut self, slot: &Slot, region: usize) {
         let region = &mut self.regions[region];
         let is_passed = region.unknown_at.is_none_or(|unknown_at| slot.oldest >= unknown_at);
@@ -145,7 +145,7 @@ impl Ledger {
                 adds[cell].add(previous, addend, slot.start, now);
                 Ok(())
             }
-            (Outcome::Done, result) => Err(format!("a FETCH_ADD answered {result:?}")),
+            (Outcome::Done, result) => Err(format!("a FETCH_ADD returned {result:?}")),
             (Outcome::Unknown, _) => {
                 adds[cell].add_unknown(addend);
                 Ok(())
@@ -170,7 +170,7 @@ impl Ledger {
                 seen[cell] = if previous == expected { new } else { previous };
                 swaps[cell].swap((expected, new), previous, slot.start, now)
             }
-            (Outcome::Done, result) => Err(format!("a CAS answered {result:?}")),
+            (Outcome::Done, result) => Err(format!("a CAS returned {result:?}")),
             (Outcome::Unknown, _) => {
                 swaps[cell].swap_unknown(expected, new, slot.start);
                 Ok(())

@@ -1,4 +1,4 @@
-//! CREATE and DELETE: what was granted, and what was freed.
+//! CREATE and DELETE: granted and freed pages.
 
 use bluebridge_protocol::{
     Timestamp,
@@ -29,7 +29,7 @@ impl Ledger {
         }
         let pointer = match result {
             Ok(Answer::Pointer(pointer)) => pointer,
-            Ok(other) => return Err(format!("a CREATE answered {other:?}")),
+            Ok(other) => return Err(format!("a CREATE returned {other:?}")),
             Err(Failure::OutcomeUnknown { node, .. }) => {
                 let at = server.or_else(|| self.servers.iter().position(|s| s.node == node));
                 let at = at.ok_or("the outcome at no server is unknown")?;
@@ -46,7 +46,7 @@ impl Ledger {
         let at = self.servers.iter().position(|facts| facts.node == pointer.node);
         let at = at.ok_or_else(|| format!("{pointer} is on no memory node"))?;
         if server.is_some_and(|server| server != at) {
-            return Err(format!("{pointer} is on another server than the one asked"));
+            return Err(format!("{pointer} is on another server than requested"));
         }
         let mut region = Region::new(purpose, (pointer, pages), at, client);
         self.check_grant(&region)?;
@@ -64,14 +64,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// No page is granted twice.
+    /// No page may be granted twice.
     pub(super) fn check_grant(&mut self, new: &Region) -> Result<(), String> {
         let pages = new.page_range();
         let facts = &self.servers[new.server];
         if !new.pointer.location.is_page_aligned() || pages.end > facts.arena_pages {
             return Err(format!("{} is no place for pages", new.pointer));
         }
-        // Another generation of the same contents is no other page.
+        // Another generation of the same contents is not another page.
         let life = life_of(new.pointer.location.generation());
         for old in &mut self.regions {
             let other = old.page_range();

@@ -4,7 +4,7 @@ use bluebridge_protocol::Timestamp;
 
 use super::subset_sums;
 
-/// Unknown outcomes beyond which all their sums are too many to look at.
+/// With more unknown outcomes their sums are too many to check.
 const UNKNOWN_MAX: usize = 14;
 
 /// One acknowledged addition.
@@ -24,21 +24,21 @@ pub struct AddCell {
 }
 
 impl AddCell {
-    /// An addition was acknowledged.
+    /// Records an acknowledged addition.
     pub fn add(&mut self, previous: u64, addend: u64, start: Timestamp, end: Timestamp) {
         self.added.push(Added { previous, addend, start, end });
     }
 
-    /// An addition ended with an unknown outcome.
+    /// Records an addition with an unknown outcome.
     pub fn add_unknown(&mut self, addend: u64) {
         self.unknown.push(addend);
     }
 
-    /// Whether each acknowledged addition was done exactly once, in an order that keeps real time,
-    /// and each unknown one at most once; `last` is what the cell holds in the end.
+    /// Checks that each acknowledged addition was executed exactly once, in an order that fits real
+    /// time, and each unknown one at most once; `last` is the final value of the cell.
     ///
     /// # Errors
-    /// What contradicts that.
+    /// A description of the contradiction.
     pub fn check(&self, last: Option<u64>) -> Result<(), String> {
         let mut added = self.added.clone();
         added.sort_by_key(|add| add.previous);
@@ -68,18 +68,18 @@ impl AddCell {
         if subset_sums(0, &self.unknown).contains(&gap) {
             Ok(())
         } else {
-            Err(format!("{gap:#x} more was added than was asked for"))
+            Err(format!("{gap:#x} more was added than requested"))
         }
     }
 
-    /// Whether the check has to leave the sum out.
+    /// Whether the check must ignore the sum.
     #[must_use]
     pub const fn is_doubtful(&self) -> bool {
         self.unknown.len() > UNKNOWN_MAX
     }
 }
 
-/// One swap that was acknowledged as done, or may have been.
+/// A swap that was acknowledged, or whose outcome is unknown.
 #[derive(Clone, Copy, Debug)]
 struct Swap {
     expected: u64,
@@ -88,7 +88,7 @@ struct Swap {
     end: Timestamp,
 }
 
-/// A word that is changed by CAS alone, always to a value that is new.
+/// A word that is changed only by CAS, always to a new value.
 #[derive(Clone, Debug, Default)]
 pub struct SwapCell {
     done: Vec<Swap>,
@@ -96,10 +96,10 @@ pub struct SwapCell {
 }
 
 impl SwapCell {
-    /// A swap was answered.
+    /// Records the result of a swap.
     ///
     /// # Errors
-    /// If the answer names a value that nobody put there.
+    /// If the result is a value that was never written.
     pub fn swap(
         &mut self,
         (expected, new): (u64, u64),
@@ -113,16 +113,16 @@ impl SwapCell {
         Ok(())
     }
 
-    /// A swap ended with an unknown outcome.
+    /// Records a swap with an unknown outcome.
     pub fn swap_unknown(&mut self, expected: u64, new: u64, start: Timestamp) {
         let end = Timestamp::MAX;
         self.unknown.push(Swap { expected, new, start, end });
     }
 
-    /// Whether the swaps that were done form one chain from 0 to `last`.
+    /// Checks that the executed swaps form one chain from 0 to `last`.
     ///
     /// # Errors
-    /// Where it breaks.
+    /// A description of where the chain breaks.
     pub fn check(&self, last: Option<u64>) -> Result<(), String> {
         let mut at = 0;
         let mut latest_start = Timestamp::default();
@@ -143,23 +143,23 @@ impl SwapCell {
             if done == self.done.len() && last.is_none_or(|last| last == at) {
                 return Ok(());
             }
-            // Only an unknown swap can lead on; which one shows in what follows.
+            // Only an unknown swap can continue the chain; the following swaps determine which one.
             match self
                 .unknown
                 .iter()
-                .find(|swap| swap.expected == at && self.leads_on(swap.new, last))
+                .find(|swap| swap.expected == at && self.has_successor(swap.new, last))
             {
                 Some(swap) => {
                     latest_start = latest_start.max(swap.start);
                     at = swap.new;
                 }
-                None => return Err(format!("nothing leads on from {at:#x}")),
+                None => return Err(format!("no swap continues from {at:#x}")),
             }
         }
     }
 
-    /// Whether anything follows a value: a swap that expects it, or the end.
-    fn leads_on(&self, value: u64, last: Option<u64>) -> bool {
+    /// Whether a value has a successor: a swap that expects it, or the end.
+    fn has_successor(&self, value: u64, last: Option<u64>) -> bool {
         last == Some(value)
             || self.done.iter().chain(&self.unknown).any(|swap| swap.expected == value)
     }
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(cell.check(Some(8)), Ok(()));
         assert!(cell.check(Some(208)).is_err(), "100 twice");
         cell.add(5, 1, at(5), at(6));
-        assert!(cell.check(None).is_err(), "two saw 5");
+        assert!(cell.check(None).is_err(), "two returned 5");
     }
 
     #[test]

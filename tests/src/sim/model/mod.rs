@@ -1,4 +1,4 @@
-//! The reference model: what memory may hold, given what the clients were told.
+//! The reference model: the possible contents of memory, given the clients' results.
 
 pub mod cells;
 pub mod pages;
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 /// Every sum that some of `parts` can have, beside `base`.
 ///
-/// What ended with an unknown outcome was done once or not at all, so any subset may have been.
+/// An operation with an unknown outcome was executed once or not at all, so any subset is possible.
 #[must_use]
 pub fn subset_sums(base: u64, parts: &[u64]) -> BTreeSet<u64> {
     let mut sums = BTreeSet::from([base]);

@@ -2,83 +2,84 @@
 
 use bluebridge_wire::address::PAGE_BYTES;
 
-/// Writes with an unknown outcome that a page's model keeps apart at most.
-const GHOSTS_MAX: usize = 3;
+/// The most writes with an unknown outcome that the model of a page distinguishes.
+const PENDING_MAX: usize = 3;
 
-/// Contents that a page may have, and which of the ghosts are in it.
+/// Possible contents of a page, and the pending writes that they include.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Candidate {
     bytes: Box<[u8; PAGE_BYTES]>,
     landed: u8,
 }
 
-/// A write that was given up: it was done, will still be done, or never will.
+/// A write with an unknown outcome: it was executed, will be executed, or never will be.
 #[derive(Clone, Debug)]
-struct Ghost {
+struct PendingWrite {
     start: usize,
     data: Vec<u8>,
 }
 
-/// What one page may hold.
+/// The possible contents of one page.
 #[derive(Clone, Debug)]
 pub struct PrivatePage {
     candidates: Vec<Candidate>,
-    ghosts: Vec<Ghost>,
+    pending_writes: Vec<PendingWrite>,
 }
 
 impl PrivatePage {
-    /// A page that holds zeros.
+    /// A page of zeros.
     #[must_use]
     pub fn zeroed() -> Self {
         let bytes = Box::new([0; PAGE_BYTES]);
-        Self { candidates: vec![Candidate { bytes, landed: 0 }], ghosts: Vec::new() }
+        Self { candidates: vec![Candidate { bytes, landed: 0 }], pending_writes: Vec::new() }
     }
 
-    /// Whether another unknown outcome would be more than the model keeps apart.
+    /// Whether the model cannot distinguish another unknown outcome.
     #[must_use]
     pub const fn is_doubtful(&self) -> bool {
-        self.ghosts.len() >= GHOSTS_MAX
+        self.pending_writes.len() >= PENDING_MAX
     }
 
-    /// A later request of the same session was answered: what was given up before is below the
-    /// low-water mark, so it cannot be done any more.
+    /// A later request of the same session got a reply: earlier requests with an unknown outcome
+    /// are below the low-water mark and can no longer be executed.
     pub fn settle(&mut self) {
-        self.ghosts.clear();
+        self.pending_writes.clear();
         for candidate in &mut self.candidates {
             candidate.landed = 0;
         }
         self.drop_equal();
     }
 
-    /// A write was acknowledged.
+    /// Records an acknowledged write.
     pub fn write(&mut self, start: usize, data: &[u8]) {
         for candidate in &mut self.candidates {
             candidate.bytes[start..start + data.len()].copy_from_slice(data);
         }
-        // A ghost may land before or after, as long as it is one.
-        self.land_ghosts();
+        // A pending write may be executed before or after this one.
+        self.apply_pending_writes();
         self.drop_equal();
     }
 
-    /// A write ended with an unknown outcome.
+    /// Records a write with an unknown outcome.
     pub fn write_unknown(&mut self, start: usize, data: &[u8]) {
-        self.ghosts.push(Ghost { start, data: data.to_vec() });
-        self.land_ghosts();
+        self.pending_writes.push(PendingWrite { start, data: data.to_vec() });
+        self.apply_pending_writes();
     }
 
-    /// Some bytes were read: whether the page may hold them. What contradicts them is forgotten.
+    /// Whether the page may contain the bytes that were read. Candidates that contradict them are
+    /// removed.
     pub fn read(&mut self, start: usize, data: &[u8]) -> bool {
         self.candidates.retain(|candidate| candidate.bytes[start..start + data.len()] == *data);
         let possible = !self.candidates.is_empty();
-        self.land_ghosts();
+        self.apply_pending_writes();
         possible
     }
 
-    /// Adds what the page holds if some of the ghosts land now, in any order.
-    fn land_ghosts(&mut self) {
+    /// Adds the contents that are possible if some pending writes are executed now, in any order.
+    fn apply_pending_writes(&mut self) {
         let mut next = 0;
         while next < self.candidates.len() {
-            for (index, ghost) in self.ghosts.iter().enumerate() {
+            for (index, ghost) in self.pending_writes.iter().enumerate() {
                 let mut candidate = self.candidates[next].clone();
                 if candidate.landed & 1 << index != 0 {
                     continue;
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_acknowledged_is_all_there_is() {
+    fn acknowledged_writes_determine_the_contents() {
         let mut page = PrivatePage::zeroed();
         page.write(4, b"abcd");
         assert!(page.clone().read(2, b"\0\0abcd\0"));
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_write_is_there_or_not_and_may_come_late() {
+    fn an_unknown_write_may_be_executed_late_or_never() {
         let mut page = PrivatePage::zeroed();
         page.write_unknown(0, b"new");
         assert!(page.read(0, b"\0\0\0"), "not done yet");
@@ -127,21 +128,21 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_write_is_done_once() {
+    fn an_unknown_write_is_executed_once() {
         let mut page = PrivatePage::zeroed();
         page.write_unknown(0, b"a");
         assert!(page.read(0, b"a"));
         page.write(0, b"b");
-        assert!(!page.read(0, b"a"), "it landed before");
+        assert!(!page.read(0, b"a"), "it was executed before");
     }
 
     #[test]
-    fn settled_ghosts_stay_where_they_are() {
+    fn settled_writes_do_not_change_any_more() {
         let mut page = PrivatePage::zeroed();
         page.write_unknown(0, b"a");
         page.settle();
         assert!(page.clone().read(0, b"a") && page.clone().read(0, b"\0"));
         assert!(page.read(0, b"\0"));
-        assert!(!page.read(0, b"a"), "it can no longer land");
+        assert!(!page.read(0, b"a"), "it can no longer be executed");
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Every value is written once, so linearizability can be decided fast and exactly: Gibbons and
 //! Korach, "Testing shared memories" (1997), section 4. All operations on one value form a zone
-//! between the first end and the last beginning; values whose zones are forward exclude one
-//! another in time, and no backward zone may lie inside of a forward one.
+//! between the first end and the last beginning; forward zones must not overlap, and no backward zone
+//! may be inside a forward one.
 
 use bluebridge_protocol::Timestamp;
 
-/// The value that a register has in the beginning.
+/// The initial value of a register.
 pub const INITIAL: u64 = 0;
 
 /// The operations on one value.
@@ -43,7 +43,7 @@ impl Default for Register {
 }
 
 impl Register {
-    /// A write began; how it ends is not known yet.
+    /// Records the beginning of a write.
     pub fn begin(&mut self, value: u64, start: Timestamp) {
         self.clusters.push(Cluster {
             value,
@@ -55,7 +55,7 @@ impl Register {
         });
     }
 
-    /// A write was acknowledged.
+    /// Records an acknowledged write.
     pub fn acknowledge(&mut self, value: u64, end: Timestamp) {
         if let Some(cluster) = self.cluster(value) {
             cluster.first_end = cluster.first_end.min(end);
@@ -63,17 +63,17 @@ impl Register {
         }
     }
 
-    /// A write was refused, so nobody may ever see it.
+    /// Records a refused write, whose value must never be read.
     pub fn refuse(&mut self, value: u64) -> Result<(), String> {
         let seen = self.cluster(value).is_some_and(|cluster| cluster.seen);
         self.clusters.retain(|cluster| cluster.value != value);
         if seen { Err(format!("value {value:#x} was read, but its write refused")) } else { Ok(()) }
     }
 
-    /// A value was read.
+    /// Records a read.
     ///
     /// # Errors
-    /// If nobody had begun to write it when the read ended.
+    /// If no write of the value had begun when the read ended.
     pub fn read(&mut self, value: u64, start: Timestamp, end: Timestamp) -> Result<(), String> {
         let Some(cluster) = self.cluster(value) else {
             return Err(format!("read {value:#x}, which was never written there"));
@@ -87,10 +87,10 @@ impl Register {
         Ok(())
     }
 
-    /// Whether one order of all operations explains them, in keeping with real time.
+    /// Checks that one order of all operations explains their results and fits real time.
     ///
     /// # Errors
-    /// Two values that contradict one another.
+    /// Two contradictory values.
     pub fn check(&self) -> Result<(), String> {
         let zones: Vec<_> = self.clusters.iter().filter(|c| c.seen || c.certain).collect();
         let is_forward = |zone: &Cluster| zone.first_end < zone.last_start;
@@ -119,7 +119,7 @@ impl Register {
     }
 
     fn cluster(&mut self, value: u64) -> Option<&mut Cluster> {
-        // The newest are asked for most.
+        // The newest ones are requested most often.
         self.clusters.iter_mut().rev().find(|cluster| cluster.value == value)
     }
 }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn values_from_nowhere_and_from_the_future_are_found() {
+    fn values_that_were_never_written_or_are_written_later_are_found() {
         let mut register = Register::default();
         assert!(register.read(7, at(1), at(2)).is_err());
         register.begin(7, at(5));

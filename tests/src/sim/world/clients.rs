@@ -1,4 +1,4 @@
-//! What clients do when they run: send, end operations, begin new ones.
+//! The clients' actions: send, end operations, begin new ones.
 
 use core::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::sim::{
     workload,
 };
 
-/// After how long an operation is cancelled, if it is still under way.
+/// The time after which an outstanding operation is cancelled.
 const CANCEL: Duration = Duration::from_micros(700);
 
-/// By how much an operation may outlive its deadline: timers are checked once an event.
+/// How late after its deadline an operation may end: timers are checked once an event.
 const LATE: Duration = Duration::from_micros(10);
 
 impl World {
-    /// Lets a client send, end and begin operations until it waits for something.
+    /// Lets a client send, end and begin operations until it must wait.
     pub(super) fn pump(&mut self, client: usize) -> Result<(), String> {
         if self.is_frozen(client) {
             return Ok(());
@@ -63,13 +63,16 @@ impl World {
         }
         self.report.operations += 1;
         if self.phase == Phase::Reading && result.is_err() {
-            return Err(format!("{:?} ended with {result:?} though all is well again", slot.task));
+            return Err(format!(
+                "{:?} ended with {result:?} though all faults are over",
+                slot.task
+            ));
         }
-        let told = self.ledger.complete(self.now, client, slot, result);
-        told.map_err(|error| format!("client {client}, {:?}: {error}", slot.task))
+        let checked = self.ledger.complete(self.now, client, slot, result);
+        checked.map_err(|error| format!("client {client}, {:?}: {error}", slot.task))
     }
 
-    /// Begins an operation if the client may; says whether it did.
+    /// Begins an operation if the client may; returns whether it did.
     pub(super) fn begin(&mut self, client: usize) -> Result<bool, String> {
         let task = match self.phase {
             Phase::Working => {
@@ -79,7 +82,7 @@ impl World {
                 }
                 self.started += 1;
                 self.faults()?;
-                // A fault may have been this client's own.
+                // The fault may concern this client.
                 if self.is_frozen(client) {
                     return Ok(false);
                 }
@@ -128,7 +131,7 @@ impl World {
                 self.end(client, &slot, Err(Failure::TooManyServers { node: NodeId(0) }))?;
                 Ok(true)
             }
-            // Another server's reads have to end first.
+            // Reads of another server must end first.
             Err(StartError::Servers) if slots.count() > 1 => {
                 let slot = slots.remove(token).ok_or("the slot of a moment ago")?;
                 self.final_tasks.push_back((client, slot.task));

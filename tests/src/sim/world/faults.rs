@@ -1,4 +1,4 @@
-//! What goes wrong, and how the world goes on after it.
+//! Applies faults and ends them.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use bluebridge_protocol::{Timestamp, requester::OperationId, store::PageStore};
 use super::{Event, World};
 use crate::sim::{migration::Move, network::Way, plan::Fault};
 
-/// How long a server answers SHUTTING_DOWN.
+/// How long a server responds SHUTTING_DOWN.
 const SHUTDOWN: Duration = Duration::from_millis(5);
 
 impl World {
@@ -32,7 +32,8 @@ impl World {
                 self.push(now + length, Event::Authority { server });
             }
             Fault::ClientRestart { client, zombie } => {
-                // A session that ended by idleness lets a zombie create again and again.
+                // With short sessions a zombie's CREATE would be repeated in one session after the
+                // other.
                 let zombie = zombie && self.plan.session_idle > Duration::from_secs(1);
                 for slot in self.clients[client].slots.iter() {
                     self.ledger.forget(now, client, (slot, zombie))?;
@@ -75,7 +76,7 @@ impl World {
         Ok(())
     }
 
-    /// Cancels an operation that was started in this life and is still under way.
+    /// Cancels an outstanding operation of this incarnation.
     pub(super) fn cancel(
         &mut self,
         client: usize,
@@ -93,7 +94,7 @@ impl World {
         self.pump(client)
     }
 
-    /// Moves a line to another server, if any can be: contents, and what both must know.
+    /// Moves a line to another server, if possible: its contents, and the servers' state.
     pub(super) fn migrate(&mut self) {
         let regions = self.ledger.regions.iter_mut();
         let movable = regions
@@ -143,7 +144,8 @@ impl World {
         let facts = &mut self.ledger.servers[server];
         facts.generation = self.servers[server].store.generation();
         if contents {
-            // What was not confirmed, or is asked for again in a new session, stays.
+            // Pages that were not confirmed, or are requested again in a new session, stay
+            // allocated.
             let pages = (0..provisional).map(|_| 1);
             self.ledger.servers[server].orphans.extend(pages);
             self.ledger.orphan_creates(server, self.clients.iter().flat_map(|c| c.slots.iter()));
@@ -158,11 +160,11 @@ impl World {
         if end.frozen_until.is_some_and(|until| until > self.now) {
             return Ok(());
         }
-        trace!(self, "end {endpoint} goes on");
+        trace!(self, "endpoint {endpoint} continues");
         let end = &mut self.ends[endpoint];
         end.frozen_until = None;
         for frame in core::mem::take(&mut end.waiting) {
-            self.hear(endpoint, &frame)?;
+            self.receive(endpoint, &frame)?;
         }
         self.after(endpoint)?;
         self.timeout(endpoint)

@@ -1,4 +1,4 @@
-//! Everything that can happen to a lease, a waiting request and a notice, once each.
+//! Causes each event of leases, waiting requests and notices once.
 
 use core::time::Duration;
 
@@ -10,16 +10,16 @@ use bluebridge_wire::{
 use super::{Attacker, LEASE_WAIT, NONCE, Seen, World, limits, number, shot};
 use crate::hostile::{attack::Class, draw::location};
 
-/// A session of the led attacks, and its next number; all that are below are answered.
+/// A session of the directed attacks, and its next number; all lower ones have a reply.
 struct Led {
     attacker: Attacker,
     session: u64,
     low: u64,
 }
 
-/// What a request says of its lease, and how far above low water it is numbered.
+/// The lease fields of a request, and how far above low water its number is.
 #[derive(Clone, Copy, Default)]
-struct Says {
+struct LeaseFields {
     epoch: u64,
     millis: u16,
     flags: Flags,
@@ -27,11 +27,12 @@ struct Says {
 }
 
 const MALFORMED: Status = Status::Malformed;
-const QUEUED: Says = Says { flags: Flags::QUEUED, ..PLAIN };
-const PLAIN: Says = Says { epoch: 0, millis: 60, flags: Flags::from_bits(0), ahead: 0 };
+const QUEUED: LeaseFields = LeaseFields { flags: Flags::QUEUED, ..PLAIN };
+const PLAIN: LeaseFields =
+    LeaseFields { epoch: 0, millis: 60, flags: Flags::from_bits(0), ahead: 0 };
 
-fn under(epoch: u64) -> Says {
-    Says { epoch, ..PLAIN }
+fn under(epoch: u64) -> LeaseFields {
+    LeaseFields { epoch, ..PLAIN }
 }
 
 fn page(first: Fields, number: u64) -> Fields {
@@ -45,7 +46,7 @@ fn only(replies: &[Seen], status: Status) -> &Seen {
 }
 
 impl World {
-    /// Makes all of it happen, at the first server.
+    /// Causes all events, at the first server.
     pub(super) fn contend_for_leases(&mut self, first: &Attacker, second: &Attacker) {
         let mut a = self.led(first, NONCE + 10);
         let mut b = self.led(second, NONCE + 10);
@@ -67,22 +68,22 @@ impl World {
         self.now = self.now + time;
     }
 
-    /// One request of a page, or of what `length` says.
+    /// One request for a page, or for `length`.
     fn ask_led(
         &mut self,
         who: &mut Led,
         command: Command,
         (target, length): (Fields, u64),
-        says: Says,
+        fields: LeaseFields,
     ) -> Vec<Seen> {
         let (session, low) = (who.session, who.low);
         let attacker = who.attacker.clone();
         let datagram = self.draw_led(&attacker, session, |draw| {
             let mut datagram = draw.bare(command, target, length);
-            number(&mut datagram, low, says.ahead);
-            datagram.header.lease_epoch = says.epoch;
-            datagram.header.lease_remaining_ms = says.millis;
-            datagram.header.flags = says.flags;
+            number(&mut datagram, low, fields.ahead);
+            datagram.header.lease_epoch = fields.epoch;
+            datagram.header.lease_remaining_ms = fields.millis;
+            datagram.header.flags = fields.flags;
             datagram.data = match command {
                 Command::Commit | Command::Write => {
                     vec![0x77; usize::try_from(length).unwrap_or(8)]
@@ -93,15 +94,15 @@ impl World {
             };
             datagram
         });
-        if says.ahead == 0 {
+        if fields.ahead == 0 {
             who.low += 1;
         }
         self.shoot(&shot(Some(Class::Sealed), &datagram))
     }
 
-    /// The epoch of a lease on a page.
-    fn update_led(&mut self, who: &mut Led, target: Fields, says: Says) -> u64 {
-        let replies = self.ask_led(who, Command::Update, (target, 8), says);
+    /// Leases a page and returns the epoch.
+    fn update_led(&mut self, who: &mut Led, target: Fields, fields: LeaseFields) -> u64 {
+        let replies = self.ask_led(who, Command::Update, (target, 8), fields);
         only(&replies, Status::Ok).header.lease_epoch
     }
 
@@ -116,7 +117,7 @@ impl World {
         assert_eq!(only(&replies, Status::LeaseLost).header.detail, how.code(), "{command}");
     }
 
-    /// Pages from the beginning of a line, enough for what follows.
+    /// Pages from the beginning of a line, enough for the attacks below.
     fn whole_lines(&mut self, who: &mut Led) -> Fields {
         let attacker = who.attacker.clone();
         let endpoint = self.draw_led(&attacker, 0, |draw| {
@@ -131,14 +132,14 @@ impl World {
         Fields { location, ..first }
     }
 
-    /// Granted, told again, renewed, in the way of everything else, committed.
+    /// Granted, repeated, renewed, in conflict with all other requests, committed.
     fn lease_and_contend(&mut self, a: &mut Led, b: &mut Led, pages: Fields) {
         let low = a.low;
         let epoch = self.update_led(a, pages, PLAIN);
         a.low = low;
         assert_eq!(self.update_led(a, pages, PLAIN), epoch, "the same grant");
         only(&self.ask_led(a, Command::Renew, (pages, 8), under(epoch)), Status::Ok);
-        // A lease that is young is not worth a redirect.
+        // A young lease does not cause a redirect.
         self.wait_for(Duration::from_millis(3));
         for (command, flags, length) in [
             (Command::Update, Flags::default(), 8),
@@ -148,13 +149,13 @@ impl World {
             (Command::CompareSwap, Flags::default(), 8),
             (Command::Delete, Flags::ZERO, 8),
         ] {
-            let says = Says { flags, ..PLAIN };
+            let fields = LeaseFields { flags, ..PLAIN };
             let reply =
-                only(&self.ask_led(b, command, (pages, length), says), Status::Busy).clone();
+                only(&self.ask_led(b, command, (pages, length), fields), Status::Busy).clone();
             let told = (reply.header.node, reply.header.lease_epoch);
             assert_eq!(told, (a.attacker.node.0, epoch), "{command}");
         }
-        let stale = Says { flags: Flags::MAY_BE_STALE, ..PLAIN };
+        let stale = LeaseFields { flags: Flags::MAY_BE_STALE, ..PLAIN };
         let replies = self.ask_led(b, Command::Read, (pages, 8), stale);
         let flags = only(&replies, Status::Ok).header.flags;
         assert!(flags.contains(Flags::LAST_COMMITTED));
@@ -165,17 +166,17 @@ impl World {
     }
 
     fn wait_in_every_way(&mut self, a: &mut Led, b: &mut Led, pages: Fields) {
-        // Waits, says so again, leaves.
+        // Waits, repeats, stops waiting.
         let epoch = self.update_led(a, pages, PLAIN);
-        for says in [QUEUED, QUEUED, PLAIN] {
+        for fields in [QUEUED, QUEUED, PLAIN] {
             let low = b.low;
-            let replies = self.ask_led(b, Command::Update, (pages, 8), says);
+            let replies = self.ask_led(b, Command::Update, (pages, 8), fields);
             let flags = only(&replies, Status::Busy).header.flags;
-            assert_eq!(flags.contains(Flags::QUEUED), says.flags.contains(Flags::QUEUED));
+            assert_eq!(flags.contains(Flags::QUEUED), fields.flags.contains(Flags::QUEUED));
             b.low = low;
         }
         b.low += 1;
-        // Waits, and gets what the COMMIT leaves.
+        // Waits, and gets the contents after the COMMIT.
         only(&self.ask_led(b, Command::Update, (pages, 8), QUEUED), Status::Busy);
         b.low -= 1;
         only(&self.ask_led(a, Command::Commit, (pages, 8), under(epoch)), Status::Ok);
@@ -183,39 +184,40 @@ impl World {
         assert!(granted > epoch);
         self.lost(a, Command::Commit, (pages, epoch), LeaseEnd::LeasedAgain);
         only(&self.ask_led(b, Command::Abort, (pages, 8), under(granted)), Status::Ok);
-        // Waits, and is not wanted any more.
+        // Waits, and is then below low water.
         let epoch = self.update_led(a, pages, PLAIN);
         only(&self.ask_led(b, Command::Update, (pages, 8), QUEUED), Status::Busy);
         only(&self.ask_led(b, Command::Ping, (self.endpoint_of(b), 0), PLAIN), Status::Ok);
-        // Waits, and is not heard of again.
+        // Waits, and is not repeated.
         only(
-            &self.ask_led(b, Command::Read, (pages, 8), Says { ahead: 1, ..QUEUED }),
+            &self.ask_led(b, Command::Read, (pages, 8), LeaseFields { ahead: 1, ..QUEUED }),
             Status::Busy,
         );
         self.wait_for(2 * LEASE_WAIT);
         only(&self.ask_led(a, Command::Abort, (pages, 8), under(epoch)), Status::Ok);
-        // More than may wait; then one number names other places, and leaves by its session.
+        // More than may wait; then one number names other pages, and is removed with its session.
         let epoch = self.update_led(a, pages, PLAIN);
         let share = limits(1).node_wait_count;
         b.low += 2;
         for ahead in 1..=share + 1 {
-            let replies = self.ask_led(b, Command::Read, (pages, 8), Says { ahead, ..QUEUED });
+            let replies =
+                self.ask_led(b, Command::Read, (pages, 8), LeaseFields { ahead, ..QUEUED });
             let waits = only(&replies, Status::Busy).header.flags.contains(Flags::QUEUED);
             assert_eq!(waits, ahead <= share, "the share of one node");
         }
         b.low += u64::from(share) + 2;
         only(&self.ask_led(b, Command::Ping, (self.endpoint_of(b), 0), PLAIN), Status::Ok);
-        assert_eq!(self.servers[0].responder.waiting_count(), 0, "none is wanted");
+        assert_eq!(self.servers[0].responder.waiting_count(), 0, "all are below low water");
         let other = self.update_led(a, page(pages, 8), PLAIN);
         let places = [pages, page(pages, 8), page(pages, 1)];
         for (target, status) in places.into_iter().zip([Status::Busy, MALFORMED, MALFORMED]) {
-            let says = Says { ahead: 1, ..QUEUED };
-            only(&self.ask_led(b, Command::Update, (target, 8), says), status);
+            let fields = LeaseFields { ahead: 1, ..QUEUED };
+            only(&self.ask_led(b, Command::Update, (target, 8), fields), status);
         }
         assert_eq!(self.servers[0].responder.waiting_count(), 1, "one number waits once");
         b.low += 2;
         only(&self.ask_led(b, Command::Ping, (self.endpoint_of(b), 0), PLAIN), Status::Ok);
-        assert_eq!(self.servers[0].responder.waiting_count(), 0, "its session went on");
+        assert_eq!(self.servers[0].responder.waiting_count(), 0, "its session continued");
         for (target, epoch) in [(pages, epoch), (page(pages, 8), other)] {
             only(&self.ask_led(a, Command::Abort, (target, 8), under(epoch)), Status::Ok);
         }
@@ -227,10 +229,10 @@ impl World {
         Fields::unpack(address.to_ipv6()).expect("an endpoint")
     }
 
-    /// Every end of a lease, told to whom it was.
+    /// Every end of a lease, as reported to its owner.
     fn lose_in_every_way(&mut self, a: &mut Led, b: &mut Led, pages: Fields) {
         for command in [Command::Commit, Command::Abort, Command::Renew] {
-            let epoch = self.update_led(a, pages, Says { millis: 1, ..PLAIN });
+            let epoch = self.update_led(a, pages, LeaseFields { millis: 1, ..PLAIN });
             self.wait_for(Duration::from_millis(2));
             self.lost(a, command, (pages, epoch), LeaseEnd::Expired);
             for (ends, how) in
@@ -240,7 +242,7 @@ impl World {
                 only(&self.ask_led(a, ends, (pages, 8), under(epoch)), Status::Ok);
                 self.lost(a, command, (pages, epoch), how);
             }
-            let mine = self.update_led(a, pages, Says { millis: 1, ..PLAIN });
+            let mine = self.update_led(a, pages, LeaseFields { millis: 1, ..PLAIN });
             self.wait_for(Duration::from_millis(2));
             let theirs = self.update_led(b, pages, PLAIN);
             self.lost(a, command, (pages, mine), LeaseEnd::LeasedAgain);
@@ -249,7 +251,7 @@ impl World {
             self.lost(a, command, (page(pages, 40), theirs), LeaseEnd::Unknown);
             only(&self.ask_led(b, Command::Abort, (pages, 8), under(theirs)), Status::Ok);
         }
-        // A part of what a COMMIT names is not leased: nothing of it is written.
+        // A part of the range of a COMMIT is not leased: nothing is written.
         let epoch = self.update_led(a, pages, PLAIN);
         let both = (page(pages, 0), PAGE_BYTES as u64 + 8);
         let low = a.low;
@@ -265,7 +267,7 @@ impl World {
         only(&self.ask_led(a, Command::Abort, (pages, 8), under(epoch)), Status::Ok);
     }
 
-    /// More than one node may have, and more than there is room for, whoever asks.
+    /// More leases than one node may have, and more than the server has room for.
     fn lease_too_much(&mut self, a: &mut Led, pages: Fields) {
         let line = LINE_BYTES as u64;
         assert_eq!((limits(1).node_lease_count, limits(1).lease_count), (8, 16), "two lines");
@@ -296,13 +298,13 @@ impl World {
         only(&self.ask_led(&mut c, Command::Delete, (own, 15), PLAIN), Status::Ok);
     }
 
-    /// Pages of an unfinished ALLOC_WRITE that somebody guessed and leased go all the same, and a
-    /// lease that ran out does not stand in the way of DELETE.
+    /// Pages of an unfinished ALLOC_WRITE that were guessed and leased are freed anyway, and an
+    /// expired lease does not block a DELETE.
     fn free_under_a_lease(&mut self, a: &mut Led) {
         let endpoint = self.endpoint_of(a);
         let replies = self.ask_led(a, Command::Create, (endpoint, 1), PLAIN);
         let own = Fields::unpack(only(&replies, Status::Ok).header.target).expect("a pointer");
-        self.update_led(a, own, Says { millis: 1, ..PLAIN });
+        self.update_led(a, own, LeaseFields { millis: 1, ..PLAIN });
         only(&self.ask_led(a, Command::Delete, (own, 1), PLAIN), Status::Busy);
         self.wait_for(Duration::from_millis(2));
         only(&self.ask_led(a, Command::Delete, (own, 1), PLAIN), Status::Ok);
@@ -321,15 +323,15 @@ impl World {
         let (&first, held) = guessed.expect("it has its pages");
         let location = location(held.generation, first);
         let guess = Fields { node: self.servers[0].node, tag: held.tag, location, ..own };
-        let says = Says { ahead: 1, ..PLAIN };
-        only(&self.ask_led(a, Command::Update, (guess, 8), says), Status::Ok);
+        let fields = LeaseFields { ahead: 1, ..PLAIN };
+        only(&self.ask_led(a, Command::Update, (guess, 8), fields), Status::Ok);
         a.low += 2;
         only(&self.ask_led(a, Command::Ping, (endpoint, 0), PLAIN), Status::Ok);
         let replies = self.ask_led(a, Command::Read, (guess, 8), PLAIN);
         only(&replies, Status::NotAllocated);
     }
 
-    /// A new incarnation ends what the old one has.
+    /// A new incarnation ends the leases and requests of the old one.
     fn supersede(&mut self, mut old: Led, pages: Fields) {
         let epoch = self.update_led(&mut old, pages, PLAIN);
         let renewed = self.update_led(&mut old, page(pages, 8), PLAIN);

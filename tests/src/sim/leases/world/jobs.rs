@@ -1,4 +1,4 @@
-//! What clients do with the pages, and what of it goes into the histories.
+//! The clients' operations on the pages, and their records in the histories.
 
 use core::time::Duration;
 
@@ -24,13 +24,13 @@ use crate::{
 /// No lease lasts longer than this after its grant or its last RENEW.
 const LEASE_MAX: Duration = Duration::from_millis(41);
 
-/// For how long a client asks when it extends a lease.
+/// The lease time that a client requests in a RENEW.
 const RENEWAL_MS: u16 = 20;
 
-/// For how long it may rely on that from when it asks, however the clocks run.
+/// How long the client may use it, counted from the request, with any clock rates.
 const RENEWAL_SAFE: Duration = Duration::from_millis(18);
 
-/// By how much a client believes in a lease too long, for [`Bug::Overstay`].
+/// By how much a client overestimates a lease, for [`Bug::Overstay`].
 const OVERSTAY: Duration = Duration::from_millis(20);
 
 impl World {
@@ -83,7 +83,7 @@ impl World {
         began.map(|_| ()).map_err(|error| format!("{operation:?} was not begun: {error}"))
     }
 
-    /// A client goes on with what it holds: COMMIT, seldom RENEW or ABORT.
+    /// A client continues under its lease: mostly COMMIT, seldom RENEW or ABORT.
     pub(super) fn act(&mut self, client: usize, life: u32, token: u64) -> Result<(), String> {
         if self.lives[client] != life {
             return Ok(());
@@ -110,7 +110,8 @@ impl World {
                 Operation::Abort { pointer, length, epoch }
             }
             1 => {
-                // It may be for less than is left, and the home may do it though its answer is lost.
+                // The RENEW may shorten the lease, and the home may execute it although its reply
+                // is lost.
                 let expires_at = holding.expires_at.min(local + RENEWAL_SAFE);
                 job.stage = Stage::Renewing(Holding { expires_at, ..holding });
                 Operation::Renew { pointer, length, epoch, lease_ms: RENEWAL_MS }
@@ -136,8 +137,8 @@ impl World {
         self.after(client)
     }
 
-    /// The client's owner is told that a lease is over: before the home can know, so that nothing
-    /// is served that another has seen replaced.
+    /// The client's owner is notified that a lease ends before the home can execute the COMMIT, so
+    /// that no contents are served that another client has seen replaced.
     fn release(&mut self, client: usize, place: Place, epoch: u64) {
         if self.plan.bug != Some(Bug::ServeReleased) {
             self.clients[client].owner.release(self.pages[place as usize], epoch);
@@ -166,7 +167,7 @@ impl World {
             && matches!(result, Err(Failure::OutcomeUnknown { .. }))
             && let Some(left) = self.final_retries.checked_sub(1)
         {
-            // The server restarted just before: its old session cannot tell.
+            // The server restarted just before: the outcome in the old session is unknown.
             self.final_retries = left;
             self.forget(&job);
             self.next_value += 1;
@@ -177,7 +178,7 @@ impl World {
             return self.begin(client, job.place, kind, Duration::from_secs(15));
         }
         if self.is_final && result.is_err() {
-            return Err(format!("{job:?} ended with {result:?} though all is well again"));
+            return Err(format!("{job:?} ended with {result:?} though all faults are over"));
         }
         match (job.stage, job.kind, result) {
             (_, _, Err(Failure::OutcomeUnknown { .. })) => self.forget(&job),
@@ -204,7 +205,7 @@ impl World {
                 let before = seen(&job)?;
                 self.record(&job, Action::Read { value: before }, true);
                 let expires_at = self.believed(lease);
-                // Who stood still may hear of a grant that is over.
+                // A client that was paused may receive a grant that has expired.
                 if self.local(client) < lease.expires_at {
                     self.check_sole_holder(client, job.place)?;
                 }
@@ -229,15 +230,15 @@ impl World {
         Ok(())
     }
 
-    /// Until when a client believes that it has a lease, by its own clock.
+    /// The end of a lease in the client's view, by its own clock.
     fn believed(&self, lease: Lease) -> Timestamp {
         let overstay = if self.plan.bug == Some(Bug::Overstay) { OVERSTAY } else { Duration::ZERO };
         lease.expires_at + overstay
     }
 
-    /// Who has a page finds nobody else who believes, by the own clock, to have it still.
+    /// When a client gets a page, no other client may still hold a lease on it, by its own clock.
     ///
-    /// A home that begins anew has forgotten the leases that their owners still believe in.
+    /// A restarted home has lost the leases that their owners still use.
     fn check_sole_holder(&self, client: usize, place: Place) -> Result<(), String> {
         if self.restarts.iter().any(|(_, back)| *back + LEASE_MAX > self.now) {
             return Ok(());
@@ -259,14 +260,15 @@ impl World {
         Ok(())
     }
 
-    /// The client has the lease, tells its owner so, and goes on after a while: too late at times.
+    /// The client has the lease, notifies its owner, and continues after a while, sometimes too
+    /// late.
     fn hold(&mut self, client: usize, mut job: Job, holding: Holding) -> Result<(), String> {
         let now = self.local(client);
         let pointer = self.pages[job.place as usize];
         let committed = Some(Committed { start: 0, bytes: &job.incoming });
         let owner = &mut self.clients[client].owner;
         let held = owner.hold(now, pointer, holding.epoch, holding.expires_at, None, committed);
-        // A grant that was overtaken by a later one of the same client is over.
+        // A grant that arrives after a later one of the same client has ended.
         if held.is_err() {
             self.report.count("lease world", "grant was overtaken", 1);
         }
@@ -280,9 +282,9 @@ impl World {
         Ok(())
     }
 
-    /// Since when the contents may have been replaced that a READ of the last committed ones shows
-    /// which begins at a moment. Not at all, because an owner lets go before its COMMIT; but a home
-    /// that begins anew has forgotten the leases that their owners still believe in.
+    /// The earliest time at which the contents may have been replaced that a stale READ returns
+    /// which begins at `start`. Normally that is `start`, because an owner stops serving before its
+    /// COMMIT; but a restarted home has lost the leases that their owners still use.
     fn stale_since(&self, start: Timestamp) -> Timestamp {
         let believed = self.restarts.iter().filter(|(_, back)| *back + LEASE_MAX > start);
         believed.map(|(stopped, _)| *stopped).fold(start, Timestamp::min)
@@ -293,7 +295,7 @@ impl World {
         self.histories[job.place as usize].record(job.start.as_nanos(), end, action);
     }
 
-    /// A job whose outcome nobody will know.
+    /// A job with an unknown outcome.
     pub(super) fn forget(&mut self, job: &Job) {
         let action = match (job.stage, job.kind) {
             (Stage::Asking, Kind::Write { value }) => Action::Write { value },
@@ -307,7 +309,7 @@ impl World {
     }
 }
 
-/// What a job's read saw.
+/// The value that a job read.
 fn seen(job: &Job) -> Result<u64, String> {
     match job.place {
         Place::Register => region::read_stamp(0, &job.incoming)?.ok_or("a short read".to_owned()),

@@ -1,4 +1,4 @@
-//! Datagrams on their way, the controller's copies of them, and what a mistake makes of them.
+//! Datagrams in flight, the controller's copies of them, and planted bugs.
 
 use core::time::Duration;
 
@@ -16,11 +16,12 @@ use crate::sim::{
 };
 
 impl World {
-    /// The controller's copy of a reply; some are lost, all are late.
+    /// The controller's copy of a reply; some are lost, all are delayed.
     pub(super) fn copy(&mut self, frame: &[u8]) {
         let (clients, always) = (self.clients.len(), self.always);
-        if let Some(heard) = network::hear(frame, network::PORT)
-            && let Ok(copy) = ReplyCopy::parse(heard.source, heard.destination, heard.payload)
+        if let Some(received) = network::receive(frame, network::PORT)
+            && let Ok(copy) =
+                ReplyCopy::parse(received.source, received.destination, received.payload)
             && (copy.command, copy.status) == (Command::Update, Status::Ok)
         {
             self.leased.insert(copy.target.location >> 12, (copy.lease_epoch, copy.node));
@@ -56,25 +57,26 @@ impl World {
         }
     }
 
-    pub(super) fn hear(&mut self, endpoint: usize, frame: &[u8]) {
-        let Some(heard) = network::hear(frame, network::PORT) else { return };
+    pub(super) fn receive(&mut self, endpoint: usize, frame: &[u8]) {
+        let Some(received) = network::receive(frame, network::PORT) else { return };
         let now = self.local(endpoint);
-        let rewritten = self.mistake(endpoint, &heard);
-        let payload = rewritten.as_deref().unwrap_or(heard.payload);
+        let rewritten = self.mistake(endpoint, &received);
+        let payload = rewritten.as_deref().unwrap_or(received.payload);
         if endpoint < self.clients.len() {
-            self.clients[endpoint].hear(now, &heard, payload);
+            self.clients[endpoint].receive(now, &received, payload);
         } else if !self.server.is_away {
             let mut frames = Vec::new();
-            self.server.hear(now, &heard, payload, &mut frames);
+            self.server.receive(now, &received, payload, &mut frames);
             for frame in frames {
                 self.send_up(endpoint, frame);
             }
         }
     }
 
-    fn mistake(&mut self, endpoint: usize, heard: &network::Heard<'_>) -> Option<Vec<u8>> {
+    fn mistake(&mut self, endpoint: usize, received: &network::Received<'_>) -> Option<Vec<u8>> {
         let bug = self.plan.bug?;
-        let datagram = Datagram::parse(heard.source, heard.destination, heard.payload).ok()?;
+        let datagram =
+            Datagram::parse(received.source, received.destination, received.payload).ok()?;
         let (command, header) = (datagram.command().command()?, datagram.header);
         let is_request = !datagram.is_reply();
         match bug {
@@ -82,7 +84,7 @@ impl World {
                 let (epoch, node) = *self.leased.get(&(datagram.to.location >> 12))?;
                 let header = Header { lease_epoch: epoch, ..header };
                 let is_owner = node == datagram.from.node.0;
-                is_owner.then(|| bugs::rewritten(&datagram, heard.destination, &header))
+                is_owner.then(|| bugs::rewritten(&datagram, received.destination, &header))
             }
             Bug::ForgetWindow if endpoint >= self.clients.len() => {
                 bugs::forget_window(&mut self.seen, &datagram)
@@ -103,9 +105,9 @@ impl World {
                 let mut head = vec![0; HEADER_BYTES];
                 answer.emit(&mut head, 0);
                 let source = source.to_ipv6();
-                seal(source, heard.source, &mut head, &[9; 8]);
+                seal(source, received.source, &mut head, &[9; 8]);
                 let ports = (network::PORT, network::PORT);
-                let frame = network::frame(source, heard.source, ports, [&head, &[9; 8]]);
+                let frame = network::frame(source, received.source, ports, [&head, &[9; 8]]);
                 let asker = (0..self.clients.len()).find(|index| client_node(*index) == to)?;
                 self.push(self.now, Event::AtEnd { endpoint: asker, frame });
                 None
