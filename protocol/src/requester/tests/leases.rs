@@ -602,3 +602,33 @@ pub(super) fn waiting_does_not_use_the_window_up() -> Counters {
     assert_eq!(bench.completed().result, leased(expiry(bench.now)));
     bench.end()
 }
+
+pub(super) fn the_longest_time_that_a_piece_tells_counts() -> Counters {
+    let mut bench = Bench::open();
+    let bytes = pattern(2 * P);
+    update(&mut bench, 0, 2 * PIECE as u32, 1);
+    let sent = bench.now;
+    let request = bench.sent_one();
+    let short = grant(&request, 0, &bytes[..P]).with(|header| header.lease_remaining_ms = 320);
+    bench.reply(&short);
+    bench.reply(&grant(&request, P, &bytes[P..]));
+    assert_eq!(bench.completed().result, leased(expiry(sent)));
+    bench.end()
+}
+
+pub(super) fn what_only_names_a_lease_costs_the_credit_of_one_page() -> Counters {
+    let mut bench = Bench::with(|config| config.credit_pages = 3);
+    bench.open_session(SERVER, SESSION);
+    let (pointer, length) = (pointer(0), 8 * 4096);
+    bench.start(Operation::Renew { pointer, length, epoch: EPOCH, lease_ms: 640 }, 1);
+    bench.start(Operation::Abort { pointer, length, epoch: EPOCH }, 2);
+    let requests = bench.sent();
+    let commands: Vec<_> = requests.iter().map(|sent| sent.command).collect();
+    assert_eq!(commands, [Command::Renew, Command::Abort], "two of three pages");
+    bench.reply(&Reply::to(&requests[0], Status::Ok).with(|header| {
+        (header.node, header.lease_epoch, header.lease_remaining_ms) = (CLIENT.0, EPOCH, LEASE);
+    }));
+    bench.reply(&Reply::to(&requests[1], Status::Ok));
+    assert!(bench.completed().result.is_ok() && bench.completed().result.is_ok());
+    bench.end()
+}

@@ -38,12 +38,14 @@ pub(super) mod run {
             a_grant_to_somebody_else_is_not_taken, an_update_waits_at_the_home, a_long_wait_keeps_its_place_and_its_time,
             a_read_waits_for_the_page_that_is_leased, waiting_ends_at_the_deadline, a_grant_that_ran_out_is_asked_for_anew,
             a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read, what_is_fresh_is_not_called_stale,
-            an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up;
+            an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up,
+            the_longest_time_that_a_piece_tells_counts, what_only_names_a_lease_costs_the_credit_of_one_page;
         moved: a_moved_range_is_followed_and_remembered, a_wrong_memory_leads_home, a_grant_that_is_late_is_waited_for, pages_that_moved_apart_are_asked_one_by_one,
             a_range_that_moves_for_ever_is_given_up, a_page_that_was_changed_is_not_forgotten,
             a_page_is_asked_for_anew_in_a_new_session;
         reads: a_page_is_read_in_one_round_trip, pieces_come_in_any_order_and_twice, missing_pieces_are_asked_for_again,
-            a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back;
+            a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back,
+            the_first_piece_measures_the_round_trip;
         refusals: busy_is_tried_again_at_home, a_lease_that_lasts_ends_in_busy, overload_is_waited_out, a_refusal_is_told,
             a_redirect_leads_back_home, a_deadline_tells_what_is_known, a_cancelled_operation_is_forgotten,
             the_carrier_refuses, broken_replies_end_in_a_violation, a_short_buffer_is_the_callers_fault;

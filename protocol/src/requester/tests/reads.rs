@@ -184,3 +184,23 @@ pub(super) fn credit_and_window_hold_operations_back() -> Counters {
     while bench.requester.poll_completion().is_some() {}
     bench.end()
 }
+
+pub(super) fn the_first_piece_measures_the_round_trip() -> Counters {
+    let mut bench = Bench::open();
+    let before = bench.requester.round_trip(SERVER).expect("measured by a PING");
+    let piece = usize::from(PIECE);
+    let bytes = pattern(2 * piece);
+    bench.read(0, 2 * u32::from(PIECE), 1);
+    let request = bench.sent_one();
+    // Less than the timer, which would send it again.
+    let trip = bench.requester.poll_timeout().expect("a timer runs") - bench.now;
+    bench.now = bench.now + trip / 4;
+    bench.reply(&Reply::piece(&request, 0, 1, &bytes[..piece]));
+    let measured = bench.requester.round_trip(SERVER).expect("measured");
+    assert!(measured > before, "{measured:?} is not more than {before:?}");
+    bench.now = bench.now + trip / 2;
+    bench.reply(&Reply::piece(&request, piece, 1, &bytes[piece..]));
+    assert_eq!(bench.requester.round_trip(SERVER), Some(measured), "one sample for each READ");
+    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    bench.end()
+}

@@ -52,10 +52,12 @@ pub(super) fn open_is_repeated_and_backs_off() -> Counters {
     let again = bench.pass_to_sent().remove(0);
     assert_eq!(again.header.sequence, open.header.sequence, "one nonce, one session");
     assert_eq!(again.attempt(), 1);
+    assert_eq!((open.home, again.home), (false, true), "a repetition passes by redirects");
     bench.reply(&Reply::to(&again, Status::Overloaded));
     bench.sent_nothing();
     let later = bench.pass_to_sent().remove(0);
     assert_eq!(later.header.sequence, open.header.sequence);
+    assert!(later.home);
     bench.reply(&Reply::to(&later, Status::Overloaded));
     let refused = Failure::Refused { status: Status::Overloaded, node: HOME };
     assert_eq!(bench.pass_to_end().result, Err(refused));

@@ -63,7 +63,9 @@ proptest! {
         let mut index = SessionIndex::new(LIMIT);
         let mut model = Model::new();
         let mut vacant: Vec<_> = (0..LIMIT).collect();
-        let capacities = (index.by_open.capacity(), index.by_holder.capacity());
+        // A removed key may leave a mark that lowers the capacity until the map is tidied in place;
+        // only a map that grew has a higher one.
+        let (opens, holders) = (index.by_open.capacity(), index.by_holder.capacity());
         for (nonce, step) in (0..).zip(steps) {
             match step {
                 Step::Insert(node, incarnation) => {
@@ -85,8 +87,9 @@ proptest! {
                 Step::Remove(_) | Step::Hear(_) => {}
             }
             check(&index, &model)?;
+            prop_assert!(index.by_open.capacity() <= opens);
+            prop_assert!(index.by_holder.capacity() <= holders);
         }
-        prop_assert_eq!((index.by_open.capacity(), index.by_holder.capacity()), capacities);
     }
 }
 

@@ -349,3 +349,19 @@ pub(super) fn a_node_has_at_most_its_share() {
     assert_eq!(world.status(&keep), Status::Ok);
     assert_eq!(world.status(&own), Status::Ok);
 }
+
+#[test]
+fn pages_of_all_nodes_together_are_bounded() {
+    let limits = Limits { provisional_pages: 8, ..Limits::default() };
+    let mut world = World::unopened(&Config { limits, ..config() }, 64);
+    let ask = |node, pages| {
+        let mut ask = Ask::anywhere(Command::Create, 1, pages);
+        ask.from = endpoint(NodeId(node));
+        ask
+    };
+    assert_eq!(world.status(&ask(50, 6)), Status::Ok);
+    assert_eq!(world.status(&ask(51, 4)), Status::Overloaded);
+    assert_eq!(world.status(&ask(51, 3)), Status::Overloaded);
+    assert_eq!(world.status(&ask(52, 2)), Status::Ok, "exactly what is left");
+    assert_eq!(world.responder.provisional_pages(), 8);
+}

@@ -388,3 +388,25 @@ fn the_book_tells_the_limits() {
     let small = open(CLIENT, 1, 1, 1023);
     assert_eq!(world.status(&small), Status::BadLength, "as the book says");
 }
+
+#[test]
+fn limits_may_be_as_small_and_as_large_as_is_said() {
+    let check = |limits| Config { limits, ..config() }.check();
+    let set: [(fn(&mut Limits) -> &mut u16, u16, u16); 6] = [
+        (|limits| &mut limits.session_count, 1, 65535),
+        (|limits| &mut limits.buffer_pages, 8, 65534),
+        (|limits| &mut limits.lease_count, 8, 65535),
+        (|limits| &mut limits.wait_count, 1, 65534),
+        (|limits| &mut limits.range_count, 1, 65535),
+        (|limits| &mut limits.reply_count, 64, 65535),
+    ];
+    for (field, least, most) in set {
+        for (value, is_allowed) in
+            [(least, true), (most, true), (least - 1, false), (most.wrapping_add(1), false)]
+        {
+            let mut limits = Limits::default();
+            *field(&mut limits) = value;
+            assert_eq!(check(limits).is_ok(), is_allowed, "{value} of {least} to {most}");
+        }
+    }
+}

@@ -452,3 +452,25 @@ pub(super) fn the_queue_of_replies_is_bounded() {
     assert!(!world.responder.has_page_replies());
     assert_eq!(world.drain(), []);
 }
+
+#[test]
+fn a_waiting_read_is_sent_before_its_page_changes_under_a_foreign_name() {
+    let mut world = World::new();
+    let own = world.create(16);
+    let adopted = Adopted {
+        node: NodeId(4),
+        generation: store::GENERATION,
+        first_page: 512,
+        page_count: 8,
+        local_page: 8,
+        local_generation: store::GENERATION,
+    };
+    world.responder.add_adopted(adopted).unwrap();
+    let read = world.read_ask(page_of(own, 8), 4096);
+    world.offer(&read).unwrap();
+    let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };
+    let write = world.train(Command::Write, foreign, b"x", world.sequence + 1).remove(0);
+    assert_eq!(world.offer(&write), Err(DrainFirst));
+    assert_eq!(world.drain()[0].data, [0; 4096]);
+    assert_eq!(world.status(&write), Status::Ok);
+}

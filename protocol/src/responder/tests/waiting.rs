@@ -433,3 +433,21 @@ pub(super) fn the_waiters_of_a_space_leave_room_for_those_of_others() {
     }
     assert_eq!((world.responder.waiting_count(), world.event(Event::WaiterRefused)), (4, 2));
 }
+
+#[test]
+fn only_an_update_that_still_waits_keeps_a_free_page_from_others() {
+    let (mut world, at, mut owner, mut other) = two();
+    let mut third = Client::open(&mut world, NodeId(23), 1);
+    let first = owner.lease(&mut world, at, 1);
+    let second = owner.lease(&mut world, page_of(at, 1), 1);
+    let both = other.ask(Command::Update, at, 8192).with(patient);
+    waits(&mut world, &both);
+    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, first)).len(), 1);
+    let late = third.ask(Command::Update, at, 1).with(patient);
+    waits(&mut world, &late);
+    // It did not come again in time, and no timer has fired yet.
+    world.now = world.now + millis(201);
+    let fresh = third.ask(Command::Update, at, 1).with(patient);
+    assert_eq!(world.send(&fresh).last().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(world.send(&owner.under(Command::Abort, page_of(at, 1), 1, second)).len(), 1);
+}
