@@ -391,8 +391,9 @@ fn the_book_tells_the_limits() {
 
 #[test]
 fn limits_may_be_as_small_and_as_large_as_is_said() {
+    type Field = fn(&mut Limits) -> &mut u16;
     let check = |limits| Config { limits, ..config() }.check();
-    let set: [(fn(&mut Limits) -> &mut u16, u16, u16); 6] = [
+    let set: [(Field, u16, u16); 6] = [
         (|limits| &mut limits.session_count, 1, 65535),
         (|limits| &mut limits.buffer_pages, 8, 65534),
         (|limits| &mut limits.lease_count, 8, 65535),
