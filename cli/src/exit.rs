@@ -241,6 +241,7 @@ fn of_membership(error: &MembershipError) -> Exit {
         | MembershipError::Exhausted(_)
         | MembershipError::Closed { .. }
         | MembershipError::Expelled(_)
+        | MembershipError::Unknown(_)
         | MembershipError::Untrusted { .. } => Exit::Refused,
         _ => Exit::Failure,
     }

@@ -165,6 +165,19 @@ pub enum MemberError {
     /// The controller never assigned this node id, or its store was lost.
     #[error("node {0} is not known here; join again")]
     Unknown(u16),
+    /// The caller joined later than this controller's store knows: the store is an old copy.
+    #[error(
+        "incarnation {caller} of node {node} joined after {current}, the last one in the controller's store: \
+         the store is an old copy; start the controller with the one that it had"
+    )]
+    Ahead {
+        /// The node.
+        node: u16,
+        /// The caller's incarnation.
+        caller: u32,
+        /// The last incarnation in the store.
+        current: u32,
+    },
     /// Another incarnation took over.
     #[error("incarnation {caller} of node {node} is over, {current} is current; join again")]
     Stale {
@@ -421,11 +434,12 @@ impl Core {
         if caller < current {
             return Err(MemberError::Stale { node, caller, current });
         }
+        // The token in an old store is an old one, so this comes before its comparison.
+        if caller > current {
+            return Err(MemberError::Ahead { node, caller, current });
+        }
         if record.token != who.token {
             return Err(MemberError::WrongToken(node));
-        }
-        if caller != current {
-            return Err(MemberError::Stale { node, caller, current });
         }
         if record.attached { Ok(()) } else { Err(MemberError::Gone(node)) }
     }

@@ -88,6 +88,15 @@ impl Northbound {
         }
         status
     }
+
+    /// Refuses a member's call while it is unknown whether the switch belongs to another controller.
+    fn check_ready(&self, node: u32) -> Result<(), Status> {
+        if self.shared.is_ready() {
+            return Ok(());
+        }
+        let words = "the switch was not reached yet, and the controller's store is empty";
+        Err(self.refuse(node_words(node), Status::unavailable(words)))
+    }
 }
 
 #[tonic::async_trait]
@@ -123,6 +132,7 @@ impl Controller for Northbound {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatResponse>, Status> {
+        self.check_ready(request.get_ref().node)?;
         let request = request.into_inner();
         let who =
             parse_member(request.node, request.incarnation, &request.token).map_err(|rule| {
@@ -149,6 +159,7 @@ impl Controller for Northbound {
         &self,
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveResponse>, Status> {
+        self.check_ready(request.get_ref().node)?;
         let request = request.into_inner();
         let who =
             parse_member(request.node, request.incarnation, &request.token).map_err(|rule| {
@@ -381,6 +392,7 @@ fn member_refused(error: &MemberError) -> Status {
     let text = error.to_string();
     match error {
         MemberError::Unknown(_) => Status::not_found(text),
+        MemberError::Ahead { .. } => Status::data_loss(text),
         MemberError::Gone(_) | MemberError::Stale { .. } => Status::failed_precondition(text),
         MemberError::WrongToken(_) => Status::permission_denied(text),
     }

@@ -38,6 +38,8 @@ pub(crate) struct SharedState {
     failure: watch::Sender<Option<Arc<StoreError>>>,
     pub(crate) counts: CallCounts,
     pub(crate) started: Instant,
+    /// Whether the store had no endpoints at the start.
+    was_empty: bool,
 }
 
 impl SharedState {
@@ -49,6 +51,7 @@ impl SharedState {
         view: watch::Receiver<SwitchView>,
     ) -> Self {
         let now = Instant::now();
+        let was_empty = stored.nodes.is_empty();
         let first_version = store.start_count() << VERSION_BITS;
         let mut core = Core::new(config, stored, first_version, now);
         core.learn_ports(view.borrow().ports.clone());
@@ -62,6 +65,7 @@ impl SharedState {
             failure: watch::channel(None).0,
             counts: CallCounts::default(),
             started: now,
+            was_empty,
         }
     }
 
@@ -76,6 +80,13 @@ impl SharedState {
     /// Closes the store: changes without a response are discarded.
     pub(crate) fn close(&self) {
         drop(self.store.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Whether this controller may answer endpoints. With an empty store it may only once it has the
+    /// switch: before that it may have been started by mistake beside another controller, or with a lost
+    /// store, and its "unknown" would end the other one's clients.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.was_empty || self.view.borrow().counts.connects > 0
     }
 
     /// Reads the core.

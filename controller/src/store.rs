@@ -85,8 +85,9 @@ pub enum StoreError {
     },
     /// The file was a store and was truncated or changed.
     #[error(
-        "the controller's store {path} is damaged ({reason}); restore it from a backup. Without one, \
-         move it away and start once with --force: the switch is emptied, and every endpoint must join again"
+        "the controller's store {path} is damaged ({reason}); move it away \
+         and start once with --force: the switch is emptied, and every endpoint must join again. Do not use \
+         an older copy: pointers from after the copy could then read other data"
     )]
     Damaged {
         /// The file.

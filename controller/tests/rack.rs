@@ -252,6 +252,66 @@ fn a_fenced_controller_comes_back_by_order_and_stays() {
 }
 
 #[test]
+fn an_empty_store_expels_no_endpoint_before_the_switch_is_reached() {
+    let mut agent = Agent::start(4);
+    let (folder, empty) = (Scratch::new("known"), Scratch::new("empty"));
+    let right = Running::start(&agent, Some(&folder));
+    let home = join(&right, memory("m1", 1));
+    let user = join(&right, client("c1", 2));
+    let address = right.kill();
+    agent.stop();
+    let wrong = Running::start_at(&agent, Some(&empty), address);
+    until("heartbeats were refused", || wrong.status().refused_call_count >= 6);
+    let states = [&home, &user].map(|membership| membership.snapshot().connection);
+    assert_eq!(states, [Connection::Lost; 2]);
+    wrong.kill();
+
+    agent.restart_with_tables();
+    let _right = Running::start_at(&agent, Some(&folder), address);
+    for membership in [&home, &user] {
+        until("it is back", || membership.snapshot().connection == Connection::Connected);
+    }
+}
+
+#[test]
+fn a_controller_with_another_store_or_an_old_copy_expels_no_memory_server() {
+    let mut agent = Agent::start(4);
+    let (folder, other) = (Scratch::new("own"), Scratch::new("other"));
+    let old = Scratch::new("old-copy");
+    let right = Running::start(&agent, Some(&folder));
+    let first = join(&right, memory("m1", 1));
+    let address = right.kill();
+    std::fs::copy(folder.file("controller.redb"), old.file("controller.redb")).unwrap();
+    let right = Running::start_at(&agent, Some(&folder), address);
+    first.abandon();
+    let home = join(&right, memory("m1", 1));
+    assert_eq!(home.assignment().incarnation, 2);
+    let mut last = right.kill();
+
+    for store in [&other, &old] {
+        agent.stop();
+        agent.restart_empty();
+        let wrong = Running::start_at(&agent, Some(store), last);
+        until("it has the switch", || {
+            wrong.status().switch.unwrap().state() == SwitchState::InSync
+        });
+        let goal = wrong.status().refused_call_count + 3;
+        until("heartbeats were refused", || wrong.status().refused_call_count >= goal);
+        assert_eq!(home.snapshot().connection, Connection::Lost);
+        last = wrong.kill();
+    }
+
+    let config = Config {
+        listen: last,
+        store: Some(folder.file("controller.redb")),
+        force: true,
+        ..Running::config(&agent)
+    };
+    let _right = Running::start_with(config);
+    until("the server is back", || home.snapshot().connection == Connection::Connected);
+}
+
+#[test]
 fn joins_wait_for_the_switch_and_say_so_if_it_stays_away() {
     let mut agent = Agent::start(2);
     agent.stop();

@@ -63,9 +63,13 @@ pub enum MembershipError {
     /// The rack has no room for another endpoint.
     #[error("the controller has no room: {0}")]
     Exhausted(String),
-    /// Another incarnation has taken over, or the controller has no record of this one; join again.
+    /// Another incarnation has taken over, or this one left or was removed; join again.
     #[error("this endpoint is no longer a member: {0}")]
     Expelled(String),
+    /// The controller has no record of this endpoint: a client was silent for a long time, or the
+    /// controller runs with another store.
+    #[error("the controller has no record of this endpoint: {0}")]
+    Unknown(String),
     /// The caller stopped joining while no controller responded.
     #[error("joining was stopped")]
     GivenUp,
@@ -117,7 +121,7 @@ impl MembershipError {
     /// Why the endpoint is no longer a member, in the controller's words if it gave a reason.
     pub(crate) fn reason(&self) -> String {
         match self {
-            Self::Expelled(reason) => reason.clone(),
+            Self::Expelled(reason) | Self::Unknown(reason) => reason.clone(),
             error => error.to_string(),
         }
     }
@@ -139,7 +143,8 @@ impl MembershipError {
             | Code::Unimplemented => Self::Invalid(text),
             Code::AlreadyExists => Self::Taken(text),
             Code::ResourceExhausted => Self::Exhausted(text),
-            Code::NotFound | Code::FailedPrecondition => Self::Expelled(text),
+            Code::NotFound => Self::Unknown(text),
+            Code::FailedPrecondition => Self::Expelled(text),
             Code::Internal | Code::DataLoss => Self::Controller(text),
             _ => Self::unanswered(uri, text),
         }
@@ -200,6 +205,11 @@ impl MembershipError {
                 | Self::Unreachable { .. }
                 | Self::Untrusted { .. }
         )
+    }
+
+    /// Whether the controller's store does not fit this endpoint.
+    pub(crate) const fn is_of_the_store(&self) -> bool {
+        matches!(self, Self::Controller(_) | Self::Unknown(_))
     }
 
     /// Whether no controller responds, or it is not ready. A controller that accepted the connection and

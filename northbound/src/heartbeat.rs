@@ -79,8 +79,9 @@ pub(crate) fn run(
             Ok((client, assignment, shared, version)) => {
                 let is_reported = joined.send(Ok((assignment, Arc::clone(&shared)))).is_ok();
                 let uri = uri.to_owned();
-                let mut member = Member { uri, client, assignment, shared, version };
-                if is_reported && matches!(registration.role, Role::Memory { .. }) {
+                let is_memory = matches!(registration.role, Role::Memory { .. });
+                let mut member = Member { uri, client, assignment, shared, version, is_memory };
+                if is_reported && is_memory {
                     let channel = member.client.channel.clone();
                     let (assignment, shared) = (member.assignment, Arc::clone(&member.shared));
                     tokio::select! {
@@ -217,6 +218,7 @@ struct Member {
     shared: Arc<Shared>,
     /// The version of the known list of memory nodes.
     version: u64,
+    is_memory: bool,
 }
 
 impl Member {
@@ -247,14 +249,20 @@ impl Member {
                     interval = requested.unwrap_or(interval);
                     interval
                 }
-                Err(error) if error.is_of_the_controller() => {
+                Err(error) if !self.is_expelled_by(&error) => {
                     let mut is_new = false;
                     shared.change(|snapshot| {
                         is_new = snapshot.connection != Connection::Lost;
                         snapshot.connection = Connection::Lost;
                         is_new
                     });
-                    if is_new {
+                    if is_new && error.is_of_the_store() {
+                        tracing::error!(
+                            %error,
+                            "the controller does not run with the store with which this endpoint joined; \
+                             the endpoint continues, and is a member again when the controller has that store"
+                        );
+                    } else if is_new {
                         tracing::info!(%error, "lost the controller; data traffic continues without it");
                     } else {
                         tracing::debug!(%error, "the controller is still lost");
@@ -275,6 +283,13 @@ impl Member {
             let outcome = if expelled { Ok(()) } else { self.leave(leave_deadline).await };
             drop(result.send(outcome));
         }
+    }
+
+    /// Whether a failed heartbeat means that this endpoint must end. A controller never removes the record
+    /// of a memory server, so one without the record has another store, and the memory must survive that.
+    fn is_expelled_by(&self, error: &MembershipError) -> bool {
+        let is_unknown = matches!(error, MembershipError::Unknown(_));
+        !(error.is_of_the_controller() || (is_unknown && self.is_memory))
     }
 
     /// Sends one heartbeat; returns the interval that the controller requests from now on.
