@@ -226,11 +226,11 @@ fn a_redirect_never_changes_a_result() {
 /// Where a broken rule shows, and by which property.
 fn where_it_shows(bug: Bug) -> (Scenario, &'static str) {
     const BASE: &str = "a COMMIT builds on the contents that it replaces";
-    const DONE: &str = "what is acknowledged was done";
+    const DONE: &str = "acknowledged requests were executed";
     const ONE_TRY: &str = "a redirect costs one try";
-    const ONE_OWNER: &str = "one owner at a time, by clocks that run";
+    const ONE_OWNER: &str = "one owner at a time, by running clocks";
     const READ: &str = "a READ is not behind what was known before";
-    const TWICE: &str = "nothing is done twice";
+    const TWICE: &str = "no request is executed twice";
     let writer_and: fn(&'static [Task]) -> Scenario = |tasks| {
         scenario("a writer, redirected", &[(0, &[Update]), (1, tasks)], |s| {
             s.copies = Copies::Always;
