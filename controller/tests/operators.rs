@@ -7,17 +7,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bluebridge_northbound::proto::attend_request::Body as Said;
+use bluebridge_northbound::proto::attend_response::Body as Asked;
 use bluebridge_northbound::proto::operations_client::OperationsClient;
 use bluebridge_northbound::proto::{
-    Allocation, AllocationsRequest, Client, PurgeRequest, PurgeResponse, StatisticsRequest,
-    StatisticsResponse, SurveyAnswer,
+    Allocation, AllocationsRequest, AttendRequest, AttendResponse, Attendance, Client,
+    PurgeRequest, PurgeResponse, Ready, StatisticsRequest, StatisticsResponse, SurveyAnswer,
 };
-use bluebridge_northbound::{Answer, Ask, Membership};
+use bluebridge_northbound::{Answer, Ask, Assignment, Membership};
 use bluebridge_testkit::until;
 use bluebridge_wire::{NodeId, Space};
 use support::{Agent, Running, client, memory, runtime};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 /// A memory server with the answers of `say`, until it is dropped.
 struct Server {
@@ -238,4 +242,85 @@ fn only_memory_servers_attend_and_they_prove_it() {
     }
     assert_eq!(attend(Body::Member(proof(&home))), Ok(()));
     assert_eq!(home.assignment().space, Space(1));
+}
+
+/// A memory server's messages, sent by the test itself.
+struct RawServer {
+    said: mpsc::Sender<AttendRequest>,
+    asked: Streaming<AttendResponse>,
+}
+
+impl RawServer {
+    async fn attend(mut calls: OperationsClient<Channel>, who: &Assignment) -> Self {
+        let (said, outgoing) = mpsc::channel(8);
+        let member = Attendance {
+            node: who.node.0.into(),
+            incarnation: who.incarnation,
+            token: who.token.0.to_vec(),
+        };
+        said.send(AttendRequest { id: 0, body: Some(Said::Member(member)) }).await.unwrap();
+        let asked = calls.attend(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+        Self { said, asked }
+    }
+
+    async fn next(&mut self) -> AttendResponse {
+        let next = tokio::time::timeout(Duration::from_secs(20), self.asked.message());
+        next.await.expect("a question in time").unwrap().expect("the call stays open")
+    }
+
+    /// The number of the next message, which asks to free memory.
+    async fn asked_to_free(&mut self) -> u64 {
+        let AttendResponse { id, body } = self.next().await;
+        assert!(matches!(body, Some(Asked::Survey(asked)) if asked.frees));
+        id
+    }
+
+    async fn say(&self, id: u64, body: Said) {
+        self.said.send(AttendRequest { id, body: Some(body) }).await.unwrap();
+    }
+}
+
+#[test]
+fn memory_is_freed_only_while_the_operator_waits() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let membership = join(&controller, memory("m1", 1));
+    let who = *membership.assignment();
+    membership.abandon();
+    runtime().block_on(async {
+        let calls = OperationsClient::connect(controller.uri()).await.unwrap();
+        let mut server = RawServer::attend(calls.clone(), &who).await;
+        let purge = || {
+            let mut calls = calls.clone();
+            let request =
+                PurgeRequest { server: who.node.0.into(), space: 1, from_page: 0, client: None };
+            tokio::spawn(async move { calls.purge(request).await })
+        };
+
+        // A server that stood still until the operator had an error must not free anything.
+        let late = purge();
+        let first = server.asked_to_free().await;
+        let error = late.await.unwrap().expect_err("no response");
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+        assert!(!error.message().contains("may still free"), "{error}");
+        server.say(first, Said::Ready(Ready {})).await;
+
+        let timely = purge();
+        let second = server.asked_to_free().await;
+        server.say(second, Said::Ready(Ready {})).await;
+        let confirmed = server.next().await;
+        assert_eq!(confirmed.id, second, "the first is not confirmed");
+        assert!(matches!(confirmed.body, Some(Asked::Confirmation(_))));
+        let purged = PurgeResponse { freed_count: 3, ..PurgeResponse::default() };
+        let answer = SurveyAnswer { purged: Some(purged), ..SurveyAnswer::default() };
+        server.say(second, Said::Survey(answer)).await;
+        assert_eq!(timely.await.unwrap().unwrap().into_inner().freed_count, 3);
+
+        let unknown = purge();
+        let third = server.asked_to_free().await;
+        server.say(third, Said::Ready(Ready {})).await;
+        assert_eq!(server.next().await.id, third);
+        let error = unknown.await.unwrap().expect_err("no response");
+        assert!(error.message().contains("may still free"), "{error}");
+    });
 }

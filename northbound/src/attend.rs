@@ -83,6 +83,18 @@ impl Question {
         self.send(answer);
     }
 
+    /// Tells the controller that the question can be executed; returns whether that could be sent.
+    fn send_ready(&mut self) -> bool {
+        let body = Some(Said::Ready(proto::Ready {}));
+        let ready = proto::AttendRequest { id: self.id, body };
+        self.answers.as_ref().is_some_and(|answers| answers.try_send(ready).is_ok())
+    }
+
+    /// Drops the question without an answer.
+    fn discard(mut self) {
+        self.answers = None;
+    }
+
     fn send(&mut self, answer: Answer) {
         let Some(answers) = self.answers.take() else { return };
         let body = match answer {
@@ -154,8 +166,8 @@ async fn call(
     assignment: &Assignment,
     shared: &Arc<Shared>,
 ) -> Result<(), Status> {
-    // One more for the first message.
-    let (answers, outgoing) = mpsc::channel(QUESTIONS_MAX + 1);
+    // One more for the first message; a question that frees memory has two messages.
+    let (answers, outgoing) = mpsc::channel(2 * QUESTIONS_MAX + 1);
     let member = proto::Attendance {
         node: assignment.node.0.into(),
         incarnation: assignment.incarnation,
@@ -165,10 +177,30 @@ async fn call(
     let _ = answers.try_send(first);
     let mut client = OperationsClient::new(channel);
     let mut questions = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
+    let mut unconfirmed = VecDeque::new();
     while let Some(question) = questions.message().await? {
         let id = question.id;
         let answers = Some(answers.clone());
+        if matches!(question.body, Some(Asked::Confirmation(_))) {
+            if let Some(question) = confirmed(&mut unconfirmed, id) {
+                shared.questions.put(question);
+                shared.wake();
+            }
+            continue;
+        }
         match parse(question) {
+            Ok(ask @ Ask::Survey { frees: true, .. }) => {
+                let mut question = Question { ask, id, answers };
+                if question.send_ready() {
+                    // The oldest has no operator any more: the controller asks fewer at once.
+                    if unconfirmed.len() == QUESTIONS_MAX
+                        && let Some(oldest) = unconfirmed.pop_front()
+                    {
+                        oldest.discard();
+                    }
+                    unconfirmed.push_back(question);
+                }
+            }
             Ok(ask) => {
                 shared.questions.put(Question { ask, id, answers });
                 shared.wake();
@@ -180,6 +212,12 @@ async fn call(
         }
     }
     Ok(())
+}
+
+/// The question that the controller confirmed. Earlier ones have no operator any more.
+fn confirmed(unconfirmed: &mut VecDeque<Question>, id: u64) -> Option<Question> {
+    let place = unconfirmed.iter().position(|question| question.id == id)?;
+    unconfirmed.remove(place)
 }
 
 fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
@@ -204,6 +242,8 @@ fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
                 frees: asked.frees,
             })
         }
-        None => Err("this version of the memory server does not support the question"),
+        Some(Asked::Confirmation(_)) | None => {
+            Err("this version of the memory server does not support the question")
+        }
     }
 }

@@ -56,8 +56,16 @@ struct Link {
 #[derive(Debug, Default)]
 struct Waiting {
     last_id: u64,
-    askers: HashMap<u64, oneshot::Sender<Said>>,
+    askers: HashMap<u64, Asker>,
     is_over: bool,
+}
+
+/// An operator's call that waits.
+#[derive(Debug)]
+struct Asker {
+    answer: oneshot::Sender<Said>,
+    /// Whether the server may execute a question that frees memory.
+    is_confirmed: bool,
 }
 
 impl Links {
@@ -73,7 +81,7 @@ impl Link {
 
     /// Sends a question; the answer arrives through the returned receiver. `None` if the server is busy or gone.
     fn ask(&self, question: Asked) -> Option<(u64, oneshot::Receiver<Said>)> {
-        let (asker, answer) = oneshot::channel();
+        let (sender, answer) = oneshot::channel();
         let mut waiting = self.waiting();
         if waiting.is_over {
             return None;
@@ -82,16 +90,30 @@ impl Link {
         let id = waiting.last_id;
         let message = proto::AttendResponse { id, body: Some(question) };
         self.questions.try_send(Ok(message)).ok()?;
-        waiting.askers.insert(id, asker);
+        waiting.askers.insert(id, Asker { answer: sender, is_confirmed: false });
         Some((id, answer))
     }
 
-    /// Passes an answer on; an answer without a receiver is dropped.
+    /// Passes an answer on; an answer without a receiver is dropped. Confirms a question that frees memory if its
+    /// operator still waits.
     fn answered(&self, answer: proto::AttendRequest) {
-        let asker = self.waiting().askers.remove(&answer.id);
-        if let Some((asker, body)) = asker.zip(answer.body) {
-            let _ = asker.send(body);
+        let mut waiting = self.waiting();
+        if matches!(answer.body, Some(Said::Ready(_))) {
+            let Some(asker) = waiting.askers.get_mut(&answer.id) else { return };
+            let body = Some(Asked::Confirmation(proto::Confirmation {}));
+            let confirmation = proto::AttendResponse { id: answer.id, body };
+            asker.is_confirmed = self.questions.try_send(Ok(confirmation)).is_ok();
+            return;
         }
+        let asker = waiting.askers.remove(&answer.id);
+        if let Some((asker, body)) = asker.zip(answer.body) {
+            let _ = asker.answer.send(body);
+        }
+    }
+
+    /// Stops waiting for an answer; returns whether the server may still free memory.
+    fn give_up(&self, id: u64) -> bool {
+        self.waiting().askers.remove(&id).is_some_and(|asker| asker.is_confirmed)
     }
 
     /// The server will send no more answers.
@@ -147,10 +169,11 @@ impl Operators {
             Ok(Ok(Said::Failure(words))) => Err(silent(&words)),
             Ok(Ok(said)) => Ok(said),
             Ok(Err(_)) => Err(silent("it was lost")),
-            Err(_) => {
-                link.waiting().askers.remove(&id);
-                Err(silent("no response in time"))
-            }
+            Err(_) => Err(silent(if link.give_up(id) {
+                "no response in time, and it may still free memory; list what is left later"
+            } else {
+                "no response in time"
+            })),
         }
     }
 

@@ -7,6 +7,7 @@ pub(super) mod list;
 pub(super) mod purge;
 pub(super) mod stat;
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use bluebridge_northbound::environment::SPACE_VARIABLE;
@@ -99,19 +100,26 @@ impl FromStr for ClientName {
 
 /// The first of several failures determines the exit code; the others are printed when they occur.
 #[derive(Debug, Default)]
-struct Failures(Option<ControlError>);
+struct Failures {
+    first: Option<ControlError>,
+    /// Several servers can fail for the same reason.
+    printed: BTreeSet<String>,
+}
 
 impl Failures {
-    /// Keeps the first failure, and prints any other.
+    /// Keeps the first failure, and prints any other once.
     fn add(&mut self, error: ControlError) {
-        match &self.0 {
-            None => self.0 = Some(error),
-            Some(_) => crate::output::complain(&error.to_string()),
+        let text = error.to_string();
+        if self.printed.insert(text.clone()) {
+            match &self.first {
+                None => self.first = Some(error),
+                Some(_) => crate::output::complain(&text),
+            }
         }
     }
 
     fn end<T>(self, done: T) -> anyhow::Result<T> {
-        self.0.map_or(Ok(done), |error| Err(error.into()))
+        self.first.map_or(Ok(done), |error| Err(error.into()))
     }
 }
 

@@ -85,7 +85,7 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
     let mut failures = Failures::default();
     let mut outcomes = Vec::new();
     for server in &chosen.servers {
-        let mut outcome = Outcome::default();
+        let mut outcome = None;
         let mut next = Some(0);
         while let Some(from_page) = next {
             let request = proto::PurgeRequest {
@@ -96,7 +96,7 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
             };
             match purge(&chosen.controller, request, servers.deadline.0) {
                 Ok(answer) => {
-                    outcome.add(&answer);
+                    outcome.get_or_insert_with(Outcome::default).add(&answer);
                     // A position that goes back would never end.
                     next = answer.next_page.filter(|next| *next > from_page);
                 }
@@ -106,6 +106,8 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
                 }
             }
         }
+        // Without any response, what was freed is unknown; the error says so.
+        let Some(outcome) = outcome else { continue };
         if !global.json {
             output::text(&outcome.line(server))?;
         }
@@ -116,7 +118,9 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
         output::json(&documents)?;
     }
     let is_whole = outcomes.iter().all(|(_, outcome)| outcome.is_whole());
-    failures.end(if is_whole { Exit::Ok } else { Exit::Failure })
+    failures.end(())?;
+    anyhow::ensure!(is_whole, "some allocations were not freed; `bluebridge list` shows them");
+    Ok(Exit::Ok)
 }
 
 fn document(server: &Server, outcome: &Outcome) -> serde_json::Value {
