@@ -50,7 +50,7 @@ pub enum RackError {
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
     /// A file with a name that the rack needs belongs to another program.
-    #[error("{} exists already and does not belong to this rack; remove it or choose another --name", .0.display())]
+    #[error("{} exists already and does not belong to this rack; remove it or choose another --rack", .0.display())]
     NamespaceTaken(PathBuf),
     /// Links or routes cannot be created.
     #[error("in {node}: {source}")]
@@ -81,8 +81,8 @@ pub enum RackError {
         /// The requested node.
         node: Node,
     },
-    /// The builder of the rack died.
-    #[error("the rack {0} was not built completely; take it down and build it again")]
+    /// The builder of the rack died, or the record was removed.
+    #[error("the rack {0} has no record; `bluebridge rack down --rack {0}` removes the rest of it")]
     NotBuilt(RackName),
     /// The process that holds a rack without root is gone.
     #[error(

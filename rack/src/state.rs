@@ -41,7 +41,7 @@ pub enum StateError {
     #[error("the rack {0} is in use by another bluebridge command; wait for it, or stop it")]
     Busy(RackName),
     /// A rack of that name is recorded already.
-    #[error("there is a rack {0} already: take it down first, or choose another --name")]
+    #[error("there is a rack {0} already: take it down first, or choose another --rack")]
     Exists(RackName),
     /// The record cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
@@ -310,7 +310,17 @@ impl StateRoot {
     /// Reads a rack's record, which may change at any time.
     pub fn read(&self, name: &RackName) -> Result<RackState, StateError> {
         self.check_private_if_there(name)?;
-        read(name, &self.directory_of(name))?.ok_or_else(|| StateError::Unknown(name.clone()))
+        let directory = self.directory_of(name);
+        match read(name, &directory)? {
+            Some(state) => Ok(state),
+            // Its processes and namespaces may still exist.
+            None if directory.is_dir() => Err(StateError::Damaged {
+                name: name.clone(),
+                path: directory.join(FILE),
+                reason: "there is no such file".to_owned(),
+            }),
+            None => Err(StateError::Unknown(name.clone())),
+        }
     }
 
     fn check_private_if_there(&self, name: &RackName) -> Result<(), StateError> {

@@ -59,6 +59,18 @@ impl Netlink {
         Ok(self.routes()?.iter().any(is_it))
     }
 
+    /// Whether the interface leads directly to the link that `own`, an address of it, is on.
+    pub fn has_connected_route(&self, own: Ipv6Net, interface: &str) -> Result<bool, NetworkError> {
+        let index = self.link(interface)?.index;
+        let is_it = |route: &RouteMessage| {
+            route_prefix(route) == Some(own.trunc())
+                && route_table(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
+                && route_interface(route) == Some(index)
+                && route_gateway(route).is_none()
+        };
+        Ok(self.routes()?.iter().any(is_it))
+    }
+
     /// Whether there is a route of [`Self::add_local_route`].
     pub fn has_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
         let is_it = |route: &RouteMessage| {

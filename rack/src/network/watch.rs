@@ -53,6 +53,8 @@ pub struct Wanted {
 pub enum Need {
     /// An address of its own.
     Address(Ipv6Addr),
+    /// The route to the link that one of its addresses is on.
+    Link(Ipv6Net),
     /// A part of its connection to the fabric.
     Part(HostPart),
 }
@@ -61,6 +63,7 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => write!(f, "address {address}"),
+            Self::Link(link) => write!(f, "route to {link}"),
             Self::Part(part) => part.fmt(f),
         }
     }
@@ -74,9 +77,16 @@ impl Wanted {
     pub fn missing(&self, netlink: &Netlink) -> Result<Vec<Need>, NetworkError> {
         let parts = self.fabric.as_ref().map_or(Ok(Vec::new()), |it| it.missing(netlink))?;
         let there = netlink.addresses(&self.interface)?;
-        let addresses = self.addresses.iter().map(Ipv6Net::addr);
-        let lost = addresses.filter(|address| !there.contains(address)).map(Need::Address);
-        Ok(lost.chain(parts.into_iter().map(Need::Part)).collect())
+        let mut missing = Vec::new();
+        for own in &self.addresses {
+            if !there.contains(&own.addr()) {
+                missing.push(Need::Address(own.addr()));
+            } else if !netlink.has_connected_route(*own, &self.interface)? {
+                missing.push(Need::Link(own.trunc()));
+            }
+        }
+        missing.extend(parts.into_iter().map(Need::Part));
+        Ok(missing)
     }
 
     /// Creates the missing parts, unless the interface is down; returns them.
@@ -89,7 +99,9 @@ impl Wanted {
         }
         let missing = self.missing(netlink)?;
         for address in &self.addresses {
-            if missing.contains(&Need::Address(address.addr())) {
+            // The kernel also makes the link's route again when it is given an address again.
+            let needs = [Need::Address(address.addr()), Need::Link(address.trunc())];
+            if needs.iter().any(|need| missing.contains(need)) {
                 netlink.add_address(&self.interface, *address)?;
             }
         }

@@ -12,7 +12,7 @@ use bluebridge_rack::network::watch::{InterfaceWatch, Need, Wanted};
 use bluebridge_rack::network::{
     Ipv6Setting, LinkEnd, Netlink, NetworkError, set_interface_setting,
 };
-use bluebridge_testkit::{Scratch, require_root, until};
+use bluebridge_testkit::{Scratch, ip, require_root, until};
 use bluebridge_wire::Space;
 use ipnet::Ipv6Net;
 
@@ -264,7 +264,11 @@ fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
     arrives(&sender, &receiver);
     arrives(&receiver, &sender);
 
-    // A removed single entry is detected as well.
+    // Removed single entries are detected as well.
+    pair.near.enter(|| ip("-6 route del fd00:7::/64 dev eth0")).expect("entered");
+    until("the link's route is there again", || {
+        watch.wait(Duration::from_secs(5)).expect("looked") == [Need::Link(own.trunc())]
+    });
     set(|netlink| netlink.delete_neighbour("eth0", GATEWAY).map(drop));
     until("the neighbour is entered again", || {
         watch.wait(Duration::from_secs(5)).expect("looked") == [Need::Part(HostPart::Neighbour)]
