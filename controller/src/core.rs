@@ -479,6 +479,13 @@ impl Core {
         due.min()
     }
 
+    /// Excuses the silence of a time in which this controller stood still and received nothing.
+    pub fn excuse_silence(&mut self, now: Instant, stalled: Duration) {
+        for node in self.nodes.values_mut() {
+            node.last_seen = now.min(node.last_seen + stalled);
+        }
+    }
+
     /// Marks nodes as silent, and removes clients that were silent for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         let silence = self.silence();

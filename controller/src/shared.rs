@@ -180,9 +180,16 @@ impl SharedState {
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
         let mut own_port_missing = None;
+        let mut due = Instant::now();
         loop {
             let ports = view.borrow_and_update().ports.clone();
+            // A process that was stopped, or a host that was suspended, continues here, perhaps before
+            // it reads the heartbeats that arrived meanwhile.
+            let stalled = due.elapsed();
             let tending = self.change(move |core, now| {
+                if stalled > pace {
+                    core.excuse_silence(now, stalled);
+                }
                 core.handle_timeout(now);
                 core.learn_ports(ports);
                 core.missing_own_port()
@@ -202,6 +209,7 @@ impl SharedState {
             }
             // The view changes with every update, its ports rarely.
             let ports = self.look(|core| core.ports().clone()).await;
+            due = Instant::now() + pace;
             let other_ports = view.wait_for(|view| view.ports != ports);
             if matches!(tokio::time::timeout(pace, other_ports).await, Ok(Err(_))) {
                 // The loop over the switch has ended, and the controller will end soon.

@@ -75,3 +75,19 @@ fn each_change_of_an_endpoint_is_one_event() {
     core.handle_timeout(silent + core.config.client_expiry);
     assert_eq!(changes(&mut core), [event("c2", Silent), event("c2", GivenUp)]);
 }
+
+#[test]
+fn a_pause_of_the_controller_is_no_silence_of_the_members() {
+    let (mut core, now) = core();
+    let user = join(&mut core, now, &client("c", 1));
+    join(&mut core, now, &memory("m", 2, 10));
+    let stalled = core.config.client_expiry * 2;
+    let resumed = now + stalled;
+    core.excuse_silence(resumed, stalled);
+    core.handle_timeout(resumed);
+    assert!(core.nodes().all(|node| node.live && node.record.attached));
+    core.heartbeat(resumed, member(&user), 0).unwrap();
+    // From then on it counts again.
+    core.handle_timeout(resumed + core.silence());
+    assert!(core.nodes().all(|node| !node.live));
+}
