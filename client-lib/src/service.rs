@@ -77,9 +77,9 @@ pub struct ServiceCounters {
     /// Requests that were put to waiting for a lease to end ([`OwnerPolicy::Wait`]); a repeated
     /// request is counted once.
     pub waited_count: u64,
-    /// Requests among them that were told that the lease ended: by COMMIT, ABORT or its deadline.
+    /// Requests among them that were notified of the end of the lease: by COMMIT, ABORT or its deadline.
     pub wait_ended_count: u64,
-    /// Requests among them that waited as long as they may; they ask the home and are told nothing.
+    /// Requests among them whose wait expired; they get no response, and ask the home.
     pub wait_over_count: u64,
     /// Requests that were answered BUSY and sent home at once.
     pub rejected_count: u64,
@@ -140,7 +140,7 @@ struct Shared {
     waker: Waker,
     /// When the thread looks next of itself, in nanoseconds of its clock; 0 once it was woken.
     next_look: AtomicU64,
-    /// Somebody waits here for a lease to end.
+    /// A request waits here for a lease to end.
     release_matters: AtomicBool,
     stop: AtomicBool,
     is_serving: bool,
@@ -166,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// The thread ends: nobody takes in ledgers any more.
+    /// The thread ends; ledgers are not read any more.
     fn fail(&self, reason: String) {
         let mut ledgers = self.ledgers();
         // Under the lock, so that none is added after the last was taken out.
@@ -197,6 +197,17 @@ struct Handle {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Reports a panic of the service thread as its failure, so that clients do not count on it.
+struct FailOnPanic(Arc<Shared>);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("its thread panicked, which is a fault of this program".to_owned());
+        }
+    }
+}
+
 impl Service {
     /// Starts the service of the endpoint that `config` names, over a carrier of its own: on the
     /// fabric's port ([`bluebridge_wire::UDP_PORT`]) it can serve, on another only renew.
@@ -220,8 +231,11 @@ impl Service {
             counts: Counts::default(),
         });
         let mut serving = run::Serving::new(config, transport, Arc::clone(&shared));
-        let thread =
-            Builder::new().name("bluebridge-service".to_owned()).spawn(move || serving.run())?;
+        let panicking = FailOnPanic(Arc::clone(&shared));
+        let thread = Builder::new().name("bluebridge-service".to_owned()).spawn(move || {
+            let _panicking = panicking;
+            serving.run();
+        })?;
         Ok(Self { handle: Arc::new(Handle { shared, thread: Some(thread) }) })
     }
 
@@ -291,5 +305,5 @@ impl Drop for Handle {
     }
 }
 
-/// How long the thread goes on when nobody needs it any more, for the ABORTs that are left.
+/// How long the thread continues without users, for the remaining ABORTs.
 const END_DEADLINE: Duration = Duration::from_millis(200);

@@ -130,6 +130,8 @@ impl Transport for Stoppable {
 pub(super) struct Failing {
     pub(super) inner: MemoryTransport,
     pub(super) fails: Arc<AtomicBool>,
+    /// Whether it panics instead of returning an error.
+    pub(super) panics: bool,
 }
 
 impl Transport for Failing {
@@ -143,6 +145,7 @@ impl Transport for Failing {
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         let received = self.inner.receive(wait)?;
         match self.fails.load(Ordering::Relaxed) {
+            true if self.panics => panic!("the carrier panics, as the test wants"),
             true => Err(ReceiveError::Socket(std::io::ErrorKind::BrokenPipe.into())),
             false => Ok(received),
         }

@@ -164,10 +164,19 @@ fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
 
 #[test]
 fn a_service_that_failed_takes_no_leases_with_it() {
+    service_fails(false);
+}
+
+#[test]
+fn a_service_that_panicked_has_failed() {
+    service_fails(true);
+}
+
+fn service_fails(panics: bool) {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let fails = Arc::<AtomicBool>::default();
-    let port = Failing { inner: port, fails: Arc::clone(&fails) };
+    let port = Failing { inner: port, fails: Arc::clone(&fails), panics };
     let service = Service::start(&config(1000), port).expect("a thread");
     let is_mute = Arc::<AtomicBool>::default();
     let carrier = Mute::new(carriers.pop().expect("one"), &is_mute);
