@@ -40,7 +40,7 @@ pub enum Error {
         pointer: Pointer,
         /// The lease's owner.
         owner: NodeId,
-        /// Milliseconds that were left when the home last told.
+        /// Milliseconds that were left at the home's last response.
         remaining_ms: u16,
     },
     /// The carrier failed for good, or this host's network is not set up.
@@ -73,11 +73,11 @@ pub enum Error {
         pointer: Pointer,
         /// How it ended.
         how: LeaseEnd,
-        /// To whom the page is leased now, if the home told.
+        /// The present owner of the page, if the home reported it.
         owner: Option<NodeId>,
     },
     /// A length is zero, or more than can be addressed.
-    #[error("the length is zero or too large")]
+    #[error("the length is zero, or larger than a node's memory can be; correct it")]
     Length,
     /// No memory node is known to place pages on.
     #[error("no memory node is known; check that a memory server has joined the space")]
@@ -162,7 +162,7 @@ pub enum Error {
     /// More servers than configured are needed at once.
     #[error("too many servers at once; raise `server_count`")]
     TooManyServers,
-    /// Nothing was heard from the node, and nothing was changed. Node 0 stands for all memory
+    /// The node did not respond, and nothing was changed. Node 0 stands for all memory
     /// nodes.
     #[error("{} does not respond; check that it is running and that the switch has its entries", whom(*.node))]
     Unreachable {
@@ -323,6 +323,16 @@ impl Error {
     }
 
     /// Where nothing that the pointer may use is allocated, if that is the error.
+    /// The error of a call about a part of a range whose part before was found: memory that is missing is
+    /// then past the end of the allocation. For callers that transfer a long range in several calls.
+    #[must_use]
+    pub fn after_found_memory(self) -> Self {
+        match self.missing_memory() {
+            Some(pointer) => Self::PastEnd { pointer },
+            None => self,
+        }
+    }
+
     pub(crate) fn missing_memory(&self) -> Option<Pointer> {
         match self {
             Self::PastEnd { pointer } => Some(*pointer),

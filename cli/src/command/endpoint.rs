@@ -10,11 +10,19 @@ use clap::Args;
 
 use super::trust::Trust;
 
+/// Parses the name of an endpoint.
+pub(super) fn parse_name(text: &str) -> Result<String, String> {
+    if bluebridge_northbound::is_name(text) {
+        return Ok(text.to_owned());
+    }
+    Err("a name has 1 to 64 letters, digits, '.', '_' and '-'".to_owned())
+}
+
 /// The endpoint of a process. Inside a rack, all values are in the environment.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Endpoint {
     /// The endpoint's name; the same name is the same node again
-    #[arg(long, env = NAME_VARIABLE)]
+    #[arg(long, env = NAME_VARIABLE, value_parser = parse_name)]
     pub(super) name: String,
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]

@@ -1,5 +1,6 @@
 //! How a command becomes an endpoint for its run time: it joins, works, and leaves.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -26,6 +27,7 @@ use bluebridge_wire::UDP_PORT;
 use clap::Args;
 use tonic::transport::ClientTlsConfig;
 
+use super::endpoint::parse_name;
 use super::trust::{Trust, controller_uri};
 use crate::exit::UsageError;
 
@@ -50,7 +52,7 @@ pub(super) struct Member {
     #[arg(long = "as", value_name = "NODE")]
     client: Option<Node>,
     /// The endpoint's name; the same name is the same node again
-    #[arg(long, env = NAME_VARIABLE)]
+    #[arg(long, env = NAME_VARIABLE, value_parser = parse_name)]
     name: Option<String>,
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
@@ -74,6 +76,15 @@ pub(super) struct Member {
 /// A duration on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(pub(super) Duration);
+
+impl fmt::Display for Deadline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.as_secs(), self.0.subsec_millis()) {
+            (seconds, 0) => write!(f, "{seconds}s"),
+            _ => write!(f, "{}ms", self.0.as_millis()),
+        }
+    }
+}
 
 impl FromStr for Deadline {
     type Err = String;
@@ -278,7 +289,8 @@ impl Session {
         if let Some(node) = self.nodes.iter().find(|node| node.name == text) {
             return Ok(node.node);
         }
-        let id = text.parse().map(NodeId).ok().filter(|id| id.is_unicast());
+        let is_known = |id: &NodeId| self.nodes.iter().any(|node| node.node == *id);
+        let id = text.parse().map(NodeId).ok().filter(is_known);
         id.ok_or_else(|| {
             let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
             UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))

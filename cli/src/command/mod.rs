@@ -29,8 +29,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use bluebridge_rack::state::LOG_FORMAT_VARIABLE;
-use clap::error::ErrorKind;
-use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::logging::{LogFormat, Program};
 use crate::exit::Exit;
@@ -117,7 +117,8 @@ impl Command {
 /// Runs the command line of this process.
 pub fn run() -> ExitCode {
     // No thread may start before the subcommand: without root it may have to change its user namespace.
-    let line = match CommandLine::try_parse() {
+    let matches = without_empty_variables(CommandLine::command()).try_get_matches();
+    let line = match matches.and_then(|matches| CommandLine::from_arg_matches(&matches)) {
         Ok(line) => line,
         Err(error) => return misread(&error),
     };
@@ -163,6 +164,39 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// An empty environment variable counts as unset, as in the libraries.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |argument: &clap::Arg| {
+        let value = argument.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|argument| if is_empty(&argument) { argument.env(None) } else { argument })
+        .mut_subcommands(without_empty_variables)
+}
+
+/// The environment variable from which the value of an error was taken.
+fn variable_of(error: &clap::Error, given: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = argument.split([' ', '=']).next()?;
+    let is_given = given.iter().filter_map(|word| word.to_str()).any(|word| {
+        word.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    });
+    if is_given {
+        return None;
+    }
+    let root = CommandLine::command();
+    let mut commands = vec![&root];
+    for word in given.iter().skip(1) {
+        commands.extend(commands.last().and_then(|command| command.find_subcommand(word)));
+    }
+    let mut arguments = commands.into_iter().flat_map(clap::Command::get_arguments);
+    let argument = arguments.find(|it| it.get_long() == option.strip_prefix("--"))?;
+    argument.get_env().map(|variable| variable.to_string_lossy().into_owned())
+}
+
 /// Prints an error of the command line, or the requested text of --help or --version.
 fn misread(error: &clap::Error) -> ExitCode {
     let given: Vec<_> = std::env::args_os().take_while(|it| it != "--").collect();
@@ -177,6 +211,10 @@ fn misread(error: &clap::Error) -> ExitCode {
         // The list would include those that are only for daemons.
         ErrorKind::MissingSubcommand => "a subcommand is missing".to_owned(),
         _ => error.render().to_string(),
+    };
+    let text = match variable_of(error, &given) {
+        Some(variable) => format!("{variable}: {}", text.trim_start_matches("error: ")),
+        None => text,
     };
     output::failure(&usage_in_a_line(&text, &subcommand_of(&given)), Exit::Usage, wants_json);
     Exit::Usage.into()

@@ -6,7 +6,6 @@ mod part;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process;
-use std::time::Duration;
 
 use anyhow::Context;
 use bluebridge_rack::controller_report::ControllerReport;
@@ -18,6 +17,7 @@ use bluebridge_rack::teardown::{TakenDown, take_down_of_another, take_down_unrec
 use bluebridge_rack::{GRACE, Rack, RackError, Site, access, hosts, readiness};
 use clap::{Args, Subcommand};
 
+use super::member::Deadline;
 use super::{Global, interrupt, switch_control};
 use crate::exit::{ExecError, Exit};
 use crate::output;
@@ -98,9 +98,9 @@ pub(super) struct Up {
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
-    /// Seconds that each daemon may take to start
-    #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
-    deadline: u64,
+    /// Time that each daemon may take to start, such as 15s
+    #[arg(long, value_name = "TIME", default_value_t = Deadline(READY_DEADLINE))]
+    deadline: Deadline,
     /// Create only namespaces and links, and start no daemons
     #[arg(long)]
     network_only: bool,
@@ -156,7 +156,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
     let mut rack = Rack::build(&site, spec, cancel)?;
     rack.set_logging(log_filter(global), log_format(global))?;
     if !up.network_only {
-        rack.start_daemons(&program, Duration::from_secs(up.deadline))?;
+        rack.start_daemons(&program, up.deadline.0)?;
     }
     let state = rack.detach(&program)?;
     report(&look(&state), global)?;

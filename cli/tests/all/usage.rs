@@ -86,6 +86,33 @@ fn a_command_line_that_cannot_be_read_is_reported_in_a_line() {
 }
 
 #[test]
+fn variables_are_named_and_empty_ones_count_as_unset() {
+    let with = |variable: &str, value: &str, arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.env("BLUEBRIDGE_STATE", "/nonexistent/bluebridge-state").stdin(Stdio::null());
+        command.env(variable, value).args(arguments);
+        result_of(&command.output().expect("runs"))
+    };
+    let (_, unset) = with("BLUEBRIDGE_NONE", "", &["create", "1"]);
+    for (variable, wrong) in [
+        ("BLUEBRIDGE_CONTROLLER", "nowhere"),
+        ("BLUEBRIDGE_SPACE", "many"),
+        ("BLUEBRIDGE_SWITCH_PORT", "p"),
+        ("BLUEBRIDGE_LOG_FORMAT", "poem"),
+        ("BLUEBRIDGE_NAME", "a b"),
+    ] {
+        let (_, said) = with(variable, "", &["create", "1"]);
+        assert_eq!(said, unset, "{variable}");
+        let (code, said) = with(variable, wrong, &["create", "1"]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.starts_with(&format!("bluebridge: {variable}: invalid value")), "{said}");
+    }
+    let given = ["create", "1", "--space", "few"];
+    let (_, said) = with("BLUEBRIDGE_SPACE", "many", &given);
+    assert!(said.starts_with("bluebridge: invalid value 'few' for '--space <N>'"), "{said}");
+}
+
+#[test]
 fn a_filter_of_logs_that_is_none_is_named() {
     for wrong in ["bluebridge_controller=loud", "a=b=c"] {
         let mut command = Command::new(BINARY);

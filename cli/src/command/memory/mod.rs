@@ -64,6 +64,11 @@ impl Allocation {
     }
 }
 
+/// The error of a part of a range that begins `done` bytes behind the range's start; the bytes before it were found.
+fn after(done: u64, error: bluebridge::Error) -> bluebridge::Error {
+    if done == 0 { error } else { error.after_found_memory() }
+}
+
 /// The first byte of a command.
 fn at(pointer: Pointer, offset: u64) -> Result<Pointer, UsageError> {
     let moved = pointer.checked_add(offset);

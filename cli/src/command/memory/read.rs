@@ -9,7 +9,7 @@ use bluebridge_wire::address::PAGE_BYTES;
 use clap::Args;
 use serde_json::json;
 
-use super::{CHUNK_BYTES, at, progress};
+use super::{CHUNK_BYTES, after, at, progress};
 use crate::command::Global;
 use crate::command::member::{Member, Session};
 use crate::exit::{Exit, UsageError};
@@ -110,13 +110,18 @@ fn stream(
     let mut done = 0;
     if length > WHOLE_BYTES_MAX {
         // A range that ends too early is detected before anything is printed.
-        reading.read(at(start, length - 1)?, &mut [0]).context("nothing is printed")?;
+        let last = at(start, length - 1)?;
+        reading.read(start, &mut [0]).context("nothing is printed")?;
+        reading
+            .read(last, &mut [0])
+            .map_err(bluebridge::Error::after_found_memory)
+            .context("nothing is printed")?;
     }
     let mut buffer = vec![0; usize::try_from(length.min(WHOLE_BYTES_MAX))?];
     loop {
         let part = (length - done).min(WHOLE_BYTES_MAX);
         let (part, _) = buffer.split_at_mut(usize::try_from(part)?);
-        let read = read_part(reading, at(start, done)?, part, |read| bar.set_position(done + read));
+        let read = read_part(reading, start, done, part, |read| bar.set_position(done + read));
         read.with_context(|| match done {
             0 => "nothing is printed".to_owned(),
             _ => format!("only the first {done} bytes are printed"),
@@ -139,19 +144,22 @@ fn stream(
     }
 }
 
+/// Reads the bytes of `part`, which begins `done` bytes behind `start`; the bytes before it were read.
 fn read_part(
     reading: &mut Reading<'_>,
     start: Pointer,
+    done: u64,
     part: &mut [u8],
     progress: impl Fn(u64),
 ) -> anyhow::Result<()> {
     if part.is_empty() {
         // The library reports the error.
-        return Ok(reading.read(start, part)?);
+        return Ok(reading.read(at(start, done)?, part)?);
     }
     let mut read = 0;
     for chunk in part.chunks_mut(CHUNK_BYTES) {
-        reading.read(at(start, read)?, chunk)?;
+        let outcome = reading.read(at(start, done + read)?, chunk);
+        outcome.map_err(|error| after(done + read, error))?;
         read += chunk.len() as u64;
         progress(read);
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::input::{Source, fill};
-use super::{CHUNK_BYTES, at, progress};
+use super::{CHUNK_BYTES, after, at, progress};
 use crate::command::Global;
 use crate::command::member::Member;
 use crate::exit::{Exit, UsageError};
@@ -43,6 +43,7 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
         let count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
         let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
         let written = session.client.write(at(start, done)?, chunk);
+        let written = written.map_err(|error| after(done, error));
         written.with_context(|| {
             let end = done + count as u64;
             match done {

@@ -441,6 +441,18 @@ fn a_read_prints_all_or_nothing() {
             assert!(more == ["--json"] || said.contains("nothing is printed"), "{said}");
         }
     }
+    // The allocation ends with a step of the transfer.
+    for read in
+        [&["read", &pointer, "--length", "2097153"][..], &["read", &pointer, "--length", "70M"]]
+    {
+        let said = String::from_utf8_lossy(&rack.call(read).stderr).into_owned();
+        assert!(said.contains("past the end of the allocation"), "{said}");
+    }
+    let long = rack.scratch.path().join("long");
+    std::fs::write(&long, vec![1; (2 << 20) + 1]).expect("written");
+    let write = ["write", &pointer, "--file", long.to_str().expect("text")];
+    let said = String::from_utf8_lossy(&rack.call(&write).stderr).into_owned();
+    assert!(said.contains("past the end of the allocation"), "{said}");
 }
 
 #[test]
