@@ -75,7 +75,7 @@ impl<T: Transport> Client<T> {
         #[cfg(feature = "join")]
         self.refresh_places();
         match placement {
-            // The switch would drop it, and only the deadline would tell.
+            // The switch would drop it, and the call would fail only at its deadline.
             #[cfg(feature = "join")]
             Placement::Anywhere if self.knows_that_none_is_there() => Err(Error::NoMemoryNode),
             Placement::Anywhere => self.allocate_on(operation(None), pages, data),

@@ -92,7 +92,7 @@ impl DeleteRequest {
 }
 
 impl<T: Transport> Client<T> {
-    /// Allocates many regions at once; each request tells its own or why there is none.
+    /// Allocates many regions at once; each request gets its region, or the reason why it has none.
     ///
     /// # Errors
     /// Only if the carrier failed; what was under way may stay allocated.
@@ -134,7 +134,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Frees many allocations at once, in no order; each request tells how it ended.
+    /// Frees many allocations at once, in no order; each request gets its own result.
     ///
     /// # Errors
     /// Only if the carrier failed; what was under way may be freed.

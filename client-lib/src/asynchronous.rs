@@ -198,7 +198,7 @@ fn work<T: Transport>(mut client: Client<T>, mut queue: mpsc::Receiver<Call>) {
         }
         together(&mut client, &mut round);
     }
-    // Nobody is left to be told of a failure.
+    // No caller is left to receive an error.
     let _ = client.close();
 }
 
@@ -260,7 +260,7 @@ fn update<T: Transport>(
 struct Queued {
     pointer: Pointer,
     length: u64,
-    /// `None` once its caller was told.
+    /// `None` once its caller has the result.
     call: Option<Waiting>,
     /// Lines that did not end yet.
     lines_left: u32,
@@ -278,7 +278,7 @@ impl Queued {
     fn new(pointer: Pointer, call: Waiting) -> Self {
         let (Waiting::Read(bytes, _) | Waiting::Write(bytes, _)) = &call;
         let length = bytes.len() as u64;
-        // A length that cannot be is told when its turn comes.
+        // An impossible length is reported when its turn comes.
         let lines_left = lines::count(pointer, length).unwrap_or(0);
         let start = RangeStart::UNKNOWN;
         Self { pointer, length, call: Some(call), lines_left, result: Ok(()), start }

@@ -109,7 +109,7 @@ impl<T: Transport> Client<T> {
         request.result
     }
 
-    /// Reads many ranges at once; each request tells how it ended.
+    /// Reads many ranges at once; each request gets its own result.
     ///
     /// # Errors
     /// Only if the carrier failed, and with it every request that had not ended.
@@ -120,7 +120,7 @@ impl<T: Transport> Client<T> {
         self.driver.run(&mut Transfers(requests), self.deadline)
     }
 
-    /// Writes many ranges at once, in no order; each request tells how it ended.
+    /// Writes many ranges at once, in no order; each request gets its own result.
     ///
     /// # Errors
     /// Only if the carrier failed; what was under way may be written.

@@ -1,4 +1,4 @@
-//! What a client is told about itself and the rack.
+//! A client's identity and its view of the rack.
 
 use core::time::Duration;
 use std::{
@@ -21,7 +21,7 @@ pub struct MemoryNode {
     pub shard_count: u16,
 }
 
-/// Who the client is, as the controller told at its join, and how it behaves.
+/// The identity that the controller assigned to the client at its join, and its settings.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// The tenant.
@@ -92,8 +92,8 @@ impl EndpointConfig {
         let fitting = fitting_piece(carrier);
         let mut config = requester::Config::new(self.space, self.node, self.incarnation, self.seed);
         config.piece_bytes = match (self.piece_bytes, fitting) {
-            (Some(told), Some(fitting)) => told.min(fitting),
-            (told, fitting) => told.or(fitting).unwrap_or(config.piece_bytes),
+            (Some(assigned), Some(fitting)) => assigned.min(fitting),
+            (assigned, fitting) => assigned.or(fitting).unwrap_or(config.piece_bytes),
         };
         let held = carrier.receive_buffer_bytes / RECEIVED_PAGE_BYTES;
         let held = u16::try_from(held.clamp(8, 4096)).unwrap_or(8);

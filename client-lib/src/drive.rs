@@ -75,7 +75,7 @@ impl<T: Transport> Driver<T> {
         self.transport.now()
     }
 
-    /// Does all the work; each operation's end is told to it.
+    /// Does all the work, and passes each operation's result to it.
     ///
     /// # Errors
     /// If the carrier failed for good; whatever was under way is given up.
@@ -252,7 +252,7 @@ impl<T: Transport> Driver<T> {
         Ok(now)
     }
 
-    /// Gives everything up; each server is told once, and none is waited for.
+    /// Abandons all operations: notifies each server once, without waiting for a response.
     pub(crate) fn leave(&mut self) {
         self.requester.leave();
         let now = self.now();
@@ -335,7 +335,7 @@ mod tests {
             let mut nothing = [];
             let mut work = Single::new(ping, None, &[], &mut nothing);
             driver.run(&mut work, forever).expect("the carrier works");
-            let error = work.result().expect_err("nobody answers");
+            let error = work.result().expect_err("no server responds");
             assert!(error.to_string().contains("another came"), "{error}");
             assert!(!error.is_outcome_unknown(), "a PING changes nothing");
         });

@@ -1,4 +1,4 @@
-//! Joining a rack: the controller tells who the client is, and which memory nodes there are.
+//! Joining a rack: the controller assigns the client's identity and lists the memory nodes.
 
 mod options;
 
@@ -238,13 +238,13 @@ impl<T: Transport> Client<T> {
         self.membership.as_ref().map(|joined| joined.endpoint.membership.snapshot())
     }
 
-    /// Whether the controller is heard; `None` if the client was opened without one.
+    /// Whether the controller responds; `None` if the client was opened without one.
     #[must_use]
     pub fn connection(&self) -> Option<Connection> {
         self.rack().map(|rack| rack.connection)
     }
 
-    /// Whether the controller told this client of no memory node.
+    /// Whether the controller listed no memory node for this client.
     pub(crate) fn knows_that_none_is_there(&self) -> bool {
         self.rack().is_some_and(|rack| rack.memory_nodes.is_empty())
     }
@@ -298,7 +298,8 @@ mod tests {
             let mut options = JoinOptions::named("lonely").interface("lo").switch_port(1);
             options.service = ServiceStart::OnNeed;
             options.membership.join_deadline = Duration::from_millis(200);
-            let error = Client::join(controller, options).map(|_| ()).expect_err("nobody listens");
+            let error =
+                Client::join(controller, options).map(|_| ()).expect_err("no process listens");
             assert!(
                 matches!(&error, JoinError::Membership(MembershipError::Unreachable { .. })),
                 "{error}"
@@ -331,7 +332,7 @@ mod tests {
         std::thread::sleep(Duration::from_secs(1));
         assert!(!joining.is_finished(), "it waits for longer than its deadline");
         // Something that listens, and closes each connection at once, is no controller that is away.
-        let listener = std::net::TcpListener::bind(address).expect("nobody else took the port");
+        let listener = std::net::TcpListener::bind(address).expect("the port is still free");
         listener.set_nonblocking(true).expect("a socket");
         let until = std::time::Instant::now() + Duration::from_secs(20);
         while !joining.is_finished() {

@@ -21,7 +21,7 @@
 //! use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Space};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // What a controller tells when one joins a rack; `Client::join` asks it.
+//! // What the controller assigns at a join; `Client::join` does this.
 //! let mut config = EndpointConfig::new(Space(1), NodeId(1000), 1);
 //! config.memory_nodes = vec![MemoryNode { node: NodeId(1), shard_count: 1 }];
 //! # let rack = rack::LocalRack::start(&[NodeId(1)], 1 << 20);

@@ -127,7 +127,7 @@ impl Lock {
             }
             let is_behind = ahead(served, ticket);
             if Instant::now() >= until {
-                // A ticket that others passed over holds nobody up.
+                // A ticket that other clients skipped delays no client.
                 if !is_behind {
                     self.give_back(client, ticket)?;
                 }

@@ -11,7 +11,7 @@ use crate::config::MemoryNode;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Placement {
     /// Wherever the switch sends it, by the free memory that the nodes report; two round trips,
-    /// because nobody knows before which server will answer.
+    /// because the responding server is not known before.
     Anywhere,
     /// To this memory node.
     Node(NodeId),
@@ -33,7 +33,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The free pages it told, if that was just now.
+    /// The free pages that it reported, if that is recent.
     pub(crate) fn fresh(&self, now: Timestamp) -> Option<u64> {
         let asked_at = self.asked_at?;
         (now.saturating_since(asked_at) < FRESH).then_some(self.free_pages)
@@ -54,7 +54,7 @@ impl Places {
         places
     }
 
-    /// Takes the controller's newest list; what the nodes told is forgotten.
+    /// Takes the controller's newest list, and discards what the nodes reported.
     pub(crate) fn replace(&mut self, nodes: &[MemoryNode]) {
         let servers = nodes.iter().flat_map(|node| {
             let last = u8::try_from(node.shard_count.max(1) - 1).unwrap_or(u8::MAX);
@@ -85,7 +85,7 @@ impl Places {
         self.places.get(place)
     }
 
-    /// Takes note of what a place told.
+    /// Records what a place reported.
     pub(crate) fn note(&mut self, place: usize, free_pages: u64, now: Timestamp) {
         if let Some(place) = self.places.get_mut(place) {
             place.free_pages = free_pages;

@@ -1,4 +1,4 @@
-//! Changing pages that nobody else may change meanwhile: UPDATE, then COMMIT or ABORT.
+//! Changing pages that no other client may change meanwhile: UPDATE, then COMMIT or ABORT.
 //!
 //! `commit`: the end of an update; `many`: several ranges as one; `stale`: reading without waiting for an
 //! owner; `options`: for how long and how.
@@ -285,7 +285,7 @@ impl<T: Transport> Update<'_, T> {
         self.held.first().map_or(0, |part| part.lease.epoch)
     }
 
-    /// How long the lease holds for certain if nobody renews it: that of the line that runs out first.
+    /// How long the lease is certainly valid without renewal: that of the line that expires first.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.client.time_left(&self.held)

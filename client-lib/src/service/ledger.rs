@@ -1,4 +1,4 @@
-//! What a client's thread tells the service thread: the leases that it holds now.
+//! The leases that a client's thread holds, for the service thread to read.
 //!
 //! Each slot holds the newest word about one lease, so a client that updates a hundred thousand
 //! times a second needs neither a queue nor a wake-up. A slot has one writer at a time and is read
@@ -360,7 +360,7 @@ impl Drop for Writer {
 fn write(slot: &Slot, entry: &Entry, state: u8) -> u32 {
     let version = slot.version.load(Ordering::Relaxed);
     slot.version.store(version.wrapping_add(1), Ordering::Relaxed);
-    // Whoever sees a field below sees the odd version too.
+    // A reader that sees a field below also sees the odd version.
     fence(Ordering::Release);
     let bits = entry.pointer.to_ipv6().to_bits();
     let word = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);

@@ -55,14 +55,14 @@ impl Subscribers {
         let lost_count = Arc::<AtomicU64>::default();
         let subscriber = Subscriber { sender, lost_count: Arc::clone(&lost_count) };
         let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where no notice comes, nobody else forgets who is gone.
+        // Without notices, nothing else removes subscribers that are gone.
         subscribers.retain(|other| Arc::strong_count(&other.lost_count) > 1);
         subscribers.push(subscriber);
         Notices { receiver, lost_count }
     }
 
     /// Hands a notice to all; who has no room loses it, and who is gone is forgotten.
-    pub(super) fn tell(&self, notice: Notice) {
+    pub(super) fn notify(&self, notice: Notice) {
         let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.retain(|subscriber| match subscriber.sender.try_send(notice) {
             Ok(()) => true,
@@ -87,7 +87,7 @@ mod tests {
             drop(subscribers.subscribe());
         }
         let _last = subscribers.subscribe();
-        assert_eq!(subscribers.0.lock().expect("nobody panicked").len(), 2);
+        assert_eq!(subscribers.0.lock().expect("no thread panicked").len(), 2);
         assert!(stays.try_next().is_none());
         assert_eq!(stays.next_within(Duration::from_millis(1)), None, "it is kept, and waits");
     }

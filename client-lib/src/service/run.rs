@@ -72,7 +72,7 @@ impl Known {
         };
         self.ledger.is_closed()
             && self.ledger.held_count() == self.held_count
-            // Its place's next client would be told what came of these.
+            // The next client in this place would get their results.
             && self.under_way == 0
             && !self.leases.iter().any(is_open)
     }
@@ -310,7 +310,7 @@ impl<T: Transport> Serving<T> {
         until.min(first).min(timer).min(waiting)
     }
 
-    /// Sleeps until datagrams come, somebody wakes the thread, or the time; takes in what came.
+    /// Sleeps until datagrams arrive, the thread is woken, or the deadline; handles what arrived.
     fn wait(&mut self, until: Timestamp) -> Result<(), String> {
         let now = self.now();
         let until = until.min(now + SLEEP).as_nanos().max(1);
@@ -352,7 +352,7 @@ impl<T: Transport> Serving<T> {
                 let port = incoming.source_port;
                 if let Some(notice) = self.owner.handle_datagram(now, port, &datagram) {
                     count(&counts.notices);
-                    self.shared.subscribers.tell(notice);
+                    self.shared.subscribers.notify(notice);
                 }
             }
             _ => count(&counts.malformed),
@@ -413,7 +413,7 @@ impl<T: Transport> Serving<T> {
                 ) => self.requester.transmit_refused(now, origin, 1),
             }
         }
-        // Before the answers are sent: whoever has one finds it counted.
+        // Before the responses are sent, so that a client with a response finds it counted.
         self.shared.counts.show(self.owner.counters());
         while let Some(reply) = self.owner.poll_transmit() {
             let reply = Outgoing {
@@ -423,7 +423,7 @@ impl<T: Transport> Serving<T> {
                 header: reply.head,
                 data: reply.data,
             };
-            // Whoever gets no answer asks the home.
+            // A client without a response asks the home.
             if matches!(self.transport.transmit(&[reply]), Ok(1..)) {
                 count(&self.shared.counts.answered);
             }
@@ -443,7 +443,7 @@ impl<T: Transport> Serving<T> {
         self.requester.cancel_all();
         let servers: Vec<_> = self.requester.open_servers().collect();
         for server in servers {
-            // Nobody waits for the answer: a session that is not closed ends by its idleness.
+            // No thread waits for the response: a session that is not closed expires.
             let _ = self.requester.start(now, Operation::Close { server }, 0);
         }
         self.flush(now);
@@ -475,7 +475,7 @@ mod tests {
         ipnet::Ipv6Net::new(first.to_ipv6(), NODE_PREFIX_LEN).expect("a prefix")
     }
 
-    /// Sends a READ of the page to whoever gets what is for its home.
+    /// Sends a READ of the page to its home's address, which the switch may redirect.
     fn ask(carrier: &mut MemoryTransport, page: Pointer, number: u64) {
         let source = EndpointAddress::new(SPACE, NodeId(1001), 5).to_ipv6();
         let destination = Fields {
@@ -558,7 +558,7 @@ mod tests {
         serving.wait(Timestamp::default()).expect("the carrier works");
         assert_eq!(serving.owner.counters().of(Event::NotOwner), 1, "nothing is leased");
 
-        // The thread sleeps when the client comes, gets a lease, and somebody asks for its page.
+        // The thread sleeps while the client registers and gets a lease, and a request for its page arrives.
         let _lease = first_lease(&serving, page);
         ask(&mut rival, page, 2);
         serving.wait(Timestamp::default()).expect("the carrier works");
@@ -570,7 +570,7 @@ mod tests {
         let home = NodeId(1);
         let mut serving = endpoint(&Hub::new(16), NodeId(1000), home);
         let look_at = serving.look(serving.now());
-        assert_eq!(look_at, Timestamp::MAX, "nobody has a lease");
+        assert_eq!(look_at, Timestamp::MAX, "no client has a lease");
         // The client sees that the thread is awake, and relies on it to look once more.
         assert_eq!(serving.shared.next_look.load(Ordering::Relaxed), 0);
         let (_writer, lease) = first_lease(&serving, page_of(home));

@@ -10,7 +10,7 @@ use super::{
     ledger::{Entry, Ledger, SlotId, Writer},
 };
 
-/// A client's side of the service; told by the client's thread alone.
+/// A client's side of the service; only the client's thread uses it.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     writer: Writer,
@@ -57,7 +57,7 @@ impl Tenant {
         self.tell_end();
     }
 
-    /// Wakes the thread if somebody waits there for a lease to end.
+    /// Wakes the thread if a request waits there for a lease to end.
     fn tell_end(&self) {
         fence(Ordering::SeqCst);
         let shared = &self.service.handle.shared;
@@ -108,10 +108,10 @@ mod tests {
         let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
         let service = Service::start(&config, carrier).expect("a thread");
         let shared = Arc::clone(&service.handle.shared);
-        shared.fail("it was told to".to_owned());
+        shared.fail("the test wants it".to_owned());
         for _ in 0..10 {
             let tenant = Tenant::new(service.clone(), 1);
-            assert_eq!(Arc::strong_count(&tenant.writer.ledger), 1, "nobody drops it");
+            assert_eq!(Arc::strong_count(&tenant.writer.ledger), 1, "it has no other user");
         }
         assert!(shared.ledgers().is_empty());
     }

@@ -32,13 +32,13 @@ impl<T: Transport> Client<T> {
                 length: part.length,
                 epoch: part.lease.epoch,
             };
-            // Before the home has the new bytes: nobody is served the old ones afterwards.
+            // Before the home has the new bytes, so that no client gets the old ones afterwards.
             self.begin_end(&part);
             let commit = Single::new(operation, Some(part.pointer), bytes(&part), &mut []);
             let answer = self.run_single(commit, self.deadline);
             match &answer {
                 Ok(_) | Err(Error::LeaseLost { .. }) => self.release(&part),
-                // The lease may run on; nobody shall wait for its end longer than needed.
+                // The lease may still be valid; no client should wait for its end longer than necessary.
                 Err(_) => self.abandon(&part),
             }
             match answer {

@@ -138,7 +138,7 @@ impl<T: Transport> UpdateMany<'_, '_, T> {
         self.client
     }
 
-    /// How long the leases hold for certain if nobody renews them.
+    /// How long the leases are certainly valid without renewal.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.client.time_left(&self.held)

@@ -8,7 +8,7 @@ use crate::service::OwnerPolicy;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UpdateOptions {
     /// How long the lease is to be, up to 65 s, rounded up to a millisecond; `None`: what the server
-    /// gives by itself (1 s). The server may grant less (at most 10 s unless it was told otherwise).
+    /// gives by itself (1 s). The server may grant less (at most 10 s by default).
     pub lease: Option<Duration>,
     /// What the service thread answers others who are sent here by the switch.
     pub owner_policy: OwnerPolicy,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl<T: Transport> Client<T> {
-    /// Reads `buffer.len()` bytes; of pages that somebody is updating, what was committed last.
+    /// Reads `buffer.len()` bytes; of pages that are being updated, the contents that were committed last.
     /// Answers whether there were any.
     ///
     /// # Errors
