@@ -289,8 +289,7 @@ impl Session {
         if let Some(node) = self.nodes.iter().find(|node| node.name == text) {
             return Ok(node.node);
         }
-        let is_known = |id: &NodeId| self.nodes.iter().any(|node| node.node == *id);
-        let id = text.parse().map(NodeId).ok().filter(is_known);
+        let id = text.parse().map(NodeId).ok().filter(|id| id.is_unicast());
         id.ok_or_else(|| {
             let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
             UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))

@@ -285,8 +285,8 @@ mod tests {
         );
         assert_eq!(
             reported(&["bluebridge", "rack", "up", "--deadline", "x"]),
-            "invalid value 'x' for '--deadline <DEADLINE>': invalid digit found in string; see \
-             `bluebridge rack up --help`"
+            "invalid value 'x' for '--deadline <TIME>': \"x\" is not a time from 1ms to 3600s, such as 500ms or \
+             5s; see `bluebridge rack up --help`"
         );
     }
 

@@ -125,10 +125,10 @@ impl FakeController {
         questions.is_some_and(|questions| questions.send(Ok(question)).is_ok())
     }
 
-    /// The server's response to a question.
+    /// The server's last message about a question.
     pub(crate) fn answer(&self, id: u64) -> Option<Said> {
         let script = self.script();
-        let said = script.said.iter().find(|said| said.id == id);
+        let said = script.said.iter().rfind(|said| said.id == id);
         said.and_then(|said| said.body.clone())
     }
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use bluebridge_memserver::{Claim, Member, MemberError, ServerConfig, StartError};
 use bluebridge_northbound::proto::{
-    Incarnations, PurgeResponse, StatisticsQuestion, StatisticsResponse, SurveyAnswer,
-    SurveyQuestion, attend_request::Body as Said, attend_response::Body as Asked,
+    Confirmation, Incarnations, PurgeResponse, StatisticsQuestion, StatisticsResponse,
+    SurveyAnswer, SurveyQuestion, attend_request::Body as Said, attend_response::Body as Asked,
 };
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_protocol::responder::Event;
@@ -222,10 +222,33 @@ impl Operator<'_> {
     }
 
     fn survey(&mut self, member: &mut Member, question: SurveyQuestion) -> SurveyAnswer {
-        match self.ask(member, Asked::Survey(question)) {
+        let answer = match self.ask(member, Asked::Survey(question)) {
+            Said::Ready(_) if question.frees => self.confirm(member),
+            answer if !question.frees => answer,
+            other => panic!("freed without a confirmation: {other:?}"),
+        };
+        match answer {
             Said::Survey(answer) => answer,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Confirms the last question; the server must not have executed it before.
+    fn confirm(&mut self, member: &mut Member) -> Said {
+        let is_waiting =
+            |controller: &FakeController, id| matches!(controller.answer(id), Some(Said::Ready(_)));
+        for _ in 0..3 {
+            serve_once(member).expect("it serves");
+        }
+        assert!(is_waiting(self.controller, self.last_id), "it waits for the confirmation");
+        // A confirmation without a question has no effect.
+        self.controller.ask(self.last_id + 1, Asked::Confirmation(Confirmation {}));
+        self.controller.ask(self.last_id, Asked::Confirmation(Confirmation {}));
+        eventually("the answer", || {
+            serve_once(member).expect("it serves");
+            !is_waiting(self.controller, self.last_id)
+        });
+        self.controller.answer(self.last_id).expect("it came")
     }
 
     fn statistics(&mut self, member: &mut Member) -> StatisticsResponse {

@@ -262,7 +262,7 @@ fn lengths_of_zero_and_beyond_all_bounds_are_refused() {
     for (at, result) in results.into_iter().enumerate() {
         let error = result.expect_err("no such length");
         assert!(matches!(error, Error::Length), "{at}: {error:?}");
-        assert_told(&error, Fault::You, "length is zero or too large");
+        assert_told(&error, Fault::You, "length is zero, or larger");
     }
     bench.assert_nothing_changed();
 }

@@ -247,7 +247,7 @@ fn updates_of_no_length_beyond_all_bounds_or_twice_are_refused() {
     let base = bench.base();
     let error = refused(&mut bench.client, base, 0);
     assert!(matches!(error, Error::Length), "{error:?}");
-    assert_told(&error, Fault::You, "length is zero or too large");
+    assert_told(&error, Fault::You, "length is zero, or larger");
     let (mut low, mut high) = ([0; 8], [0; 8]);
     let inside = base.checked_add(100).expect("inside");
     let mut ranges = [UpdateRequest::new(base, &mut low), UpdateRequest::new(inside, &mut high)];
