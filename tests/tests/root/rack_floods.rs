@@ -10,7 +10,7 @@
 use std::env;
 use std::time::{Duration, Instant};
 
-use bluebridge::{Placement, Region};
+use bluebridge::{EndpointConfig, Placement, Region};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::flood::{Flood, Kind};
@@ -40,7 +40,9 @@ fn survive(name: &str, kind: Kind) {
     let honest = Endpoint::join(&rack, 1);
     let hostile = Endpoint::join(&rack, 2);
     let server = honest.server(1);
-    let mut client = honest.client(&rack, 1);
+    // A client that spins would keep the core from the flood.
+    let config = EndpointConfig { spin: Duration::ZERO, ..honest.config(1) };
+    let mut client = honest.open(&rack, config);
     let region = client.create_at(PAGE_BYTES as u64, Placement::Node(server)).expect("created");
     let mut other = hostile.client(&rack, 2);
     let target = other.create_at(PAGE_BYTES as u64, Placement::Node(server)).expect("created");
