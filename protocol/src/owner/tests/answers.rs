@@ -170,3 +170,23 @@ pub(super) fn leases_are_bounded_and_swept() -> Counters {
     }
     bench.end()
 }
+
+pub(super) fn an_answer_names_the_try_that_it_answers() -> Counters {
+    let mut bench = Bench::holding(Policy::Wait);
+    for attempt in 1..4 {
+        let flags = Flags::default().with_attempt(attempt);
+        let read = Ask::new(Command::Read, 0).with(|header| header.flags = flags);
+        let waits = read.clone().with(|header| {
+            header.flags = flags.with(Flags::QUEUED);
+            header.sequence = u64::from(attempt);
+        });
+        for ask in [read, waits] {
+            assert_eq!(bench.answer(&ask).header.flags.attempt(), attempt);
+        }
+    }
+    bench.owner.release(pointer(0), EPOCH);
+    let told = bench.sent();
+    let attempts: Vec<_> = told.iter().map(|reply| reply.header.flags.attempt()).collect();
+    assert_eq!(attempts, [1, 2, 3]);
+    bench.end()
+}

@@ -24,7 +24,7 @@ mod run {
     scenarios! {
         answers: a_held_page_is_busy_until_it_is_released, every_command_that_is_led_here_goes_home,
             last_committed_contents_are_served, contents_that_are_not_known_are_not_served,
-            leases_are_bounded_and_swept;
+            leases_are_bounded_and_swept, an_answer_names_the_try_that_it_answers;
         drops: what_was_not_led_here_is_dropped, notices_come_from_their_memorys_node;
         waiting: who_waits_is_told_when_the_lease_ends, who_waits_for_too_long_goes_home_alone,
             waiting_is_bounded_and_in_order, replies_are_bounded;
