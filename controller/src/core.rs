@@ -394,9 +394,7 @@ impl Core {
                 node.record.level = level;
                 self.changes.push(Change::Node(node.record.clone()));
             }
-            if free.abs_diff(node.reported_pages) > node.reported_pages / 8
-                || (free == 0) != (node.reported_pages == 0)
-            {
+            if free.abs_diff(node.reported_pages) > node.reported_pages / 8 {
                 node.reported_pages = free;
                 changed = true;
             }

@@ -81,6 +81,32 @@ fn small_changes_of_free_memory_rewrite_nothing() {
 }
 
 #[test]
+fn clients_are_notified_of_memory_servers_and_of_large_changes_of_free_memory() {
+    let (mut core, now) = core();
+    let record = join(&mut core, now, &memory("m", 1, 1000));
+    join(&mut core, now, &client("c", 2));
+    join(&mut core, now, &Join { space: Space(2), ..memory("other", 3, 1000) });
+    let listed: Vec<_> = core.memory_nodes(SPACE).map(|node| node.record.id()).collect();
+    assert_eq!(listed, [record.id()]);
+    core.heartbeat(now, member(&record), 1000).unwrap();
+    core.take_dirty();
+    let notified = |core: &mut Core, free| {
+        let before = core.nodes_version();
+        core.heartbeat(now, member(&record), free).unwrap();
+        assert!(core.nodes_version() <= before + 1);
+        core.nodes_version() > before
+    };
+    // An eighth of 1000 is 125. None of these changes the weight.
+    let small = [900, 875, 874, 980, 984, 800].map(|free| notified(&mut core, free));
+    assert_eq!(small, [false, false, true, false, true, true]);
+    assert!(!core.take_dirty());
+    let large = [1, 1, 0, 0, 1].map(|free| notified(&mut core, free));
+    assert_eq!(large, [true, false, true, false, true]);
+    core.leave(now, member(&record)).unwrap();
+    assert_eq!(core.memory_nodes(SPACE).count(), 0);
+}
+
+#[test]
 fn a_restart_changes_no_table() {
     let (mut core, now) = core();
     let mut stored = Disk::default();
@@ -122,6 +148,20 @@ fn notify_rules_bring_their_clone_session() {
     assert!(tables.notify_session);
     assert_eq!(tables.entries[&rule.key()], Body::new(Action::CopyToController));
     assert!(!Core::new(off, Stored::default(), 1, now).desired().notify_session);
+}
+
+#[test]
+fn entries_groups_and_settings_are_counted() {
+    let now = Instant::now();
+    let off = CoreConfig { redirects: RedirectPolicy::Off, ..CoreConfig::default() };
+    let mut core = Core::new(off, Stored::default(), 1, now);
+    assert_eq!(core.desired().count(), 0);
+    core.learn_ports(ports(2));
+    assert_eq!(core.desired().count(), 2, "the flood's group, and its choice");
+    join(&mut core, now, &client("c", 1));
+    assert_eq!(core.desired().count(), 2 + 6, "five tables and the group of notices");
+    let contended = Core::new(CoreConfig::default(), Stored::default(), 1, now).desired();
+    assert_eq!(contended.count(), 2, "what is copied, and the session that copies");
 }
 
 #[test]
