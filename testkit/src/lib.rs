@@ -16,7 +16,7 @@ mod wait;
 pub use files::{Scratch, example, program};
 pub use frame::UdpFrame;
 pub use needs::{require_ebpf, require_root};
-pub use wait::until;
+pub use wait::{until, within};
 
 use std::process::{self, Command};
 

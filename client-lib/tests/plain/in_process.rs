@@ -6,6 +6,7 @@ use bluebridge::{
     Client, CreateRequest, DeleteRequest, EndpointConfig, Error, Event, Fault, MemoryNode, NodeId,
     Placement, Pointer, ReadRequest, Status, WriteRequest,
 };
+use bluebridge_testkit::within;
 use bluebridge_transport::memory::MemoryTransport;
 
 use crate::rack::{LocalRack, SPACE};
@@ -146,6 +147,10 @@ fn a_range_past_the_end_of_its_allocation_is_called_that() {
 
 #[test]
 fn many_creations_end_though_one_names_an_impossible_node() {
+    within("the creations end", create_on_impossible_nodes);
+}
+
+fn create_on_impossible_nodes() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack);
     for node in [NodeId::ANY, NodeId::ALL] {
@@ -312,6 +317,10 @@ fn a_read_of_a_page_waits_asleep() {
 
 #[test]
 fn many_allocations_on_many_nodes_are_made_and_freed_one_by_one() {
+    within("the calls end", create_and_free_many);
+}
+
+fn create_and_free_many() {
     let rack = LocalRack::start(&NODES, 4 << 20);
     let mut client = client(&rack);
     let placements = [Placement::Anywhere, Placement::Node(NodeId(2)), Placement::TwoChoices];

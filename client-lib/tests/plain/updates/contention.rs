@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::thread;
 
 use bluebridge::{Barrier, Client, EndpointConfig, Lock, LockError, NodeId, Pointer, Service};
+use bluebridge_testkit::within;
 use bluebridge_transport::Transport;
 use bluebridge_transport::impaired::{Impaired, Impairment, Probability};
 
@@ -117,6 +118,10 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
 
 #[test]
 fn waiting_for_a_lock_ends_in_time_though_its_tickets_are_far_behind() {
+    within("the waiting ends", wait_behind_tickets);
+}
+
+fn wait_behind_tickets() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack, 1000);
     let region = client.create(4096).expect("there is room");
