@@ -387,6 +387,7 @@ fn next_version(slot: &Slot) -> u32 {
 mod tests {
     use std::sync::Arc;
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Tag};
 
@@ -488,11 +489,12 @@ mod tests {
                 }
             }
         });
-        let mut number = 1;
+        let (mut number, began) = (1, Instant::now());
         while number < 200_000 || saw.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
             let id = writer.hold(&entry(number), &[]).expect("room");
             writer.release(id);
             number += 1;
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing was ever read");
         }
         drop(writer);
         reader.join().expect("it saw no mixture");

@@ -77,7 +77,27 @@ impl Subscribers {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_protocol::owner::NoticeKind;
+    use bluebridge_wire::{ArenaGeneration, Location, NodeId, Pointer, Space, Tag};
+
     use super::*;
+
+    #[test]
+    fn who_waits_gets_the_next_notice_and_what_has_no_room_is_counted() {
+        let location = Location::new(ArenaGeneration::default(), 4096).expect("small");
+        let pointer = Pointer { space: Space(1), node: NodeId(7), tag: Tag(3), location };
+        let notice = |pages| Notice { kind: NoticeKind::Invalidate, pointer, pages };
+        let subscribers = Subscribers::default();
+        let notices = subscribers.subscribe();
+        subscribers.notify(notice(1));
+        assert_eq!(notices.next_within(Duration::from_secs(20)), Some(notice(1)));
+        for pages in (0_u32..).take(NOTICES_WAITING_MAX + 2) {
+            subscribers.notify(notice(pages));
+        }
+        assert_eq!(notices.lost_count(), 2);
+        let waiting = std::iter::from_fn(|| notices.try_next()).map(|notice| notice.pages);
+        assert!(waiting.eq((0..).take(NOTICES_WAITING_MAX)));
+    }
 
     #[test]
     fn who_is_gone_is_forgotten_though_no_notice_comes() {

@@ -576,4 +576,22 @@ mod tests {
         let (_writer, lease) = first_lease(&serving, page_of(home));
         assert_eq!(serving.promise(look_at, None), lease.renew_at(), "it sleeps no longer");
     }
+
+    #[test]
+    fn there_is_room_for_as_many_clients_as_16_bits_can_name() {
+        let mut serving = endpoint(&Hub::new(16), NodeId(1000), NodeId(1));
+        let known = Arc::new(Ledger::new(1));
+        let tenant = |ledger| Known { ledger, leases: Vec::new(), held_count: 0, under_way: 0 };
+        serving.tenants.resize_with(LEDGER_COUNT_MAX, || Some(tenant(Arc::clone(&known))));
+        let [late, next] = [(); 2].map(|()| Arc::new(Ledger::new(1)));
+        serving.shared.add(&late);
+        let _ = serving.look(serving.now());
+        assert_eq!(serving.tenants.len(), 1 << 16, "the last one has no place");
+        assert_eq!(Arc::strong_count(&late), 1);
+        serving.tenants[5] = None;
+        serving.shared.add(&next);
+        let _ = serving.look(serving.now());
+        let place = serving.tenants[5].as_ref().expect("it is taken");
+        assert!(Arc::ptr_eq(&place.ledger, &next));
+    }
 }
