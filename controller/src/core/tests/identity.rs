@@ -59,6 +59,16 @@ fn only_who_shows_the_token_keeps_it() {
 }
 
 #[test]
+fn a_caller_that_joined_after_the_store_was_copied_learns_that_the_store_is_old() {
+    let (mut core, now) = core();
+    let old = join(&mut core, now, &client("c", 1));
+    let newer = Member { incarnation: old.incarnation + 1, token: [9; 16], ..member(&old) };
+    let ahead = MemberError::Ahead { node: old.node, caller: 2, current: 1 };
+    assert_eq!(core.heartbeat(now, newer, 0), Err(ahead.clone()), "not that its token is wrong");
+    assert_eq!(core.leave(now, newer), Err(ahead));
+}
+
+#[test]
 fn a_clients_token_proves_no_contents() {
     let (mut core, now) = core();
     let first = join(&mut core, now, &client("a", 1));
