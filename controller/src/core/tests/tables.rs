@@ -89,7 +89,7 @@ fn clients_are_notified_of_memory_servers_and_of_large_changes_of_free_memory() 
     let listed: Vec<_> = core.memory_nodes(SPACE).map(|node| node.record.id()).collect();
     assert_eq!(listed, [record.id()]);
     core.heartbeat(now, member(&record), 1000).unwrap();
-    core.take_dirty();
+    let _ = core.take_dirty();
     let notified = |core: &mut Core, free| {
         let before = core.nodes_version();
         core.heartbeat(now, member(&record), free).unwrap();
