@@ -158,7 +158,7 @@ pub fn run() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             let exit = Exit::of(&error);
-            output::failure(&in_words(&error), exit, json);
+            output::failure(&with_remedy(in_words(&error)), exit, json);
             exit.into()
         }
     }
@@ -254,6 +254,15 @@ fn in_words(error: &anyhow::Error) -> String {
         } else if !words.contains(&cause) {
             words = format!("{words}: {cause}");
         }
+    }
+    words
+}
+
+/// Adds what to do if the process has too many open files. Any part of a command can meet this limit.
+fn with_remedy(words: String) -> String {
+    let too_many = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
+    if words.contains(&too_many) {
+        return format!("{words}; raise the limit of open files (`ulimit -n`)");
     }
     words
 }
