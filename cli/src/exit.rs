@@ -1,6 +1,7 @@
 //! The exit codes of the binary, with which scripts can distinguish failures.
 
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
@@ -52,6 +53,14 @@ pub(crate) struct UsageError(pub(crate) String);
 #[error("{0}")]
 pub(crate) struct NotPermittedError(pub(crate) &'static str);
 
+/// A file that the command line names cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}: {source}; correct the path", path.display())]
+pub(crate) struct InputError {
+    pub(crate) path: PathBuf,
+    pub(crate) source: std::io::Error,
+}
+
 /// A program could not be run in a node of a rack.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot run {program}: {source}")]
@@ -84,6 +93,8 @@ impl Exit {
                 Some(of_exec(error))
             } else if let Some(error) = cause.downcast_ref::<NetworkError>() {
                 Some(of_network(error))
+            } else if let Some(error) = cause.downcast_ref::<InputError>() {
+                Some(of_input(&error.source))
             } else if cause.is::<UsageError>() {
                 Some(Self::Usage)
             } else if cause.is::<NotPermittedError>() {
@@ -171,7 +182,7 @@ fn of_controller(error: &ControllerError) -> Exit {
             StoreError::OpenToOthers { .. } => Exit::NotPermitted,
             _ => Exit::Failure,
         },
-        ControllerError::TlsFile { source, .. } => of_file(source),
+        ControllerError::TlsFile { source, .. } => of_input(source),
         ControllerError::Tls(_) => Exit::Usage,
         ControllerError::WasFenced { .. }
         | ControllerError::Switch(DriverError::InUse { .. } | DriverError::Fenced { .. }) => {
@@ -185,6 +196,14 @@ fn of_controller(error: &ControllerError) -> Exit {
 fn of_file(error: &std::io::Error) -> Exit {
     match error.kind() {
         ErrorKind::ReadOnlyFilesystem => Exit::NotPermitted,
+        _ => of_io(error),
+    }
+}
+
+/// A file that the command line names and that the command reads.
+fn of_input(error: &std::io::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => Exit::Usage,
         _ => of_io(error),
     }
 }
@@ -249,6 +268,7 @@ fn of_membership(error: &MembershipError) -> Exit {
 
 fn of_control(error: &ControlError) -> Exit {
     match error {
+        ControlError::NotFound { .. } => Exit::Usage,
         ControlError::Refused { .. } => Exit::Refused,
         ControlError::Silent(_) | ControlError::Unreachable { .. } => Exit::Unreachable,
         ControlError::BadResponse { .. } | ControlError::Runtime(_) => Exit::Failure,

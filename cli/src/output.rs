@@ -32,9 +32,20 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 /// Prints lines; a reader that closed the output is no error.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(not_written(error)),
         _ => Ok(()),
     }
+}
+
+/// The error of a result that could not be printed.
+pub(crate) fn not_written(error: io::Error) -> anyhow::Error {
+    let words = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "cannot write the result to standard output; free space there, or write it elsewhere"
+        }
+        _ => "cannot write the result to standard output; write it elsewhere",
+    };
+    anyhow::Error::new(error).context(words)
 }
 
 /// A table without borders; the first line has the column names. At a terminal, columns that do not fit are

@@ -1,8 +1,9 @@
 //! What can go wrong, whose fault it is, and what to do.
 
-use std::{error, sync::Arc};
+use std::{error, fmt, sync::Arc};
 
 use bluebridge_protocol::requester::{Failure, StartError};
+use bluebridge_transport::{ReceiveError, TransmitError};
 use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, PointerError, Status};
 
 /// What another library reported; shared, so that an [`Error`] can be cloned.
@@ -44,7 +45,7 @@ pub enum Error {
         remaining_ms: u16,
     },
     /// The carrier failed for good, or this host's network is not set up.
-    #[error("the carrier failed: {cause}; check the interface and the fabric's routes")]
+    #[error("{}", of_carrier(.cause))]
     Carrier {
         /// What the carrier reported.
         #[source]
@@ -381,6 +382,25 @@ fn whom(node: NodeId) -> String {
 
 const fn perhaps_done(outcome_unknown: bool) -> &'static str {
     if outcome_unknown { ", and the operation was done once or not at all" } else { "" }
+}
+
+/// What the transport reports of a datagram that it did not send has its own advice.
+fn of_carrier(cause: &Cause) -> String {
+    match cause.downcast_ref::<TransmitError>() {
+        Some(TransmitError::TooLarge { .. } | TransmitError::Unreachable { .. }) => {
+            format!("cannot send: {cause}")
+        }
+        Some(TransmitError::Socket(error)) => carrier_failed(error),
+        Some(TransmitError::Refused { .. }) => carrier_failed(cause),
+        None => match cause.downcast_ref::<ReceiveError>() {
+            Some(ReceiveError::Socket(error)) => carrier_failed(error),
+            None => carrier_failed(cause),
+        },
+    }
+}
+
+fn carrier_failed(cause: &dyn fmt::Display) -> String {
+    format!("the carrier failed: {cause}; check the interface and the fabric's routes")
 }
 
 fn now_of(owner: Option<NodeId>) -> String {

@@ -55,7 +55,8 @@ pub enum JoinError {
 fn of_opening(error: &OpenError) -> String {
     match error {
         OpenError::Bind { port: UDP_PORT, .. } => format!(
-            "{error} and be the endpoint on this interface: end it, or use another interface"
+            "{error} and be the endpoint on this interface, such as a memory server: join through another \
+             interface, or on another host"
         ),
         error => error.to_string(),
     }

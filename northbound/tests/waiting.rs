@@ -1,10 +1,8 @@
 //! Endpoints that start before their controller. One test, because the log has one reader per process.
 
-use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bluebridge_northbound::proto::controller_server::{Controller, ControllerServer};
@@ -12,7 +10,7 @@ use bluebridge_northbound::{
     Attachment, Carrier, Connection, Membership, MembershipError, Options, Registration, Role,
     proto,
 };
-use bluebridge_testkit::until;
+use bluebridge_testkit::{Log, own_loopback, until};
 use bluebridge_wire::Space;
 use tokio::runtime::Runtime;
 use tokio_stream::Stream;
@@ -86,12 +84,6 @@ fn serve(address: SocketAddr) -> Runtime {
     runtime
 }
 
-/// An address of the loopback that only this process uses.
-fn own_address() -> SocketAddr {
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    (Ipv4Addr::new(127, 0x80 | high, middle, low), 7700).into()
-}
-
 fn server() -> Registration {
     Registration {
         name: "s1".to_owned(),
@@ -106,26 +98,6 @@ fn server() -> Registration {
     }
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn count(&self, words: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).matches(words).count()
-    }
-}
-
 #[test]
 fn an_endpoint_waits_for_its_controller_and_says_so_once() {
     let log = Log::default();
@@ -135,7 +107,7 @@ fn an_endpoint_waits_for_its_controller_and_says_so_once() {
         .with_writer(move || writer.clone())
         .with_ansi(false)
         .init();
-    let address = own_address();
+    let address = (own_loopback(), 7700).into();
     let uri = format!("http://{address}");
     let deadline = Duration::from_millis(200);
     let bounded = Options { join_deadline: deadline, ..Options::default() };

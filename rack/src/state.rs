@@ -237,7 +237,16 @@ impl StateRoot {
     /// # Errors
     /// [`StateError::None`] and [`StateError::Several`] if nothing is named.
     pub fn choose(&self, named: Option<&RackName>) -> Result<RackName, StateError> {
-        Self::named(named)?.map_or_else(|| self.only(), Ok)
+        if let Some(name) = named {
+            return Ok(name.clone());
+        }
+        let (name, how) = match Self::named(None)? {
+            Some(name) => (name, CHOICE_VARIABLE),
+            None => (self.only()?, "it is the only one"),
+        };
+        // The caller did not name it, so it may be another one than expected.
+        tracing::info!(rack = %name, reason = how, "selected the rack");
+        Ok(name)
     }
 
     /// The rack named by the command or by `BLUEBRIDGE_RACK`.

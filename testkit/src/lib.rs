@@ -5,24 +5,37 @@
 //! skip tiers (docs/testing.md).
 //!
 //! [`namespace`]: a test in a namespace of its own; `needs`: what a test needs; `files`: scratch directories and
-//! built programs; `frame`: frames that are not made by the code under test; `wait`: waiting for an event.
+//! built programs; `frame`: frames that are not made by the code under test; `log`: captured log output; `wait`:
+//! waiting for an event.
 
 mod files;
 mod frame;
+mod log;
 pub mod namespace;
 mod needs;
 mod wait;
 
 pub use files::{Scratch, example, program};
 pub use frame::UdpFrame;
+pub use log::Log;
 pub use needs::{require_ebpf, require_root};
 pub use wait::{until, within};
 
-use std::process::{self, Command};
+use std::{
+    net::Ipv4Addr,
+    process::{self, Command},
+};
 
 /// A name for an object of this process in a list of the whole machine, such as the named namespaces.
 pub fn own(name: &str) -> String {
     format!("{name}-{}", process::id())
+}
+
+/// A loopback address that only this process uses. On 127.0.0.1 another process could take a port between the end
+/// of a listener and its restart.
+pub fn own_loopback() -> Ipv4Addr {
+    let [_, high, middle, low] = process::id().to_be_bytes();
+    Ipv4Addr::new(127, 0x80 | high, middle, low)
 }
 
 /// Runs `ip` with `arguments`, split at spaces, in this thread's namespace.

@@ -11,17 +11,18 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Waits until a condition holds, and panics with its name if it does not.
+/// Waits until a condition holds, and returns how long that took; panics with its name if it does not.
 ///
 /// # Panics
 /// If it does not hold in time.
 #[track_caller]
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
         thread::sleep(PAUSE);
     }
+    began.elapsed()
 }
 
 /// Runs `work` in a thread of its own, and panics if it does not end in time: a call that must return may be what the

@@ -96,24 +96,9 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
+    use bluebridge_testkit::Log;
 
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("whole").extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn a_daemon_logs_events_by_default() {
@@ -143,7 +128,7 @@ mod tests {
             tracing::debug!("not at this level");
             tracing::warn!("a line\nbreak");
         });
-        let text = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
+        let text = log.text();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!(lines.len(), 2, "{text}");

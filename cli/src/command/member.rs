@@ -284,13 +284,14 @@ fn join_when_free(
 }
 
 impl Session {
-    /// The memory node with a name, or the node with a number as its id.
+    /// The memory node with a name or an id.
     pub(super) fn node(&self, text: &str) -> Result<NodeId, UsageError> {
         if let Some(node) = self.nodes.iter().find(|node| node.name == text) {
             return Ok(node.node);
         }
-        let id = text.parse().map(NodeId).ok().filter(|id| id.is_unicast());
-        id.ok_or_else(|| {
+        let id = text.parse().map(NodeId).ok();
+        let known = self.nodes.iter().find(|node| Some(node.node) == id);
+        known.map(|node| node.node).ok_or_else(|| {
             let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
             UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))
         })

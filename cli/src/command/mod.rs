@@ -158,7 +158,7 @@ pub fn run() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             let exit = Exit::of(&error);
-            output::failure(&in_words(&error), exit, json);
+            output::failure(&with_remedy(in_words(&error)), exit, json);
             exit.into()
         }
     }
@@ -254,6 +254,15 @@ fn in_words(error: &anyhow::Error) -> String {
         } else if !words.contains(&cause) {
             words = format!("{words}: {cause}");
         }
+    }
+    words
+}
+
+/// Adds what to do if the process has too many open files. Any part of a command can meet this limit.
+fn with_remedy(words: String) -> String {
+    let too_many = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
+    if words.contains(&too_many) {
+        return format!("{words}; raise the limit of open files (`ulimit -n`)");
     }
     words
 }
@@ -362,6 +371,33 @@ mod tests {
             }
         }
         assert!(count >= 20, "only {count} commands found");
+    }
+
+    /// The names of all commands without subcommands, except hidden ones.
+    fn leaves(command: &clap::Command, name: &str, found: &mut Vec<String>) {
+        let visible = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let mut is_leaf = true;
+        for below in visible.filter(|it| it.get_name() != "help") {
+            leaves(below, &format!("{name} {}", below.get_name()), found);
+            is_leaf = false;
+        }
+        if is_leaf {
+            found.push(name.to_owned());
+        }
+    }
+
+    #[test]
+    fn the_json_of_every_command_is_documented() {
+        let book = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
+        let book = std::fs::read_to_string(book).expect("the chapter is there");
+        let mut found = Vec::new();
+        leaves(&CommandLine::command(), "bluebridge", &mut found);
+        assert!(found.len() > 30, "{found:?}");
+        // Daemons and commands without a result; those that print the same as another are named in the text.
+        let others = ["memserver", "rack exec", "rack logs", "rack up", "switch tables"]
+            .map(|name| format!("bluebridge {name}"));
+        found.retain(|name| !others.contains(name) && !book.contains(&format!("\n### `{name} ")));
+        assert_eq!(found, Vec::<String>::new(), "not in docs/json.md");
     }
 
     #[test]

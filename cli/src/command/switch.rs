@@ -2,6 +2,7 @@
 
 mod pins;
 
+use std::io;
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::str::FromStr;
@@ -164,8 +165,16 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
                 return Err(UsageError(words).into());
             }
             let mut plane = soft::Switch::start(SPIN)?;
-            attach(&mut plane, &switch.ports, |plane, port| {
+            let attached = attach(&mut plane, &switch.ports, |plane, port| {
                 plane.add_port(port.port, &port.interface)
+            });
+            attached.map_err(|error| match &error {
+                PortError::Plane(PlaneError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::PermissionDenied =>
+                {
+                    anyhow::Error::new(error).context("this needs root, or CAP_NET_RAW")
+                }
+                _ => error.into(),
             })?;
             Ok(Box::new(plane))
         }
@@ -178,7 +187,7 @@ fn attach<P: DataPlane>(
     plane: &mut P,
     ports: &[PortArgument],
     add: impl Fn(&mut P, &PortArgument) -> Result<(), PortError>,
-) -> anyhow::Result<()> {
+) -> Result<(), PortError> {
     for there in plane.ports()? {
         let stays = |it: &PortArgument| it.port == there.port && it.interface == there.name;
         if !ports.iter().any(stays) {

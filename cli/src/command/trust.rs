@@ -4,14 +4,13 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use bluebridge_northbound::environment::{
     TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE, TLS_NAME_VARIABLE, TLS_ROOT_VARIABLE,
 };
 use clap::Args;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use crate::exit::UsageError;
+use crate::exit::{InputError, UsageError};
 
 /// The TLS options; without a root, joining uses no TLS.
 #[derive(Clone, Debug, Args)]
@@ -72,7 +71,7 @@ pub(super) fn controller_uri(controller: SocketAddr, tls: Option<&ClientTlsConfi
 
 /// Reads a PEM file that must contain a certain kind of object: a root without a certificate would trust no peer.
 fn read(path: &Path, label: &str) -> anyhow::Result<Vec<u8>> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = fs::read(path).map_err(|source| InputError { path: path.to_owned(), source })?;
     let text = String::from_utf8_lossy(&bytes);
     if text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label))
     {

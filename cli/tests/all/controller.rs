@@ -1,7 +1,7 @@
 //! A controller as a separate process, queried by the commands for operators.
 
 use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role}
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::soft::{Link, Pipeline};
-use bluebridge_testkit::Scratch;
+use bluebridge_testkit::{Scratch, own_loopback};
 use bluebridge_wire::Space;
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -19,10 +19,8 @@ const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An address of the loopback that only this process uses.
 fn own(port: u16) -> SocketAddr {
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    (Ipv4Addr::new(127, 0x80 | high, middle, low), port).into()
+    (own_loopback(), port).into()
 }
 
 /// A daemon that is killed when dropped.

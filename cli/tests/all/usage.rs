@@ -134,6 +134,44 @@ fn files_of_tls_that_a_controller_cannot_use_are_wrong_usage() {
     let (code, said) = result_of(&call(&[&controller[..], &trust].concat()));
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("empty.pem contains no PEM block -----BEGIN CERTIFICATE-----"), "{said}");
+    let missing = file("missing.pem");
+    let trust = ["--tls-certificate", &missing, "--tls-key", &missing];
+    let (code, said) = result_of(&call(&[&controller[..], &trust].concat()));
+    assert!(code == Some(2) && said.contains("missing.pem"), "{code:?}: {said}");
+}
+
+/// Files that are missing are a fault of the command line.
+#[test]
+fn files_that_are_missing_are_wrong_usage() {
+    let endpoint = [&["--interface", "lo"][..], &ENDPOINT].concat();
+    for command in [
+        &["ping", "s1", "--tls-root", "/nonexistent/file"][..],
+        &["write", "fdbb:1:1::", "--file", "/nonexistent/file"],
+        &["alloc-write", "--file", "/nonexistent/file"],
+        &["alloc-write", "--file", "/nonexistent"],
+    ] {
+        let (code, said) = result_of(&call(&[command, &endpoint].concat()));
+        assert!(code == Some(2) && said.contains("; correct the path"), "{code:?}: {said}");
+    }
+}
+
+#[test]
+fn a_result_that_cannot_be_printed_is_reported_with_a_remedy() {
+    let mut command = Command::new(BINARY);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("on every Linux");
+    command.args(["rack", "list", "--json"]).env("BLUEBRIDGE_STATE", "/nonexistent/x");
+    let output = command.stdin(Stdio::null()).stdout(full).output().expect("runs");
+    let (code, said) = result_of(&output);
+    assert!(code == Some(1) && said.contains("free space there"), "{code:?}: {said}");
+}
+
+#[test]
+fn too_many_open_files_are_reported_with_a_remedy() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 4; exec \"$@\"", "sh", BINARY, "controller", "members"]);
+    command.args(["--controller", "[::1]:9"]).env("BLUEBRIDGE_STATE", "/nonexistent/x");
+    let (code, said) = result_of(&command.stdin(Stdio::null()).output().expect("runs"));
+    assert!(code == Some(1) && said.contains("raise the limit of open files"), "{code:?}: {said}");
 }
 
 #[test]
@@ -384,7 +422,10 @@ mod root {
         let soft = ["switch", "--data-plane", "soft", "--listen", "[::1]:0", "--port", "1=lo"];
         for (arguments, words) in [
             (&["host", "up", "--interface", "lo"][..], "this needs root, or CAP_NET_ADMIN: "),
-            (&soft, "cannot open a packet socket on lo: Operation not permitted"),
+            (
+                &soft,
+                "this needs root, or CAP_NET_RAW: cannot open a packet socket on lo: Operation not permitted",
+            ),
             (&["switch", "--port", "1=lo"], "the eBPF data plane needs root"),
         ] {
             // A separate network, whose interface is not the machine's.

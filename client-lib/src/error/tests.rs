@@ -121,6 +121,30 @@ fn what_another_library_reported_is_kept() {
 }
 
 #[test]
+fn a_failed_delivery_and_its_remedy_are_said_once() {
+    use bluebridge_transport::{ReceiveError, TransmitError};
+    use std::{io, net::Ipv6Addr, sync::Arc};
+    let destination = Ipv6Addr::LOCALHOST;
+    let refused = || io::Error::from(io::ErrorKind::NetworkUnreachable);
+    let causes: [super::Cause; 5] = [
+        Arc::new(TransmitError::Unreachable { destination, error: refused() }),
+        Arc::new(TransmitError::TooLarge { payload_bytes: 9000, limit_bytes: Some(1400) }),
+        Arc::new(TransmitError::Refused {
+            source_address: destination,
+            destination,
+            error: refused(),
+        }),
+        Arc::new(TransmitError::Socket(refused())),
+        Arc::new(ReceiveError::Socket(refused())),
+    ];
+    for cause in causes {
+        let text = Error::Carrier { cause }.to_string();
+        assert_eq!(text.matches("; ").count(), 1, "one remedy: {text}");
+        assert!(text.matches("the carrier failed").count() <= 1, "{text}");
+    }
+}
+
+#[test]
 fn pointer_arithmetic_and_calls_share_an_error() {
     fn beyond(region: Region) -> Result<Pointer, Error> {
         Ok(region.at(4096)?)

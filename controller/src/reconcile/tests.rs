@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use bluebridge_p4::pipeline::{Action, Forward, Key, MacAddr, SwitchPort};
+use bluebridge_testkit::Log;
 use tokio::task::JoinHandle;
 
 use super::fake::{FakeSwitch, Trouble};
@@ -263,7 +264,7 @@ async fn a_fenced_controller_takes_the_switch_back_once_by_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_controller_that_cannot_have_the_switch_does_not_log_that_it_tries_again() {
-    let (log, _guard) = Log::begin();
+    let (log, _guard) = begin_log();
     let switch = FakeSwitch::new(1);
     let right = Bench::new(&switch, 2);
     right.desire(tables(2, 2));
@@ -275,41 +276,20 @@ async fn a_controller_that_cannot_have_the_switch_does_not_log_that_it_tries_aga
     assert_eq!(log.count("trying again"), 0);
 }
 
-/// The log output of this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// Captures what is logged at the default level from now on.
-    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::INFO)
-            .with_ansi(false)
-            .with_writer(move || writer.clone());
-        (log, tracing::subscriber::set_default(subscriber.finish()))
-    }
-
-    fn count(&self, words: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).matches(words).count()
-    }
+/// Captures what this thread logs at the default level from now on.
+fn begin_log() -> (Log, tracing::subscriber::DefaultGuard) {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    (log, tracing::subscriber::set_default(subscriber.finish()))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_switch_that_is_away_and_back_is_logged_once_each() {
-    let (log, _guard) = Log::begin();
+    let (log, _guard) = begin_log();
     let switch = FakeSwitch::new(1);
     let bench = Bench::new(&switch, 1);
     bench.desire(tables(5, 1));

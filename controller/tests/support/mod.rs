@@ -1,7 +1,7 @@
 //! An agent on a soft data plane, a controller, and registrations, for the tests in this folder.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -18,7 +18,7 @@ use bluebridge_p4::proto::p4::v1;
 use bluebridge_switch::agent::{Agent as SwitchAgent, AgentConfig};
 use bluebridge_switch::dataplane::DataPlane;
 use bluebridge_switch::soft::{Link, Pipeline};
-use bluebridge_testkit::Scratch;
+use bluebridge_testkit::{Scratch, own_loopback};
 use bluebridge_wire::Space;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -31,13 +31,6 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A loopback address that only this process uses. On 127.0.0.1 another process could take a port between the end
-/// of a listener and its restart.
-fn own_loopback() -> Ipv4Addr {
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, 0x80 | high, middle, low)
-}
 
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()

@@ -13,7 +13,7 @@
 //!   `execute`: the small commands, READ and atomics; `write`, `create`: the commands with pieces.
 //! * `lease`, `lease_commit`, `lease_wait`: UPDATE, COMMIT, ABORT, RENEW and waiting; `lease_table` and
 //!   `lease_queue` hold the leases and those who wait.
-//! * `sessions` and `session_index`: who may ask; `record`: what is remembered of a request.
+//! * `sessions`, `session_ids` and `session_index`: who may ask; `record`: what is remembered of a request.
 //! * `trains`: pieces of pages that are not complete; `provisional`: pages that nobody confirmed;
 //!   `shares`: how much of either a node may have.
 //! * `ranges`: pages that moved; `notice`: what everybody is notified of; `replies`: what waits to be sent.
@@ -35,6 +35,7 @@ mod provisional;
 mod ranges;
 mod record;
 mod replies;
+mod session_ids;
 mod session_index;
 mod sessions;
 mod shares;

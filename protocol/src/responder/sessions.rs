@@ -6,6 +6,7 @@ use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
 
 use super::{
     record::{Progress, Record},
+    session_ids::SessionIds,
     session_index::SessionIndex,
     shares::Holder,
 };
@@ -116,7 +117,7 @@ pub(super) struct SessionTable {
     node_limit: usize,
     /// After so long without a request nobody repeats one that was answered in the session.
     forgotten_after: Duration,
-    random: u64,
+    ids: SessionIds,
 }
 
 /// A node with so many sessions gets no more of the last quarter of a table, which is for others.
@@ -149,7 +150,7 @@ impl SessionTable {
             // Requesters repeat in a new session what they began less than three quarters of the
             // idle time ago (section 2); the twentieth is for clocks that disagree.
             forgotten_after: idle / 20 * 16,
-            random: seed,
+            ids: SessionIds::new(seed),
         }
     }
 
@@ -238,7 +239,7 @@ impl SessionTable {
         nonce: u64,
     ) -> Result<u16, Full> {
         let slot = self.vacant.pop().ok_or(Full)?;
-        let id = self.draw_id(slot);
+        let id = self.ids.draw(slot);
         let session = self.at(slot);
         if session.window.is_empty() {
             session.window = vec![Record::FRESH; WINDOW];
@@ -268,21 +269,6 @@ impl SessionTable {
 
     fn find(&self, matches: impl Fn(&Session) -> bool) -> Option<u16> {
         self.open().find(|(_, session)| matches(session)).map(|(slot, _)| slot)
-    }
-
-    /// An id that was not used before, with overwhelming probability also not by a server that
-    /// ran earlier: 48 bits of SplitMix64 (Steele, Lea and Flood, 2014) above the slot.
-    fn draw_id(&mut self, slot: u16) -> u64 {
-        loop {
-            self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = self.random;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^= mixed >> 31;
-            if mixed >> 16 != 0 {
-                return (mixed & !0xffff) | u64::from(slot);
-            }
-        }
     }
 }
 

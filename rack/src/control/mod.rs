@@ -41,6 +41,14 @@ pub enum ControlError {
     /// A server that it queried did not respond.
     #[error("{0}")]
     Silent(String),
+    /// It does not know the server or client that the caller named.
+    #[error("{reason}")]
+    NotFound {
+        /// The other side.
+        peer: Peer,
+        /// Its reason.
+        reason: String,
+    },
     /// It refused; the reason says what to change.
     #[error("{peer} refused: {reason}")]
     Refused {
@@ -243,6 +251,7 @@ fn failure(peer: Peer, address: SocketAddr, status: &Status) -> ControlError {
         Code::DataLoss | Code::Internal | Code::Unimplemented => {
             ControlError::BadResponse { peer, reason }
         }
+        Code::NotFound => ControlError::NotFound { peer, reason },
         _ => ControlError::Refused { peer, reason },
     }
 }

@@ -17,7 +17,7 @@ use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
 use bluebridge_protocol::requester::{Answer, Failure, Operation};
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{DataPlane, Node, Redirects};
-use bluebridge_testkit::{Scratch, program};
+use bluebridge_testkit::{Scratch, program, until};
 use bluebridge_tests::history::History;
 use bluebridge_tests::rack::daemon::{await_end, freeze};
 use bluebridge_tests::rack::endpoint::{Endpoint, SPACE, UdpClient};
@@ -31,14 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longer than the clocks' margin, and than a request takes that is under way.
 const MARGIN: Duration = Duration::from_millis(100);
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
-        thread::sleep(Duration::from_millis(2));
-    }
-}
 
 fn wish(switch: DataPlane, redirects: Redirects) -> RackOptions {
     RackOptions { servers: 1, redirects, ..RackOptions::new(switch, "9000") }

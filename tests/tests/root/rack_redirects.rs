@@ -6,23 +6,12 @@ use std::time::{Duration, Instant};
 use bluebridge::{Error, Pointer, UpdateOptions};
 use bluebridge_rack::control::tables::Act;
 use bluebridge_rack::spec::{DataPlane, Redirects};
+use bluebridge_testkit::until;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::{RackOptions, TestRack};
 
-/// How long anything may take that is bound to come. A redirect usually comes or goes within milliseconds; a
-/// home tells of a fight every 50 ms.
-const PATIENCE: Duration = Duration::from_secs(20);
-
 /// Long enough that a lease is still held when a redirect has come on a busy machine.
 const LONG: Duration = Duration::from_secs(9);
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// Asks for a page that client 1 has until the switch redirects it there.
 fn contend(rack: &TestRack, client: &mut UdpClient, page: Pointer) {

@@ -1,22 +1,19 @@
 //! Everything that can be restarted is, while clients work.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bluebridge::{Error, NodeId, Placement, Space, Status};
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::tables::TableLine;
 use bluebridge_rack::spec::{DataPlane, Node};
+use bluebridge_testkit::until;
 use bluebridge_tests::rack::endpoint::{Endpoint, await_used};
 use bluebridge_tests::rack::traffic::Traffic;
 use bluebridge_tests::rack::{RackOptions, TestRack, stamp};
 
 /// Operations that are waited for to see that traffic flows.
 const FLOW: u64 = 400;
-
-/// How long anything may take that is bound to come. How soon the controller notices and mends is shown in
-/// virtual time, by its own tests.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What must never change by itself.
 fn identities(rack: &TestRack) -> Vec<(u32, String, u32, u32, u32, u32)> {
@@ -25,16 +22,6 @@ fn identities(rack: &TestRack) -> Vec<(u32, String, u32, u32, u32, u32)> {
         (it.node, it.name, it.incarnation, it.arena_generation, it.range_epoch, it.switch_port)
     };
     nodes.map(identity).collect()
-}
-
-/// Waits until something holds and answers how long that took.
-fn until(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not after {:?}", began.elapsed());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    began.elapsed()
 }
 
 fn memory_nodes(endpoint: &Endpoint) -> Vec<NodeId> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
-use crate::exit::UsageError;
+use crate::exit::{InputError, UsageError};
 
 /// The most data held in memory at once, for an allocation whose size must be known first.
 const INPUT_BYTES_MAX: u64 = 1 << 30;
@@ -38,8 +38,7 @@ impl Source {
             Self::File(path) => {
                 let opened = File::open(&path)
                     .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-                let (file, metadata) =
-                    opened.with_context(|| format!("cannot open {}", path.display()))?;
+                let (file, metadata) = opened.map_err(|source| InputError { path, source })?;
                 let length = metadata.is_file().then_some(metadata.len());
                 (Box::new(file), length)
             }

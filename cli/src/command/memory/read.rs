@@ -67,6 +67,10 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
     let start = at(options.pointer, options.offset.0)?;
     let to_page_end = (PAGE_BYTES - start.location.in_page()) as u64;
     let length = options.length.map_or(to_page_end, |length| length.0);
+    if length == 0 {
+        let words = "--length 0 reads nothing; use at least 1, or no --length to read to the end of the page";
+        return Err(UsageError(words.to_owned()).into());
+    }
     if global.json && length > JSON_BYTES_MAX {
         let words = "--json prints at most 16 MiB; read the raw bytes, or in parts";
         return Err(UsageError(words.to_owned()).into());
@@ -130,7 +134,7 @@ fn stream(
         match written {
             // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-            written => written?,
+            written => written.map_err(output::not_written)?,
         }
         done += part.len() as u64;
         if done >= length {
@@ -139,7 +143,7 @@ fn stream(
     }
     bar.finish_and_clear();
     match out.flush() {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(output::not_written(error)),
         _ => Ok(Exit::Ok),
     }
 }
@@ -152,10 +156,6 @@ fn read_part(
     part: &mut [u8],
     progress: impl Fn(u64),
 ) -> anyhow::Result<()> {
-    if part.is_empty() {
-        // The library reports the error.
-        return Ok(reading.read(at(start, done)?, part)?);
-    }
     let mut read = 0;
     for chunk in part.chunks_mut(CHUNK_BYTES) {
         let outcome = reading.read(at(start, done + read)?, chunk);

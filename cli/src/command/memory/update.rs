@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use bluebridge::{Pointer, ServiceState, UpdateOptions};
 use bluebridge_rack::spec::ByteSize;
+use bluebridge_rack::{Cancel, RackError};
 use clap::Args;
 use serde_json::json;
 
 use super::at;
 use super::input::{Source, read_all};
-use crate::command::Global;
 use crate::command::member::{Deadline, Member};
+use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
 
@@ -47,6 +49,22 @@ pub(in crate::command) struct Update {
     member: Member,
 }
 
+/// How often an interruption is checked.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits for a time; false if it was interrupted.
+fn held(time: Duration, cancel: &Cancel) -> bool {
+    let until = Instant::now() + time;
+    while !cancel.is_cancelled() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        thread::sleep(left.min(LOOK));
+    }
+    false
+}
+
 pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<Exit> {
     let start = at(asked.pointer, asked.offset.0)?;
     let data = read_all(Source::of(asked.set, asked.file))?;
@@ -63,10 +81,17 @@ pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<E
     let mut update = session.client.update_with(start, &mut buffer, options)?;
     let epoch = update.epoch();
     if let Some(hold) = hold {
+        // From now on an interruption ends the lease first.
+        let cancel = interrupt::watch().context("cannot watch for signals")?;
         if !global.json {
             output::text(&format!("epoch {epoch}: {} bytes at {start} are leased", data.len()))?;
         }
-        thread::sleep(hold);
+        if !held(hold, &cancel) {
+            // The next client need not wait until the lease ends by itself.
+            update.abort()?;
+            session.leave();
+            return Err(RackError::Cancelled.into());
+        }
     }
     let changed_count = update.iter().zip(&data).filter(|(before, after)| before != after).count();
     update.copy_from_slice(&data);

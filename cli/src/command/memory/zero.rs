@@ -8,7 +8,7 @@ use serde_json::json;
 use super::at;
 use crate::command::Global;
 use crate::command::member::Member;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output;
 
 /// Zero bytes in place, without transferring data.
@@ -28,6 +28,9 @@ pub(in crate::command) struct Zero {
 
 pub(in crate::command) fn run(options: Zero, global: Global) -> anyhow::Result<Exit> {
     let start = at(options.pointer, options.offset.0)?;
+    if options.length.0 == 0 {
+        return Err(UsageError("--length 0 zeroes nothing; use at least 1".to_owned()).into());
+    }
     let mut session = options.member.join()?;
     let outcome = session.client.zero(start, options.length.0);
     session.leave();

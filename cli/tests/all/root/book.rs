@@ -92,6 +92,29 @@ fn is_like(printed: &[String], book: &[String]) -> bool {
 /// A text that the shell prints before each command; no command prints it.
 const MARK: &str = "~~ the next command ~~";
 
+/// Shell functions that wait for events, each at most for 30 s.
+///
+/// * `copy FILE` copies the lines of a background command to the output, and to a file so that they can be seen.
+/// * `printed FILE` waits until such a command has printed something: then a reader types the next command.
+/// * `settled` waits until the switch has the entries that the controller wants. A command that ended has left,
+///   but the controller removes its entries after it confirmed this.
+const WAITS: &str = r#"
+copy() { while IFS= read -r line; do printf '%s\n' "$line"; printf '%s\n' "$line" >>"$1"; done; }
+printed() { tries=0; until [ -s "$1" ] || [ $tries = 300 ]; do sleep 0.1; tries=$((tries + 1)); done; }
+settled() {
+  tries=0
+  while [ $tries != 300 ]; do
+    case "$(bluebridge controller tables 2>&1 || echo foreign)" in
+      *foreign* | *'not in sync'*) sleep 0.1; tries=$((tries + 1)) ;;
+      *) return ;;
+    esac
+  done
+}
+"#;
+
+/// Commands whose output shows the switch's entries.
+const SHOW_ENTRIES: [&str; 2] = ["bluebridge rack status", "bluebridge rack tables"];
+
 #[test]
 fn sessions_go_as_the_book_shows() {
     require_root();
@@ -99,14 +122,21 @@ fn sessions_go_as_the_book_shows() {
     let state = scratch.path().join("state");
     let steps = steps();
     assert!(steps.len() >= 20, "only {} commands", steps.len());
-    let mut script = String::from("trap 'bluebridge rack down >&2' EXIT\n");
-    for step in &steps {
+    let mut script = format!("{WAITS}trap 'bluebridge rack down >&2' EXIT\n");
+    for (number, Step { command, .. }) in steps.iter().enumerate() {
         // `$?` keeps the value of the command before.
-        script.push_str(&format!("r=$?; echo '{MARK}'; (exit $r)\n{}\n", step.command));
-        if step.command.ends_with('&') {
-            // A reader types the next command when the first has printed something.
-            script.push_str("sleep 2\n");
+        script.push_str("r=$?\n");
+        if SHOW_ENTRIES.contains(&command.as_str()) {
+            script.push_str("settled\n");
         }
+        script.push_str(&format!("echo '{MARK}'; (exit $r)\n"));
+        script.push_str(&match command.strip_suffix('&') {
+            Some(command) => {
+                let file = format!("printed-{number}");
+                format!("{command} 2>&1 | copy {file} &\nprinted {file}\n")
+            }
+            None => format!("{command}\n"),
+        });
     }
     let binary = std::path::Path::new(env!("CARGO_BIN_EXE_bluebridge"));
     let path = std::env::var("PATH").expect("there are programs");

@@ -1,8 +1,9 @@
 //! Compares the documentation's JSON examples with the present output: names and types of all fields.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
+use bluebridge_testkit::{Scratch, require_root, until};
 use serde_json::Value;
 
 use super::memory::TestRack;
@@ -15,10 +16,21 @@ fn documents(text: &str, of: &str) -> Vec<Value> {
     documents.unwrap_or_else(|error| panic!("{of}: {error}: {text}"))
 }
 
-/// The commands of the chapter without `--json`, and their documented output.
-fn examples() -> Vec<(Vec<String>, Vec<Value>)> {
+/// The section whose commands build a rack themselves.
+const OWN_RACK: &str = "\n## Commands with a rack of their own\n";
+
+/// The commands of a part of the chapter without `--json`, and their documented output.
+type Examples = Vec<(Vec<String>, Vec<Value>)>;
+
+/// The examples that need a rack, and those of [`OWN_RACK`].
+fn examples() -> (Examples, Examples) {
     let book = std::fs::read_to_string(BOOK).expect("the chapter is there");
-    let sections = book.split("\n### `bluebridge ").skip(1);
+    let (in_a_rack, own_rack) = book.split_once(OWN_RACK).expect("it is the last section");
+    (examples_in(in_a_rack), examples_in(own_rack))
+}
+
+fn examples_in(text: &str) -> Examples {
+    let sections = text.split("\n### `bluebridge ").skip(1);
     let examples = sections.map(|section| {
         let (command, rest) = section.split_once(" --json`\n").expect("a command with --json");
         let (_, rest) = rest.split_once("```json\n").expect("an example");
@@ -51,37 +63,69 @@ fn differs(real: &Value, example: &Value, at: &str) -> Option<String> {
     }
 }
 
+fn assert_documented(shown: &str, text: &str, example: &[Value]) -> Vec<Value> {
+    let real = documents(text, shown);
+    assert_eq!(real.len(), example.len(), "{shown}: {text}");
+    for (real, example) in real.iter().zip(example) {
+        assert_eq!(differs(real, example, shown), None, "docs/json.md");
+    }
+    real
+}
+
 #[test]
 fn commands_print_the_documented_json() {
     let rack = TestRack::up("cmd-json", &["--memory", "16M"]);
     let mut pointer = String::new();
-    let examples = examples();
-    assert!(examples.len() >= 15, "only {} examples", examples.len());
+    let (examples, _) = examples();
+    assert!(examples.len() >= 20, "only {} examples", examples.len());
     for (command, example) in examples {
         let arguments: Vec<&str> = command
             .iter()
             .map(|word| if word == "POINTER" { pointer.as_str() } else { word })
             .collect();
         let shown = command.join(" ");
-        let text = match shown.starts_with("controller watch") {
-            true => watched(&rack, &arguments),
-            false => rack.text(&[&arguments[..], &["--json"]].concat()),
+        let json = [&arguments[..], &["--json"]].concat();
+        let text = match arguments[0] {
+            "controller" if arguments[1] == "watch" => watched(&rack, &json),
+            "host" => {
+                let exec = ["rack", "exec", "c2", "--", env!("CARGO_BIN_EXE_bluebridge")];
+                rack.text(&[&exec[..], &json].concat())
+            }
+            "notices" => noticed(&rack, &json),
+            _ => rack.text(&json),
         };
-        let real = documents(&text, &shown);
-        assert_eq!(real.len(), example.len(), "{shown}: {text}");
-        for (real, example) in real.iter().zip(&example) {
-            assert_eq!(differs(real, example, &shown), None, "docs/json.md");
+        let real = assert_documented(&shown, &text, &example);
+        match arguments[0] {
+            "create" => pointer = real[0][0]["pointer"].as_str().expect("text").to_owned(),
+            "switch" if arguments[1] == "impair" => {
+                rack.text(&["switch", "impair", "--node", "s1"]);
+            }
+            _ => {}
         }
-        if command[0] == "create" {
-            pointer = real[0][0]["pointer"].as_str().expect("text").to_owned();
-        }
+    }
+}
+
+#[test]
+fn commands_with_a_rack_of_their_own_print_the_documented_json() {
+    require_root();
+    let scratch = Scratch::new("cmd-json-own");
+    let (_, examples) = examples();
+    assert!(examples.len() >= 4, "only {} examples", examples.len());
+    for (arguments, example) in examples {
+        let shown = arguments.join(" ");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bluebridge"));
+        command.args(&arguments).arg("--json").stdin(Stdio::null());
+        command.env("BLUEBRIDGE_STATE", scratch.path().join("state"));
+        let output = command.current_dir(scratch.path()).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{shown}: {said}");
+        assert_documented(&shown, &String::from_utf8_lossy(&output.stdout), &example);
     }
 }
 
 /// The output of a watch that begins before a client joins.
 fn watched(rack: &TestRack, arguments: &[&str]) -> String {
-    let mut watch = rack.command(arguments);
-    let mut watch = watch.arg("--json").stdout(Stdio::piped()).spawn().expect("starts");
+    let mut watch = rack.command(arguments).stdout(Stdio::piped()).spawn().expect("starts");
     let mut output = BufReader::new(watch.stdout.take().expect("piped"));
     let mut text = String::new();
     output.read_line(&mut text).expect("a line");
@@ -89,6 +133,19 @@ fn watched(rack: &TestRack, arguments: &[&str]) -> String {
     output.read_to_string(&mut text).expect("text");
     assert!(watch.wait().expect("ends").success(), "{text}");
     text
+}
+
+/// The output of a client that gets notices; memory is allocated and freed until it has enough.
+fn noticed(rack: &TestRack, arguments: &[&str]) -> String {
+    let mut notices = rack.command(arguments).stdout(Stdio::piped()).spawn().expect("starts");
+    until("the notices arrived", || {
+        let pointer = rack.text(&["create", "1"]);
+        rack.text(&["delete", &pointer]);
+        notices.try_wait().expect("our child").is_some()
+    });
+    let output = notices.wait_with_output().expect("ended");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
 }
 
 #[test]

@@ -456,6 +456,34 @@ fn a_read_prints_all_or_nothing() {
 }
 
 #[test]
+fn an_interrupted_update_ends_its_lease_at_once() {
+    let rack = TestRack::up("cmd-hold", &["--memory", "16M", "--servers", "1"]);
+    let pointer = rack.text(&["create", "1"]);
+    let hold = ["update", &pointer, "--set", "changed", "--lease", "10s", "--hold", "100s"];
+    let mut holding = rack.command(&hold);
+    holding.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut holding = holding.spawn().expect("starts");
+    let mut line = String::new();
+    let stdout = holding.stdout.as_mut().expect("piped");
+    BufReader::new(stdout).read_line(&mut line).expect("a line when the page is leased");
+    // The line is printed just before the command watches for signals.
+    let caught = format!("/proc/{}/status", holding.id());
+    until("the command catches the signal", || {
+        let status = std::fs::read_to_string(&caught).expect("it runs");
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let mask = u64::from_str_radix(mask.expect("a line").trim(), 16).expect("a mask");
+        mask & (1 << (Signal::INT.as_raw() - 1)) != 0
+    });
+    kill_process(Pid::from_child(&holding), Signal::INT).expect("signalled");
+    let output = holding.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*said), (Some(1), "bluebridge: interrupted\n"));
+    // The lease would have lasted for seconds.
+    rack.text(&["update", &pointer, "--set", "x", "--no-wait", "--as", "c2"]);
+    assert_eq!(rack.call(&["read", &pointer, "--length", "3"]).stdout, b"x\0\0");
+}
+
+#[test]
 fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     let rack = TestRack::up("cmd-break", &["--memory", "64M", "--servers", "1", "--clients", "2"]);
     let file = rack.scratch.path().join("data");
@@ -533,7 +561,7 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
     assert_eq!(rack.json(&["list"]).as_array().map(Vec::len), Some(0));
 
     let (code, said) = rack.failure(&["purge", "--left-by", "c9"]);
-    assert!(code == Some(3) && said.contains("no client c9"), "{code:?}: {said}");
+    assert!(code == Some(2) && said.contains("no client c9"), "{code:?}: {said}");
     let (code, said) = rack.failure(&["list", "s9"]);
     assert!(code == Some(2) && said.contains("no memory node s9 here, only s1, s2"), "{said}");
     assert_eq!(rack.failure(&["purge"]).0, Some(2), "it says what");
@@ -600,7 +628,27 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do() {
     let lonely = [&["ping", "s1", "--deadline", "300ms"], &lonely[..]].concat();
     fails(&lonely, 4, "controller");
     // The deadline also applies to the join.
-    fails(&["ping", "77", "--deadline", "2s"], 4, "does not respond");
+    let silent = ["ping", "s1", "--deadline", "2s", "--as", "c2"];
+    rack.text(&["switch", "impair", "--node", "s1", "--loss", "1"]);
+    fails(&silent, 4, "does not respond");
+    rack.text(&["switch", "impair", "--node", "s1"]);
+    for node in ["77", "0", "65534"] {
+        let words = format!("there is no memory node {node} here, only s");
+        fails(&["ping", node], 2, &words);
+        fails(&["create", "1", "--on", node], 2, &words);
+    }
+    fails(&["list", "--client", "zz"], 2, "no client zz is known in space 1");
+    fails(&["read", &pointer, "--length", "0"], 2, "use at least 1, or no --length");
+    // What follows a server's own name is an endpoint in use, and the server must not be ended.
+    let in_s1 = ["rack", "exec", "s1", "--", env!("CARGO_BIN_EXE_bluebridge")];
+    let in_s1 = [&in_s1[..], &["create", "1", "--deadline", "200ms"]].concat();
+    fails(&in_s1, 1, "such as a memory server: join through another interface, or on another host");
+    assert!(!rack.failure(&in_s1).1.contains("end it"));
+    // With -v a command names the rack that it selected itself.
+    let (_, said) = rack.failure(&["ping", "77", "-v"]);
+    assert!(said.contains("selected the rack") && said.contains(&rack.name), "{said}");
+    let (_, said) = rack.failure(&["ping", "77", "-v", "--rack", &rack.name]);
+    assert!(!said.contains("selected the rack"), "{said}");
 
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let daemons = status["daemons"].as_array().expect("rows");

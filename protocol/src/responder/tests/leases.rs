@@ -448,17 +448,7 @@ pub(super) fn freed_and_moved_pages_forget_their_leases() {
 #[test]
 pub(super) fn a_page_with_two_names_has_one_lease() {
     let mut world = World::new();
-    let own = world.create(16);
-    let adopted = Adopted {
-        node: NodeId(4),
-        generation: store::GENERATION,
-        first_page: 512,
-        page_count: 8,
-        local_page: 8,
-        local_generation: store::GENERATION,
-    };
-    world.responder.add_adopted(adopted).unwrap();
-    let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };
+    let (own, adopted, foreign) = world.create_adopted();
     let mut owner = Client::open(&mut world, NodeId(22), 1);
     let epoch = owner.lease(&mut world, page_of(foreign, 1), 4096);
     assert_eq!(world.write(page_of(own, 9), b"x"), Status::Busy);

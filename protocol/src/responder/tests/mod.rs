@@ -244,6 +244,22 @@ impl World {
         Pointer::from_ipv6(reply.header.target).unwrap()
     }
 
+    /// Sixteen pages, of which the last eight also have names of another node: the pointer, what was
+    /// adopted, and the pointer to the first of the eight under its other name.
+    pub(super) fn create_adopted(&mut self) -> (Pointer, Adopted, Pointer) {
+        let own = self.create(16);
+        let adopted = Adopted {
+            node: NodeId(4),
+            generation: store::GENERATION,
+            first_page: 512,
+            page_count: 8,
+            local_page: 8,
+            local_generation: store::GENERATION,
+        };
+        self.responder.add_adopted(adopted).unwrap();
+        (own, adopted, Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) })
+    }
+
     /// The datagrams of a WRITE, in a new number.
     pub(super) fn write_train(&mut self, at: Pointer, data: &[u8]) -> Vec<Ask> {
         self.sequence += 1;

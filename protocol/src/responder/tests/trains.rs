@@ -417,17 +417,7 @@ pub(super) fn a_waiting_read_of_guessed_pages_is_sent_before_they_are_filled_or_
 #[test]
 pub(super) fn a_waiting_read_is_sent_before_its_page_changes_under_another_name() {
     let mut world = World::new();
-    let own = world.create(16);
-    let adopted = Adopted {
-        node: NodeId(4),
-        generation: store::GENERATION,
-        first_page: 512,
-        page_count: 8,
-        local_page: 8,
-        local_generation: store::GENERATION,
-    };
-    world.responder.add_adopted(adopted).unwrap();
-    let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };
+    let (own, _, foreign) = world.create_adopted();
     let read = world.read_ask(foreign, 4096);
     world.offer(&read).unwrap();
     let write = world.train(Command::Write, page_of(own, 8), b"x", world.sequence + 1).remove(0);
@@ -456,19 +446,9 @@ pub(super) fn the_queue_of_replies_is_bounded() {
 #[test]
 fn a_waiting_read_is_sent_before_its_page_changes_under_a_foreign_name() {
     let mut world = World::new();
-    let own = world.create(16);
-    let adopted = Adopted {
-        node: NodeId(4),
-        generation: store::GENERATION,
-        first_page: 512,
-        page_count: 8,
-        local_page: 8,
-        local_generation: store::GENERATION,
-    };
-    world.responder.add_adopted(adopted).unwrap();
+    let (own, _, foreign) = world.create_adopted();
     let read = world.read_ask(page_of(own, 8), 4096);
     world.offer(&read).unwrap();
-    let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) };
     let write = world.train(Command::Write, foreign, b"x", world.sequence + 1).remove(0);
     assert_eq!(world.offer(&write), Err(DrainFirst));
     assert_eq!(world.drain()[0].data, [0; 4096]);
