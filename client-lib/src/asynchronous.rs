@@ -174,10 +174,10 @@ impl AsyncClient {
     }
 
     async fn call<R>(&self, call: impl FnOnce(Reply<R>) -> Call) -> Result<R, Error> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, result) = oneshot::channel();
         let gone = || Error::Carrier { cause: cause("the client's worker thread ended") };
         self.calls.send(call(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        result.await.map_err(|_| gone())?
     }
 }
 
@@ -285,7 +285,7 @@ impl Queued {
     }
 
     /// Sends the result to the caller, which may have stopped waiting.
-    fn answer(&mut self, result: Result<(), Error>) {
+    fn finish(&mut self, result: Result<(), Error>) {
         match self.call.take() {
             Some(Waiting::Read(buffer, reply)) => drop(reply.send(result.map(|()| buffer))),
             Some(Waiting::Write(_, reply)) => drop(reply.send(result)),
@@ -330,7 +330,7 @@ impl Transfer for Queued {
         self.lines_left = self.lines_left.saturating_sub(1);
         self.start.settle(&mut self.result, self.pointer, line, result);
         if self.result.is_ok() && self.lines_left == 0 {
-            self.answer(Ok(()));
+            self.finish(Ok(()));
         }
     }
 
@@ -344,6 +344,6 @@ fn together<T: Transport>(client: &mut Client<T>, round: &mut Vec<Queued>) {
     let carrier = client.driver.run(&mut Transfers(round), client.deadline);
     for mut queued in round.drain(..) {
         let result = core::mem::replace(&mut queued.result, Ok(()));
-        queued.answer(result.and_then(|()| carrier.clone()));
+        queued.finish(result.and_then(|()| carrier.clone()));
     }
 }

@@ -361,7 +361,7 @@ mod tests {
         }
         let refused = Failure::Refused { status: bluebridge_wire::Status::StaleTag, node };
         let error = Error::of_expelled(refused, None, &reason);
-        assert!(matches!(error, Error::Refused { .. }), "an answer stays an answer: {error}");
+        assert!(matches!(error, Error::Refused { .. }), "a response is not replaced: {error}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct JoinOptions {
     pub space: Space,
     /// Where the controller listens, for [`JoinOptions::join`].
     pub controller: Option<String>,
-    /// The local interface that leads to the switch.
+    /// The local interface that is connected to the switch.
     pub interface: String,
     /// Where that interface is connected to the switch.
     pub attachment: Attachment,
@@ -185,7 +185,7 @@ impl JoinOptions {
         self
     }
 
-    /// The local interface that leads to the switch.
+    /// The local interface that is connected to the switch.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = name.into();

@@ -329,8 +329,8 @@ impl<T: Transport> Serving<T> {
         }
         self.requester.handle_timeout(now);
         self.owner.handle_timeout(now);
-        let somebody_waits = self.owner.waiting_count() > 0;
-        self.shared.release_matters.store(somebody_waits, Ordering::Relaxed);
+        let has_waiters = self.owner.waiting_count() > 0;
+        self.shared.release_matters.store(has_waiters, Ordering::Relaxed);
         while let Some(completion) = self.requester.poll_completion() {
             self.settle(now, &completion);
         }

@@ -48,17 +48,17 @@ impl Tenant {
     /// made to wait for it any more, nor served the old contents.
     pub(crate) fn begin_end(&self, id: SlotId) {
         self.writer.begin_end(id);
-        self.tell_end();
+        self.wake_for_waiters();
     }
 
     /// Records that a lease is over.
     pub(crate) fn release(&mut self, id: SlotId) {
         self.writer.release(id);
-        self.tell_end();
+        self.wake_for_waiters();
     }
 
     /// Wakes the thread if a request waits there for a lease to end.
-    fn tell_end(&self) {
+    fn wake_for_waiters(&self) {
         fence(Ordering::SeqCst);
         let shared = &self.service.handle.shared;
         if shared.release_matters.load(Ordering::Relaxed) {
