@@ -362,7 +362,7 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
             f64::from(u32::try_from(took.len())?) / TIME.as_secs_f64(),
             percentile(&took, 50),
             percentile(&took, 99),
-            after.obeyed_count - before.obeyed_count,
+            after.accepted_count - before.accepted_count,
             after.budget_full_count - before.budget_full_count,
             after.lost_count - before.lost_count,
             after.switch_refused_count - before.switch_refused_count,

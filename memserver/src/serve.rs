@@ -123,7 +123,7 @@ pub struct Idle {
     pub spin: Duration,
     /// The longest sleep: how late a stop or an order of the controller can be noticed.
     pub sleep: Duration,
-    /// How long a stopping server still answers SHUTTING_DOWN.
+    /// How long a stopping server still responds with SHUTTING_DOWN.
     pub grace: Duration,
 }
 

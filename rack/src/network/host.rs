@@ -34,7 +34,7 @@ pub const SOCKET_BUFFER_BYTES: u32 = 16 << 20;
 /// A host's connection to the fabric.
 #[derive(Clone, Debug)]
 pub struct HostFabric {
-    /// The interface that leads to the switch.
+    /// The interface that is connected to the switch.
     pub interface: String,
     /// The gateway's Ethernet address; [`GATEWAY_MAC`] behind a BlueBridge switch.
     pub gateway_mac: MacAddr,

@@ -132,7 +132,7 @@ impl Arbitration {
             role.primary = None;
             self.advise(name, None);
         } else {
-            self.tell(stream, name);
+            self.notify(stream, name);
         }
         Ok(())
     }
@@ -261,11 +261,11 @@ impl Arbitration {
         let others: Vec<StreamId> =
             role.clients.keys().copied().filter(|stream| Some(*stream) != primary).collect();
         for stream in others.into_iter().chain(primary) {
-            self.tell(stream, name);
+            self.notify(stream, name);
         }
     }
 
-    fn tell(&mut self, stream: StreamId, name: &str) {
+    fn notify(&mut self, stream: StreamId, name: &str) {
         let Some(role) = self.roles.get(name) else { return };
         let (code, message) = match role.primary {
             Some(primary) if primary == stream => (Code::Ok, "you are primary"),
