@@ -344,7 +344,7 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
     let owner = join("c1", Role::Client, 2).await??;
     lock(load).ends = Some((*home.assignment(), *owner.assignment()));
     println!(
-        "  asked/s  installed/s  p50 ms  p99 ms  accepted  budget full  lost  refused by switch"
+        "   sent/s  installed/s  p50 ms  p99 ms  accepted  budget full  lost  refused by switch"
     );
     for rate in [100, 1000, 5000, 10_000, 20_000, 40_000] {
         let before = leases(&uri).await?;

@@ -236,7 +236,7 @@ const fn certified_names<T>(_: &Request<T>) -> Option<Vec<String>> {
     None
 }
 
-/// A caller with a certificate joins only under one of its names, letter for letter.
+/// A caller with a certificate joins only under one of its names, compared exactly.
 fn check_certified(name: &str, names: Option<&[String]>) -> Result<(), Status> {
     if names.is_none_or(|names| names.iter().any(|known| known == name)) {
         return Ok(());

@@ -159,12 +159,12 @@ fn an_operator_queries_memory_servers_through_the_controller() {
     let of = |name: &str| Some(Client { name: name.to_owned(), ..Client::default() });
     let purge = PurgeRequest { server: server.node(), space: 1, ..PurgeRequest::default() };
     let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
-    assert_eq!((purged.freed_count, purged.freed_pages), (1, 1), "its first life");
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 1), "its first incarnation");
     drop(user);
     let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
-    assert_eq!((purged.freed_count, purged.freed_pages), (1, 2), "both are over");
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 2), "both have ended");
     let purged = operator.purge(purge.clone()).unwrap();
-    assert_eq!(purged.freed_count, 0, "no lives are named: anybody's");
+    assert_eq!(purged.freed_count, 0, "no incarnations are named: those of all");
 
     let unknown = PurgeRequest { client: of("c9"), ..purge.clone() };
     assert_eq!(code(operator.purge(unknown)), Code::NotFound);

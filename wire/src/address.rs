@@ -97,7 +97,7 @@ pub struct Tag(pub u8);
 /// The upper part of an allocation's colour; 15 bits, never reused.
 ///
 /// A memory server reserves generations with the controller. It begins with those that no earlier
-/// life of its arena had, and a page whose tags are used up goes on with the next one.
+/// life of its arena had, and a page whose tags are used up continues with the next one.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ArenaGeneration(u16);
 

@@ -96,7 +96,7 @@ impl From<SocketAddr> for Contact {
 }
 
 impl Contact {
-    /// Uses the caller's endpoint, for example one with TLS, which leads to `address`.
+    /// Uses the caller's endpoint, for example one with TLS, which connects to `address`.
     pub const fn with(address: SocketAddr, endpoint: Endpoint) -> Self {
         Self { address, endpoint: Some(endpoint) }
     }

@@ -59,7 +59,7 @@ impl Netlink {
         Ok(self.routes()?.iter().any(is_it))
     }
 
-    /// Whether the interface leads directly to the link that `own`, an address of it, is on.
+    /// Whether the link of `own`, an address of the interface, is directly reachable through it.
     pub fn has_connected_route(&self, own: Ipv6Net, interface: &str) -> Result<bool, NetworkError> {
         let index = self.link(interface)?.index;
         let is_it = |route: &RouteMessage| {
