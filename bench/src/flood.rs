@@ -25,7 +25,7 @@ struct Batches {
     receive: Vec<Vec<u8>>,
     from: Vec<sockaddr_in6>,
     answer: Vec<u8>,
-    /// Written anew for each call, which alone reads them.
+    /// Written again for each call, which alone reads them.
     headers: Vec<mmsghdr>,
     slices: Vec<iovec>,
 }

@@ -405,7 +405,7 @@ const fn advice(status: Status) -> &'static str {
         }
         Status::OutOfMemory => "free memory, or allocate on another node",
         Status::QuotaExceeded => "free memory, or ask for a larger quota",
-        Status::StaleIncarnation => "this endpoint was joined anew elsewhere; join again",
+        Status::StaleIncarnation => "this endpoint was joined again elsewhere; join again",
         Status::WrongNode => "the directory led astray; see the switch's tables",
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
         Status::ShuttingDown => "use another node",

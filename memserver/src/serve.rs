@@ -170,7 +170,7 @@ pub enum ServeError {
     /// The carrier failed while sending.
     #[error("the memory server's carrier failed: {0}")]
     Transmit(#[source] TransmitError),
-    /// A shard's thread panicked, which is a fault of this program.
+    /// A shard's thread panicked, which is a defect of this program.
     #[error("the thread of shard {0} panicked")]
     Panic(u16),
 }

@@ -349,7 +349,7 @@ impl Member {
                 snapshot.piece_bytes = piece_bytes;
                 changed = true;
             }
-            // What is reserved stays so.
+            // Reserved generations stay reserved.
             if let Some(last) = last
                 && last > snapshot.last_generation
             {

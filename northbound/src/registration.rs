@@ -60,7 +60,7 @@ pub struct Previous {
     /// The token.
     pub token: Token,
     /// Whether the arena still holds everything that was acknowledged. If not, the node gets the
-    /// arena generations that no earlier life had.
+    /// arena generations that no earlier incarnation had.
     pub contents_kept: bool,
 }
 

@@ -33,7 +33,7 @@ fn responses_of_another_version_are_refused() {
     let good = Assignment::parse(&response()).unwrap();
     assert_eq!((good.node, good.incarnation, good.token), (NodeId(7), 2, Token([5; 16])));
     assert_eq!((good.generation.number(), good.last_generation.number()), (3, 9));
-    // A controller of before reserves one generation and says nothing of more.
+    // An earlier controller reserves one generation and does not report the last one.
     let before = proto::JoinResponse { last_arena_generation: 0, ..response() };
     assert_eq!(Assignment::parse(&before).unwrap().last_generation.number(), 3);
     let bad = [

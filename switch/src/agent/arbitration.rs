@@ -137,7 +137,7 @@ impl Arbitration {
         Ok(())
     }
 
-    /// Logs that a controller may write now, unless it is the one of before.
+    /// Logs that a controller may write now, unless it is the previous one.
     fn log_primary(&mut self, role: &str, election_id: Option<u128>) {
         let high = election_id.map(|id| id >> 64);
         let low = election_id.and_then(|id| u64::try_from(id & u128::from(u64::MAX)).ok());

@@ -9,7 +9,7 @@ use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_p4::proto::p4::v1;
 use tonic::Code;
 use v1::stream_message_request::Update as Message;
-use v1::stream_message_response::Update as Told;
+use v1::stream_message_response::Update as Notification;
 
 use super::arbitration::StreamId;
 use super::refusal::{ERROR_SPACE, Refusal, invalid};
@@ -72,7 +72,7 @@ impl AgentState {
             code: 0,
             details,
         };
-        self.arbitration.send(stream, Told::Error(error));
+        self.arbitration.send(stream, Notification::Error(error));
     }
 
     fn packet_out(&mut self, stream: StreamId, packet: &v1::PacketOut) -> Result<(), Refusal> {
@@ -91,7 +91,7 @@ impl AgentState {
         self.plane.poll(PACKET_INS_AT_ONCE, &mut packets)?;
         let more = packets.len() == PACKET_INS_AT_ONCE;
         for packet in packets {
-            if !self.arbitration.send_to_primaries(&Told::Packet(packet_in(packet))) {
+            if !self.arbitration.send_to_primaries(&Notification::Packet(packet_in(packet))) {
                 self.packet_ins_lost += 1;
             }
         }
@@ -128,7 +128,10 @@ impl AgentState {
             for entry in entries {
                 notification.table_entry.push(v1::TableEntry { action: None, ..encode(entry)? });
             }
-            if self.arbitration.send_to_primaries(&Told::IdleTimeoutNotification(notification)) {
+            if self
+                .arbitration
+                .send_to_primaries(&Notification::IdleTimeoutNotification(notification))
+            {
                 self.idle_notified.extend(entries.iter().map(|entry| (entry.key, now)));
             }
         }

@@ -26,7 +26,7 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn a_million_hostile_packets_harm_nobody() {
+fn a_million_hostile_packets_do_no_harm() {
     let packets = number("BLUEBRIDGE_HOSTILE_PACKETS", PACKETS);
     let seed = number("BLUEBRIDGE_HOSTILE_SEED", SEED);
     let started = Instant::now();

@@ -297,13 +297,13 @@ fn absent_nodes_are_reported_within_the_deadline() {
     let mut bench = Bench::new();
     let deadline = Duration::from_millis(300);
     bench.client.set_deadline(deadline);
-    let nobody = Pointer { node: NodeId(77), ..bench.base() };
+    let unallocated = Pointer { node: NodeId(77), ..bench.base() };
     let started = Instant::now();
     let client = &mut bench.client;
     let results = [
-        client.read(nobody, &mut [0; 8]),
-        client.write(nobody, &[1; 8]),
-        client.delete_pointer(nobody).map(drop),
+        client.read(unallocated, &mut [0; 8]),
+        client.write(unallocated, &[1; 8]),
+        client.delete_pointer(unallocated).map(drop),
         client.ping(NodeId(77)).map(drop),
         client.create_at(1, Placement::Node(NodeId(77))).map(drop),
         // No memory node: requests to node 0 are not forwarded.
@@ -336,7 +336,7 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
     let base = bench.base();
     for node in [NodeId::ANY, NodeId::ALL] {
         let error = bench.client.write(Pointer { node, ..base }, &[1]).expect_err("no one node");
-        assert!(matches!(error, Error::WrongNode { node: told } if told == node), "{error:?}");
+        assert!(matches!(error, Error::WrongNode { node: named } if named == node), "{error:?}");
         assert_advice(&error, Fault::You, "cannot be a memory node");
     }
     let foreign = Pointer { space: OTHER_SPACE, ..base };

@@ -77,13 +77,13 @@ fn await_reserved(rack: &TestRack) {
 #[test]
 fn one_client_without_a_quota_does_not_empty_a_server() {
     let freed = [Status::StaleTag, Status::NotAllocated];
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: 1,
         memory: MEMORY,
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let mut rack = TestRack::up("colours", &wish);
+    let mut rack = TestRack::up("colours", &options);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);
     let place = Placement::Node(server);
@@ -140,13 +140,13 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
 
 #[test]
 fn a_server_that_runs_out_of_colours_waits_for_its_controller() {
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: 1,
         memory: MEMORY,
         ..RackOptions::new(DataPlane::Soft, "9000")
     };
-    let mut rack = TestRack::up("colours-away", &wish);
+    let mut rack = TestRack::up("colours-away", &options);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);
     let place = Placement::Node(server);

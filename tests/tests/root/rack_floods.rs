@@ -35,8 +35,8 @@ const FLOOD_AHEAD: u64 = 100_000;
 fn survive(name: &str, kind: Kind) {
     let operations = env::var("BLUEBRIDGE_FLOOD_OPERATIONS")
         .map_or(OPERATIONS, |text| text.parse().expect("a number of operations"));
-    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let rack = TestRack::up(name, &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up(name, &options);
     let honest = Endpoint::join(&rack, 1);
     let hostile = Endpoint::join(&rack, 2);
     let server = honest.server(1);

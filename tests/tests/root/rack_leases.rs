@@ -108,14 +108,14 @@ impl Holder {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut holder = Self(rack.enter(node, || command.spawn()).expect("it starts"));
         let said = holder.0.stdout.take().expect("it is piped");
-        let (first, heard) = mpsc::channel();
+        let (first, line_receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut lines = BufReader::new(said).lines();
             // The receiver may have stopped waiting.
             let _ = first.send(lines.next().and_then(Result::ok).unwrap_or_default());
             lines.for_each(drop);
         });
-        let line = heard.recv_timeout(PATIENCE);
+        let line = line_receiver.recv_timeout(PATIENCE);
         let line = line.expect("`bluebridge update` says in time that it has the lease");
         assert!(line.contains("are leased"), "{line:?} {}", holder.complaint(line.is_empty()));
         holder
@@ -449,14 +449,14 @@ fn a_client_of_the_histories() {
 
 const CLIENTS: u16 = 4;
 /// Operations on lost objects after which a client must have learned of the loss.
-const ASKED_OFTEN: usize = 10;
+const INFORMED_AFTER: usize = 10;
 /// Operations of every client between two failures.
 const BETWEEN: usize = 30;
 
 fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
     let base = options(switch, Redirects::Always);
-    let wish = RackOptions { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
-    let mut rack = TestRack::up(name, &wish);
+    let options = RackOptions { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
+    let mut rack = TestRack::up(name, &options);
     let scratch = Scratch::new(&format!("{name}-notes"));
     let endpoint = Endpoint::join(&rack, CLIENTS + 1);
     let mut client = endpoint.client(&rack, 1);
@@ -543,19 +543,19 @@ fn check_dead(lives: &[Vec<Record>], killed_at: u64, started_at: u64) {
         assert!(!record.is_done(), "of a server that was dead or has new contents: {record:?}");
     }
     let living = lives.iter().skip(usize::from(CLIENTS));
-    let is_told = |record: &&Record| record.why().contains("StaleGeneration");
-    let mut told_count = 0;
+    let is_informed = |record: &&Record| record.why().contains("StaleGeneration");
+    let mut informed_count = 0;
     for life in living {
         let late = life.iter().filter(|it| is_lost(it.object) && it.start > started_at);
-        let told = late.clone().filter(is_told).count();
-        told_count += told;
+        let informed = late.clone().filter(is_informed).count();
+        informed_count += informed;
         // A client with few such requests, or that had completed its operations before, may have missed it.
         assert!(
-            told > 0 || late.count() < ASKED_OFTEN,
+            informed > 0 || late.count() < INFORMED_AFTER,
             "a client never learned that a page is lost"
         );
     }
-    assert!(told_count > 0, "no client learned that a page is lost");
+    assert!(informed_count > 0, "no client learned that a page is lost");
 }
 
 fn check_histories(lives: &[Vec<Record>], object_count: usize, killed_at: u64) {

@@ -39,9 +39,11 @@ fn join(rack: &TestRack, prefixes: [&str; 2], service: ServiceStart) -> Result<C
 
 #[test]
 fn an_endpoint_is_one_process_and_an_expelled_one_reports_it_at_once() {
-    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Soft, "1500") };
-    let rack = TestRack::up("members", &wish);
-    let mut client = join(&rack, ["", ""], ServiceStart::default()).expect("nobody else is c1");
+    let options =
+        RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Soft, "1500") };
+    let rack = TestRack::up("members", &options);
+    let mut client =
+        join(&rack, ["", ""], ServiceStart::default()).expect("no other process is c1");
     assert_eq!(client.service_state(), ServiceState::Serving, "it has the port");
     let region = client.create(4096).expect("there is memory");
     let shared = &mut client;

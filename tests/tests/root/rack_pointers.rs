@@ -12,13 +12,13 @@ const USUAL: usize = 500_000;
 #[test]
 fn very_many_pointers_are_in_use_by_way_of_one_neighbour() {
     let count = std::env::var(COUNT).map_or(USUAL, |text| text.parse().expect("a number"));
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 3,
         clients: 1,
         memory: "16M",
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let mut rack = TestRack::up("pointers", &wish);
+    let mut rack = TestRack::up("pointers", &options);
     rack.serve_on_demand("1536M");
     let endpoint = Endpoint::join(&rack, 1);
     let report = million::run(&rack, &endpoint, 4, count);

@@ -37,8 +37,8 @@ fn contend(rack: &TestRack, client: &mut UdpClient, page: Pointer) {
 }
 
 fn leases_redirect(name: &str, switch: DataPlane) {
-    let wish = RackOptions { servers: 1, ..RackOptions::new(switch, "9000") };
-    let mut rack = TestRack::up(name, &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(switch, "9000") };
+    let mut rack = TestRack::up(name, &options);
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     let mut owner = one.client(&rack, 1);
     let mut rival = two.client(&rack, 2);
@@ -93,12 +93,12 @@ fn a_contended_lease_is_redirected_by_the_ebpf_switch_until_it_ends() {
 #[test]
 fn every_lease_is_redirected_or_none_as_configured() {
     for (policy, count) in [(Redirects::Always, 1), (Redirects::Off, 0)] {
-        let wish = RackOptions {
+        let options = RackOptions {
             servers: 1,
             redirects: policy,
             ..RackOptions::new(DataPlane::Soft, "9000")
         };
-        let rack = TestRack::up("redir-policy", &wish);
+        let rack = TestRack::up("redir-policy", &options);
         let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
         let mut owner = one.client(&rack, 1);
         let mut rival = two.client(&rack, 2);

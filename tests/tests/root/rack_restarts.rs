@@ -176,9 +176,9 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
     old.set_deadline(Duration::from_millis(500));
     let mut byte = [0];
     let gone = old.read(region.base(), &mut byte).expect_err("it is gone");
-    let told =
+    let is_reported =
         matches!(gone, Error::Unreachable { node } | Error::TimedOut { node } if node == dead);
-    assert!(told, "{gone:?}");
+    assert!(is_reported, "{gone:?}");
     assert!(gone.to_string().contains(&format!("node {dead}")), "{gone}");
     rack.start("memserver-s1");
     old.set_deadline(Duration::from_secs(10));
@@ -198,13 +198,13 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
         stale(client.zero(region.base(), 4096));
         stale(client.fetch_add(region.base(), 1).map(|_| ()));
         stale(client.delete(region));
-        let anew = client.create_at(8, Placement::Node(dead)).expect("created");
-        assert_ne!(anew.base().location.generation(), region.base().location.generation());
-        client.write(anew.base(), b"new").expect("written");
+        let fresh = client.create_at(8, Placement::Node(dead)).expect("created");
+        assert_ne!(fresh.base().location.generation(), region.base().location.generation());
+        client.write(fresh.base(), b"new").expect("written");
         let mut found = [0; 3];
-        client.read(anew.base(), &mut found).expect("read");
+        client.read(fresh.base(), &mut found).expect("read");
         assert_eq!(&found, b"new");
-        client.delete(anew).expect("deleted");
+        client.delete(fresh).expect("deleted");
     }
     traffic.await_more(FLOW);
     traffic.end();
@@ -260,9 +260,10 @@ fn a_server_that_left_is_distinguished_from_one_that_serves() {
 
 #[test]
 fn two_racks_do_not_see_each_other() {
-    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let first = TestRack::up("re-rack-a", &wish);
-    let second = TestRack::beside("re-rack-b", &wish);
+    let options =
+        RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let first = TestRack::up("re-rack-a", &options);
+    let second = TestRack::beside("re-rack-b", &options);
     let endpoints = [Endpoint::join(&first, 1), Endpoint::join(&second, 1)];
     let [here, there] = &endpoints;
     let mut one = here.client(&first, 1);
@@ -318,7 +319,7 @@ fn two_spaces_of_a_rack_do_not_see_each_other() {
     second.set_deadline(Duration::from_millis(300));
     let mut forged = region.base();
     forged.space = Space(2);
-    let error = second.write(forged, b"x").expect_err("nobody is there");
+    let error = second.write(forged, b"x").expect_err("no server has it");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     let mut found = [0; 4096];
     first.read(region.base(), &mut found).expect("read");

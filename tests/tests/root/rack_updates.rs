@@ -66,18 +66,18 @@ fn increment(client: &mut UdpClient, base: Pointer, count: usize) {
 
 fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     const COUNT: usize = 100;
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: ENDPOINTS,
         redirects,
         ..RackOptions::new(switch, "1500")
     };
-    let rack = TestRack::up(name, &wish);
+    let rack = TestRack::up(name, &options);
     let mut clients: Vec<_> = (1..=ENDPOINTS).map(|number| join(&rack, number)).collect();
     let base = clients[0].create(8192).expect("there is memory").base();
     rack.impair_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
     let began = Instant::now();
-    let told: Vec<_> = thread::scope(|scope| {
+    let counts: Vec<_> = thread::scope(|scope| {
         let mut threads = Vec::new();
         for (number, client) in (1..).zip(&mut clients) {
             for _ in 0..THREADS {
@@ -96,9 +96,9 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     assert!(lost_count > 0, "{name}: nothing was lost");
     // Leases are too short here to be contended for long: some are redirected only if all are.
     if redirects == Redirects::Always {
-        let (sent, heard) =
-            (told.iter().any(|told| told.0 > 0), told.iter().any(|told| told.1 > 0));
-        assert!(sent && heard, "{name}: responses of owners, sent and received: {told:?}");
+        let (sent, received) =
+            (counts.iter().any(|counts| counts.0 > 0), counts.iter().any(|counts| counts.1 > 0));
+        assert!(sent && received, "{name}: responses of owners, sent and received: {counts:?}");
     }
     rack.impair_all(&Impairment::default());
     let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
@@ -158,12 +158,12 @@ fn until_redirected(rival: &mut UdpClient, page: Pointer) {
 /// while the owner computes.
 #[test]
 fn the_owner_responds_to_redirected_requests_while_it_computes() {
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         redirects: Redirects::Always,
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let rack = TestRack::up("upd-owner", &wish);
+    let rack = TestRack::up("upd-owner", &options);
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     assert_eq!(owner.service_state(), ServiceState::Serving);
     let page = owner.alloc_write(&[1; 4096]).expect("there is memory").base();
@@ -281,8 +281,8 @@ fn json(output: &Output) -> serde_json::Value {
 
 #[test]
 fn the_command_line_updates() {
-    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let rack = TestRack::up("upd-cli", &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up("upd-cli", &options);
     let mut other = join(&rack, 2);
     let page = other.alloc_write(b"far away and near").expect("there is memory").base();
     let pointer = page.to_string();
@@ -310,12 +310,13 @@ fn the_command_line_updates() {
 
 #[test]
 fn subscribers_get_notices_of_memory_created_and_freed() {
-    let wish = RackOptions { servers: 1, clients: 2, ..RackOptions::new(DataPlane::Ebpf, "1500") };
-    let rack = TestRack::up("notices", &wish);
+    let options =
+        RackOptions { servers: 1, clients: 2, ..RackOptions::new(DataPlane::Ebpf, "1500") };
+    let rack = TestRack::up("notices", &options);
     let mut listener = join_with(&rack, 1, |options| options.notices = true);
     let notices = listener.notices().expect("it has a service");
     let mut other = join(&rack, 2);
-    let unasked = other.notices().expect("it has a service");
+    let unsubscribed = other.notices().expect("it has a service");
     let until = Instant::now() + PATIENCE;
     // The server learns with a heartbeat that the space has a subscriber.
     let (given, gone) = loop {
@@ -323,16 +324,16 @@ fn subscribers_get_notices_of_memory_created_and_freed() {
         let region = other.create(3 * 4096).expect("there is memory");
         other.delete(region).expect("it is ours");
         let base = region.base();
-        let heard = || {
+        let received = || {
             let notice = notices.next_within(Duration::from_millis(100))?;
             (notice.pointer == base).then_some((notice.kind, notice.pages))
         };
-        if let (Some(given), Some(gone)) = (heard(), heard()) {
+        if let (Some(given), Some(gone)) = (received(), received()) {
             break (given, gone);
         }
         while notices.try_next().is_some() {}
     };
     assert_eq!(given, (NoticeKind::Create, 3));
     assert_eq!(gone, (NoticeKind::Invalidate, 3));
-    assert_eq!(unasked.try_next(), None, "no other endpoint gets the notice");
+    assert_eq!(unsubscribed.try_next(), None, "no other endpoint gets the notice");
 }
