@@ -93,14 +93,14 @@ fn lasting(millis: u64) -> UpdateOptions {
 fn assert_lost(result: Result<(), Error>, expected: LeaseEnd) {
     let error = result.expect_err("the lease is over");
     assert!(matches!(error, Error::LeaseLost { how, .. } if how == expected), "{error:?}");
-    assert_told(&error, Fault::You, "update again with the present contents");
+    assert_advice(&error, Fault::You, "update again with the present contents");
 }
 
 #[track_caller]
 fn assert_busy<T: core::fmt::Debug>(result: Result<T, Error>, expected: NodeId) {
     let error = result.expect_err("it is leased");
     assert!(matches!(error, Error::Busy { owner, .. } if owner == expected), "{error:?}");
-    assert_told(&error, Fault::You, "try again later");
+    assert_advice(&error, Fault::You, "try again later");
 }
 
 /// The error of an update that must not be granted.
@@ -231,7 +231,7 @@ fn updates_of_freed_and_foreign_memory_are_refused() {
     let foreign = Pointer { space: OTHER_SPACE, ..base };
     let error = refused(client, foreign, 8);
     assert!(matches!(error, Error::WrongSpace), "{error:?}");
-    assert_told(&error, Fault::You, "belongs to another space");
+    assert_advice(&error, Fault::You, "belongs to another space");
     let mut other = bench.rack.client(OTHER_SPACE, 1015);
     let guessed = refused(&mut other, foreign, 8);
     assert_refused::<()>(Err(guessed), Status::WrongSpace, Fault::You, "another space");
@@ -252,7 +252,7 @@ fn updates_of_no_length_beyond_all_bounds_or_twice_are_refused() {
     let base = bench.base();
     let error = refused(&mut bench.client, base, 0);
     assert!(matches!(error, Error::Length), "{error:?}");
-    assert_told(&error, Fault::You, "length is zero, or larger");
+    assert_advice(&error, Fault::You, "length is zero, or larger");
     let (mut low, mut high) = ([0; 8], [0; 8]);
     let inside = base.checked_add(100).expect("inside");
     let mut ranges = [UpdateRequest::new(base, &mut low), UpdateRequest::new(inside, &mut high)];
@@ -261,7 +261,7 @@ fn updates_of_no_length_beyond_all_bounds_or_twice_are_refused() {
         Err(error) => error,
     };
     assert!(matches!(error, Error::SharedPage { pointer } if pointer == base), "{error:?}");
-    assert_told(&error, Fault::You, "make them one range");
+    assert_advice(&error, Fault::You, "make them one range");
     // What the library never sends: no length, more than a line, across one, with data.
     let mut raw = Raw::open(&bench.rack, 1016);
     let target = Fields::unpack(base.to_ipv6()).expect("a pointer");
