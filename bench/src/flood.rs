@@ -25,7 +25,7 @@ struct Batches {
     receive: Vec<Vec<u8>>,
     from: Vec<sockaddr_in6>,
     answer: Vec<u8>,
-    /// Written anew for each call, which alone reads them.
+    /// Written again for each call, which alone reads them.
     headers: Vec<mmsghdr>,
     slices: Vec<iovec>,
 }
@@ -201,9 +201,9 @@ mod tests {
             let done = run(&client, to, sizes, 3 * BATCH, 10_000);
             stop.store(true, Ordering::Release);
             serving.join().expect("it does not panic").expect("it serves");
-            done.expect("every request is answered");
+            done.expect("every request gets a response");
         });
-        // What was under way when the last one came.
+        // Responses that were in flight when the last one arrived.
         let mut answer = [0; 400];
         while let Ok((bytes, from)) = client.recv_from(&mut answer) {
             assert_eq!((bytes, from), (sizes.answer_bytes, to.into()));

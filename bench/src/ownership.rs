@@ -33,7 +33,7 @@ pub struct Turns {
     pub turns: Vec<Turn>,
     /// BUSY responses, from the home or an owner.
     pub busy_count: u64,
-    /// Responses of an owner to redirected requests, after which the home was asked.
+    /// Responses of an owner to redirected requests, after which the request went to the home.
     pub redirected_count: u64,
     /// Updates that were not granted in time.
     pub timeout_count: u64,
@@ -137,7 +137,7 @@ pub fn sum_up(clients: &[Turns], time: Duration) -> Result<Contention, String> {
         if given.epoch == taken.epoch || taken.granted < given.committing {
             return Err(format!("epochs {} and {} overlap", given.epoch, taken.epoch));
         }
-        // A client that asked later would measure a time in which no client wanted the page.
+        // A client that requested later would measure a time in which no client wanted the page.
         if giver != taker && taken.asked <= given.committing {
             hand_over.add(taken.granted - given.committing);
         }

@@ -1,4 +1,4 @@
-//! Turns: the measuring thread tells the serving thread which contestant to serve.
+//! Turns: the measuring thread selects which contestant the serving thread serves.
 
 use std::sync::{
     Condvar, Mutex, PoisonError,

@@ -1,4 +1,4 @@
-//! Threads count in the rack's memory: each addition happens once, whatever the network does.
+//! Threads count in the rack's memory: each addition is done exactly once, also if datagrams are lost.
 //!
 //! `cargo xtask example counter` builds it, and runs it in a rack made for it.
 

@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Zeroed pages on one of the memory servers. The pointer is an IPv6 address.
     let region = client.create(10_000)?;
     let greeting = b"hello, far away";
-    // Across a page's end: any length, any alignment.
+    // Across a page boundary: any length, any alignment.
     let place = region.at(4090)?;
     client.write(place, greeting)?;
 
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{place} holds {:?}", std::str::from_utf8(&bytes)?);
     assert_eq!(&bytes, greeting);
 
-    // Whoever kept the pointer is refused from now on.
+    // Requests with a kept copy of the pointer are refused from now on.
     client.delete(region)?;
     match client.read(place, &mut bytes) {
         Err(error) => println!("after the delete: {error}"),

@@ -1,5 +1,5 @@
 //! What requester and client cost per operation, without a network: the carrier is a loop that
-//! answers in place. The checksums of both directions are measured beside.
+//! responds in place. The checksums of both directions are measured separately.
 
 use std::hint::black_box;
 use std::net::Ipv6Addr;
@@ -22,7 +22,7 @@ const SPACE: Space = Space(1);
 const ROUNDS: u32 = 200_000;
 const DEPTH: usize = 32;
 
-/// Answers at once what it is asked, and keeps account of its own time.
+/// Responds to each request at once, and measures its own time.
 struct Loop {
     capabilities: Capabilities,
     replies: Vec<(Ipv6Addr, Ipv6Addr, Vec<u8>)>,
@@ -49,7 +49,7 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, request: &Outgoing<'_>) {
+    fn respond(&mut self, request: &Outgoing<'_>) {
         let mut head = [0; 256];
         head[..request.header.len()].copy_from_slice(request.header);
         let asked = HeaderView::new(&head[..request.header.len()]).expect("a header").header();
@@ -101,7 +101,7 @@ impl Transport for Loop {
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
         let start = Instant::now();
         for request in batch {
-            self.answer(request);
+            self.respond(request);
         }
         self.own_time += start.elapsed();
         Ok(batch.len())
@@ -116,7 +116,7 @@ impl Transport for Loop {
 }
 
 impl Loop {
-    /// Shares the loop with the client, so that its account can be read.
+    /// Lends the loop to the client, so that its measured time can be read.
     fn measure(name: &str, per_call: usize, mut call: impl FnMut(&mut Client<&mut Self>)) {
         let mut best = f64::INFINITY;
         let mut carrier = Self::new();
@@ -178,7 +178,7 @@ fn checksums() {
         black_box(monotonic_now());
     }
     let nanos = start.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
-    println!("{:<34} {nanos:>7.0} ns", "one look at the clock");
+    println!("{:<34} {nanos:>7.0} ns", "one reading of the clock");
 }
 
 fn main() {

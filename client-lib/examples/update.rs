@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn move_money(mut client: Client, accounts: Pointer) -> Result<(), Error> {
     for _ in 0..TRANSFERS {
         let mut bytes = [0; ACCOUNTS_BYTES];
-        // Waits until the others are done; from here on nobody else reads or changes the pages.
+        // Waits until the others are done; from here on no other client reads or changes the pages.
         let mut update = client.update(accounts, &mut bytes)?;
         let [from, to] = balances(&update);
         update.copy_from_slice(&record([from - 1, to + 1]));

@@ -11,7 +11,7 @@ use bluebridge_wire::{
 
 use crate::{client::Client, error::Error, placement::Placement};
 
-/// How long a placement waits for a node's word about its free pages; the other one may be there.
+/// How long a placement waits for a node's report of its free pages; the other node may respond.
 const STAT_PATIENCE: Duration = Duration::from_millis(250);
 
 impl<T: Transport> Client<T> {
@@ -54,7 +54,7 @@ impl<T: Transport> Client<T> {
         if data.len() > LINE_BYTES {
             let region = self.create_at(data.len() as u64, placement)?;
             if let Err(error) = self.write(region.base(), data) {
-                // The caller never learns of the region, so it must not stay.
+                // The caller gets no pointer to the region, so it must not stay allocated.
                 let _ = self.delete(region);
                 return Err(error);
             }
@@ -96,7 +96,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Two places, the emptier one first; one that does not answer comes last.
+    /// Two places, the one with more free pages first; one that does not respond comes last.
     pub(crate) fn compare(&mut self, first: usize, second: usize) -> (usize, usize) {
         if first == second {
             return (first, second);
@@ -145,7 +145,7 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// The pages that so many bytes take.
+/// The pages that `bytes` bytes take.
 ///
 /// # Errors
 /// [`Error::Length`] if there are none, or more than one allocation has.
@@ -154,7 +154,7 @@ pub(crate) fn pages(bytes: u64) -> Result<u32, Error> {
     pages.filter(|pages| *pages > 0).ok_or(Error::Length)
 }
 
-/// The region of so many pages that a server answered.
+/// The region of `pages` pages that a server returned.
 pub(crate) fn allocated(answer: Answer, pages: u32) -> Result<Region, Error> {
     match answer {
         Answer::Pointer(pointer) => {

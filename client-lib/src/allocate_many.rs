@@ -21,7 +21,7 @@ pub struct CreateRequest<'a> {
     pub placement: Placement,
     /// The region; the call sets it.
     pub result: Result<Region, Error>,
-    /// What is asked, once its place is chosen.
+    /// The operation to request, once its place is chosen.
     operation: Option<Operation>,
 }
 
@@ -58,17 +58,17 @@ impl<'a> CreateRequest<'a> {
         Ok(())
     }
 
-    /// What is asked; nothing before its place is chosen.
+    /// The operation to request; `None` before its place is chosen.
     pub(crate) const fn operation(&self) -> Option<Operation> {
         self.operation
     }
 
-    /// What is written; empty if only zeroed memory is asked for.
+    /// The data to write; empty if only zeroed memory is requested.
     pub(crate) const fn data(&self) -> &[u8] {
         self.data
     }
 
-    /// Takes what the server answered.
+    /// Stores what the server returned.
     pub(crate) fn settle(&mut self, result: Result<Answer, Error>) {
         self.result = result.and_then(|answer| allocated(answer, self.pages()?));
     }
@@ -79,12 +79,12 @@ impl<'a> CreateRequest<'a> {
 pub struct DeleteRequest {
     /// The whole region, as it was created.
     pub region: Region,
-    /// How it ended; the call sets it.
+    /// The result; the call sets it.
     pub result: Result<(), Error>,
 }
 
 impl DeleteRequest {
-    /// A request that was not made yet.
+    /// A request that was not sent yet.
     #[must_use]
     pub const fn new(region: Region) -> Self {
         Self { region, result: Ok(()) }
@@ -95,12 +95,12 @@ impl<T: Transport> Client<T> {
     /// Allocates many regions at once; each request gets its region, or the reason why it has none.
     ///
     /// # Errors
-    /// Only if the carrier failed; what was under way may stay allocated.
+    /// Only if the carrier failed; requests that were in flight may leave memory allocated.
     pub fn create_many(&mut self, requests: &mut [CreateRequest<'_>]) -> Result<(), Error> {
         for request in &mut *requests {
             let server = self.choose(request.placement, request.pages().unwrap_or(0));
             let asked = server.and_then(|server| request.ask(server));
-            // Replaced by the answer; what could not be asked keeps its error.
+            // Replaced by the result; a request that could not be sent keeps its error.
             request.result = asked.and(Err(Error::Length));
         }
         self.driver.run(&mut Creations(requests), self.deadline)?;
@@ -118,7 +118,7 @@ impl<T: Transport> Client<T> {
         Ok(())
     }
 
-    /// The server that is asked; any for [`Placement::Anywhere`].
+    /// The server that gets the request; any for [`Placement::Anywhere`].
     fn choose(&mut self, placement: Placement, pages: u32) -> Result<Option<Server>, Error> {
         #[cfg(feature = "join")]
         self.refresh_places();
@@ -137,7 +137,7 @@ impl<T: Transport> Client<T> {
     /// Frees many allocations at once, in no order; each request gets its own result.
     ///
     /// # Errors
-    /// Only if the carrier failed; what was under way may be freed.
+    /// Only if the carrier failed; allocations whose requests were in flight may be freed.
     pub fn delete_many(&mut self, requests: &mut [DeleteRequest]) -> Result<(), Error> {
         for request in &mut *requests {
             request.result = Ok(());

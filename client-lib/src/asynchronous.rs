@@ -1,4 +1,4 @@
-//! The face for async code: a thread that owns the client and does what is queued in rounds.
+//! The client for async code: a thread owns the client and executes queued calls in rounds.
 
 use std::{io, thread};
 
@@ -17,24 +17,24 @@ use crate::{
     },
 };
 
-/// Calls that may wait; the next one waits for room.
+/// Calls that can be queued; a further one waits for a free place.
 pub const QUEUE_LENGTH: usize = 1024;
 
-/// Calls that are done in one round.
+/// Calls that are executed in one round.
 const ROUND: usize = 256;
 
 type Reply<R> = oneshot::Sender<Result<R, Error>>;
 
-/// What an update's closure wants done with what it changed.
+/// What an update's closure decides about its changes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Decision {
-    /// Give the memory free as it was.
+    /// Discard the changes and release the lease.
     Abort,
     /// Write the bytes back.
     Commit,
 }
 
-/// What is done with the bytes while their lease lasts.
+/// Changes the bytes while their lease lasts.
 type Change = Box<dyn FnOnce(&mut [u8]) -> Decision + Send>;
 
 /// A call with its own memory, so that nothing is lost if its caller stops waiting.
@@ -54,9 +54,9 @@ enum Call {
 /// A client for async code; clones share one worker thread.
 ///
 /// The READs and the WRITEs that are queued when a round begins are done together, pipelined over
-/// all servers, and each caller is told when its own is done; what is queued meanwhile waits for
+/// all servers, and each caller gets its result when its own call has ended; what is queued meanwhile waits for
 /// the next round. Calls that are awaited one after the other keep their order. A call whose future
-/// is dropped still happens, once. The worker ends when the last clone is gone.
+/// is dropped is still executed, once. The worker ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct AsyncClient {
     calls: mpsc::Sender<Call>,
@@ -66,7 +66,7 @@ impl AsyncClient {
     /// Hands the client to a worker thread.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the system cannot start a thread.
     pub fn new<T: Transport + Send + 'static>(client: Client<T>) -> io::Result<Self> {
         let (calls, queue) = mpsc::channel(QUEUE_LENGTH);
         thread::Builder::new()
@@ -149,7 +149,7 @@ impl AsyncClient {
     }
 
     /// [`Client::update`] as one call: leases `length` bytes, lets `change` see and change them, and
-    /// commits or aborts as it says; answers what it said, and the bytes.
+    /// commits or aborts as it decides; returns its decision and the bytes.
     ///
     /// `change` runs on the worker thread, so it should be short; while the lease is waited for, at
     /// most for the client's deadline, the worker does nothing else.
@@ -174,10 +174,10 @@ impl AsyncClient {
     }
 
     async fn call<R>(&self, call: impl FnOnce(Reply<R>) -> Call) -> Result<R, Error> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, result) = oneshot::channel();
         let gone = || Error::Carrier { cause: cause("the client's worker thread ended") };
         self.calls.send(call(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        result.await.map_err(|_| gone())?
     }
 }
 
@@ -202,9 +202,9 @@ fn work<T: Transport>(mut client: Client<T>, mut queue: mpsc::Receiver<Call>) {
     let _ = client.close();
 }
 
-/// What is done by itself: rare calls, and those of several steps.
+/// Calls that are executed one by one: rare ones, and those of several steps.
 fn alone<T: Transport>(client: &mut Client<T>, call: Call) {
-    // A caller that stopped waiting does not want its answer.
+    // A caller that stopped waiting does not need its result.
     match call {
         Call::AllocWrite(data, placement, reply) => {
             let placement = placement.unwrap_or(client.placement);
@@ -262,13 +262,13 @@ struct Queued {
     length: u64,
     /// `None` once its caller has the result.
     call: Option<Waiting>,
-    /// Lines that did not end yet.
+    /// Lines whose operations have not ended yet.
     lines_left: u32,
     result: Result<(), Error>,
     start: RangeStart,
 }
 
-/// The bytes, and who waits for them.
+/// The bytes, and the caller that waits for them.
 enum Waiting {
     Read(Vec<u8>, Reply<Vec<u8>>),
     Write(Vec<u8>, Reply<()>),
@@ -284,8 +284,8 @@ impl Queued {
         Self { pointer, length, call: Some(call), lines_left, result: Ok(()), start }
     }
 
-    /// Tells the caller, who may have stopped waiting.
-    fn answer(&mut self, result: Result<(), Error>) {
+    /// Sends the result to the caller, which may have stopped waiting.
+    fn finish(&mut self, result: Result<(), Error>) {
         match self.call.take() {
             Some(Waiting::Read(buffer, reply)) => drop(reply.send(result.map(|()| buffer))),
             Some(Waiting::Write(_, reply)) => drop(reply.send(result)),
@@ -324,13 +324,13 @@ impl Transfer for Queued {
         }
     }
 
-    /// What went well is told at once; a failure at the end of the round, when nothing of it can
-    /// be under way any more.
+    /// Success is reported at once; a failure at the end of the round, when nothing of it can
+    /// be in flight any more.
     fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
         self.lines_left = self.lines_left.saturating_sub(1);
         self.start.settle(&mut self.result, self.pointer, line, result);
         if self.result.is_ok() && self.lines_left == 0 {
-            self.answer(Ok(()));
+            self.finish(Ok(()));
         }
     }
 
@@ -339,11 +339,11 @@ impl Transfer for Queued {
     }
 }
 
-/// Does the READs and WRITEs of one round together.
+/// Executes the READs and WRITEs of one round together.
 fn together<T: Transport>(client: &mut Client<T>, round: &mut Vec<Queued>) {
     let carrier = client.driver.run(&mut Transfers(round), client.deadline);
     for mut queued in round.drain(..) {
         let result = core::mem::replace(&mut queued.result, Ok(()));
-        queued.answer(result.and_then(|()| carrier.clone()));
+        queued.finish(result.and_then(|()| carrier.clone()));
     }
 }

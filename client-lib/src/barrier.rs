@@ -14,7 +14,7 @@ pub const BARRIER_BYTES: u64 = 8;
 const PAUSE: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// A place where a fixed number of parties wait for each other, again and again.
+/// A point at which a fixed number of parties wait for each other; it can be used repeatedly.
 ///
 /// It is 8 zeroed bytes at an address that is a multiple of 8, which count arrivals. A party that
 /// dies keeps the others waiting until their timeout; one whose arrival had an unknown outcome
@@ -53,7 +53,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// The barrier of so many parties (at least 1) at an address; all agree on both.
+    /// The barrier of `parties` parties (at least 1) at an address; all must use the same values.
     ///
     /// # Errors
     /// [`LockError::Unaligned`].
@@ -65,7 +65,7 @@ impl Barrier {
         Ok(Self { pointer, party_count })
     }
 
-    /// Arrives, and waits until all parties have; answers which meeting it was, from 0.
+    /// Arrives, and waits until all parties have arrived; returns the number of the round, from 0.
     ///
     /// # Errors
     /// [`LockError::TimedOut`]: this party counts as arrived. [`LockError::Memory`].

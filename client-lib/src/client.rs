@@ -1,4 +1,4 @@
-//! The client: one thread's hold on the rack's memory.
+//! The client: one thread's access to the rack's memory.
 
 use core::time::Duration;
 
@@ -21,12 +21,12 @@ use crate::{
 /// How long [`Client::close`] waits for the servers, all together.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(100);
 
-/// One thread's hold on the rack's memory; see the crate's documentation.
+/// One thread's access to the rack's memory; see the crate's documentation.
 ///
 /// `Client` without a carrier named is what joins a rack: over the kernel's UDP sockets.
 ///
-/// A client that is dropped tells every server that it has a session with, once, and waits for
-/// none; [`Client::close`] makes sure.
+/// A client that is dropped notifies every server with which it has a session, once, and does not
+/// wait for responses; [`Client::close`] waits for them.
 pub struct Client<T: Transport = UdpTransport> {
     pub(crate) driver: Driver<T>,
     pub(crate) deadline: Duration,
@@ -34,7 +34,7 @@ pub struct Client<T: Transport = UdpTransport> {
     pub(crate) places: Places,
     /// This client's side of the endpoint's service thread.
     pub(crate) tenant: Option<Tenant>,
-    /// Whether the service was looked for.
+    /// Whether the client has already tried to start or find the service.
     pub(crate) met_service: bool,
     pub(crate) lease_count: u16,
     pub(crate) spare_lists: SpareLists,
@@ -71,7 +71,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// How long a call may take from now on.
+    /// Sets how long each later call may take.
     pub const fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
@@ -123,7 +123,7 @@ impl<T: Transport> Client<T> {
     /// Writes many ranges at once, in no order; each request gets its own result.
     ///
     /// # Errors
-    /// Only if the carrier failed; what was under way may be written.
+    /// Only if the carrier failed; data that was in flight may be written.
     pub fn write_many(&mut self, requests: &mut [WriteRequest<'_>]) -> Result<(), Error> {
         for request in &mut *requests {
             *request = WriteRequest::new(request.pointer, request.data);
@@ -132,7 +132,7 @@ impl<T: Transport> Client<T> {
     }
 
     /// Replaces the 8 bytes at an aligned pointer (little endian) by `new` if they are `expected`;
-    /// answers what they were, so that equality with `expected` means success.
+    /// returns their previous value, so that equality with `expected` means success.
     ///
     /// # Errors
     /// [`Error`].
@@ -146,7 +146,7 @@ impl<T: Transport> Client<T> {
         self.word(pointer, operation)
     }
 
-    /// Adds to the 8 bytes at an aligned pointer (little endian, wrapping); answers what they were.
+    /// Adds to the 8 bytes at an aligned pointer (little endian, wrapping); returns their previous value.
     ///
     /// # Errors
     /// [`Error`].
@@ -162,7 +162,7 @@ impl<T: Transport> Client<T> {
         self.free(region.base(), pages(region.length_bytes())?).map(|_| ())
     }
 
-    /// Frees the allocation that begins at `pointer`, however long it is; answers its pages.
+    /// Frees the allocation that begins at `pointer`, whatever its length; returns its number of pages.
     ///
     /// # Errors
     /// [`Error`].
@@ -170,7 +170,7 @@ impl<T: Transport> Client<T> {
         self.free(pointer, 0)
     }
 
-    /// How full a memory node is, all its shards together.
+    /// The memory use of a node, all its shards together.
     ///
     /// # Errors
     /// [`Error`].
@@ -191,20 +191,20 @@ impl<T: Transport> Client<T> {
         Ok(total)
     }
 
-    /// Asks a node for a sign of life; answers the round trip.
+    /// Checks that a node responds; returns the round-trip time.
     ///
     /// # Errors
     /// [`Error`].
     pub fn ping(&mut self, node: NodeId) -> Result<Duration, Error> {
         let server = Server { node, shard: 0 };
-        // The first answer of a new session would count its opening.
+        // The first response of a new session would include the time of its opening.
         self.single(Operation::Ping { server, length: 0 }, None, &[])?;
         let before = self.driver.now();
         self.single(Operation::Ping { server, length: 0 }, None, &[])?;
         Ok(self.driver.now() - before)
     }
 
-    /// Closes all sessions, so that the servers need not wait for them to idle out.
+    /// Closes all sessions, so that the servers need not wait until they expire.
     ///
     /// # Errors
     /// Only if the carrier failed.
@@ -213,25 +213,25 @@ impl<T: Transport> Client<T> {
         self.driver.run(&mut Closing(servers), CLOSE_DEADLINE)
     }
 
-    /// What the protocol's requester counted.
+    /// The counters of the protocol's requester.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         self.driver.requester.counters()
     }
 
-    /// Datagrams that were received and are none of the protocol's, or damaged.
+    /// Received datagrams that were damaged or do not belong to the protocol.
     #[must_use]
     pub const fn malformed_count(&self) -> u64 {
         self.driver.malformed_count
     }
 
-    /// Datagrams that the carrier was too busy to take, and that were sent again later.
+    /// Datagrams that the carrier was too busy to take; they were sent again later.
     #[must_use]
     pub const fn unsent_count(&self) -> u64 {
         self.driver.unsent_count
     }
 
-    /// What the endpoint's service thread can do: renew leases, answer redirected requests, take
+    /// What the endpoint's service thread can do: renew leases, respond to redirected requests, receive
     /// notices.
     #[must_use]
     pub fn service_state(&self) -> ServiceState {
@@ -254,13 +254,13 @@ impl<T: Transport> Client<T> {
     /// The notices of the space that arrive from now on; starts the endpoint's service thread if
     /// that is not done. `None` if it has none.
     ///
-    /// They come only if they were asked for when joining, and can be lost, late or repeated.
+    /// They arrive only if they were requested when joining, and can be lost, late or repeated.
     pub fn notices(&mut self) -> Option<Notices> {
         self.meet_service();
         self.tenant.as_ref().map(|tenant| tenant.service().notices())
     }
 
-    /// Takes up the endpoint's service, if there is one that was not taken up yet.
+    /// Connects the client to the endpoint's service, if there is one and this was not done yet.
     pub(crate) fn meet_service(&mut self) {
         if self.met_service {
             return;

@@ -40,22 +40,22 @@ pub struct EndpointConfig {
     pub deadline: Duration,
     /// How long a call polls before it sleeps.
     pub spin: Duration,
-    /// Operations (of up to 32 KiB each) that are under way at once, 1 to 65534.
+    /// Operations (of up to 32 KiB each) that can be in flight at once, 1 to 65534.
     pub operation_count: u16,
-    /// Servers that are talked to at once, 1 to 65534.
+    /// Servers with which the client has sessions at once, 1 to 65534.
     pub server_count: u16,
-    /// Pages that may be on their way at once; `None`: what the carrier's receive buffer holds.
+    /// Pages that may be in flight at once; `None`: what the carrier's receive buffer holds.
     pub credit_pages: Option<u16>,
     /// Lines of 32 KiB that this client can hold leases on at once, if its leases are renewed.
     pub lease_count: u16,
     /// The endpoint's service thread; [`crate::Client::join`] starts one of its own.
     pub service: Option<Service>,
-    /// Where random choices come from; differ it per client.
+    /// The seed of random choices; use a different one for each client.
     pub seed: u64,
 }
 
 impl EndpointConfig {
-    /// The usual behaviour, with a random seed.
+    /// The default settings, with a random seed.
     #[must_use]
     pub fn new(space: Space, node: NodeId, incarnation: u32) -> Self {
         Self {
@@ -106,11 +106,11 @@ impl EndpointConfig {
     }
 }
 
-/// What a page takes of a socket's receive buffer, in bytes: its pieces, rounded up to what the
+/// What a page occupies of a socket's receive buffer, in bytes: its pieces, rounded up to what the
 /// kernel accounts for each.
 const RECEIVED_PAGE_BYTES: usize = 12 * 1024;
 
-/// The largest piece that the carrier takes; `None` if it takes less than any link.
+/// The largest piece that the carrier can send; `None` if it can send less than any link.
 pub(crate) fn fitting_piece(carrier: &Capabilities) -> Option<u16> {
     let fitting = piece_bytes(carrier.largest_payload_bytes + IP_UDP_BYTES);
     fitting.and_then(|bytes| u16::try_from(bytes).ok())

@@ -19,7 +19,7 @@ use crate::{
 /// Datagrams handed to the carrier at once.
 const BATCH: usize = 64;
 
-/// How long a carrier that takes nothing is asked again before the datagrams count as lost.
+/// How long sending is retried with a carrier that takes nothing, before the datagrams count as lost.
 const BUSY_LIMIT: Duration = Duration::from_millis(2);
 
 /// The requester and its carrier.
@@ -27,13 +27,13 @@ pub(crate) struct Driver<T> {
     pub(crate) transport: T,
     pub(crate) requester: Requester,
     pub(crate) spin: Duration,
-    /// Datagrams that no requester could be found for: damaged, or no datagrams of ours.
+    /// Received datagrams that belong to no requester: damaged, or not of this protocol.
     pub(crate) malformed_count: u64,
-    /// Datagrams that the carrier was too busy for; they are sent again when their timer runs out.
+    /// Datagrams that the carrier was too busy to take; they are sent again when their timer expires.
     pub(crate) unsent_count: u64,
-    /// What the carrier said when it last refused a datagram.
+    /// The carrier's error when it last refused a datagram.
     refusal: Option<Cause>,
-    /// Why the endpoint is no member of the rack any more, once it is none.
+    /// Why the endpoint is no longer a member of the rack; `None` while it is one.
     pub(crate) expulsion: Option<Arc<OnceLock<Arc<str>>>>,
 }
 
@@ -51,7 +51,7 @@ impl Cursor {
         self.task >= self.task_count
     }
 
-    /// Passes over what is left of the task.
+    /// Skips the remaining operations of the task.
     const fn next_task(&mut self) {
         self.task += 1;
         self.number = 0;
@@ -75,10 +75,10 @@ impl<T: Transport> Driver<T> {
         self.transport.now()
     }
 
-    /// Does all the work, and passes each operation's result to it.
+    /// Executes all operations of the work, and passes each result to it.
     ///
     /// # Errors
-    /// If the carrier failed for good; whatever was under way is given up.
+    /// If the carrier failed for good; operations in flight are abandoned.
     pub(crate) fn run(&mut self, work: &mut impl Work, deadline: Duration) -> Result<(), Error> {
         let mut now = self.now();
         let deadline = now + deadline;
@@ -95,7 +95,7 @@ impl<T: Transport> Driver<T> {
             }
             now = self.wait(work)?;
             if self.expelled().is_some() {
-                // The switch leads nothing to this endpoint any more.
+                // The switch does not forward anything to this endpoint any more.
                 self.requester.expire_all();
             }
         }
@@ -105,7 +105,7 @@ impl<T: Transport> Driver<T> {
         self.expulsion.as_deref().and_then(OnceLock::get)
     }
 
-    /// Starts operations until the work or the room for them is used up.
+    /// Starts operations until none is left or no more fit.
     fn start(
         &mut self,
         now: Timestamp,
@@ -142,13 +142,13 @@ impl<T: Transport> Driver<T> {
                 Ok(Err(error)) => Error::of_start(error),
                 Err(error) => error,
             };
-            // Whatever the work makes of it, this is not tried again.
+            // However the work handles the error, this operation is not tried again.
             cursor.next_task();
             work.settle(task, number, Err(error));
         }
     }
 
-    /// Takes what ended; whether anything did.
+    /// Takes the results of operations that ended; returns whether there were any.
     fn complete(&mut self, cursor: &mut Cursor, work: &mut impl Work) -> bool {
         let before = cursor.in_flight;
         while let Some(completion) = self.requester.poll_completion() {
@@ -166,7 +166,7 @@ impl<T: Transport> Driver<T> {
         cursor.in_flight < before
     }
 
-    /// Hands everything that is to be sent to the carrier.
+    /// Hands all datagrams that are to be sent to the carrier.
     fn flush(&mut self, now: Timestamp, buffers: &impl Buffers) -> Result<(), Error> {
         loop {
             let mut batch = ArrayVec::<SealedRequest<'_>, BATCH>::new();
@@ -229,7 +229,7 @@ impl<T: Transport> Driver<T> {
         Ok(())
     }
 
-    /// Waits for datagrams or the next timer, and takes both in.
+    /// Waits for datagrams or the next timer, and handles both.
     fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
         let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
         let wait = Wait::spinning(self.spin, timer);
@@ -256,7 +256,7 @@ impl<T: Transport> Driver<T> {
     pub(crate) fn leave(&mut self) {
         self.requester.leave();
         let now = self.now();
-        // What is not sent ends at the server by its idleness.
+        // A session whose CLOSE is not sent expires at the server.
         let _ = self.flush(now, &NoMemory);
     }
 
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
     use crate::{EndpointConfig, work::single::Single};
 
-    /// Work of operations that cannot be begun, which never admits that anything failed.
+    /// Work of operations that cannot be begun, and which ignores every failure.
     struct Stubborn {
         count: Result<u32, Error>,
         operation: Result<Operation, Error>,
@@ -308,11 +308,11 @@ mod tests {
 
         fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
             self.errors.push((task, result.expect_err("it cannot be begun")));
-            assert!(self.errors.len() <= 3, "an operation is begun again and again");
+            assert!(self.errors.len() <= 3, "an operation is begun without end");
         }
     }
 
-    /// A driver on a carrier that leads nowhere.
+    /// A driver on a carrier that is connected to nothing.
     fn lonely() -> Driver<MemoryTransport> {
         let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
         let carrier = Hub::new(16).attach(4000, &[]).expect("there is room");
@@ -361,7 +361,7 @@ mod tests {
         }
         let refused = Failure::Refused { status: bluebridge_wire::Status::StaleTag, node };
         let error = Error::of_expelled(refused, None, &reason);
-        assert!(matches!(error, Error::Refused { .. }), "an answer stays an answer: {error}");
+        assert!(matches!(error, Error::Refused { .. }), "a response is not replaced: {error}");
     }
 
     #[test]

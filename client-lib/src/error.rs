@@ -1,4 +1,4 @@
-//! What can go wrong, whose fault it is, and what to do.
+//! Errors: what failed, who is at fault, and what to do.
 
 use std::{error, fmt, sync::Arc};
 
@@ -9,7 +9,7 @@ use bluebridge_wire::{self as wire, LeaseEnd, NodeId, Pointer, PointerError, Sta
 /// What another library reported; shared, so that an [`Error`] can be cloned.
 pub(crate) type Cause = Arc<dyn error::Error + Send + Sync>;
 
-/// A cause that is only a text.
+/// A cause of which only a text is known.
 pub(crate) fn cause(text: &str) -> Cause {
     Cause::from(Box::<dyn error::Error + Send + Sync>::from(text))
 }
@@ -19,7 +19,7 @@ pub(crate) fn cause(text: &str) -> Cause {
 pub enum Fault {
     /// The controller, or the tables that it makes.
     Controller,
-    /// The network between, or this host's part of it.
+    /// The network between client and server, or this host's part of it.
     Network,
     /// The memory server.
     Server,
@@ -27,7 +27,7 @@ pub enum Fault {
     You,
 }
 
-/// Why a call failed. Of a call about a long range, other parts may be done.
+/// Why a call failed. If the call was about a long range, other parts of it may be done.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -37,7 +37,7 @@ pub enum Error {
          try again later"
     )]
     Busy {
-        /// The first byte that was asked for.
+        /// The first requested byte.
         pointer: Pointer,
         /// The lease's owner.
         owner: NodeId,
@@ -51,16 +51,16 @@ pub enum Error {
         #[source]
         cause: Arc<dyn error::Error + Send + Sync>,
     },
-    /// The controller does not count this endpoint as a member any more, so nobody answers it: another
-    /// process joined under its name, or it was not heard for too long.
+    /// The controller does not count this endpoint as a member any more, so no node responds to it: another
+    /// process joined under its name, or it sent no heartbeat for too long.
     #[error(
         "this endpoint is no longer a member of the rack ({reason}){}; join again",
         perhaps_done(*.outcome_unknown)
     )]
     Expelled {
-        /// What the controller said.
+        /// The controller's reason.
         reason: Arc<str>,
-        /// Whether what was asked for may have been done, once; else it was not.
+        /// Whether the operation may have been done, once; if false, it was not done.
         outcome_unknown: bool,
     },
     /// The lease ended before its COMMIT, ABORT or RENEW, which did nothing.
@@ -83,20 +83,20 @@ pub enum Error {
     /// No memory node is known to place pages on.
     #[error("no memory node is known; check that a memory server has joined the space")]
     NoMemoryNode,
-    /// It was sent, and how it ended is not known: it was done once, or not at all.
+    /// The request was sent, and its result is not known: it was done once, or not at all.
     #[error(
         "{} did not respond in time, and the operation may have been applied; \
          check before repeating it", whom(*.node)
     )]
     OutcomeUnknown {
-        /// Who was asked last.
+        /// The node that got the last request.
         node: NodeId,
-        /// The first byte that was asked for, if it was about memory.
+        /// The first requested byte, if the request was about memory.
         pointer: Option<Pointer>,
-        /// Whether the node answered anything meanwhile.
+        /// Whether the node sent any response meanwhile.
         answering: bool,
     },
-    /// Of an update over several lines the first ones are written, and the rest is not.
+    /// The first lines of an update over several lines are written, and the others are not.
     #[error(
         "the first {committed_bytes} bytes of the update, in address order, are written, \
          and nothing from {pointer} on ({cause})"
@@ -105,7 +105,7 @@ pub enum Error {
         /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of
         /// that line too.
         pointer: Pointer,
-        /// How many bytes are written, in the order of their addresses.
+        /// How many bytes are written, in the order of addresses.
         committed_bytes: u64,
         /// Why that line failed.
         #[source]
@@ -124,16 +124,16 @@ pub enum Error {
     /// Pointer arithmetic left the region or the arena.
     #[error(transparent)]
     Pointer(#[from] PointerError),
-    /// The server refused. Nothing was done to the page that `pointer` names; of a call about several pages,
-    /// the others may be written, zeroed or read. After [`Status::StaleGeneration`], what was done went with
-    /// the lost contents.
+    /// The server refused. Nothing was done to the page that `pointer` names; if the call was about several
+    /// pages, the others may be written, zeroed or read. After [`Status::StaleGeneration`], such writes were
+    /// lost together with the server's contents.
     #[error("node {node} refused: {status}{}; {}", at(*.pointer), advice(*.status))]
     Refused {
-        /// Why.
+        /// The reason.
         status: Status,
-        /// Who refused.
+        /// The node that refused.
         node: NodeId,
-        /// The first byte that it refused, if it was about memory.
+        /// The first byte that it refused, if the request was about memory.
         pointer: Option<Pointer>,
     },
     /// Two ranges of one update have a page in common.
@@ -142,16 +142,16 @@ pub enum Error {
         /// The page's first byte.
         pointer: Pointer,
     },
-    /// The node answers, but not this, and not in time; nothing was changed.
+    /// The node responds, but did not complete this request in time; nothing was changed.
     #[error("{} is too slow; allow more time, or request less at once", whom(*.node))]
     TimedOut {
-        /// Who was asked last.
+        /// The node that got the last request.
         node: NodeId,
     },
-    /// The range moved too often while it was asked for.
+    /// The range moved too often during the call.
     #[error("the range moved too often, last to node {node}; check the controller")]
     TooManyHops {
-        /// Where it is said to be.
+        /// The node that was last reported to serve it.
         node: NodeId,
     },
     /// More lines are leased at once than configured.
@@ -167,13 +167,13 @@ pub enum Error {
     /// nodes.
     #[error("{} does not respond; check that it is running and that the switch has its entries", whom(*.node))]
     Unreachable {
-        /// Who was asked.
+        /// The node that got the request.
         node: NodeId,
     },
     /// The server broke the protocol.
     #[error("node {node} broke the protocol; compare the versions")]
     Violation {
-        /// Which.
+        /// The server.
         node: NodeId,
     },
     /// The pointer names no single node.
@@ -222,7 +222,7 @@ impl Error {
         }
     }
 
-    /// A number for callers without Rust's enums: 256 plus the status of a refusal, else below 256.
+    /// A number for callers that cannot use Rust's enums: 256 plus the status of a refusal, else below 256.
     #[must_use]
     pub const fn code(&self) -> u16 {
         match self {
@@ -250,7 +250,7 @@ impl Error {
         }
     }
 
-    /// Whether something may have been changed nonetheless, once.
+    /// Whether the operation may have been done despite the error, once.
     #[must_use]
     pub fn is_outcome_unknown(&self) -> bool {
         match self {
@@ -266,7 +266,7 @@ impl Error {
             StartError::Length => Self::Length,
             StartError::Node(node) => Self::WrongNode { node },
             StartError::Space => Self::WrongSpace,
-            // The driver waits for room while anything is under way.
+            // The driver waits for a free place while an operation is in flight.
             StartError::Full => Self::TooManyOperations,
             StartError::Servers => Self::TooManyServers,
         }
@@ -323,8 +323,8 @@ impl Error {
         }
     }
 
-    /// Where nothing that the pointer may use is allocated, if that is the error.
-    /// The error of a call about a part of a range whose part before was found: memory that is missing is
+    /// The pointer at which nothing is allocated that it may use, if that is the error.
+    /// The error of a call about a part of a range whose preceding part exists: memory that is missing is
     /// then past the end of the allocation. For callers that transfer a long range in several calls.
     #[must_use]
     pub fn after_found_memory(self) -> Self {
@@ -354,7 +354,7 @@ impl Error {
             start.checked_add(offset).unwrap_or(pointer)
         });
         match first_byte {
-            // The pages have one allocation, and its first one is there.
+            // All pages belong to one allocation, and its first page exists.
             Some(pointer) if page > 0 && is_missing(status) && starts_well(statuses) => {
                 Self::PastEnd { pointer }
             }
@@ -363,7 +363,7 @@ impl Error {
     }
 }
 
-/// Whether a page is not of the allocation that the pointer was made for.
+/// Whether a page does not belong to the allocation that the pointer was made for.
 const fn is_missing(status: Status) -> bool {
     matches!(status, Status::NotAllocated | Status::OutOfRange | Status::StaleTag)
 }
@@ -372,7 +372,7 @@ fn starts_well(statuses: &[Status]) -> bool {
     statuses.first().is_some_and(|status| status.is_ok())
 }
 
-/// Node 0 is whichever memory node the switch chooses.
+/// Node 0 stands for the memory node that the switch chooses.
 fn whom(node: NodeId) -> String {
     match node {
         NodeId::ANY => "the memory node that the switch chose".to_owned(),
@@ -408,7 +408,7 @@ fn now_of(owner: Option<NodeId>) -> String {
 }
 
 fn at(pointer: Option<Pointer>) -> String {
-    // A pointer may end in colons, so no colon of ours may follow it.
+    // A pointer may end in colons, so the text has no colon after it.
     pointer.map_or_else(String::new, |pointer| format!(" (at {pointer})"))
 }
 
@@ -425,7 +425,7 @@ const fn advice(status: Status) -> &'static str {
         }
         Status::OutOfMemory => "free memory, or allocate on another node",
         Status::QuotaExceeded => "free memory, or ask for a larger quota",
-        Status::StaleIncarnation => "this endpoint was joined anew elsewhere; join again",
+        Status::StaleIncarnation => "this endpoint was joined again elsewhere; join again",
         Status::WrongNode => "the directory led astray; see the switch's tables",
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
         Status::ShuttingDown => "use another node",

@@ -26,7 +26,7 @@ use crate::{Client, EndpointConfig, MemoryNode, Service, ServiceState};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The controller refused, or is not there.
+    /// The controller refused, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// The client was opened without a controller, so its endpoint cannot have another one.
@@ -38,7 +38,7 @@ pub enum JoinError {
     /// on that interface.
     #[error("{}", of_opening(.0))]
     Open(#[from] OpenError),
-    /// The options do not say who is to join what.
+    /// The options do not say which endpoint joins which rack.
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The interface does not exist in this network namespace.
@@ -46,7 +46,7 @@ pub enum JoinError {
     Interface {
         /// Its name, as configured.
         interface: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
@@ -62,7 +62,7 @@ fn of_opening(error: &OpenError) -> String {
     }
 }
 
-/// A membership, and what of its news the client has taken in.
+/// A membership, and up to where the client has processed its news.
 pub(crate) struct Joined {
     endpoint: Arc<Endpoint>,
     version: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Joined {
 
 /// What the clients of one endpoint share.
 struct Endpoint {
-    /// First, so that it ends while the membership lasts.
+    /// The first field, so that the service ends while the membership still lasts.
     service: OnceLock<Result<Service, Arc<str>>>,
     membership: Membership,
     carrier: UdpConfig,
@@ -78,7 +78,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// Who the endpoint is, and what the rack is like now.
+    /// The endpoint's identity, and the present state of the rack.
     fn config(&self, snapshot: &Snapshot) -> EndpointConfig {
         let assignment = self.membership.assignment();
         EndpointConfig {
@@ -123,7 +123,7 @@ impl Joined {
 fn service_carrier(carrier: &UdpConfig, port: u16) -> Result<UdpTransport, OpenError> {
     UdpTransport::open(&UdpConfig {
         port,
-        // What the switch redirects here has other nodes' addresses.
+        // Requests that the switch redirects here have the addresses of other nodes.
         address: None,
         receive_batch_count: 4,
         send_batch_count: 8,
@@ -138,8 +138,8 @@ impl Client<UdpTransport> {
     /// `http://`), and opens a UDP socket on the interface. The host's routes to the fabric must be set
     /// up.
     ///
-    /// The process is the endpoint then, and another one that wants to be it is refused, unless
-    /// [`JoinOptions::service`] says otherwise. The membership lasts as long as the client.
+    /// From then on the process is the endpoint, and another process that joins as the same endpoint is
+    /// refused, unless [`JoinOptions::service`] says otherwise. The membership lasts as long as the client.
     ///
     /// # Errors
     /// [`JoinError`]; nothing keeps running.
@@ -176,14 +176,14 @@ impl Client<UdpTransport> {
             filter: carrier.filter.or(filter),
             ..carrier
         };
-        // A port of its own may be there to keep others out, so it is taken first; without one the socket waits for the
-        // client's address.
+        // A configured port may serve to keep other processes out, so it is bound first; without one the socket is
+        // bound later, to the client's address.
         let transport = match carrier.port {
             0 => None,
             _ => Some(UdpTransport::open(&carrier)?),
         };
-        // Whoever has the port is the endpoint, so it is taken before another could be told of. A client that has it
-        // itself keeps others out as well.
+        // The process that has the port is the endpoint, so the port is bound before the controller learns of this
+        // process. A client that has the port itself keeps others out as well.
         let service_socket = match service {
             ServiceStart::AtOnce if carrier.port != UDP_PORT => {
                 Some(service_carrier(&carrier, UDP_PORT)?)
@@ -233,7 +233,7 @@ impl Client<UdpTransport> {
 }
 
 impl<T: Transport> Client<T> {
-    /// What the endpoint knows of the rack; `None` if it was opened without a controller.
+    /// What the endpoint knows about the rack; `None` if it was opened without a controller.
     #[must_use]
     pub fn rack(&self) -> Option<Snapshot> {
         self.membership.as_ref().map(|joined| joined.endpoint.membership.snapshot())
@@ -250,7 +250,7 @@ impl<T: Transport> Client<T> {
         self.rack().is_some_and(|rack| rack.memory_nodes.is_empty())
     }
 
-    /// Takes in the newest list of memory nodes, and the piece size that all their links carry.
+    /// Applies the newest list of memory nodes, and the piece size that all their links carry.
     pub(crate) fn refresh_places(&mut self) {
         let Some(joined) = &mut self.membership else { return };
         let snapshot = joined.endpoint.membership.snapshot();
@@ -258,7 +258,7 @@ impl<T: Transport> Client<T> {
             joined.version = snapshot.version;
             self.places.replace(&memory_nodes(&snapshot));
             if let Ok(piece_bytes) = u16::try_from(snapshot.piece_bytes) {
-                // What the carrier can take was settled when the client was opened.
+                // The carrier's largest payload was determined when the client was opened.
                 let piece_bytes = piece_bytes.min(self.largest_piece_bytes);
                 self.driver.requester.set_piece_bytes(piece_bytes);
             }
@@ -313,7 +313,7 @@ mod tests {
             assert_eq!(
                 refused,
                 Some(io::ErrorKind::ConnectionRefused),
-                "what the system said: {cause:?}"
+                "the system's error: {cause:?}"
             );
         }
     }
@@ -332,12 +332,12 @@ mod tests {
         });
         std::thread::sleep(Duration::from_secs(1));
         assert!(!joining.is_finished(), "it waits for longer than its deadline");
-        // Something that listens, and closes each connection at once, is no controller that is away.
+        // A process that listens and closes each connection at once is not an absent controller.
         let listener = std::net::TcpListener::bind(address).expect("the port is still free");
         listener.set_nonblocking(true).expect("a socket");
         let until = std::time::Instant::now() + Duration::from_secs(20);
         while !joining.is_finished() {
-            assert!(std::time::Instant::now() < until, "it waits for ever");
+            assert!(std::time::Instant::now() < until, "it waits without end");
             drop(listener.accept());
             std::thread::sleep(Duration::from_millis(1));
         }

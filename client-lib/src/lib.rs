@@ -1,20 +1,19 @@
 //! Remote memory whose pointers are IPv6 addresses: the client library.
 //!
 //! A [`Client`] belongs to one thread, which drives its own input and output: a call sends,
-//! spins briefly, then sleeps until the answer is there or the deadline passed. Nothing is
+//! spins briefly, then sleeps until the response arrives or the deadline passes. Nothing is
 //! allocated per operation.
 //!
 //! * [`Client::create`], [`Client::alloc_write`], [`Client::delete`]: allocations, as [`Region`]s.
 //! * [`Client::read`], [`Client::write`], [`Client::zero`]: any length, any alignment. A page
-//!   (4096 bytes) is read or written whole or not at all; a longer range is not one moment.
+//!   (4096 bytes) is read or written whole or not at all; a longer range is not atomic.
 //! * [`Client::compare_swap`], [`Client::fetch_add`]: atomics on 8 aligned bytes.
 //! * [`Client::read_many`], [`Client::write_many`], [`Client::create_many`],
 //!   [`Client::delete_many`]: many ranges on many servers at once.
 //! * [`Placement`]: where new pages go.
 //!
 //! Every call ends by its deadline. An [`Error`] says who is at fault ([`Error::fault`]) and what
-//! to do; [`Error::OutcomeUnknown`] is the one after which something may or may not have happened,
-//! once.
+//! to do; after [`Error::OutcomeUnknown`] the operation may have been done, once.
 //!
 //! ```
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/rack.rs"));
@@ -41,8 +40,8 @@
 
 #![forbid(unsafe_code)]
 
-// A call is a `work`; `drive` does it over requester and carrier, on the calling thread. `client`,
-// `allocate`, `allocate_many`, `many` and `update` are the calls; `lock` and `barrier` are made of them.
+// A call is a `work`; `drive` executes it with requester and carrier, on the calling thread. `client`,
+// `allocate`, `allocate_many`, `many` and `update` are the calls; `lock` and `barrier` use them.
 // `service` is the endpoint's thread beside the calls; `join` and `config` say who the client is.
 mod allocate;
 mod allocate_many;
@@ -91,7 +90,7 @@ pub use service::{
 };
 pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
 
-/// What a client that joined knows of its rack, and how its membership is kept.
+/// What a client that joined knows about its rack, and how its membership is kept.
 #[cfg(feature = "join")]
 pub mod membership {
     #[cfg(feature = "tls")]

@@ -11,19 +11,19 @@ use crate::{client::Client, error::Error};
 /// Bytes that a [`Lock`] takes: the next ticket, and the ticket that is served.
 pub const LOCK_BYTES: u64 = 16;
 
-/// The first and the longest pause between two looks at a word that others change.
+/// The first and the longest pause between two reads of a word that others change.
 const PAUSE: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// A lock between endpoints that is taken in the order of asking.
+/// A fair lock between endpoints: they get it in the order of their requests.
 ///
-/// It is 16 zeroed bytes of memory at an address that is a multiple of 16: everyone draws a
+/// It is 16 zeroed bytes of memory at an address that is a multiple of 16: each client draws a
 /// ticket by FETCH_ADD and waits until it is served.
 ///
-/// A holder, or one who waits, may die. So whoever waits and sees the same ticket served for
-/// longer than `patience` passes over it. That is a guess, not knowledge: a holder that lives and
-/// holds the lock longer than the patience of others loses it, and learns so only when it
-/// unlocks ([`LockError::Lost`]). What two holders at once would spoil must be changed by
+/// A holder or a waiter may die. So a waiter that sees the same ticket served for longer than
+/// `patience` skips it. The waiter cannot know that the holder is dead: a live holder that holds the
+/// lock longer than the patience of others loses it, and learns this only when it unlocks
+/// ([`LockError::Lost`]). Data that two simultaneous holders could corrupt must be changed by
 /// [`Client::update`], whose late COMMIT is refused, and not under this lock.
 ///
 /// ```
@@ -58,24 +58,24 @@ pub struct Lock {
 
 /// A [`Lock`] that is held; it is unlocked when the guard is dropped.
 ///
-/// [`LockGuard::unlock`] does that too, and says how it ended.
+/// [`LockGuard::unlock`] does that too, and returns the result.
 #[must_use = "dropping the guard unlocks the lock"]
 pub struct LockGuard<'a, T: Transport = UdpTransport> {
     lock: Lock,
     client: &'a mut Client<T>,
-    /// `None` once it was given back.
+    /// `None` once it was unlocked.
     ticket: Option<u64>,
 }
 
-/// A [`Lock`] or [`crate::Barrier`] did not do what was asked.
+/// An operation on a [`Lock`] or [`crate::Barrier`] failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// The pointer is not one that a lock or barrier can be at.
+    /// A lock or barrier cannot be at this pointer.
     #[error("{0} is not aligned to the bytes of the lock or barrier; use another place")]
     Unaligned(Pointer),
-    /// Others lost their patience and passed over this holder: for a time it held the lock beside
-    /// another.
+    /// Other clients waited longer than their patience and skipped this holder: for a time, there may have
+    /// been two holders.
     #[error(
         "the lock was held for longer than the others' patience, and they passed it on; \
          what was done under it may have met another's changes"
@@ -84,7 +84,7 @@ pub enum LockError {
     /// The memory could not be used.
     #[error(transparent)]
     Memory(#[from] Error),
-    /// Others did not get ready in time.
+    /// Other clients did not unlock or arrive in time.
     #[error(
         "the lock or barrier was not reached in time; allow more time, or check which client is missing"
     )]
@@ -93,7 +93,7 @@ pub enum LockError {
 
 impl Lock {
     /// The lock at an address, which all that use it agree on; `patience` is for how long one
-    /// ticket may be served before others pass over it, far longer than anybody means to hold it.
+    /// ticket may be served before others skip it; choose it much longer than any client holds the lock.
     ///
     /// # Errors
     /// [`LockError::Unaligned`].
@@ -105,12 +105,12 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, for `timeout`. Calls of the client that are under way at that moment end
-    /// first, and two more give the ticket back; each ends by the client's deadline.
+    /// Waits for the lock, for `timeout`. A call that is in progress at that moment ends
+    /// first, and two more calls return the ticket; each ends by the client's deadline.
     ///
     /// # Errors
     /// [`LockError::TimedOut`]; [`LockError::Memory`]. A ticket that was drawn and is not served yet is
-    /// passed over by the patience of others, if it could not be given back.
+    /// skipped by others after their patience, if it could not be returned.
     pub fn lock<'a, T: Transport>(
         &self,
         client: &'a mut Client<T>,
@@ -134,7 +134,7 @@ impl Lock {
                 return Err(LockError::TimedOut);
             }
             if is_behind {
-                // The others passed over this ticket, so it needs another.
+                // Other clients skipped this ticket, so a new one is needed.
                 ticket = client.fetch_add(self.pointer, 1)?;
             } else if since.elapsed() > self.patience {
                 client.compare_swap(self.serving, served, served.wrapping_add(1))?;
@@ -151,7 +151,7 @@ impl Lock {
         }
     }
 
-    /// Gives the lock to the next ticket.
+    /// Passes the lock to the next ticket.
     fn pass_on<T: Transport>(&self, client: &mut Client<T>, ticket: u64) -> Result<(), LockError> {
         let next = ticket.wrapping_add(1);
         if client.compare_swap(self.serving, ticket, next)? == ticket {
@@ -167,8 +167,8 @@ impl Lock {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// Returns a ticket: the newest one is drawn again by the next who comes, and one whose turn
-    /// came meanwhile is passed on.
+    /// Returns a ticket: if it is the newest one, the next client draws it again; if its turn came
+    /// meanwhile, the lock is passed on.
     fn give_back<T: Transport>(
         &self,
         client: &mut Client<T>,
@@ -188,11 +188,11 @@ impl<T: Transport> LockGuard<'_, T> {
         self.client
     }
 
-    /// Gives the lock to the next ticket.
+    /// Passes the lock to the next ticket.
     ///
     /// # Errors
-    /// [`LockError::Lost`]; [`LockError::Memory`]: if nothing came through, others wait until they lose
-    /// their patience.
+    /// [`LockError::Lost`]; [`LockError::Memory`]: if the request did not arrive, others wait until their
+    /// patience ends.
     pub fn unlock(mut self) -> Result<(), LockError> {
         self.give_up()
     }
@@ -213,12 +213,12 @@ impl<T: Transport> fmt::Debug for LockGuard<'_, T> {
 
 impl<T: Transport> Drop for LockGuard<'_, T> {
     fn drop(&mut self) {
-        // If nothing came through, the patience of others passes over the ticket.
+        // If the request did not arrive, others skip the ticket after their patience.
         let _ = self.give_up();
     }
 }
 
-/// Whether a ticket comes after another; tickets come round.
+/// Whether a ticket comes after another; ticket numbers wrap around.
 const fn ahead(ticket: u64, of: u64) -> bool {
     let distance = ticket.wrapping_sub(of);
     distance != 0 && distance < u64::MAX / 2

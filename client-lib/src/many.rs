@@ -15,13 +15,13 @@ pub struct ReadRequest<'a> {
     pub pointer: Pointer,
     /// Where the bytes go; its length is the range's.
     pub buffer: &'a mut [u8],
-    /// How it ended; the call sets it.
+    /// The result; the call sets it.
     pub result: Result<(), Error>,
     start: RangeStart,
 }
 
 impl<'a> ReadRequest<'a> {
-    /// A request that was not made yet.
+    /// A request that was not sent yet.
     #[must_use]
     pub const fn new(pointer: Pointer, buffer: &'a mut [u8]) -> Self {
         Self { pointer, buffer, result: Ok(()), start: RangeStart::UNKNOWN }
@@ -35,13 +35,13 @@ pub struct WriteRequest<'a> {
     pub pointer: Pointer,
     /// The bytes.
     pub data: &'a [u8],
-    /// How it ended; the call sets it.
+    /// The result; the call sets it.
     pub result: Result<(), Error>,
     start: RangeStart,
 }
 
 impl<'a> WriteRequest<'a> {
-    /// A request that was not made yet.
+    /// A request that was not sent yet.
     #[must_use]
     pub const fn new(pointer: Pointer, data: &'a [u8]) -> Self {
         Self { pointer, data, result: Ok(()), start: RangeStart::UNKNOWN }

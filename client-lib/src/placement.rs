@@ -10,21 +10,21 @@ use crate::config::MemoryNode;
 /// Where new pages go.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Placement {
-    /// Wherever the switch sends it, by the free memory that the nodes report; two round trips,
-    /// because the responding server is not known before.
+    /// To the node that the switch chooses, by the free memory that the nodes report; two round trips,
+    /// because the server is not known beforehand.
     Anywhere,
     /// To this memory node.
     Node(NodeId),
-    /// To the emptier of two memory nodes chosen at random, which are asked how full they are. The
-    /// usual placement, for [`crate::Client::open`] as for [`crate::Client::join`].
+    /// To the one of two randomly chosen memory nodes that has more free memory; both are asked for their
+    /// state first. This is the default, for [`crate::Client::open`] and [`crate::Client::join`].
     #[default]
     TwoChoices,
 }
 
-/// How long a node's own word about its free pages is believed.
+/// How long a node's report of its free pages counts as valid.
 pub(crate) const FRESH: Duration = Duration::from_millis(100);
 
-/// What is known of one serving core.
+/// What is known about one serving core.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) server: Server,
@@ -54,7 +54,7 @@ impl Places {
         places
     }
 
-    /// Takes the controller's newest list, and discards what the nodes reported.
+    /// Applies the controller's newest list, and discards what the nodes reported.
     pub(crate) fn replace(&mut self, nodes: &[MemoryNode]) {
         let servers = nodes.iter().flat_map(|node| {
             let last = u8::try_from(node.shard_count.max(1) - 1).unwrap_or(u8::MAX);
@@ -93,8 +93,8 @@ impl Places {
         }
     }
 
-    /// Takes note of pages that were allocated, so that the next choice within the time that an
-    /// answer is believed sees them.
+    /// Counts pages that were allocated, so that further choices consider them as long as the
+    /// node's report counts as valid.
     pub(crate) fn take(&mut self, place: usize, pages: u32) {
         if let Some(place) = self.places.get_mut(place) {
             place.free_pages = place.free_pages.saturating_sub(u64::from(pages));

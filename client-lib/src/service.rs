@@ -1,9 +1,9 @@
 //! The endpoint's service thread: it renews leases, sends the ABORTs that a dropped guard could
-//! not, answers what the switch redirects to this endpoint, and takes notices, while the
-//! application's threads compute.
+//! not, responds to requests that the switch redirects to this endpoint, and receives notices,
+//! while the application's threads compute.
 //!
-//! The threads tell it of their leases in a [`ledger`] each. They wake it only if it would look
-//! too late: it says beforehand when it looks next.
+//! Each application thread records its leases in a [`ledger`]. It wakes the service thread only if
+//! that would check the ledger too late: the service thread publishes when it checks next.
 //!
 //! `run`: the thread; `tenant`: a client's side of it; `notices`: who is notified of what memory nodes
 //! create and delete.
@@ -47,13 +47,13 @@ pub enum ServiceState {
     /// It starts with the first update or subscription, as the client joined.
     NotStarted,
     /// Another process has the fabric's UDP port on the interface, so leases are renewed, but
-    /// redirected requests are not answered (their senders ask the home) and notices do not arrive.
+    /// redirected requests get no response (their senders retry at the home) and notices do not arrive.
     RenewalsOnly,
-    /// It does all that it is for.
+    /// It does all its tasks.
     Serving,
 }
 
-/// What a service thread did so far.
+/// What a service thread has done since its start.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ServiceCounters {
@@ -63,7 +63,7 @@ pub struct ServiceCounters {
     pub lost_count: u64,
     /// RENEWs that failed otherwise.
     pub renew_failed_count: u64,
-    /// ABORTs sent for guards whose own had no answer.
+    /// ABORTs sent for guards whose own ABORT had no response.
     pub aborted_count: u64,
     /// Requests and notices that arrived.
     pub request_count: u64,
@@ -71,26 +71,26 @@ pub struct ServiceCounters {
     pub notice_count: u64,
     /// Datagrams that were damaged, or none of the protocol's.
     pub malformed_count: u64,
-    /// READs that were answered with the last committed contents ([`OwnerPolicy::Serve`]). If the
-    /// lease ends before a piece is sent, that piece says NOT_OWNER instead.
+    /// READs whose response was the last committed contents ([`OwnerPolicy::Serve`]). If the
+    /// lease ends before a piece is sent, that piece has the status NOT_OWNER instead.
     pub served_count: u64,
-    /// Requests that were put to waiting for a lease to end ([`OwnerPolicy::Wait`]); a repeated
+    /// Requests that were made to wait for the end of a lease ([`OwnerPolicy::Wait`]); a repeated
     /// request is counted once.
     pub waited_count: u64,
     /// Requests among them that were notified of the end of the lease: by COMMIT, ABORT or its deadline.
     pub wait_ended_count: u64,
-    /// Requests among them whose wait expired; they get no response, and ask the home.
+    /// Requests among them whose wait expired; they get no response, and their senders retry at the home.
     pub wait_over_count: u64,
-    /// Requests that were answered BUSY and sent home at once.
+    /// Requests that got BUSY and were sent to the home at once.
     pub rejected_count: u64,
-    /// Requests that were answered NOT_OWNER because no lease is held on their page (any more).
+    /// Requests that got NOT_OWNER because no lease is held on their page (any more).
     pub not_owner_count: u64,
-    /// Answers to requests that the carrier took. A READ that is served has one per piece, a request
+    /// Responses that the carrier took. A READ that is served has one per piece, a request
     /// that waits has one at once and one when the lease ends.
     pub answered_count: u64,
-    /// Times that the thread looked at its clients' leases.
+    /// How often the thread checked its clients' leases.
     pub look_count: u64,
-    /// Times that a client woke it.
+    /// How often a client woke it.
     pub wake_count: u64,
 }
 
@@ -115,7 +115,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Shows what the owner's state machine counted.
+    /// Publishes the counters of the owner's state machine.
     fn show(&self, owner: &Counters) {
         for (counter, event) in [
             (&self.served, Event::Serve),
@@ -138,7 +138,7 @@ fn count(counter: &AtomicU64) {
 #[derive(Debug)]
 struct Shared {
     waker: Waker,
-    /// When the thread looks next of itself, in nanoseconds of its clock; 0 once it was woken.
+    /// When the thread checks next without being woken, in nanoseconds of its clock; 0 once it was woken.
     next_look: AtomicU64,
     /// A request waits here for a lease to end.
     release_matters: AtomicBool,
@@ -169,7 +169,7 @@ impl Shared {
     /// The thread ends; ledgers are not read any more.
     fn fail(&self, reason: String) {
         let mut ledgers = self.ledgers();
-        // Under the lock, so that none is added after the last was taken out.
+        // Under the lock, so that none is added after the last was removed.
         let _ = self.failure.set(Arc::from(reason));
         *ledgers = Vec::new();
     }
@@ -183,10 +183,10 @@ impl Shared {
     }
 }
 
-/// An endpoint's service thread; clones are the same one, which ends with the last of them.
+/// An endpoint's service thread; clones share one thread, which ends with the last of them.
 ///
-/// [`crate::Client::join`] starts one. Who opens clients of an endpoint otherwise
-/// starts one by hand and gives it to all of them, in [`EndpointConfig::service`].
+/// [`crate::Client::join`] starts one. A program that opens an endpoint's clients in another way
+/// starts one itself and gives it to all of them, in [`EndpointConfig::service`].
 #[derive(Clone)]
 pub struct Service {
     handle: Arc<Handle>,
@@ -203,7 +203,7 @@ struct FailOnPanic(Arc<Shared>);
 impl Drop for FailOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail("its thread panicked, which is a fault of this program".to_owned());
+            self.0.fail("its thread panicked, which is a defect of this library".to_owned());
         }
     }
 }
@@ -213,7 +213,7 @@ impl Service {
     /// fabric's port ([`bluebridge_wire::UDP_PORT`]) it can serve, on another only renew.
     ///
     /// # Errors
-    /// If the system gives no thread, or no descriptor to wake it with.
+    /// If the system gives no thread, or no descriptor with which to wake it.
     pub fn start<T>(config: &EndpointConfig, mut transport: T) -> io::Result<Self>
     where
         T: Wakeable + Send + 'static,
@@ -250,7 +250,7 @@ impl Service {
         }
     }
 
-    /// What it did so far.
+    /// Its counters since its start.
     #[must_use]
     pub fn counters(&self) -> ServiceCounters {
         let counts = &self.handle.shared.counts;
@@ -275,8 +275,8 @@ impl Service {
         }
     }
 
-    /// The notices that arrive from now on, as many as are taken in time: of
-    /// [`NOTICES_WAITING_MAX`] that wait, further ones are dropped and counted.
+    /// A subscription to the notices that arrive from now on. If [`NOTICES_WAITING_MAX`] notices wait in it,
+    /// further ones are dropped and counted.
     #[must_use]
     pub fn notices(&self) -> Notices {
         self.handle.shared.subscribers.subscribe()

@@ -29,7 +29,7 @@ use crate::{
     work::{lines, single::Single},
 };
 
-/// How long a dropped guard waits for the answers to its ABORTs; the service thread goes on.
+/// How long a dropped guard waits for the responses to its ABORTs; the service thread continues.
 const DROP_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The part of an update that lies in one line, and its lease.
@@ -43,7 +43,7 @@ pub(crate) struct Held {
     pub(crate) length: u32,
     pub(crate) lease: Lease,
     slot: Option<SlotId>,
-    /// The lease is over; the home said so.
+    /// The lease is over; the home reported it.
     pub(crate) is_over: bool,
 }
 
@@ -59,18 +59,18 @@ impl Held {
     }
 }
 
-/// Memory that this endpoint alone may change until the guard ends: it dereferences to the bytes,
+/// Memory that only this endpoint may change until the guard ends: it dereferences to the bytes,
 /// as they were when the lease was granted.
 ///
 /// [`Update::commit`] writes them back; [`Update::abort`], or dropping the guard, leaves the memory
 /// as it was. While it lives the lease is renewed by the endpoint's service thread, if it has one,
 /// up to [`UpdateOptions::renew_limit`]; without one the lease ends by itself, a second after it was
-/// granted unless [`UpdateOptions::lease`] says otherwise. Then the memory is others' again, and
-/// `commit` fails with [`Error::LeaseLost`] and changes nothing.
+/// granted unless [`UpdateOptions::lease`] says otherwise. Then others may change the memory again,
+/// and `commit` fails with [`Error::LeaseLost`] and changes nothing.
 ///
-/// Everyone else's requests on the pages, also those of this endpoint outside of the guard, wait
-/// or are answered [`Error::Busy`].
-#[must_use = "dropping an update gives it up"]
+/// All other requests for the pages, also those of this endpoint outside of the guard, wait
+/// or fail with [`Error::Busy`].
+#[must_use = "dropping an update aborts it"]
 pub struct Update<'a, T: Transport = UdpTransport> {
     client: &'a mut Client<T>,
     buffer: &'a mut [u8],
@@ -82,9 +82,9 @@ impl<T: Transport> Client<T> {
     /// Takes the exclusive right to change `buffer.len()` bytes and reads them into `buffer`, waiting
     /// while others have it, until the deadline.
     ///
-    /// All pages that the range touches are leased, or none. In a line of 32 KiB they are one
-    /// moment; a longer range is leased line by line in the order of the addresses, so that nobody
-    /// waits in a circle. Nesting updates by [`Update::client`] has no such order: use
+    /// All pages that the range touches are leased, or none. The pages of a line of 32 KiB are leased
+    /// atomically; a longer range is leased line by line in the order of the addresses, so that no
+    /// deadlock can occur. Nesting updates by [`Update::client`] has no such order: use
     /// [`Client::update_many`] for ranges that belong together.
     ///
     /// # Errors
@@ -97,10 +97,10 @@ impl<T: Transport> Client<T> {
         self.update_with(pointer, buffer, UpdateOptions::default())
     }
 
-    /// [`Client::update`] that does not wait for a lease that another has.
+    /// [`Client::update`] that does not wait for a lease of another holder.
     ///
     /// # Errors
-    /// [`Error::Busy`] if one has; as [`Client::update`].
+    /// [`Error::Busy`] if there is one; otherwise as [`Client::update`].
     pub fn try_update<'a>(
         &'a mut self,
         pointer: Pointer,
@@ -109,7 +109,7 @@ impl<T: Transport> Client<T> {
         self.update_with(pointer, buffer, UpdateOptions { wait: false, ..UpdateOptions::default() })
     }
 
-    /// [`Client::update`] in other ways.
+    /// [`Client::update`] with options.
     ///
     /// # Errors
     /// As [`Client::update`].
@@ -137,7 +137,7 @@ impl<T: Transport> Client<T> {
         Ok(Update { client: self, buffer, pointer, held })
     }
 
-    /// Sees to it that an update over so many lines can be held.
+    /// Makes sure that an update over so many lines can be held.
     fn begin_update(&mut self, line_count: u32) -> Result<Vec<Held>, Error> {
         self.meet_service();
         if let Some(tenant) = &mut self.tenant
@@ -146,7 +146,7 @@ impl<T: Transport> Client<T> {
         {
             return Err(Error::TooManyLeases);
         }
-        // The list of an earlier update, so that the next one allocates nothing.
+        // Reuses the list of an earlier update, so that nothing is allocated.
         Ok(self.spare_lists.pop().unwrap_or_default())
     }
 
@@ -195,7 +195,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// The end of an acquisition: what was leased first must not be about to run out.
+    /// The end of an acquisition: the first leases must not be about to expire.
     fn complete_update(&mut self, mut held: Vec<Held>) -> Result<Vec<Held>, Error> {
         if held.len() > 1
             && let Err(error) = self.renew_late(&mut held)
@@ -205,7 +205,7 @@ impl<T: Transport> Client<T> {
         Ok(held)
     }
 
-    /// Gives up what was leased, because of an error.
+    /// Releases what was leased, because of an error.
     fn fail_update(&mut self, held: Vec<Held>, error: Error) -> Error {
         self.drop_update(held);
         error
@@ -214,7 +214,7 @@ impl<T: Transport> Client<T> {
     /// Sends the ABORTs of a guard that ends without a COMMIT, without waiting for long.
     fn drop_update(&mut self, mut held: Vec<Held>) {
         let deadline = self.deadline.min(DROP_DEADLINE);
-        // Whether the memory is free at once or when the lease runs out changes no result.
+        // Whether the lease ends now or when it expires changes no result.
         let _ = self.abort_held(&mut held, deadline);
         self.recycle(held);
     }
@@ -228,10 +228,10 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Lists of held parts that are kept: as deep as updates are nested, within reason.
+/// The most lists of held parts that are kept for reuse; nested updates need one each.
 pub(crate) const SPARE_LISTS: usize = 8;
 
-/// Lists for the updates to come.
+/// Lists for later updates.
 pub(crate) type SpareLists = ArrayVec<Vec<Held>, SPARE_LISTS>;
 
 /// One line's part of a range, before it is leased.
@@ -243,7 +243,7 @@ fn part(range: usize, pointer: Pointer, length: u64, line: u32) -> Result<Held, 
 }
 
 impl<T: Transport> Update<'_, T> {
-    /// Writes the bytes back and gives the memory free.
+    /// Writes the bytes back and releases the lease.
     ///
     /// Each line of 32 KiB is written as a whole or not at all. Of a range over several lines the
     /// leases are renewed first if little time is left, then the lines are written in the order of
@@ -251,17 +251,17 @@ impl<T: Transport> Update<'_, T> {
     ///
     /// # Errors
     /// [`Error::LeaseLost`]: nothing was written; [`Error::PartlyCommitted`] says up to where a range over
-    /// several lines was; [`Error`]. What was not written is given free.
+    /// several lines was; [`Error`]. The lease on what was not written is released.
     pub fn commit(mut self) -> Result<(), Error> {
         let held = core::mem::take(&mut self.held);
         let buffer = &*self.buffer;
         self.client.commit_update(held, |part| buffer.get(part.bytes()).unwrap_or_default())
     }
 
-    /// Gives the memory free as it was.
+    /// Leaves the memory as it was and releases the lease.
     ///
     /// # Errors
-    /// [`Error`]: the home did not say that it is free; it will be when the lease runs out, at the latest.
+    /// [`Error`]: the home did not confirm the release; the lease ends when it expires, at the latest.
     pub fn abort(mut self) -> Result<(), Error> {
         let held = core::mem::take(&mut self.held);
         self.client.abort_update(held)
@@ -278,8 +278,8 @@ impl<T: Transport> Update<'_, T> {
         self.pointer
     }
 
-    /// The lease's fencing number at the home: each grant of a server's core has a higher one. Of
-    /// a range over several lines, the first one's.
+    /// The lease's fencing token at the home: each grant of a server's core has a higher one. For
+    /// a range over several lines, that of the first line.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.held.first().map_or(0, |part| part.lease.epoch)

@@ -1,9 +1,9 @@
-//! What a call has to do, as the driver sees it.
+//! The operations of a call, as the driver sees them.
 //!
 //! A call is one [`Work`]: some tasks, each of one or more operations of the protocol. The driver
-//! (`drive.rs`) begins the operations in order, keeps as many under way as there is room for, and
-//! gives each result back by [`Work::settle`]. It alone keeps the place in the work, so no
-//! implementation can make a call go on for ever.
+//! (`drive.rs`) begins the operations in order, keeps as many in flight as fit, and
+//! returns each result by [`Work::settle`]. Only the driver keeps the position in the work, so no
+//! implementation can make a call run without end.
 //!
 //! * `lines`: how a range of any length is cut into operations of at most a line each.
 //! * `transfer`: ranges that are read, written or zeroed; a task is a range, its operations are lines.
@@ -24,7 +24,7 @@ use bluebridge_wire::Pointer;
 
 use crate::error::Error;
 
-/// What a call has to do: tasks, each of one or more operations.
+/// A call's operations: tasks, each of one or more operations.
 ///
 /// Tasks and the operations of each are numbered from 0. Each operation is begun once, and one that
 /// cannot be begun ends its task.
@@ -59,14 +59,14 @@ pub(crate) trait Work {
     /// An operation ended, or could not be begun.
     fn settle(&mut self, task: usize, number: u32, result: Result<Answer, Error>);
 
-    /// Whether the operations of a task that were not begun are of no use any more, because of what
-    /// ended so far.
+    /// Whether the operations of a task that were not begun are useless now, because of the results
+    /// so far.
     fn is_failed(&self, _task: usize) -> bool {
         false
     }
 }
 
-/// The memory of a work, as the requester asks for it: by the token of an operation.
+/// The buffers of a work for the requester, by the token of an operation.
 pub(crate) struct Memory<'a, W>(pub(crate) &'a mut W);
 
 impl<W: Work> Buffers for Memory<'_, W> {
@@ -81,7 +81,7 @@ impl<W: Work> Buffers for Memory<'_, W> {
     }
 }
 
-/// Of operations that neither send nor receive bytes.
+/// For operations that neither send nor receive bytes.
 pub(crate) struct NoMemory;
 
 impl Buffers for NoMemory {
@@ -94,12 +94,12 @@ impl Buffers for NoMemory {
     }
 }
 
-/// A task and an operation of it, in the word that goes with the operation.
+/// A task and an operation of it, encoded in the operation's token.
 pub(crate) fn token(task: usize, number: u32) -> u64 {
     ((task as u64) << 32) | u64::from(number)
 }
 
-/// What [`token`] was made from.
+/// The task and operation from which [`token`] was made.
 pub(crate) fn untoken(token: u64) -> (usize, u32) {
     let number = u32::try_from(token & u64::from(u32::MAX)).unwrap_or(0);
     (usize::try_from(token >> 32).unwrap_or(usize::MAX), number)

@@ -108,7 +108,7 @@ fn a_bad_network_loses_nothing() {
 }
 
 #[test]
-fn a_host_without_a_route_is_told_at_once() {
+fn a_host_without_a_route_gets_an_error_at_once() {
     in_local_fabric(1500, || {
         ip("-6 route del local fdbb::/16 dev lo");
         let mut client = Client::open(config(1000, 1368), socket(0));

@@ -344,7 +344,7 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
     let owner = join("c1", Role::Client, 2).await??;
     lock(load).ends = Some((*home.assignment(), *owner.assignment()));
     println!(
-        "  asked/s  installed/s  p50 ms  p99 ms  accepted  budget full  lost  refused by switch"
+        "   sent/s  installed/s  p50 ms  p99 ms  accepted  budget full  lost  refused by switch"
     );
     for rate in [100, 1000, 5000, 10_000, 20_000, 40_000] {
         let before = leases(&uri).await?;
@@ -362,7 +362,7 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
             f64::from(u32::try_from(took.len())?) / TIME.as_secs_f64(),
             percentile(&took, 50),
             percentile(&took, 99),
-            after.obeyed_count - before.obeyed_count,
+            after.accepted_count - before.accepted_count,
             after.budget_full_count - before.budget_full_count,
             after.lost_count - before.lost_count,
             after.switch_refused_count - before.switch_refused_count,

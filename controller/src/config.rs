@@ -33,8 +33,8 @@ pub struct Config {
     /// same node ids are assigned again.
     pub store: Option<PathBuf>,
     /// Takes the switch from another controller: with a store that was fenced, or with a store without
-    /// endpoints although the switch has entries of endpoints. Only by an operator's decision, and
-    /// for one start: two controllers that both do this take the switch from each other in turns.
+    /// endpoints although the switch has entries of endpoints. Only an operator may decide this, and
+    /// only for one start: two controllers that both do this take the switch from each other in turns.
     pub force: bool,
     /// TLS for the northbound API; `None` for plain connections.
     pub tls: Option<TlsPaths>,

@@ -5,7 +5,7 @@
 //!
 //! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
 //! * `desired`: the tables that follow; `tables`: tables as values; `weight`: anycast weights.
-//! * `record`: what is stored; `event`: what is logged; `operator`: what operators ask and get.
+//! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests.
 
 mod attached;
 mod desired;
@@ -49,7 +49,7 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 /// Missing heartbeats after which a node counts as silent.
 pub const HEARTBEATS_MISSED: u32 = 3;
 
-/// The most arena generations that one heartbeat reserves: a caller that asks for too many wastes few.
+/// The most arena generations that one heartbeat reserves, so that a caller that requests too many wastes few.
 pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
 /// The most ports of a switch that does not list them: 9 bits, minus the controller's port and 511.
@@ -477,7 +477,7 @@ impl Core {
         due.min()
     }
 
-    /// Excuses the silence of a time in which this controller stood still and received nothing.
+    /// Ignores missing heartbeats for a time in which this controller was stopped and received nothing.
     pub fn excuse_silence(&mut self, now: Instant, stalled: Duration) {
         for node in self.nodes.values_mut() {
             node.last_seen = now.min(node.last_seen + stalled);

@@ -240,7 +240,7 @@ impl Controller {
             }
             error = Arc::clone(&shared).tend() => Err(ControllerError::Store(error)),
             error = shared.failed() => Err(ControllerError::Store(error)),
-            never = tell_installed(&shared, self.installed) => match never {},
+            never = notify_installed(&shared, self.installed) => match never {},
             served = &mut serving => {
                 return served.map_err(|error| ControllerError::Serve(error.to_string()));
             }
@@ -264,11 +264,11 @@ fn outbid(store: &Arc<Store>) -> Outbid {
     })
 }
 
-async fn tell_installed(shared: &SharedState, tell: Option<oneshot::Sender<()>>) -> Infallible {
-    if let Some(tell) = tell {
+async fn notify_installed(shared: &SharedState, waiter: Option<oneshot::Sender<()>>) -> Infallible {
+    if let Some(waiter) = waiter {
         shared.installed(SWITCH_WAIT).await;
         // The receiver may be gone.
-        let _ = tell.send(());
+        let _ = waiter.send(());
     }
     std::future::pending().await
 }

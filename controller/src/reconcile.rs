@@ -380,12 +380,12 @@ impl<C: SwitchConnector> Reconciler<C> {
         }
         let deadline = self.timing.call_deadline;
         let results = within(deadline, "writing redirects", driver.apply(&batch)).await?;
-        let answered = Instant::now().into_std();
+        let responded = Instant::now().into_std();
         let redirects = &mut self.redirects;
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(&results) {
-                redirects.handle_result(now, answered, update, result);
+                redirects.handle_result(now, responded, update, result);
                 let gone = matches!(update, TableUpdate::Delete(_))
                     && matches!(result, Err(UpdateError::NotFound(_)));
                 if result.is_ok() || gone {

@@ -427,11 +427,11 @@ impl AbsDiff for Instant {
 
 impl InstalledRedirect {
     /// A redirect as written or read by a call that began and got its response at these moments.
-    fn new(action: Option<&Action>, began: Instant, answered: Instant) -> Self {
+    fn new(action: Option<&Action>, began: Instant, responded: Instant) -> Self {
         match action {
             Some(Action::RedirectUntil { forward, lease_ms }) => {
                 let left = Duration::from_millis(u64::from(*lease_ms));
-                let end = EndWindow { earliest: began + left, latest: answered + left };
+                let end = EndWindow { earliest: began + left, latest: responded + left };
                 Self { forward: Some(*forward), end: Some(end) }
             }
             Some(Action::Forward(forward)) => Self { forward: Some(*forward), end: None },

@@ -1,7 +1,7 @@
 //! The northbound API as a server.
 
-mod answer;
 mod operations;
+mod response;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -124,8 +124,8 @@ impl Controller for Northbound {
         let record = assigned.0;
         SharedState::count(&self.shared.counts.joins);
         let installed = self.shared.installed(INSTALL_WAIT).await;
-        let answer = self.shared.look(|core| answer::joined(core, &record, installed)).await;
-        Ok(Response::new(answer))
+        let joined = self.shared.look(|core| response::joined(core, &record, installed)).await;
+        Ok(Response::new(joined))
     }
 
     async fn heartbeat(
@@ -145,14 +145,14 @@ impl Controller for Northbound {
         let response = self.shared.change(move |core, now| {
             core.heartbeat(now, who, free_pages)?;
             core.reserve(who, wanted)?;
-            Ok(answer::response(core, who.node, version, installed))
+            Ok(response::heartbeat(core, who.node, version, installed))
         });
-        let answer = response
+        let response = response
             .await
             .map_err(|error| store_failed(&error))?
             .map_err(|error| self.refuse(node_words(request.node), member_refused(&error)))?;
         SharedState::count(&self.shared.counts.heartbeats);
-        Ok(Response::new(answer))
+        Ok(Response::new(response))
     }
 
     async fn leave(
@@ -201,19 +201,19 @@ impl Controller for Northbound {
         let view = self.shared.view.borrow().clone();
         let desired = self.shared.desired();
         let mut status = proto::StatusResponse {
-            nodes: self.shared.look(answer::nodes).await,
-            switch: Some(answer::switch(&view)),
+            nodes: self.shared.look(response::nodes).await,
+            switch: Some(response::switch(&view)),
             desired_entry_count: count(
                 desired.tables.count() + view.installed.tables.redirect_count(),
             ),
             installed_entry_count: count(view.installed.tables.count()),
-            leases: Some(answer::leases(&view, self.shared.look(|c| c.config().redirects).await)),
+            leases: Some(response::leases(&view, self.shared.look(|c| c.config().redirects).await)),
             uptime_ms: u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..proto::StatusResponse::default()
         };
         add_counts(&mut status, &self.shared.counts);
         if request.into_inner().entries {
-            status.entries = answer::entries(&desired.tables, &view.installed);
+            status.entries = response::entries(&desired.tables, &view.installed);
         }
         Ok(Response::new(status))
     }
@@ -236,7 +236,7 @@ const fn certified_names<T>(_: &Request<T>) -> Option<Vec<String>> {
     None
 }
 
-/// A caller with a certificate joins only under one of its names, letter for letter.
+/// A caller with a certificate joins only under one of its names, compared exactly.
 fn check_certified(name: &str, names: Option<&[String]>) -> Result<(), Status> {
     if names.is_none_or(|names| names.iter().any(|known| known == name)) {
         return Ok(());
@@ -279,14 +279,14 @@ async fn watch(
             // Changes from here on come after the snapshot.
             altered = altered.resubscribe();
             behind = false;
-            Event::Snapshot(proto::NodeList { nodes: shared.look(answer::nodes).await })
+            Event::Snapshot(proto::NodeList { nodes: shared.look(response::nodes).await })
         } else {
             let next = tokio::select! {
                 next = altered.recv() => next,
                 () = events.closed() => return,
             };
             match next {
-                Ok(id) => match shared.look(|core| answer::node(core, id)).await {
+                Ok(id) => match shared.look(|core| response::node(core, id)).await {
                     Some(node) => Event::Node(node),
                     None => continue,
                 },

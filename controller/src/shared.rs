@@ -82,9 +82,9 @@ impl SharedState {
         drop(self.store.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Whether this controller may answer endpoints. With an empty store it may only once it has the
+    /// Whether this controller may respond to endpoints. With an empty store it may only once it has the
     /// switch: before that it may have been started by mistake beside another controller, or with a lost
-    /// store, and its "unknown" would end the other one's clients.
+    /// store, and its response "unknown" would expel the other one's clients.
     pub(crate) fn is_ready(&self) -> bool {
         !self.was_empty || self.view.borrow().counts.connects > 0
     }
@@ -106,7 +106,7 @@ impl SharedState {
             if let Some(error) = this.failure.borrow().clone() {
                 return Err(error);
             }
-            let answer = change(&mut core, Instant::now());
+            let result = change(&mut core, Instant::now());
             if let Err(error) = this.commit(core.take_changes()).await {
                 // From here on the core is ahead of the store, so this controller must end.
                 let error = Arc::new(error);
@@ -122,7 +122,7 @@ impl SharedState {
                 drop(this.altered.send(id));
             }
             publish(&mut core, &this.desired);
-            Ok(answer)
+            Ok(result)
         });
         task.await.unwrap_or_else(|error| Err(Arc::new(StoreError::Io(error.to_string()))))
     }

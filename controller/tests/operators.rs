@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bluebridge_northbound::proto::attend_request::Body as Said;
-use bluebridge_northbound::proto::attend_response::Body as Asked;
+use bluebridge_northbound::proto::attend_request::Body as ReplyBody;
+use bluebridge_northbound::proto::attend_response::Body as QueryBody;
 use bluebridge_northbound::proto::operations_client::OperationsClient;
 use bluebridge_northbound::proto::{
     Allocation, AllocationsRequest, AttendRequest, AttendResponse, Attendance, Client,
-    PurgeRequest, PurgeResponse, Ready, StatisticsRequest, StatisticsResponse, SurveyAnswer,
+    PurgeRequest, PurgeResponse, Ready, StatisticsRequest, StatisticsResponse, SurveyReply,
 };
-use bluebridge_northbound::{Answer, Ask, Assignment, Membership};
+use bluebridge_northbound::{Assignment, Membership, OperatorQuery, OperatorReply};
 use bluebridge_testkit::until;
 use bluebridge_wire::{NodeId, Space};
 use support::{Agent, Running, client, memory, runtime};
@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-/// A memory server with the answers of `say`, until it is dropped.
+/// A memory server with the replies of `say`, until it is dropped.
 struct Server {
     membership: Arc<Membership>,
     stop: Arc<AtomicBool>,
@@ -31,16 +31,19 @@ struct Server {
 }
 
 impl Server {
-    fn start(membership: Membership, say: impl Fn(&Ask) -> Answer + Send + 'static) -> Self {
+    fn start(
+        membership: Membership,
+        say: impl Fn(&OperatorQuery) -> OperatorReply + Send + 'static,
+    ) -> Self {
         let (membership, stop) = (Arc::new(membership), Arc::new(AtomicBool::new(false)));
         let (served, stopped) = (Arc::clone(&membership), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let version = served.snapshot().version;
                 let _ = served.wait_newer(version, Duration::from_millis(10));
-                while let Some(question) = served.next_question() {
-                    let answer = say(question.ask());
-                    question.answer(answer);
+                while let Some(query) = served.next_query() {
+                    let reply = say(query.query());
+                    query.reply(reply);
                 }
             }
         });
@@ -73,13 +76,13 @@ impl Operator {
     }
 
     fn statistics(&mut self, server: u32) -> Result<StatisticsResponse, Status> {
-        let asked = self.calls.statistics(StatisticsRequest { server, space: 1 });
-        self.runtime.block_on(asked).map(tonic::Response::into_inner)
+        let response = self.calls.statistics(StatisticsRequest { server, space: 1 });
+        self.runtime.block_on(response).map(tonic::Response::into_inner)
     }
 
     fn list(&mut self, request: AllocationsRequest) -> Result<Vec<Allocation>, Status> {
-        let asked = self.calls.allocations(request);
-        self.runtime.block_on(asked).map(|answer| answer.into_inner().allocations)
+        let response = self.calls.allocations(request);
+        self.runtime.block_on(response).map(|reply| reply.into_inner().allocations)
     }
 
     fn purge(&mut self, request: PurgeRequest) -> Result<PurgeResponse, Status> {
@@ -87,21 +90,21 @@ impl Operator {
     }
 }
 
-/// Answers with the question's contents, so that a test can check them.
-fn echo(ask: &Ask) -> Answer {
-    match ask {
-        Ask::Statistics { space } => Answer::Statistics(StatisticsResponse {
+/// Answers with the query's contents, so that a test can check them.
+fn echo(request: &OperatorQuery) -> OperatorReply {
+    match request {
+        OperatorQuery::Statistics { space } => OperatorReply::Statistics(StatisticsResponse {
             used_pages: space.0.into(),
             ..StatisticsResponse::default()
         }),
-        Ask::Survey { creators, frees: true, .. } => {
+        OperatorQuery::Survey { creators, frees: true, .. } => {
             let lives = creators.clone().map_or(0..=0, |(_, lives)| lives);
             let (freed_count, freed_pages) = ((*lives.start()).into(), (*lives.end()).into());
             let purged = PurgeResponse { freed_count, freed_pages, ..PurgeResponse::default() };
-            Answer::Survey(SurveyAnswer { purged: Some(purged), ..SurveyAnswer::default() })
+            OperatorReply::Survey(SurveyReply { purged: Some(purged), ..SurveyReply::default() })
         }
         // One allocation for each of three incarnations of the first client's node.
-        Ask::Survey { .. } => {
+        OperatorQuery::Survey { .. } => {
             let allocation = |client_incarnation| Allocation {
                 pointer: vec![0; 16],
                 pages: 1,
@@ -110,7 +113,7 @@ fn echo(ask: &Ask) -> Answer {
                 ..Allocation::default()
             };
             let allocations = (1..=3).map(allocation).collect();
-            Answer::Survey(SurveyAnswer { allocations, ..SurveyAnswer::default() })
+            OperatorReply::Survey(SurveyReply { allocations, ..SurveyReply::default() })
         }
     }
 }
@@ -124,7 +127,7 @@ fn code<T: std::fmt::Debug>(outcome: Result<T, Status>) -> Code {
 }
 
 #[test]
-fn an_operator_asks_memory_servers_through_the_controller() {
+fn an_operator_queries_memory_servers_through_the_controller() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let server = Server::start(join(&controller, memory("m1", 1)), echo);
@@ -156,12 +159,12 @@ fn an_operator_asks_memory_servers_through_the_controller() {
     let of = |name: &str| Some(Client { name: name.to_owned(), ..Client::default() });
     let purge = PurgeRequest { server: server.node(), space: 1, ..PurgeRequest::default() };
     let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
-    assert_eq!((purged.freed_count, purged.freed_pages), (1, 1), "its first life");
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 1), "its first incarnation");
     drop(user);
     let purged = operator.purge(PurgeRequest { client: of("c1"), ..purge.clone() }).unwrap();
-    assert_eq!((purged.freed_count, purged.freed_pages), (1, 2), "both are over");
+    assert_eq!((purged.freed_count, purged.freed_pages), (1, 2), "both have ended");
     let purged = operator.purge(purge.clone()).unwrap();
-    assert_eq!(purged.freed_count, 0, "no lives are named: anybody's");
+    assert_eq!(purged.freed_count, 0, "no incarnations are named: those of all");
 
     let unknown = PurgeRequest { client: of("c9"), ..purge.clone() };
     assert_eq!(code(operator.purge(unknown)), Code::NotFound);
@@ -180,29 +183,29 @@ fn an_operator_asks_memory_servers_through_the_controller() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_told_in_time() {
+fn a_server_without_a_reply_is_reported_in_time() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
-    // It receives the questions, but does not answer.
+    // It receives the queries, but does not reply.
     let silent = join(&controller, memory("m1", 1));
     let server = silent.assignment().node.0.into();
     let mut operator = Operator::new(&controller);
     let mut words = String::new();
-    until("a question is on its way", || {
-        let status = Operator::new(&controller).statistics(server).expect_err("nobody answers");
+    until("a query is in flight", || {
+        let status = Operator::new(&controller).statistics(server).expect_err("no server responds");
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
         status.message().contains("no response in time")
     });
     // A failure is reported at once.
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| operator.statistics(server).expect_err("nobody answers"));
-        until("the question", || {
-            if let Some(question) = silent.next_question() {
-                question.answer(Answer::Failure("its disk is full".to_owned()));
+        let waiting = scope.spawn(|| operator.statistics(server).expect_err("no server responds"));
+        until("the query", || {
+            if let Some(query) = silent.next_query() {
+                query.reply(OperatorReply::Failure("its disk is full".to_owned()));
             }
-            asked.is_finished()
+            waiting.is_finished()
         });
-        words = asked.join().unwrap().message().to_owned();
+        words = waiting.join().unwrap().message().to_owned();
     });
     assert_eq!(words, "the memory server m1 does not respond: its disk is full");
 }
@@ -226,8 +229,8 @@ fn only_memory_servers_attend_and_they_prove_it() {
         let first = AttendRequest { id: 0, body: Some(body) };
         runtime.block_on(async {
             let mut calls = OperationsClient::connect(controller.uri()).await.unwrap();
-            let said = tokio_stream::iter([first]);
-            calls.attend(said).await.map(|_| ()).map_err(|status| status.code())
+            let messages = tokio_stream::iter([first]);
+            calls.attend(messages).await.map(|_| ()).map_err(|status| status.code())
         })
     };
     let wrong_token = Attendance { token: vec![0; 16], ..proof(&home) };
@@ -246,37 +249,37 @@ fn only_memory_servers_attend_and_they_prove_it() {
 
 /// A memory server's messages, sent by the test itself.
 struct RawServer {
-    said: mpsc::Sender<AttendRequest>,
-    asked: Streaming<AttendResponse>,
+    replies: mpsc::Sender<AttendRequest>,
+    queries: Streaming<AttendResponse>,
 }
 
 impl RawServer {
     async fn attend(mut calls: OperationsClient<Channel>, who: &Assignment) -> Self {
-        let (said, outgoing) = mpsc::channel(8);
+        let (replies, outgoing) = mpsc::channel(8);
         let member = Attendance {
             node: who.node.0.into(),
             incarnation: who.incarnation,
             token: who.token.0.to_vec(),
         };
-        said.send(AttendRequest { id: 0, body: Some(Said::Member(member)) }).await.unwrap();
-        let asked = calls.attend(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
-        Self { said, asked }
+        replies.send(AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) }).await.unwrap();
+        let queries = calls.attend(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+        Self { replies, queries }
     }
 
     async fn next(&mut self) -> AttendResponse {
-        let next = tokio::time::timeout(Duration::from_secs(20), self.asked.message());
-        next.await.expect("a question in time").unwrap().expect("the call stays open")
+        let next = tokio::time::timeout(Duration::from_secs(20), self.queries.message());
+        next.await.expect("a query in time").unwrap().expect("the call stays open")
     }
 
-    /// The number of the next message, which asks to free memory.
-    async fn asked_to_free(&mut self) -> u64 {
+    /// The number of the next message, which is to free memory.
+    async fn query_to_free(&mut self) -> u64 {
         let AttendResponse { id, body } = self.next().await;
-        assert!(matches!(body, Some(Asked::Survey(asked)) if asked.frees));
+        assert!(matches!(body, Some(QueryBody::Survey(query)) if query.frees));
         id
     }
 
-    async fn say(&self, id: u64, body: Said) {
-        self.said.send(AttendRequest { id, body: Some(body) }).await.unwrap();
+    async fn say(&self, id: u64, body: ReplyBody) {
+        self.replies.send(AttendRequest { id, body: Some(body) }).await.unwrap();
     }
 }
 
@@ -299,26 +302,26 @@ fn memory_is_freed_only_while_the_operator_waits() {
 
         // A server that stood still until the operator had an error must not free anything.
         let late = purge();
-        let first = server.asked_to_free().await;
+        let first = server.query_to_free().await;
         let error = late.await.unwrap().expect_err("no response");
         assert_eq!(error.code(), Code::DeadlineExceeded);
         assert!(!error.message().contains("may still free"), "{error}");
-        server.say(first, Said::Ready(Ready {})).await;
+        server.say(first, ReplyBody::Ready(Ready {})).await;
 
         let timely = purge();
-        let second = server.asked_to_free().await;
-        server.say(second, Said::Ready(Ready {})).await;
+        let second = server.query_to_free().await;
+        server.say(second, ReplyBody::Ready(Ready {})).await;
         let confirmed = server.next().await;
         assert_eq!(confirmed.id, second, "the first is not confirmed");
-        assert!(matches!(confirmed.body, Some(Asked::Confirmation(_))));
+        assert!(matches!(confirmed.body, Some(QueryBody::Confirmation(_))));
         let purged = PurgeResponse { freed_count: 3, ..PurgeResponse::default() };
-        let answer = SurveyAnswer { purged: Some(purged), ..SurveyAnswer::default() };
-        server.say(second, Said::Survey(answer)).await;
+        let reply = SurveyReply { purged: Some(purged), ..SurveyReply::default() };
+        server.say(second, ReplyBody::Survey(reply)).await;
         assert_eq!(timely.await.unwrap().unwrap().into_inner().freed_count, 3);
 
         let unknown = purge();
-        let third = server.asked_to_free().await;
-        server.say(third, Said::Ready(Ready {})).await;
+        let third = server.query_to_free().await;
+        server.say(third, ReplyBody::Ready(Ready {})).await;
         assert_eq!(server.next().await.id, third);
         let error = unknown.await.unwrap().expect_err("no response");
         assert!(error.message().contains("may still free"), "{error}");

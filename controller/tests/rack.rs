@@ -92,7 +92,7 @@ fn anycast_follows_free_memory_and_silence() {
 }
 
 #[test]
-fn a_killed_controller_comes_back_and_nothing_is_assigned_anew() {
+fn a_killed_controller_restarts_and_assigns_nothing_again() {
     let agent = Agent::start(4);
     let folder = Scratch::new("killed");
     let controller = Running::start(&agent, Some(&folder));
@@ -151,7 +151,7 @@ fn a_restarted_agent_without_tables_serves_again() {
 }
 
 #[test]
-fn a_restarted_agent_with_its_tables_is_left_alone() {
+fn a_restarted_agent_with_its_tables_gets_no_updates() {
     let mut agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _home = join(&controller, memory("m1", 1));
@@ -183,7 +183,7 @@ fn an_older_controller_is_fenced_and_ends() {
 }
 
 #[test]
-fn a_controller_with_an_empty_store_leaves_a_full_switch_alone() {
+fn a_controller_with_an_empty_store_does_not_take_a_full_switch() {
     let agent = Agent::start(4);
     let right = Running::start(&agent, None);
     let _home = join(&right, memory("m1", 1));
@@ -198,7 +198,7 @@ fn a_controller_with_an_empty_store_leaves_a_full_switch_alone() {
 }
 
 #[test]
-fn a_fenced_controller_comes_back_by_order_and_stays() {
+fn a_fenced_controller_returns_with_force_and_stays() {
     let agent = Agent::start(4);
     let (folder, other_folder) = (Scratch::new("right"), Scratch::new("intruder"));
     let config = |folder: &Scratch, listen, force| Config {
@@ -233,7 +233,7 @@ fn a_fenced_controller_comes_back_by_order_and_stays() {
     intruder.kill();
     assert!(refused());
 
-    // An operator's decision does, and no endpoint has to join again.
+    // Only an operator's decision changes something, and no endpoint has to join again.
     let right = Running::start_with(config(&folder, address, true));
     until("the tables are back", || agent.entries() == installed);
     until("the server is connected", || home.snapshot().connection == Connection::Connected);
@@ -330,7 +330,7 @@ fn joins_wait_for_the_switch_and_say_so_if_it_stays_away() {
 }
 
 #[test]
-fn refused_joins_say_whose_fault_it_is() {
+fn refused_joins_name_who_is_at_fault() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _holder = join(&controller, client("c1", 1));
@@ -356,7 +356,7 @@ fn refused_joins_say_whose_fault_it_is() {
 }
 
 #[test]
-fn the_controllers_own_address_is_reserved_and_leads_to_its_port() {
+fn the_controllers_own_address_is_reserved_and_forwarded_to_its_port() {
     let agent = Agent::start(4);
     let mut config = Running::config(&agent);
     let own = ControllerPort { port: SwitchPort(4), mac: MacAddr([2, 0, 0, 0, 0, 4]) };
@@ -374,7 +374,7 @@ fn the_controllers_own_address_is_reserved_and_leads_to_its_port() {
 }
 
 #[test]
-fn a_dead_predecessor_makes_room_when_it_has_been_silent() {
+fn a_silent_predecessor_is_replaced() {
     let agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     join(&controller, client("c1", 1)).abandon();
@@ -397,7 +397,7 @@ fn a_returning_memory_node_keeps_its_generation_only_with_its_contents() {
     let lost = join(&controller, Registration { previous: previous(false), ..memory("m1", 1) });
     assert_eq!(kept.assignment().last_generation, given.last_generation);
     let after = given.last_generation.next().expect("few joins");
-    assert_eq!(lost.assignment().generation, after, "behind all that were reserved");
+    assert_eq!(lost.assignment().generation, after, "after all that were reserved");
     assert_eq!(lost.assignment().node, given.node);
     until("the predecessor is notified", || kept.snapshot().connection == Connection::Expelled);
 }
@@ -423,7 +423,7 @@ fn watchers_see_a_snapshot_and_every_change() {
 }
 
 #[test]
-fn watchers_are_bounded_and_make_room_when_they_go() {
+fn watchers_are_bounded_and_leave_room_when_they_end() {
     let agent = Agent::start(1);
     let controller = Running::start(&agent, None);
     let mut watches: Vec<_> = (0..64).map(|_| controller.watch()).collect();
@@ -432,7 +432,7 @@ fn watchers_are_bounded_and_make_room_when_they_go() {
     assert!(refused.message().contains("64 watchers"), "{refused}");
     drop(watches.pop());
     until("a watcher's place is free", || controller.try_watch().is_ok());
-    assert!(watches[0].next().is_some(), "those before go on");
+    assert!(watches[0].next().is_some(), "the earlier ones continue");
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn tables_that_others_wiped_or_extended_are_repaired() {
 }
 
 #[test]
-fn copies_are_asked_for_only_by_rule() {
+fn the_switch_copies_only_by_rule() {
     let agent = Agent::start(2);
     let rule = NotifyRule { src_status: Ternary { value: 2, mask: 0xff }, ..NotifyRule::default() };
     let mut config = Running::config(&agent);

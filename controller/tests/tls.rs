@@ -82,7 +82,7 @@ fn both_sides_prove_themselves() {
         assert!(expected, "{name}: {refused:?}");
     }
     let untouched = membership.snapshot().connection == Connection::Connected;
-    assert!(untouched, "the holder of the port and the name goes on");
+    assert!(untouched, "the holder of the port and the name continues");
     membership.leave().unwrap();
     join(&controller, "c2", Some(others)).unwrap().leave().unwrap();
 
@@ -114,7 +114,7 @@ fn both_sides_prove_themselves() {
 }
 
 #[test]
-fn only_operators_look_into_memory_servers_where_certificates_are_asked_for() {
+fn only_operators_inspect_memory_servers_if_certificates_are_required() {
     let (folder, root) = (Scratch::new("tls-operators"), Root::new());
     let (certificate, key) = root.issue("controller.test");
     let file = |name: &str, text: &str| {

@@ -628,7 +628,7 @@ impl PageStore for Arena {
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        // Pages only have colours of this arena's generations, so only a refusal must tell apart
+        // Pages only have colours of this arena's generations, so only a refusal must distinguish
         // whether the generation or the tag is stale.
         self.check_extent(access).map_err(|status| {
             match self.palette.holds(access.location.generation()) {

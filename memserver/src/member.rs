@@ -131,10 +131,10 @@ impl Member {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
             self.membership.report_free_pages(self.free_pages());
-            while let Some(question) = self.membership.next_question() {
+            while let Some(query) = self.membership.next_query() {
                 let node = self.membership.assignment().node;
-                let answer = operator::answer(question.ask(), node, &self.server);
-                question.answer(answer);
+                let reply = operator::reply(query.query(), node, &self.server);
+                query.reply(reply);
             }
             rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
         }

@@ -123,9 +123,9 @@ impl Reservation {
     /// As [`Self::reserve`], and calls `progress` after every step with the bytes that are provided
     /// and the bytes in all: large memory takes seconds. `progress` may stop the reservation.
     ///
+    /// # Errors
     /// [`ReserveError`] if it is not available or `progress` stopped it; then nothing stays
     /// reserved.
-    /// [`ReserveError`] if it is not available or `progress` stopped it; then nothing stays reserved.
     pub fn reserve_with_progress(
         self,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,

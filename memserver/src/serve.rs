@@ -123,7 +123,7 @@ pub struct Idle {
     pub spin: Duration,
     /// The longest sleep: how late a stop or an order of the controller can be noticed.
     pub sleep: Duration,
-    /// How long a stopping server still answers SHUTTING_DOWN.
+    /// How long a stopping server still responds with SHUTTING_DOWN.
     pub grace: Duration,
 }
 
@@ -170,7 +170,7 @@ pub enum ServeError {
     /// The carrier failed while sending.
     #[error("the memory server's carrier failed: {0}")]
     Transmit(#[source] TransmitError),
-    /// A shard's thread panicked, which is a fault of this program.
+    /// A shard's thread panicked, which is a defect of this program.
     #[error("the thread of shard {0} panicked")]
     Panic(u16),
 }

@@ -1,5 +1,5 @@
 //! A memory server's side of operators' requests: a call to the controller that stays open, through which
-//! questions arrive.
+//! queries arrive.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,13 +15,13 @@ use tonic::{Code, Status};
 
 use crate::membership::{Connection, Shared};
 use crate::proto;
-use crate::proto::attend_request::Body as Said;
-use crate::proto::attend_response::Body as Asked;
+use crate::proto::attend_request::Body as ReplyBody;
+use crate::proto::attend_response::Body as QueryBody;
 use crate::proto::operations_client::OperationsClient;
 use crate::registration::Assignment;
 
-/// Questions that may wait for a memory server.
-const QUESTIONS_MAX: usize = 8;
+/// Queries that may wait for a memory server.
+const QUERIES_MAX: usize = 8;
 
 /// The shortest and longest wait before an ended call is made again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -29,9 +29,9 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// How soon a controller without this call is called again: it may be updated.
 const RETRY_UNKNOWN: Duration = Duration::from_secs(60);
 
-/// A question of an operator to a memory server.
+/// A query of an operator to a memory server.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Ask {
+pub enum OperatorQuery {
     /// List or free allocations.
     Survey {
         /// The tenant.
@@ -52,73 +52,73 @@ pub enum Ask {
     },
 }
 
-/// A memory server's answer.
+/// A memory server's reply.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum OperatorReply {
     /// An error, with its reason.
     Failure(String),
     /// The usage.
     Statistics(proto::StatisticsResponse),
     /// The allocations that were found or freed.
-    Survey(proto::SurveyAnswer),
+    Survey(proto::SurveyReply),
 }
 
-/// A question that waits for its answer. If it is dropped, the operator gets an error.
+/// A query that waits for its reply. If it is dropped, the operator gets an error.
 #[derive(Debug)]
-pub struct Question {
-    ask: Ask,
+pub struct PendingQuery {
+    query: OperatorQuery,
     id: u64,
-    answers: Option<mpsc::Sender<proto::AttendRequest>>,
+    replies: Option<mpsc::Sender<proto::AttendRequest>>,
 }
 
-impl Question {
-    /// The question.
+impl PendingQuery {
+    /// The query.
     #[must_use]
-    pub const fn ask(&self) -> &Ask {
-        &self.ask
+    pub const fn query(&self) -> &OperatorQuery {
+        &self.query
     }
 
-    /// Sends the answer. It is lost if the controller was lost meanwhile.
-    pub fn answer(mut self, answer: Answer) {
-        self.send(answer);
+    /// Sends the reply. It is lost if the controller was lost meanwhile.
+    pub fn reply(mut self, reply: OperatorReply) {
+        self.send(reply);
     }
 
-    /// Tells the controller that the question can be executed; returns whether that could be sent.
+    /// Notifies the controller that the query can be executed; returns whether that could be sent.
     fn send_ready(&mut self) -> bool {
-        let body = Some(Said::Ready(proto::Ready {}));
+        let body = Some(ReplyBody::Ready(proto::Ready {}));
         let ready = proto::AttendRequest { id: self.id, body };
-        self.answers.as_ref().is_some_and(|answers| answers.try_send(ready).is_ok())
+        self.replies.as_ref().is_some_and(|replies| replies.try_send(ready).is_ok())
     }
 
-    /// Drops the question without an answer.
+    /// Drops the query without a reply.
     fn discard(mut self) {
-        self.answers = None;
+        self.replies = None;
     }
 
-    fn send(&mut self, answer: Answer) {
-        let Some(answers) = self.answers.take() else { return };
-        let body = match answer {
-            Answer::Failure(words) => Said::Failure(words),
-            Answer::Statistics(statistics) => Said::Statistics(statistics),
-            Answer::Survey(survey) => Said::Survey(survey),
+    fn send(&mut self, reply: OperatorReply) {
+        let Some(replies) = self.replies.take() else { return };
+        let body = match reply {
+            OperatorReply::Failure(words) => ReplyBody::Failure(words),
+            OperatorReply::Statistics(statistics) => ReplyBody::Statistics(statistics),
+            OperatorReply::Survey(survey) => ReplyBody::Survey(survey),
         };
-        // There is room for as many answers as questions.
-        let _ = answers.try_send(proto::AttendRequest { id: self.id, body: Some(body) });
+        // There is room for as many replies as queries.
+        let _ = replies.try_send(proto::AttendRequest { id: self.id, body: Some(body) });
     }
 }
 
-impl Drop for Question {
+impl Drop for PendingQuery {
     fn drop(&mut self) {
-        self.send(Answer::Failure("the memory server does not support questions".to_owned()));
+        self.send(OperatorReply::Failure("the memory server does not support queries".to_owned()));
     }
 }
 
-/// The waiting questions.
+/// The waiting queries.
 #[derive(Debug, Default)]
-pub(crate) struct Questions(Mutex<VecDeque<Question>>);
+pub(crate) struct PendingQueries(Mutex<VecDeque<PendingQuery>>);
 
-impl Questions {
-    pub(crate) fn take(&self) -> Option<Question> {
+impl PendingQueries {
+    pub(crate) fn take(&self) -> Option<PendingQuery> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
@@ -126,12 +126,12 @@ impl Questions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    fn put(&self, mut question: Question) {
+    fn put(&self, mut query: PendingQuery) {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() < QUESTIONS_MAX {
-            waiting.push_back(question);
+        if waiting.len() < QUERIES_MAX {
+            waiting.push_back(query);
         } else {
-            question.send(Answer::Failure("too many questions at once; try again".to_owned()));
+            query.send(OperatorReply::Failure("too many queries at once; try again".to_owned()));
         }
     }
 }
@@ -147,7 +147,7 @@ pub(crate) async fn attend(
         match call(channel.clone(), assignment, shared).await {
             Ok(()) => wait = RETRY.0,
             Err(status) if status.code() == Code::Unimplemented => {
-                tracing::debug!("the controller does not support operators' questions");
+                tracing::debug!("the controller does not support operators' queries");
                 wait = RETRY_UNKNOWN;
             }
             Err(status) => {
@@ -166,67 +166,70 @@ async fn call(
     assignment: &Assignment,
     shared: &Arc<Shared>,
 ) -> Result<(), Status> {
-    // One more for the first message; a question that frees memory has two messages.
-    let (answers, outgoing) = mpsc::channel(2 * QUESTIONS_MAX + 1);
+    // One more for the first message; a query that frees memory has two messages.
+    let (replies, outgoing) = mpsc::channel(2 * QUERIES_MAX + 1);
     let member = proto::Attendance {
         node: assignment.node.0.into(),
         incarnation: assignment.incarnation,
         token: assignment.token.0.to_vec(),
     };
-    let first = proto::AttendRequest { id: 0, body: Some(Said::Member(member)) };
-    let _ = answers.try_send(first);
+    let first = proto::AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) };
+    let _ = replies.try_send(first);
     let mut client = OperationsClient::new(channel);
-    let mut questions = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
+    let mut queries = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
     let mut unconfirmed = VecDeque::new();
-    while let Some(question) = questions.message().await? {
-        let id = question.id;
-        let answers = Some(answers.clone());
-        if matches!(question.body, Some(Asked::Confirmation(_))) {
-            if let Some(question) = confirmed(&mut unconfirmed, id) {
-                shared.questions.put(question);
+    while let Some(query) = queries.message().await? {
+        let id = query.id;
+        let replies = Some(replies.clone());
+        if matches!(query.body, Some(QueryBody::Confirmation(_))) {
+            if let Some(query) = confirmed(&mut unconfirmed, id) {
+                shared.queries.put(query);
                 shared.wake();
             }
             continue;
         }
-        match parse(question) {
-            Ok(ask @ Ask::Survey { frees: true, .. }) => {
-                let mut question = Question { ask, id, answers };
-                if question.send_ready() {
-                    // The oldest has no operator any more: the controller asks fewer at once.
-                    if unconfirmed.len() == QUESTIONS_MAX
+        match parse(query) {
+            Ok(kind @ OperatorQuery::Survey { frees: true, .. }) => {
+                let mut query = PendingQuery { query: kind, id, replies };
+                if query.send_ready() {
+                    // The oldest has no operator any more: the controller has fewer queries in flight.
+                    if unconfirmed.len() == QUERIES_MAX
                         && let Some(oldest) = unconfirmed.pop_front()
                     {
                         oldest.discard();
                     }
-                    unconfirmed.push_back(question);
+                    unconfirmed.push_back(query);
                 }
             }
-            Ok(ask) => {
-                shared.questions.put(Question { ask, id, answers });
+            Ok(kind) => {
+                shared.queries.put(PendingQuery { query: kind, id, replies });
                 shared.wake();
             }
             Err(rule) => {
-                let ask = Ask::Statistics { space: Space(0) };
-                Question { ask, id, answers }.answer(Answer::Failure(rule.to_owned()));
+                let kind = OperatorQuery::Statistics { space: Space(0) };
+                PendingQuery { query: kind, id, replies }
+                    .reply(OperatorReply::Failure(rule.to_owned()));
             }
         }
     }
     Ok(())
 }
 
-/// The question that the controller confirmed. Earlier ones have no operator any more.
-fn confirmed(unconfirmed: &mut VecDeque<Question>, id: u64) -> Option<Question> {
-    let place = unconfirmed.iter().position(|question| question.id == id)?;
+/// The query that the controller confirmed. Earlier ones have no operator any more.
+fn confirmed(unconfirmed: &mut VecDeque<PendingQuery>, id: u64) -> Option<PendingQuery> {
+    let place = unconfirmed.iter().position(|query| query.id == id)?;
     unconfirmed.remove(place)
 }
 
-fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
+fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
     let space =
         |number: u32| u16::try_from(number).map(Space).map_err(|_| "a space must fit 16 bits");
-    match question.body {
-        Some(Asked::Statistics(asked)) => Ok(Ask::Statistics { space: space(asked.space)? }),
-        Some(Asked::Survey(asked)) => {
-            let creators = match asked.creators {
+    match query.body {
+        Some(QueryBody::Statistics(wanted)) => {
+            Ok(OperatorQuery::Statistics { space: space(wanted.space)? })
+        }
+        Some(QueryBody::Survey(wanted)) => {
+            let creators = match wanted.creators {
                 Some(creators) => {
                     let node =
                         u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
@@ -234,16 +237,16 @@ fn parse(question: proto::AttendResponse) -> Result<Ask, &'static str> {
                 }
                 None => None,
             };
-            Ok(Ask::Survey {
-                space: space(asked.space)?,
-                from_page: asked.from_page,
-                limit: asked.limit,
+            Ok(OperatorQuery::Survey {
+                space: space(wanted.space)?,
+                from_page: wanted.from_page,
+                limit: wanted.limit,
                 creators,
-                frees: asked.frees,
+                frees: wanted.frees,
             })
         }
-        Some(Asked::Confirmation(_)) | None => {
-            Err("this version of the memory server does not support the question")
+        Some(QueryBody::Confirmation(_)) | None => {
+            Err("this version of the memory server does not support the query")
         }
     }
 }

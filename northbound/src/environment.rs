@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 /// The address of the controller: `[address]:port`, with or without `http://` or `https://`.
 pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
 
-/// The interface that leads to the switch.
+/// The interface that is connected to the switch.
 pub const INTERFACE_VARIABLE: &str = "BLUEBRIDGE_INTERFACE";
 
 /// The endpoint's name.

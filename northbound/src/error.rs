@@ -79,7 +79,7 @@ pub enum MembershipError {
     /// The controller itself failed.
     #[error("the controller failed: {0}")]
     Controller(String),
-    /// The thread of the heartbeats ended by itself, which is a fault of this program.
+    /// The thread of the heartbeats ended by itself, which is a defect of this library.
     #[error("the heartbeats ended: {0}")]
     Ended(String),
     /// The system could not create a thread or runtime for the heartbeats.
@@ -87,7 +87,7 @@ pub enum MembershipError {
     Runtime(#[source] Arc<io::Error>),
 }
 
-/// What a connection to the controller broke of, or was not made because of. Its source is the innermost
+/// Why a connection to the controller broke or could not be made. Its source is the innermost
 /// cause, often an [`std::io::Error`].
 #[derive(Clone, Debug)]
 pub struct ConnectionError(Status);
@@ -150,7 +150,7 @@ impl MembershipError {
         }
     }
 
-    /// No response came, and no connection reported a reason.
+    /// No response arrived, and no connection reported a reason.
     pub(crate) fn unanswered(uri: &str, reason: String) -> Self {
         Self::Unreachable { uri: uri.to_owned(), reason, source: None }
     }

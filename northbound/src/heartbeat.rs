@@ -146,16 +146,16 @@ async fn join(
         let error = match timeout(patience, client.calls.join(limited(request.clone(), patience)))
             .await
         {
-            Ok(Ok(answer)) => {
-                let answer = answer.into_inner();
-                let assignment = Assignment::parse(&answer)?;
+            Ok(Ok(response)) => {
+                let response = response.into_inner();
+                let assignment = Assignment::parse(&response)?;
                 tracing::info!(
                     name = registration.name,
                     node = assignment.node.0,
                     incarnation = assignment.incarnation,
                     "joined the rack"
                 );
-                let (version, nodes) = parse_nodes(answer.memory_nodes.as_ref())?;
+                let (version, nodes) = parse_nodes(response.memory_nodes.as_ref())?;
                 let shared = Shared::new(
                     Snapshot {
                         version: 1,
@@ -303,27 +303,27 @@ impl Member {
             memory_nodes_version: self.version,
             wanted_arena_generation: self.shared.wanted_generation.load(Ordering::Relaxed).into(),
         };
-        let answer = match timeout(
+        let response = match timeout(
             patience,
             self.client.calls.heartbeat(limited(request, patience)),
         )
         .await
         {
-            Ok(answer) => answer.map_err(|status| MembershipError::of(&self.uri, &status))?,
+            Ok(response) => response.map_err(|status| MembershipError::of(&self.uri, &status))?,
             Err(_) => {
                 let reason = format!("no response within {patience:?}");
                 return Err(MembershipError::unanswered(&self.uri, reason));
             }
         };
         self.shared.heartbeat_count.fetch_add(1, Ordering::Relaxed);
-        self.learn(&answer.into_inner())
+        self.learn(&response.into_inner())
     }
 
     fn learn(
         &mut self,
-        answer: &proto::HeartbeatResponse,
+        response: &proto::HeartbeatResponse,
     ) -> Result<Option<Duration>, MembershipError> {
-        let nodes = match &answer.memory_nodes {
+        let nodes = match &response.memory_nodes {
             Some(list) => {
                 let (version, nodes) = parse_nodes(Some(list))?;
                 self.version = version;
@@ -331,24 +331,25 @@ impl Member {
             }
             None => None,
         };
-        let piece_bytes = usize::try_from(answer.piece_bytes).unwrap_or(0);
-        let last = u16::try_from(answer.last_arena_generation).ok().and_then(ArenaGeneration::new);
+        let piece_bytes = usize::try_from(response.piece_bytes).unwrap_or(0);
+        let last =
+            u16::try_from(response.last_arena_generation).ok().and_then(ArenaGeneration::new);
         let mut was_lost = false;
         self.shared.change(|snapshot| {
             was_lost = snapshot.connection == Connection::Lost;
             let mut changed = snapshot.connection != Connection::Connected
-                || snapshot.range_epoch != answer.range_epoch
-                || snapshot.installed != answer.installed
-                || snapshot.notices_wanted != answer.notices_wanted;
+                || snapshot.range_epoch != response.range_epoch
+                || snapshot.installed != response.installed
+                || snapshot.notices_wanted != response.notices_wanted;
             snapshot.connection = Connection::Connected;
-            snapshot.range_epoch = answer.range_epoch;
-            snapshot.installed = answer.installed;
-            snapshot.notices_wanted = answer.notices_wanted;
+            snapshot.range_epoch = response.range_epoch;
+            snapshot.installed = response.installed;
+            snapshot.notices_wanted = response.notices_wanted;
             if piece_bytes >= 1024 && piece_bytes != snapshot.piece_bytes {
                 snapshot.piece_bytes = piece_bytes;
                 changed = true;
             }
-            // What is reserved stays so.
+            // Reserved generations stay reserved.
             if let Some(last) = last
                 && last > snapshot.last_generation
             {
@@ -366,7 +367,7 @@ impl Member {
         if was_lost {
             tracing::info!("the controller is back");
         }
-        let interval = Duration::from_millis(answer.heartbeat_interval_ms.into());
+        let interval = Duration::from_millis(response.heartbeat_interval_ms.into());
         Ok((!interval.is_zero()).then_some(interval))
     }
 

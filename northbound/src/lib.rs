@@ -5,7 +5,7 @@
 //! * [`Registration`] and [`Assignment`]: request and result of a join, in the project's types.
 //! * [`Membership`]: joins, sends heartbeats in the background, leaves. It outlives restarts of the
 //!   controller: a failed heartbeat is retried, and nothing is assigned again (`heartbeat` is its thread).
-//! * [`Question`]: a question of an operator to a memory server, through the controller.
+//! * [`PendingQuery`]: a query of an operator to a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
 
 pub mod environment;
@@ -17,7 +17,7 @@ mod heartbeat;
 mod membership;
 mod registration;
 
-pub use attend::{Answer, Ask, Question};
+pub use attend::{OperatorQuery, OperatorReply, PendingQuery};
 pub use error::{ConnectionError, MembershipError};
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use bluebridge_wire::ArenaGeneration;
 use tokio::sync::Notify;
 
-use crate::attend::{Question, Questions};
+use crate::attend::{PendingQueries, PendingQuery};
 use crate::error::MembershipError;
 use crate::heartbeat::{self, Goodbye};
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
-/// The interval at which the caller of a join is asked whether to continue.
+/// The interval at which a join checks with its caller whether to continue.
 const GO_ON: Duration = Duration::from_millis(100);
 
 /// The state of the connection to the controller.
@@ -43,7 +43,7 @@ pub struct Snapshot {
     pub piece_bytes: usize,
     /// Whether the switch has this endpoint's entries.
     pub installed: bool,
-    /// Whether any endpoint in the space asked for notices, so that a memory node should send them.
+    /// Whether any endpoint in the space requested notices, so that a memory node should send them.
     pub notices_wanted: bool,
     /// The last generation that is reserved for a memory node's arena.
     pub last_generation: ArenaGeneration,
@@ -88,7 +88,7 @@ pub(crate) struct Shared {
     pub(crate) wanted_generation: AtomicU16,
     pub(crate) heartbeat_count: AtomicU64,
     pub(crate) heartbeat_now: Notify,
-    pub(crate) questions: Questions,
+    pub(crate) queries: PendingQueries,
 }
 
 impl Shared {
@@ -101,7 +101,7 @@ impl Shared {
             wanted_generation: AtomicU16::new(0),
             heartbeat_count: AtomicU64::new(0),
             heartbeat_now: Notify::new(),
-            questions: Questions::default(),
+            queries: PendingQueries::default(),
         }
     }
 
@@ -116,7 +116,7 @@ impl Shared {
 
     /// Wakes the waiters for changes.
     pub(crate) fn wake(&self) {
-        // A waiter checks for questions with the lock, so it sleeps or sees this one.
+        // A waiter checks for queries with the lock, so it sleeps or sees this one.
         drop(self.lock());
         self.changed.notify_all();
     }
@@ -242,13 +242,13 @@ impl Membership {
         Arc::clone(&self.shared.expulsion)
     }
 
-    /// Waits until the snapshot is newer than `version` or there is a question, at most for `timeout`;
+    /// Waits until the snapshot is newer than `version` or there is a query, at most for `timeout`;
     /// returns the present one.
     #[must_use]
     pub fn wait_newer(&self, version: u64, timeout: Duration) -> Snapshot {
         let deadline = Instant::now() + timeout;
         let mut snapshot = self.shared.lock();
-        while snapshot.version <= version && self.shared.questions.is_empty() {
+        while snapshot.version <= version && self.shared.queries.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -263,10 +263,10 @@ impl Membership {
         snapshot.clone()
     }
 
-    /// The next question of an operator to this memory server; clients get none.
+    /// The next query of an operator to this memory server; clients get none.
     #[must_use]
-    pub fn next_question(&self) -> Option<Question> {
-        self.shared.questions.take()
+    pub fn next_query(&self) -> Option<PendingQuery> {
+        self.shared.queries.take()
     }
 
     /// Sets a memory node's number of free pages for the next heartbeat. If the pages are used up,
@@ -312,12 +312,12 @@ impl Membership {
 
     fn end(&mut self) -> Result<(), MembershipError> {
         let Some(goodbye) = self.goodbye.take() else { return Ok(()) };
-        let (result, answer) = mpsc::sync_channel(1);
-        let asked = goodbye.send(Goodbye { result }).is_ok();
+        let (result, receiver) = mpsc::sync_channel(1);
+        let is_sent = goodbye.send(Goodbye { result }).is_ok();
         let patience = self.leave_deadline + Duration::from_secs(1);
-        let answer = if asked { answer.recv_timeout(patience).ok() } else { None };
+        let reply = if is_sent { receiver.recv_timeout(patience).ok() } else { None };
         self.join_thread();
-        answer.unwrap_or_else(|| {
+        reply.unwrap_or_else(|| {
             Err(MembershipError::Ended("the heartbeat thread has ended".to_owned()))
         })
     }

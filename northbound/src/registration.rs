@@ -60,7 +60,7 @@ pub struct Previous {
     /// The token.
     pub token: Token,
     /// Whether the arena still holds everything that was acknowledged. If not, the node gets the
-    /// arena generations that no earlier life had.
+    /// arena generations that no earlier incarnation had.
     pub contents_kept: bool,
 }
 
@@ -83,7 +83,7 @@ pub struct Registration {
     pub mtu: u32,
     /// The result of an earlier join under the same name, if known.
     pub previous: Option<Previous>,
-    /// Whether it asks for the space's notices of allocations and deletions.
+    /// Whether it requests the space's notices of allocations and deletions.
     pub notices: bool,
 }
 
@@ -149,34 +149,36 @@ pub struct Assignment {
     /// Whether the switch had its entries when the response was sent. If not, they follow; until
     /// then its packets are lost and retransmitted.
     pub installed: bool,
-    /// Whether any endpoint in the space had asked for notices at the time of the join.
+    /// Whether any endpoint in the space had requested notices at the time of the join.
     pub notices_wanted: bool,
 }
 
 impl Assignment {
-    pub(crate) fn parse(answer: &proto::JoinResponse) -> Result<Self, MembershipError> {
+    pub(crate) fn parse(response: &proto::JoinResponse) -> Result<Self, MembershipError> {
         let bad = MembershipError::BadResponse;
-        let node = node_id(answer.node)?;
-        let space = u16::try_from(answer.space).map_err(|_| bad("space"))?;
-        let generation = u16::try_from(answer.arena_generation).ok().and_then(ArenaGeneration::new);
-        let piece_bytes = usize::try_from(answer.piece_bytes).ok().filter(|bytes| *bytes >= 1024);
+        let node = node_id(response.node)?;
+        let space = u16::try_from(response.space).map_err(|_| bad("space"))?;
+        let generation =
+            u16::try_from(response.arena_generation).ok().and_then(ArenaGeneration::new);
+        let piece_bytes = usize::try_from(response.piece_bytes).ok().filter(|bytes| *bytes >= 1024);
         let generation = generation.ok_or(bad("arena generation"))?;
-        let last = u16::try_from(answer.last_arena_generation).ok().and_then(ArenaGeneration::new);
-        if answer.incarnation == 0 || answer.heartbeat_interval_ms == 0 {
+        let last =
+            u16::try_from(response.last_arena_generation).ok().and_then(ArenaGeneration::new);
+        if response.incarnation == 0 || response.heartbeat_interval_ms == 0 {
             return Err(bad("incarnation or interval"));
         }
         Ok(Self {
             node,
             space: Space(space),
-            incarnation: answer.incarnation,
+            incarnation: response.incarnation,
             generation,
             last_generation: last.ok_or(bad("last arena generation"))?.max(generation),
-            range_epoch: answer.range_epoch,
+            range_epoch: response.range_epoch,
             piece_bytes: piece_bytes.ok_or(bad("piece size"))?,
-            heartbeat_interval: Duration::from_millis(answer.heartbeat_interval_ms.into()),
-            token: Token(answer.token.as_slice().try_into().map_err(|_| bad("token"))?),
-            installed: answer.installed,
-            notices_wanted: answer.notices_wanted,
+            heartbeat_interval: Duration::from_millis(response.heartbeat_interval_ms.into()),
+            token: Token(response.token.as_slice().try_into().map_err(|_| bad("token"))?),
+            installed: response.installed,
+            notices_wanted: response.notices_wanted,
         })
     }
 }

@@ -11,7 +11,7 @@ fn names_are_plain() {
     }
 }
 
-fn answer() -> proto::JoinResponse {
+fn response() -> proto::JoinResponse {
     proto::JoinResponse {
         node: 7,
         space: 1,
@@ -29,28 +29,28 @@ fn answer() -> proto::JoinResponse {
 }
 
 #[test]
-fn answers_of_another_version_are_refused() {
-    let good = Assignment::parse(&answer()).unwrap();
+fn responses_of_another_version_are_refused() {
+    let good = Assignment::parse(&response()).unwrap();
     assert_eq!((good.node, good.incarnation, good.token), (NodeId(7), 2, Token([5; 16])));
     assert_eq!((good.generation.number(), good.last_generation.number()), (3, 9));
-    // A controller of before reserves one generation and says nothing of more.
-    let before = proto::JoinResponse { last_arena_generation: 0, ..answer() };
+    // An earlier controller reserves one generation and does not report the last one.
+    let before = proto::JoinResponse { last_arena_generation: 0, ..response() };
     assert_eq!(Assignment::parse(&before).unwrap().last_generation.number(), 3);
     let bad = [
-        proto::JoinResponse { node: 0, ..answer() },
-        proto::JoinResponse { node: 0xffff, ..answer() },
-        proto::JoinResponse { node: 0x1_0007, ..answer() },
-        proto::JoinResponse { space: 0x1_0000, ..answer() },
-        proto::JoinResponse { incarnation: 0, ..answer() },
-        proto::JoinResponse { arena_generation: 0x8000, ..answer() },
-        proto::JoinResponse { last_arena_generation: 0x8000, ..answer() },
-        proto::JoinResponse { piece_bytes: 0, ..answer() },
-        proto::JoinResponse { heartbeat_interval_ms: 0, ..answer() },
-        proto::JoinResponse { token: vec![5; 15], ..answer() },
+        proto::JoinResponse { node: 0, ..response() },
+        proto::JoinResponse { node: 0xffff, ..response() },
+        proto::JoinResponse { node: 0x1_0007, ..response() },
+        proto::JoinResponse { space: 0x1_0000, ..response() },
+        proto::JoinResponse { incarnation: 0, ..response() },
+        proto::JoinResponse { arena_generation: 0x8000, ..response() },
+        proto::JoinResponse { last_arena_generation: 0x8000, ..response() },
+        proto::JoinResponse { piece_bytes: 0, ..response() },
+        proto::JoinResponse { heartbeat_interval_ms: 0, ..response() },
+        proto::JoinResponse { token: vec![5; 15], ..response() },
     ];
-    for answer in bad {
-        let refused = Assignment::parse(&answer);
-        assert!(matches!(refused, Err(MembershipError::BadResponse(_))), "{answer:?}");
+    for response in bad {
+        let refused = Assignment::parse(&response);
+        assert!(matches!(refused, Err(MembershipError::BadResponse(_))), "{response:?}");
     }
 }
 

@@ -53,7 +53,7 @@ pub struct LeaseReport {
     /// Redirects removed.
     pub removed_count: u64,
     /// Copies of replies that the controller accepted.
-    pub copies_obeyed: u64,
+    pub copies_accepted: u64,
     /// Copies that were lost because the controller was too slow.
     pub copies_lost: u64,
     /// Refused copies, by reason.
@@ -71,7 +71,7 @@ impl LeaseReport {
             budget_full_count: leases.budget_full_count,
             installed_count: leases.installed_count,
             removed_count: leases.removed_count,
-            copies_obeyed: leases.obeyed_count,
+            copies_accepted: leases.accepted_count,
             copies_lost: leases.lost_count,
             copies_refused: refused.collect(),
         }
@@ -81,11 +81,11 @@ impl LeaseReport {
 impl fmt::Display for LeaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { policy, known_count, redirect_count, redirect_budget, .. } = self;
-        let Self { budget_full_count, copies_obeyed, copies_lost, .. } = self;
+        let Self { budget_full_count, copies_accepted, copies_lost, .. } = self;
         write!(
             f,
             "redirects {policy}: {known_count} leases known, {redirect_count} of {redirect_budget} \
-             redirects, {budget_full_count} times full; copies: {copies_obeyed} accepted, \
+             redirects, {budget_full_count} times full; copies: {copies_accepted} accepted, \
              {copies_lost} lost"
         )?;
         self.copies_refused.iter().try_for_each(|(reason, count)| write!(f, ", {count} {reason}"))

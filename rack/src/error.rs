@@ -14,7 +14,7 @@ use crate::state::{STATE_VARIABLE, StateError};
 /// Why a rack could not be built, used or taken down.
 #[derive(Debug, thiserror::Error)]
 pub enum RackError {
-    /// The caller asked to stop.
+    /// The caller cancelled the operation.
     #[error("interrupted")]
     Cancelled,
     /// A controller or a switch does not respond, or refuses.

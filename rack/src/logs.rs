@@ -177,7 +177,7 @@ mod tests {
         write("a", "o\n");
         assert_eq!(copy(&mut logs), "a: two\n");
         fs::write(scratch.path().join("b"), "4\n").expect("written");
-        assert_eq!(copy(&mut logs), "b: 4\n", "a log that was made shorter begins anew");
+        assert_eq!(copy(&mut logs), "b: 4\n", "a truncated log is read from its beginning");
         write("a", "end");
         assert_eq!(copy(&mut logs), "");
         let mut output = Vec::new();

@@ -205,19 +205,19 @@ mod tests {
     }
 
     /// The number of checks until a daemon that requests a minute at every check is given up.
-    fn looks_for_one_that_asks(socket: &mut ReadySocket, limit: Duration) -> usize {
+    fn checks_of_a_daemon_that_requests(socket: &mut ReadySocket, limit: Duration) -> usize {
         let daemon = UnixDatagram::unbound().expect("socket");
         let path = socket.path().to_owned();
         let now = Instant::now();
         let patience = Patience { deadline: now, limit: now + limit };
         let mut looks = 0;
-        let ask = || {
+        let request_time = || {
             looks += 1;
             let report = b"STATUS=taking memory\nEXTEND_TIMEOUT_USEC=60000000";
             daemon.send_to(report, &path).expect("sent");
             looks < 20
         };
-        let readiness = socket.wait(patience, ask).expect("waits");
+        let readiness = socket.wait(patience, request_time).expect("waits");
         assert_eq!(readiness == Readiness::Stopped, looks == 20);
         looks
     }
@@ -228,8 +228,12 @@ mod tests {
         let daemon = UnixDatagram::unbound().expect("socket");
         let first = b"STATUS=about to take memory\nEXTEND_TIMEOUT_USEC=60000000";
         daemon.send_to(first, socket.path()).expect("sent");
-        assert_eq!(looks_for_one_that_asks(&mut socket, Duration::from_secs(60)), 20);
+        assert_eq!(checks_of_a_daemon_that_requests(&mut socket, Duration::from_secs(60)), 20);
         assert_eq!(socket.doing(), Some("taking memory"));
-        assert_eq!(looks_for_one_that_asks(&mut socket, Duration::ZERO), 1, "that was the limit");
+        assert_eq!(
+            checks_of_a_daemon_that_requests(&mut socket, Duration::ZERO),
+            1,
+            "that was the limit"
+        );
     }
 }

@@ -104,7 +104,7 @@ pub fn look(state: &RackState) -> RackStatus {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
     let controller = can_answer(CONTROLLER).then(|| controller(state, &layout)).flatten();
-    let switch = can_answer(SWITCH).then(|| ask_switch(state));
+    let switch = can_answer(SWITCH).then(|| query_switch(state));
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
         problems.push("it was not built completely; take it down and build it again".to_owned());
@@ -203,7 +203,7 @@ const LOOK: Duration = Duration::from_millis(20);
 fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     let deadline = Instant::now() + SYNC_DEADLINE;
     loop {
-        let report = ask_controller(state, layout)?;
+        let report = query_controller(state, layout)?;
         if !report.is_syncing() || Instant::now() >= deadline {
             return Some(report);
         }
@@ -212,11 +212,11 @@ fn controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
 }
 
 /// Queries the controller in its namespace.
-fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
+fn query_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport> {
     let address = layout.controller().into();
-    let asked = access::namespace(state, Node::Switch)
+    let result = access::namespace(state, Node::Switch)
         .and_then(|namespace| Ok(namespace.enter(|| control::controller_status(address))?));
-    match asked {
+    match result {
         Ok(Ok(status)) => Some(ControllerReport::of(&status)),
         Ok(Err(error)) => {
             tracing::warn!(%error, "the controller's view is not shown");
@@ -230,7 +230,7 @@ fn ask_controller(state: &RackState, layout: &Layout) -> Option<ControllerReport
 }
 
 /// Whether the switch's agent responds.
-fn ask_switch(state: &RackState) -> Result<(), RackError> {
+fn query_switch(state: &RackState) -> Result<(), RackError> {
     let namespace = access::namespace(state, Node::Switch)?;
     Ok(namespace.enter(|| control::switch_ports(P4RUNTIME.into()))?.map(drop)?)
 }
@@ -241,14 +241,14 @@ fn link(state: &RackState, port: &RackPort) -> LinkReport {
         let link = netlink.link(port.peer_interface)?;
         Ok((link, wanted(port).missing(&netlink)?))
     };
-    let asked = access::namespace(state, port.peer).and_then(|namespace| {
-        let asked = namespace.enter(look)?;
-        asked.map_err(|source: NetworkError| RackError::Network { node: port.peer, source })
+    let result = access::namespace(state, port.peer).and_then(|namespace| {
+        let found = namespace.enter(look)?;
+        found.map_err(|source: NetworkError| RackError::Network { node: port.peer, source })
     });
-    if let Err(error) = &asked {
+    if let Err(error) = &result {
         tracing::debug!(node = %port.peer, %error, "no link");
     }
-    let (status, missing) = asked.ok().unzip();
+    let (status, missing) = result.ok().unzip();
     LinkReport {
         node: port.peer,
         namespace: state.namespace(port.peer).map(Into::into),

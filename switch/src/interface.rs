@@ -31,7 +31,7 @@ impl Interface {
     pub(crate) fn by_name(name: &str) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        ask(request)
+        query(request)
     }
 
     /// The interface with an index; `None` if this namespace has none.
@@ -41,11 +41,11 @@ impl Interface {
     pub(crate) fn by_index(index: u32) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.header.index = index;
-        ask(request)
+        query(request)
     }
 }
 
-fn ask(request: LinkMessage) -> io::Result<Option<Interface>> {
+fn query(request: LinkMessage) -> io::Result<Option<Interface>> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -58,10 +58,10 @@ fn ask(request: LinkMessage) -> io::Result<Option<Interface>> {
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
     socket.send(&bytes, 0)?;
-    let (answer, _) = socket.recv_from_full()?;
-    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+    let (response, _) = socket.recv_from_full()?;
+    let response = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&response)
         .map_err(|error: DecodeError| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
-    match answer.payload {
+    match response.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => Ok(Some(read(&link))),
         NetlinkPayload::Error(error) => match error.to_io() {
             error if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),

@@ -55,9 +55,9 @@ impl OffloadError {
 /// # Errors
 /// If the name is invalid, or if kernel or driver refuse.
 pub fn disable_transmit_offloads(interface: &str) -> Result<(), OffloadError> {
-    let ask = Ask::new(interface, "switch off the transmit offloads")?;
-    TRANSMIT.iter().try_for_each(|offload| ask.set(*offload, false))?;
-    TRANSMIT.iter().try_for_each(|offload| ask.assert(*offload, false))
+    let ethtool = Ethtool::new(interface, "switch off the transmit offloads")?;
+    TRANSMIT.iter().try_for_each(|offload| ethtool.set(*offload, false))?;
+    TRANSMIT.iter().try_for_each(|offload| ethtool.assert(*offload, false))
 }
 
 /// Makes the sender of this interface write complete checksums, also for the pieces of datagrams that it splits later.
@@ -65,9 +65,9 @@ pub fn disable_transmit_offloads(interface: &str) -> Result<(), OffloadError> {
 /// # Errors
 /// As for [`disable_transmit_offloads`].
 pub fn disable_transmit_checksums(interface: &str) -> Result<(), OffloadError> {
-    let ask = Ask::new(interface, "switch off the transmit checksum offloads")?;
-    ask.set(Offload::TRANSMIT_CHECKSUM, false)?;
-    ask.assert(Offload::TRANSMIT_CHECKSUM, false)
+    let ethtool = Ethtool::new(interface, "switch off the transmit checksum offloads")?;
+    ethtool.set(Offload::TRANSMIT_CHECKSUM, false)?;
+    ethtool.assert(Offload::TRANSMIT_CHECKSUM, false)
 }
 
 /// Switches generic receive offload (GRO) on; without it a veth accepts no frames that XDP redirects to it.
@@ -75,9 +75,9 @@ pub fn disable_transmit_checksums(interface: &str) -> Result<(), OffloadError> {
 /// # Errors
 /// As for [`disable_transmit_offloads`].
 pub fn enable_receive_offload(interface: &str) -> Result<(), OffloadError> {
-    let ask = Ask::new(interface, "switch on the generic receive offload")?;
-    ask.set(Offload::GENERIC_RECEIVE, true)?;
-    ask.assert(Offload::GENERIC_RECEIVE, true)
+    let ethtool = Ethtool::new(interface, "switch on the generic receive offload")?;
+    ethtool.set(Offload::GENERIC_RECEIVE, true)?;
+    ethtool.assert(Offload::GENERIC_RECEIVE, true)
 }
 
 /// Whether the sender leaves checksums or the splitting of datagrams to the interface.
@@ -85,9 +85,9 @@ pub fn enable_receive_offload(interface: &str) -> Result<(), OffloadError> {
 /// # Errors
 /// If the name is invalid, or if the kernel refuses.
 pub fn has_transmit_offloads(interface: &str) -> Result<bool, OffloadError> {
-    let ask = Ask::new(interface, "read the transmit offloads")?;
+    let ethtool = Ethtool::new(interface, "read the transmit offloads")?;
     for offload in TRANSMIT {
-        if ask.is_on(offload)? {
+        if ethtool.is_on(offload)? {
             return Ok(true);
         }
     }
@@ -118,14 +118,14 @@ struct EthtoolValue {
     data: u32,
 }
 
-/// A request to the kernel about one interface.
-struct Ask<'a> {
+/// The ethtool ioctl of one interface.
+struct Ethtool<'a> {
     interface: &'a str,
     action: &'static str,
     socket: OwnedFd,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> Ethtool<'a> {
     fn new(interface: &'a str, action: &'static str) -> Result<Self, OffloadError> {
         let bad = |c: char| c == '/' || c.is_whitespace() || c.is_control();
         if interface.is_empty() || interface.len() >= libc::IFNAMSIZ || interface.contains(bad) {
@@ -202,11 +202,12 @@ mod tests {
         fn offloads_are_switched_one_by_one() {
             in_child(|| {
                 ip("link add offload0 type veth peer name offload1");
-                let on = |offload| Ask::new("offload0", "read").unwrap().is_on(offload).unwrap();
+                let on =
+                    |offload| Ethtool::new("offload0", "read").unwrap().is_on(offload).unwrap();
                 assert!(has_transmit_offloads("offload0").unwrap());
                 // The initial state depends on the kernel.
-                let ask = Ask::new("offload0", "switch off").unwrap();
-                ask.set(Offload::GENERIC_RECEIVE, false).unwrap();
+                let ethtool = Ethtool::new("offload0", "switch off").unwrap();
+                ethtool.set(Offload::GENERIC_RECEIVE, false).unwrap();
                 assert!(!on(Offload::GENERIC_RECEIVE));
                 enable_receive_offload("offload0").unwrap();
                 assert!(on(Offload::GENERIC_RECEIVE));

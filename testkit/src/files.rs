@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 /// A temporary directory of one test, removed at its end.
 ///
-/// What a test left mounted or running in it is what its own assertions tell of.
+/// Mounts and processes that a test left in it are reported by the test's own assertions.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
 

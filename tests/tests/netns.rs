@@ -1,4 +1,4 @@
-//! A rack of an ordinary user: the same memory, without root and over a switch that loses and doubles.
+//! A rack of an ordinary user: the same memory, without root and over a switch that loses and duplicates frames.
 
 use std::fs;
 use std::io::Write;
@@ -53,7 +53,7 @@ impl User {
         }
         let mut child = command.spawn().expect("starts");
         let mut stdin = child.stdin.take().expect("piped");
-        // A command that wants no input ends without having read it.
+        // A command that needs no input ends without having read it.
         let _ = stdin.write_all(input);
         drop(stdin);
         child.wait_with_output().expect("ends")

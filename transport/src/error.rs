@@ -10,7 +10,7 @@ pub enum OpenError {
     /// The port is taken, or binding is not permitted: choose another port or stop its owner.
     #[error("cannot bind UDP port {port}: {error}; another process may own it")]
     Bind {
-        /// The port asked for.
+        /// The requested port.
         port: u16,
         /// The system's error.
         #[source]
@@ -66,7 +66,7 @@ pub enum TransmitError {
         /// Most UDP payload bytes that fit the path to the destination, if the carrier could determine it.
         limit_bytes: Option<usize>,
     },
-    /// No route leads to the destination: the host's routes to the fabric are missing or its link is down.
+    /// There is no route to the destination: the host's routes to the fabric are missing or its link is down.
     #[error(
         "no route to {destination}: {error}; check that the link is up and that the route to the fabric is set up"
     )]

@@ -8,7 +8,7 @@
 //! All system calls are in `udp/sys.rs`, the only file with `unsafe`.
 //!
 //! * `transport`: the trait; `error`: how it fails; `wake`: waking a thread that waits in it.
-//! * `clock`: real and virtual time; [`interface`]: what the system says of an interface.
+//! * `clock`: real and virtual time; [`interface`]: the system's data about an interface.
 
 #![deny(unsafe_code)]
 

@@ -64,7 +64,7 @@ pub struct UdpConfig {
     pub address: Option<Ipv6Addr>,
     /// Receive from and send to this interface only.
     pub device: Option<String>,
-    /// Send through the interface with this index, whatever the routes are.
+    /// Send through the interface with this index, independent of the routes.
     pub interface_index: Option<u32>,
     /// Drop and count datagrams for a destination outside this prefix.
     pub filter: Option<Ipv6Net>,

@@ -114,7 +114,7 @@ mod tests {
             });
             assert!(sleep(&mut carrier) < LONG / 2);
         });
-        sleeps_on(&mut carrier, "nobody woke it again");
+        sleeps_on(&mut carrier, "no further wake-up");
     }
 
     fn sleeps_on(carrier: &mut impl Transport, why: &str) {

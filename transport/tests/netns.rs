@@ -313,7 +313,7 @@ fn what_comes_in_fragments_or_behind_extension_headers_is_dropped() {
         let mut long = vec![0; 512];
         long[..4].copy_from_slice(&[UDP, 63, 0x1e, 253]);
         long[257..259].copy_from_slice(&[0x1e, 253]);
-        // A routing header without remaining segments is skipped, whatever its type.
+        // A routing header without remaining segments is skipped, for every type.
         let routing = [UDP, 0, 200, 0, 0, 0, 0, 0];
         let fragment = |offset: u16, more: u16, identification| {
             let place = (offset | more).to_be_bytes();

@@ -97,7 +97,7 @@ pub struct Tag(pub u8);
 /// The upper part of an allocation's colour; 15 bits, never reused.
 ///
 /// A memory server reserves generations with the controller. It begins with those that no earlier
-/// life of its arena had, and a page whose tags are used up goes on with the next one.
+/// contents of its arena had, and a page whose tags are used up continues with the next one.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ArenaGeneration(u16);
 
@@ -123,7 +123,7 @@ impl ArenaGeneration {
         Self::new(self.0 + 1)
     }
 
-    /// The generation so many further on, [`Self::MAX`] at most.
+    /// The generation `count` after this one, [`Self::MAX`] at most.
     #[must_use]
     pub const fn saturating_add(self, count: u16) -> Self {
         let number = self.0.saturating_add(count);

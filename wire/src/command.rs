@@ -34,7 +34,7 @@ pub enum Command {
     FetchAdd = 13,
     /// Free an allocation, or zero a byte range in place (flag `ZERO`).
     Delete = 14,
-    /// Ask for usage.
+    /// Request the server's usage.
     Stat = 15,
     /// Check that the server responds.
     Ping = 16,

@@ -112,7 +112,7 @@ proptest! {
         prop_assert_eq!(&usage.emit()[..], &bytes[..]);
         bytes.extend(more);
         prop_assert_eq!(Usage::parse(&bytes), Some(usage));
-        // A server of before says nothing of retired pages.
+        // An earlier server does not report retired pages.
         let older = Some(Usage { retired_pages: 0, ..usage });
         prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 8]), older);
         prop_assert_eq!(Usage::parse(&bytes[..USAGE_BYTES - 1]), older);

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Measures in a rack until the measurement is done or interrupted: then the rack is taken down at once, and the
-/// measuring thread ends with the process. It is not asked to stop: checking a flag would be measured as well.
+/// measuring thread ends with the process. It has no cancellation flag: checking one would be measured as well.
 pub(super) fn measure<T: Send + 'static>(
     rack: &Arc<Rack>,
     cancel: &Cancel,

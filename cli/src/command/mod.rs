@@ -4,7 +4,7 @@
 //! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
 //!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
 //! * A running rack: `memory` reads and writes its memory; `operator`, `switch_control` and `controller/ask`
-//!   ask its servers, switch and controller.
+//!   query its servers, switch and controller.
 
 mod bench;
 mod controller;

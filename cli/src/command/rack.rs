@@ -278,18 +278,18 @@ fn list(global: Global) -> anyhow::Result<Exit> {
     }
     let rows = states.into_iter().map(|(name, state)| {
         let state = state.as_ref();
-        let tell =
-            |tell: fn(&RackSpec) -> String| state.map_or_else(String::new, |it| tell(&it.spec));
+        let show =
+            |show: fn(&RackSpec) -> String| state.map_or_else(String::new, |it| show(&it.spec));
         vec![
             name.to_string(),
             state.map_or_else(
                 || "unreadable".to_owned(),
                 |it| format!("{:?}", it.phase).to_lowercase(),
             ),
-            tell(|spec| spec.servers.to_string()),
-            tell(|spec| spec.clients.to_string()),
-            tell(|spec| spec.switch.as_str().to_owned()),
-            tell(|spec| spec.mtu.to_string()),
+            show(|spec| spec.servers.to_string()),
+            show(|spec| spec.clients.to_string()),
+            show(|spec| spec.switch.as_str().to_owned()),
+            show(|spec| spec.mtu.to_string()),
         ]
     });
     output::table(&["rack", "phase", "servers", "clients", "switch", "mtu"], rows.collect())?;

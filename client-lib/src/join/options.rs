@@ -19,7 +19,7 @@ use crate::{Client, EndpointConfig};
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum ServiceStart {
     /// Before the client joins. That fails if another process has the fabric's port on the interface:
-    /// then that one is the endpoint, and joining would expel it. (A client whose own socket has the
+    /// then that process is the endpoint, and joining would expel it. (A client whose own socket has the
     /// fabric's port keeps others out by that, and its service starts on need.)
     #[default]
     AtOnce,
@@ -45,30 +45,30 @@ pub enum ServiceStart {
 /// ```
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// The endpoint's name; the same name is the same node again.
+    /// The endpoint's name; joining again under the same name gives the same node.
     pub name: String,
     /// The tenant.
     pub space: Space,
     /// Where the controller listens, for [`JoinOptions::join`].
     pub controller: Option<String>,
-    /// The local interface that leads to the switch.
+    /// The local interface that is connected to the switch.
     pub interface: String,
     /// Where that interface is connected to the switch.
     pub attachment: Attachment,
-    /// Deadlines and secrecy of the membership.
+    /// Deadlines and encryption of the membership.
     pub membership: Options,
     /// The UDP socket; its device is the interface unless it names one.
     pub carrier: UdpConfig,
     /// When the endpoint's service thread starts.
     pub service: ServiceStart,
-    /// Whether servers are to tell of memory that is given, freed or zeroed ([`Client::notices`]);
-    /// they do once they heard of it, a heartbeat later.
+    /// Whether servers are to send notices of memory that is created, freed or zeroed ([`Client::notices`]);
+    /// they do so once they learned of this request, a heartbeat later.
     pub notices: bool,
-    /// Everything else about the client; who it is and what there is comes from the controller.
+    /// All other settings of the client; its identity and the list of nodes come from the controller.
     pub behaviour: EndpointConfig,
 }
 
-/// [`JoinOptions`] do not say who is to join what; the caller or the environment is at fault.
+/// [`JoinOptions`] do not say which endpoint joins which rack; the caller or the environment is at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionsError {
@@ -79,16 +79,16 @@ pub enum OptionsError {
         variable: &'static str,
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: std::io::Error,
     },
-    /// Something is not said.
+    /// A required option is missing.
     #[error("{what} is missing; set the option, or the variable {variable}")]
     Missing {
-        /// What.
+        /// The option.
         what: &'static str,
-        /// The environment variable that says it.
+        /// The environment variable that sets it.
         variable: &'static str,
     },
     /// The environment asks for TLS, which this build cannot do.
@@ -96,7 +96,7 @@ pub enum OptionsError {
         "{TLS_ROOT_VARIABLE} asks for TLS, which is not built in; build with the feature `tls`, or unset it"
     )]
     NoTls,
-    /// A variable's value is not what it should be.
+    /// A variable's value is invalid.
     #[error("the variable {variable} is invalid: {reason}")]
     Value {
         /// The variable.
@@ -107,8 +107,7 @@ pub enum OptionsError {
 }
 
 impl JoinOptions {
-    /// The usual behaviour for an endpoint of that name in space 1; interface and switch port are to be
-    /// said.
+    /// Default options for an endpoint of that name in space 1; interface and switch port must still be set.
     #[must_use]
     pub fn named(name: impl Into<String>) -> Self {
         let space = Space(1);
@@ -126,7 +125,7 @@ impl JoinOptions {
         }
     }
 
-    /// What the environment says: `BLUEBRIDGE_NAME`, `BLUEBRIDGE_INTERFACE`, `BLUEBRIDGE_SWITCH_PORT`
+    /// Options from the environment: `BLUEBRIDGE_NAME`, `BLUEBRIDGE_INTERFACE`, `BLUEBRIDGE_SWITCH_PORT`
     /// (`3` or `p3`), `BLUEBRIDGE_CONTROLLER` (with or without `http://`), and, if it is not 1,
     /// `BLUEBRIDGE_SPACE`.
     ///
@@ -151,7 +150,7 @@ impl JoinOptions {
             None => Ok(None),
             Some(text) => text.into_string().map(Some).map_err(|_| OptionsError::Value {
                 variable: name,
-                reason: "it is no UTF-8".to_owned(),
+                reason: "it is not UTF-8".to_owned(),
             }),
         };
         let needed = |variable: &'static str, what: &'static str| {
@@ -186,7 +185,7 @@ impl JoinOptions {
         self
     }
 
-    /// The local interface that leads to the switch.
+    /// The local interface that is connected to the switch.
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = name.into();
@@ -208,8 +207,8 @@ impl JoinOptions {
         self
     }
 
-    /// Waits in [`Client::join`] for as long as no controller answers, with pauses of up to a second, and
-    /// warns of it once: for programs that may be started before the controller. Without this, joining
+    /// Waits in [`Client::join`] for as long as no controller responds, with pauses of up to a second, and
+    /// logs a warning once: for programs that may be started before the controller. Without this, joining
     /// ends after [`crate::membership::Options::join_deadline`].
     #[must_use]
     pub const fn wait_for_controller(mut self) -> Self {
@@ -230,7 +229,7 @@ impl JoinOptions {
         Client::join(&controller, self)
     }
 
-    /// Whether all that has no default is said.
+    /// Checks that every option without a default is set.
     pub(super) fn check(&self) -> Result<(), OptionsError> {
         let is_attached = match &self.attachment {
             Attachment::Interface(name) => !name.is_empty(),
@@ -252,7 +251,7 @@ impl JoinOptions {
         Ok(())
     }
 
-    /// The controller as gRPC wants it.
+    /// The controller's address as gRPC expects it.
     pub(super) fn uri(&self, controller: &str) -> String {
         #[cfg(feature = "tls")]
         let scheme = if self.membership.tls.is_some() { "https" } else { "http" };
@@ -318,7 +317,7 @@ impl JoinOptions {
         }
         self.membership.tls = Some(tls);
         self.controller = self.controller.take().map(|text| {
-            // Never in plain, whatever scheme the variable has.
+            // Never without encryption, whatever scheme the variable has.
             format!("https://{}", without_scheme(&text))
         });
         Ok(())

@@ -1,8 +1,8 @@
 //! The leases that a client's thread holds, for the service thread to read.
 //!
-//! Each slot holds the newest word about one lease, so a client that updates a hundred thousand
-//! times a second needs neither a queue nor a wake-up. A slot has one writer at a time and is read
-//! by version: odd while it is written, another for every lease.
+//! Each slot holds the newest state of one lease, so a client that updates a hundred thousand
+//! times a second needs neither a queue nor a wake-up. A slot has one writer at a time, and readers
+//! check its version: it is odd while the slot is written, and different for every lease.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -14,7 +14,7 @@ use bluebridge_wire::{Pointer, address::PAGE_BYTES};
 
 use super::OwnerPolicy;
 
-/// What a lease is to the service.
+/// What the service needs to know about a lease.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Entry {
     /// The first byte.
@@ -22,16 +22,16 @@ pub(crate) struct Entry {
     /// Bytes, inside of one line.
     pub(crate) length: u32,
     pub(crate) epoch: u64,
-    /// By the endpoint's clock.
+    /// Expiry by the endpoint's clock.
     pub(crate) expires_at: Timestamp,
-    /// What the home granted, in milliseconds.
+    /// The duration that the home granted, in milliseconds.
     pub(crate) granted_ms: u16,
     /// No RENEW is sent after this moment.
     pub(crate) renew_until: Timestamp,
     pub(crate) policy: OwnerPolicy,
-    /// Its COMMIT is under way.
+    /// Its COMMIT is in progress.
     pub(crate) is_ending: bool,
-    /// The guard is gone and its ABORT was not answered.
+    /// The guard was dropped and its ABORT got no response.
     pub(crate) is_abandoned: bool,
 }
 
@@ -65,25 +65,25 @@ pub(crate) struct SlotId {
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 const ABANDONED: u8 = 2;
-/// The service is done with an abandoned lease; its client takes the slot back.
+/// The service has finished with an abandoned lease; its client can use the slot again.
 const RETURNED: u8 = 3;
 const ENDING: u8 = 4;
 
-/// One lease. Two cache lines, so that neighbours do not share one.
+/// One lease. It takes two whole cache lines, so that neighbours do not share one.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot {
     version: AtomicU32,
     state: AtomicU8,
     policy: AtomicU8,
-    /// The length above, the granted milliseconds below.
+    /// The length in the upper half, the granted milliseconds in the lower half.
     extent: AtomicU64,
     high: AtomicU64,
     low: AtomicU64,
     epoch: AtomicU64,
     expires_at: AtomicU64,
     renew_until: AtomicU64,
-    /// Of the service alone: until when it renewed the lease, and of which version.
+    /// Written by the service alone: until when it renewed the lease, and of which version.
     renewed_version: AtomicU32,
     renewed_until: AtomicU64,
 }
@@ -106,7 +106,7 @@ const fn policy_of(code: u8) -> OwnerPolicy {
     }
 }
 
-/// What a lease's range held when it was leased.
+/// The contents of a lease's range when it was leased.
 #[derive(Debug, Default)]
 struct Contents {
     version: u32,
@@ -121,11 +121,11 @@ pub(crate) struct Ledger {
     contents: Box<[Mutex<Contents>]>,
     /// Slots from here on were never used.
     used_count: AtomicU32,
-    /// Leases that were ever held.
+    /// Number of leases since the start.
     held_count: AtomicU64,
-    /// The shortest lease that was held since the service looked, in milliseconds.
+    /// The shortest lease since the service's last check, in milliseconds.
     shortest_ms: AtomicU64,
-    /// 1 when the client is gone.
+    /// 1 when the client has ended.
     closed: AtomicU8,
 }
 
@@ -146,12 +146,12 @@ impl Ledger {
         u16::try_from(self.used_count.load(Ordering::Acquire)).unwrap_or(u16::MAX)
     }
 
-    /// How many leases were ever held.
+    /// Number of leases since the start.
     pub(super) fn held_count(&self) -> u64 {
         self.held_count.load(Ordering::Relaxed)
     }
 
-    /// The shortest lease that was held since the last call, in milliseconds; `None` without any.
+    /// The shortest lease since the last call, in milliseconds; `None` if there was none.
     pub(super) fn take_shortest(&self) -> Option<u64> {
         let shortest = self.shortest_ms.swap(u64::MAX, Ordering::Relaxed);
         (shortest != u64::MAX).then_some(shortest)
@@ -162,7 +162,7 @@ impl Ledger {
     }
 
     /// A slot's lease and its version; `None` while there is none, or while it is written (the
-    /// writer sees to it that the service looks again if that matters).
+    /// writer makes sure that the service checks again if that matters).
     pub(super) fn read(&self, index: u16) -> Option<(u32, Entry)> {
         let slot = self.slots.get(usize::from(index))?;
         let version = slot.version.load(Ordering::Acquire);
@@ -178,7 +178,7 @@ impl Ledger {
         let renew_until = Timestamp::from_nanos(slot.renew_until.load(Ordering::Relaxed));
         let policy = policy_of(slot.policy.load(Ordering::Relaxed));
         let renewed = self.renewed(SlotId { index, version });
-        // The fields above are of this version only if it is still the slot's.
+        // The fields above belong to this version only if the slot still has it.
         fence(Ordering::Acquire);
         if slot.version.load(Ordering::Relaxed) != version {
             return None;
@@ -198,7 +198,7 @@ impl Ledger {
         Some((version, entry))
     }
 
-    /// Shows what a lease's range held when it was leased, if its client gave that.
+    /// Passes the contents that a lease's range had when it was leased, if its client stored them.
     pub(super) fn with_contents(&self, index: u16, version: u32, look: impl FnOnce(&[u8])) {
         let Some(contents) = self.contents.get(usize::from(index)) else { return };
         let contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +207,7 @@ impl Ledger {
         }
     }
 
-    /// Tells the client until when its lease was renewed.
+    /// Records for the client until when its lease was renewed.
     pub(super) fn note_renewal(&self, index: u16, version: u32, until: Timestamp) {
         let Some(slot) = self.slots.get(usize::from(index)) else { return };
         slot.renewed_version.store(0, Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl Ledger {
         slot.renewed_version.store(version, Ordering::Release);
     }
 
-    /// Gives the slot of an abandoned lease back.
+    /// Returns the slot of an abandoned lease.
     pub(super) fn give_back(&self, index: u16, version: u32) {
         let Some(slot) = self.slots.get(usize::from(index)) else { return };
         if slot.version.load(Ordering::Acquire) == version {
@@ -253,12 +253,11 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(ledger: std::sync::Arc<Ledger>) -> Self {
         let count = u16::try_from(ledger.slots.len()).unwrap_or(u16::MAX);
-        // The lowest slots are used first and again, so that the service reads few.
+        // The lowest slots are reused first, so that the service reads few.
         Self { ledger, free: (0..count).rev().collect() }
     }
 
-    /// Writes a lease down, and what its range held if that may be served; `None` if there is no
-    /// room.
+    /// Records a lease, and the contents of its range if they may be served; `None` if no slot is free.
     pub(crate) fn hold(&mut self, entry: &Entry, committed: &[u8]) -> Option<SlotId> {
         if self.free.is_empty() {
             self.take_back();
@@ -283,13 +282,13 @@ impl Writer {
         if ledger.shortest_ms.load(Ordering::Relaxed) > granted {
             ledger.shortest_ms.store(granted, Ordering::Relaxed);
         }
-        // This thread alone counts.
+        // Only this thread changes the counter.
         let held = ledger.held_count.load(Ordering::Relaxed);
         ledger.held_count.store(held + 1, Ordering::Relaxed);
         Some(SlotId { index, version })
     }
 
-    /// Strikes a lease out.
+    /// Removes a lease.
     pub(crate) fn release(&mut self, id: SlotId) {
         let Some(slot) = self.slot(id) else { return };
         slot.version.store(id.version.wrapping_add(1), Ordering::Relaxed);
@@ -299,7 +298,7 @@ impl Writer {
         self.free.push(id.index);
     }
 
-    /// Says that the COMMIT of a lease is under way.
+    /// Records that the COMMIT of a lease is in progress.
     pub(crate) fn begin_end(&self, id: SlotId) {
         if let Some(slot) = self.slot(id) {
             slot.state.store(ENDING, Ordering::Release);
@@ -313,8 +312,8 @@ impl Writer {
         }
     }
 
-    /// Takes the slots of abandoned leases back though no service is done with them: there is none
-    /// any more.
+    /// Reclaims the slots of abandoned leases although no service has finished with them, because the
+    /// service has ended.
     pub(crate) fn reclaim(&mut self) {
         for (index, slot) in (0..).zip(&self.ledger.slots) {
             if matches!(slot.state.load(Ordering::Acquire), ABANDONED | RETURNED) {

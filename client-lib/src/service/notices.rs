@@ -1,4 +1,4 @@
-//! Notices of the space: memory that was freed, zeroed or given.
+//! Notices of the space: memory that was freed, zeroed or created.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -9,7 +9,7 @@ use std::sync::{
 
 use bluebridge_protocol::owner::Notice;
 
-/// Notices that wait in a subscription at most.
+/// The most notices that can wait in a subscription.
 pub const NOTICES_WAITING_MAX: usize = 1024;
 
 /// A subscription to the space's notices.
@@ -26,7 +26,7 @@ impl Notices {
         self.receiver.try_recv().ok()
     }
 
-    /// The next notice; `None` if none came in time, or the service ended.
+    /// The next notice; `None` if none arrived in time, or the service ended.
     #[must_use]
     pub fn next_within(&self, timeout: Duration) -> Option<Notice> {
         self.receiver.recv_timeout(timeout).ok()
@@ -39,7 +39,7 @@ impl Notices {
     }
 }
 
-/// Who takes notices.
+/// The subscribers.
 #[derive(Debug, Default)]
 pub(super) struct Subscribers(Mutex<Vec<Subscriber>>);
 
@@ -55,13 +55,13 @@ impl Subscribers {
         let lost_count = Arc::<AtomicU64>::default();
         let subscriber = Subscriber { sender, lost_count: Arc::clone(&lost_count) };
         let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without notices, nothing else removes subscribers that are gone.
+        // If no notices arrive, nothing else removes subscriptions that were dropped.
         subscribers.retain(|other| Arc::strong_count(&other.lost_count) > 1);
         subscribers.push(subscriber);
         Notices { receiver, lost_count }
     }
 
-    /// Hands a notice to all; who has no room loses it, and who is gone is forgotten.
+    /// Passes a notice to all subscriptions; a full one loses it, and one that was dropped is removed.
     pub(super) fn notify(&self, notice: Notice) {
         let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.retain(|subscriber| match subscriber.sender.try_send(notice) {

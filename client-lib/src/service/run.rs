@@ -1,4 +1,4 @@
-//! The service thread's loop: look at the leases, do what is due, say when the next look is, sleep.
+//! The service thread's loop: check the leases, do what is due, publish when the next check is, sleep.
 
 use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
@@ -15,19 +15,19 @@ use bluebridge_wire::{Datagram, UDP_PORT};
 use super::{END_DEADLINE, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
 use crate::{config::EndpointConfig, drive::outgoing, work::NoMemory};
 
-/// Operations that the service has under way at once.
+/// Operations that the service can have in flight at once.
 const OPERATION_COUNT: u16 = 256;
 
-/// Servers that the service talks to at once.
+/// Servers with which the service can have sessions at once.
 const SERVER_COUNT: u16 = 64;
 
-/// How long the thread sleeps at most.
+/// The longest sleep of the thread.
 const SLEEP: Duration = Duration::from_secs(60);
 
 /// When a RENEW that could not be sent, or was refused for now, is tried again.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Clients of one endpoint that the service knows at most: what a token has room for.
+/// The most clients of one endpoint: as many as fit in a token.
 const LEDGER_COUNT_MAX: usize = 1 << 16;
 
 /// The thread's state.
@@ -37,7 +37,7 @@ pub(super) struct Serving<T> {
     owner: Owner,
     shared: Arc<Shared>,
     tenants: Vec<Option<Known>>,
-    /// Ledgers that were ever taken in.
+    /// Number of ledgers added since the start.
     ledger_count: u64,
 }
 
@@ -46,7 +46,7 @@ struct Known {
     ledger: Arc<Ledger>,
     leases: Vec<KnownLease>,
     held_count: u64,
-    /// RENEWs and ABORTs under way, also of leases that ended since.
+    /// RENEWs and ABORTs in flight, also of leases that ended meanwhile.
     under_way: usize,
 }
 
@@ -55,17 +55,17 @@ struct Known {
 struct KnownLease {
     version: u32,
     entry: Option<Entry>,
-    /// A RENEW or the ABORT is under way.
+    /// A RENEW or the ABORT is in flight.
     is_busy: bool,
-    /// Nothing more is to be done for it.
+    /// Nothing remains to be done for it.
     is_over: bool,
     not_before: Timestamp,
-    /// Until when the owner's side holds it; the start of time if it does not.
+    /// Until when the owner's state machine holds it; time zero if it does not.
     held_until: Timestamp,
 }
 
 impl Known {
-    /// Whether the client is gone, and nothing is left to be done for it.
+    /// Whether the client has ended, and nothing is left to be done for it.
     fn is_gone(&self) -> bool {
         let is_open = |lease: &KnownLease| {
             lease.entry.is_some_and(|entry| entry.is_abandoned) && !lease.is_over
@@ -96,7 +96,7 @@ impl KnownLease {
 }
 
 impl KnownLease {
-    /// Tells the owner's side of the lease, or of its extension.
+    /// Passes the lease, or its extension, to the owner's state machine.
     fn hold(&mut self, owner: &mut Owner, now: Timestamp, index: u16, ledger: &Ledger) {
         let Some(entry) = self.entry else { return };
         let is_new = self.held_until == Timestamp::default();
@@ -111,7 +111,7 @@ impl KnownLease {
                 };
                 let committed = bytes.map(|bytes| Committed { start, bytes });
                 let policy = Some(entry.policy);
-                // A page that it has no room for, it sends home.
+                // Requests for a page that does not fit are sent to the home.
                 let _ = owner.hold(now, page, entry.epoch, entry.expires_at, policy, committed);
             }
         };
@@ -122,7 +122,7 @@ impl KnownLease {
         }
     }
 
-    /// Tells the owner's side that the lease is over.
+    /// Passes the end of the lease to the owner's state machine.
     fn let_go(&mut self, owner: &mut Owner) {
         if self.held_until == Timestamp::default() {
             return;
@@ -136,7 +136,7 @@ impl KnownLease {
 
 impl<T: Transport> Serving<T> {
     pub(super) fn new(config: &EndpointConfig, transport: T, shared: Arc<Shared>) -> Self {
-        // Its own source address and nonces: its replies are none of the clients'.
+        // Its own source address and nonces, so that its replies are not taken for the clients'.
         let own = EndpointConfig::new(config.space, config.node, config.incarnation);
         let own = EndpointConfig {
             piece_bytes: config.piece_bytes,
@@ -174,7 +174,7 @@ impl<T: Transport> Serving<T> {
         self.transport.now()
     }
 
-    /// Takes in what the clients hold; answers when to look again though nothing is due.
+    /// Reads which leases the clients hold; returns when to check again even if nothing is due.
     fn look(&mut self, now: Timestamp) -> Timestamp {
         count(&self.shared.counts.looks);
         self.admit();
@@ -183,7 +183,7 @@ impl<T: Transport> Serving<T> {
             let held_count = tenant.ledger.held_count();
             if held_count != tenant.held_count {
                 tenant.held_count = held_count;
-                // A client at work holds the next lease soon: who looks before half of it is over
+                // An active client will hold its next lease soon: a thread that checks before half of it is over
                 // need not be woken.
                 let shortest = tenant.ledger.take_shortest().unwrap_or(1000);
                 next = next.min(now + Duration::from_micros(shortest.max(1) * 400));
@@ -193,7 +193,7 @@ impl<T: Transport> Serving<T> {
         next
     }
 
-    /// Takes in new clients, and forgets those that are gone.
+    /// Adds new clients, and removes those that have ended.
     fn admit(&mut self) {
         let ledger_count = self.shared.ledger_count.load(Ordering::Acquire);
         if ledger_count != self.ledger_count {
@@ -205,7 +205,7 @@ impl<T: Transport> Serving<T> {
                     self.tenants.push(None);
                 }
                 let place = free.unwrap_or(self.tenants.len() - 1);
-                // The leases of more clients than there is room for run out by themselves.
+                // The leases of clients that do not fit expire without renewal.
                 if let Some(place @ None) = self.tenants.get_mut(place) {
                     *place = Some(known);
                 }
@@ -220,7 +220,7 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    /// Compares what is known with the ledgers.
+    /// Compares the known leases with the ledgers.
     fn sync(&mut self, now: Timestamp) {
         let is_serving = self.shared.is_serving;
         for tenant in self.tenants.iter_mut().flatten() {
@@ -241,7 +241,7 @@ impl<T: Transport> Serving<T> {
                         }
                         known.entry = Some(entry);
                         known.is_over |= entry.expires_at <= now && !known.is_busy;
-                        // It may have been over long before it was abandoned.
+                        // It may have expired long before it was abandoned.
                         if known.is_over && entry.is_abandoned {
                             tenant.ledger.give_back(index, version);
                         }
@@ -256,7 +256,7 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    /// Begins what is due.
+    /// Starts the operations that are due.
     fn act(&mut self, now: Timestamp) {
         for (tenant, known) in (0_u64..).zip(&mut self.tenants) {
             let Some(known) = known else { continue };
@@ -280,8 +280,8 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    /// Says when the thread looks next, and looks once more: a client that saw what was said
-    /// before may have relied on it. It may be a new client.
+    /// Publishes when the thread checks next, and checks once more: a client that saw the previous
+    /// value may have relied on it. It may be a new client.
     fn promise(&mut self, look_at: Timestamp, stop_at: Option<Timestamp>) -> Timestamp {
         let mut until = self.due(look_at).min(stop_at.unwrap_or(Timestamp::MAX));
         loop {
@@ -316,12 +316,11 @@ impl<T: Transport> Serving<T> {
         let until = until.min(now + SLEEP).as_nanos().max(1);
         let wait = Wait::until(Timestamp::from_nanos(until));
         let received = self.transport.receive(wait).map_err(|error| error.to_string())?;
-        // From here on a client need not wake it: it looks before it sleeps.
+        // From here on a client need not wake this thread: it checks before it sleeps.
         self.shared.next_look.store(0, Ordering::Relaxed);
         let now = self.now();
         if received > 0 {
-            // A request that was redirected here is about a lease of just now, perhaps the first of
-            // its client.
+            // A redirected request is about a recent lease, perhaps the first one of its client.
             self.admit();
             self.sync(now);
         }
@@ -330,15 +329,15 @@ impl<T: Transport> Serving<T> {
         }
         self.requester.handle_timeout(now);
         self.owner.handle_timeout(now);
-        let somebody_waits = self.owner.waiting_count() > 0;
-        self.shared.release_matters.store(somebody_waits, Ordering::Relaxed);
+        let has_waiters = self.owner.waiting_count() > 0;
+        self.shared.release_matters.store(has_waiters, Ordering::Relaxed);
         while let Some(completion) = self.requester.poll_completion() {
             self.settle(now, &completion);
         }
         Ok(())
     }
 
-    /// Takes in one datagram.
+    /// Handles one datagram.
     fn take(&mut self, now: Timestamp, index: usize) {
         let incoming = self.transport.incoming(index);
         let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);
@@ -359,7 +358,7 @@ impl<T: Transport> Serving<T> {
         }
     }
 
-    /// Takes note of the end of a RENEW or an ABORT.
+    /// Records the end of a RENEW or an ABORT.
     fn settle(&mut self, now: Timestamp, completion: &Completion) {
         let token = completion.token;
         let part = |shift: u32, mask: u64| usize::try_from(token >> shift & mask).unwrap_or(0);
@@ -370,7 +369,7 @@ impl<T: Transport> Serving<T> {
         let Some(lease) = tenant.leases.get_mut(slot) else { return };
         let version = u32::try_from(token & u64::from(u32::MAX)).unwrap_or(0);
         let Some(entry) = lease.entry.as_mut().filter(|_| lease.version == version) else {
-            // The guard ended meanwhile, so what came of its RENEW does not matter.
+            // The guard ended meanwhile, so the result of its RENEW does not matter.
             return;
         };
         lease.is_busy = false;
@@ -392,7 +391,7 @@ impl<T: Transport> Serving<T> {
                 lease.is_over = entry.expires_at <= now;
             }
         }
-        // The operation of an abandoned lease may have been the RENEW before.
+        // The operation that ended may have been a RENEW from before the lease was abandoned.
         let is_settled = lease.is_over || matches!(&completion.result, Ok(Answer::Done));
         if entry.is_abandoned && is_settled {
             lease.is_over = true;
@@ -404,7 +403,7 @@ impl<T: Transport> Serving<T> {
         while let Some(transmit) = self.requester.poll_transmit(now, &NoMemory) {
             let origin = transmit.origin;
             match self.transport.transmit(&[outgoing(&transmit)]) {
-                // A busy carrier's datagram is sent again when its timer runs out.
+                // A datagram that a busy carrier did not take is sent again when its timer expires.
                 Ok(_) | Err(TransmitError::Socket(_)) => {}
                 Err(
                     TransmitError::Refused { .. }
@@ -413,7 +412,7 @@ impl<T: Transport> Serving<T> {
                 ) => self.requester.transmit_refused(now, origin, 1),
             }
         }
-        // Before the responses are sent, so that a client with a response finds it counted.
+        // Published before the responses are sent, so that a client that has a response finds it counted.
         self.shared.counts.show(self.owner.counters());
         while let Some(reply) = self.owner.poll_transmit() {
             let reply = Outgoing {
@@ -423,21 +422,21 @@ impl<T: Transport> Serving<T> {
                 header: reply.head,
                 data: reply.data,
             };
-            // A client without a response asks the home.
+            // A client without a response retries at the home.
             if matches!(self.transport.transmit(&[reply]), Ok(1..)) {
                 count(&self.shared.counts.answered);
             }
         }
     }
 
-    /// Whether an ABORT is still to be sent or answered.
+    /// Whether an ABORT is still to be sent, or its response is still missing.
     fn is_needed(&self) -> bool {
         let leases = self.tenants.iter().flatten().flat_map(|tenant| &tenant.leases);
         let mut open = leases.filter_map(|lease| lease.entry.filter(|_| !lease.is_over));
         open.any(|entry| entry.is_abandoned)
     }
 
-    /// Closes the sessions, so that the servers need not wait for them to idle out.
+    /// Closes the sessions, so that the servers need not wait until they expire.
     fn say_goodbye(&mut self) {
         let now = self.now();
         self.requester.cancel_all();
@@ -503,7 +502,7 @@ mod tests {
 
     /// An endpoint's service without its thread, and the switch's side of it.
     fn endpoint(hub: &Hub, owner: NodeId, home: NodeId) -> Serving<MemoryTransport> {
-        // The switch leads requests for the home to the owner.
+        // The switch forwards requests for the home to the owner.
         let mut carrier = hub.attach(UDP_PORT, &[prefix(owner), prefix(home)]).expect("room");
         let shared = Arc::new(Shared {
             waker: carrier.waker().expect("a queue has one"),
@@ -571,7 +570,7 @@ mod tests {
         let mut serving = endpoint(&Hub::new(16), NodeId(1000), home);
         let look_at = serving.look(serving.now());
         assert_eq!(look_at, Timestamp::MAX, "no client has a lease");
-        // The client sees that the thread is awake, and relies on it to look once more.
+        // The client sees that the thread is awake, and relies on it to check once more.
         assert_eq!(serving.shared.next_look.load(Ordering::Relaxed), 0);
         let (_writer, lease) = first_lease(&serving, page_of(home));
         assert_eq!(serving.promise(look_at, None), lease.renew_at(), "it sleeps no longer");

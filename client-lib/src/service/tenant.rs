@@ -28,15 +28,15 @@ impl Tenant {
         &self.service
     }
 
-    /// Tells of a lease; `None` if there is no room.
+    /// Records a lease; `None` if no slot is free.
     pub(crate) fn hold(&mut self, entry: &Entry, committed: &[u8]) -> Option<SlotId> {
         let id = match self.writer.hold(entry, committed) {
             None if self.reclaim() => self.writer.hold(entry, committed)?,
             id => id?,
         };
         let shared = &self.service.handle.shared;
-        // The thread says when it looks next, then looks at the slots once more; either it sees
-        // the slot, or this thread sees what it said.
+        // The service thread publishes when it checks next, then checks the slots once more; either it sees
+        // the slot, or this thread sees the published time.
         fence(Ordering::SeqCst);
         if entry.renew_at().as_nanos() < shared.next_look.load(Ordering::Relaxed) {
             shared.wake();
@@ -44,21 +44,21 @@ impl Tenant {
         Some(id)
     }
 
-    /// Tells that a lease's COMMIT is about to be sent: it is still renewed, but nobody is told of it
-    /// any more, nor served what was there before.
+    /// Records that a lease's COMMIT is about to be sent: the lease is still renewed, but no request is
+    /// made to wait for it any more, nor served the old contents.
     pub(crate) fn begin_end(&self, id: SlotId) {
         self.writer.begin_end(id);
-        self.tell_end();
+        self.wake_for_waiters();
     }
 
-    /// Tells that a lease is over.
+    /// Records that a lease is over.
     pub(crate) fn release(&mut self, id: SlotId) {
         self.writer.release(id);
-        self.tell_end();
+        self.wake_for_waiters();
     }
 
     /// Wakes the thread if a request waits there for a lease to end.
-    fn tell_end(&self) {
+    fn wake_for_waiters(&self) {
         fence(Ordering::SeqCst);
         let shared = &self.service.handle.shared;
         if shared.release_matters.load(Ordering::Relaxed) {
@@ -77,13 +77,13 @@ impl Tenant {
         self.writer.renewed(id)
     }
 
-    /// How many more leases there is room for.
+    /// How many more leases fit.
     pub(crate) fn room(&mut self) -> usize {
         self.reclaim();
         self.writer.room()
     }
 
-    /// Takes back what was left to a thread that has ended; false if it goes on.
+    /// Reclaims what was left to a service thread that has ended; false if it still runs.
     fn reclaim(&mut self) -> bool {
         let has_ended = self.service.handle.shared.failure.get().is_some();
         if has_ended {
@@ -108,7 +108,7 @@ mod tests {
         let config = EndpointConfig::new(Space(1), NodeId(1000), 1);
         let service = Service::start(&config, carrier).expect("a thread");
         let shared = Arc::clone(&service.handle.shared);
-        shared.fail("the test wants it".to_owned());
+        shared.fail("the test needs it".to_owned());
         for _ in 0..10 {
             let tenant = Tenant::new(service.clone(), 1);
             assert_eq!(Arc::strong_count(&tenant.writer.ledger), 1, "it has no other user");

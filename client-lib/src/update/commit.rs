@@ -1,4 +1,4 @@
-//! The end of an update: its lines one after the other, or none.
+//! The end of an update: its lines are committed one after the other, or none is.
 
 use core::time::Duration;
 
@@ -38,7 +38,7 @@ impl<T: Transport> Client<T> {
             let answer = self.run_single(commit, self.deadline);
             match &answer {
                 Ok(_) | Err(Error::LeaseLost { .. }) => self.release(&part),
-                // The lease may still be valid; no client should wait for its end longer than necessary.
+                // The lease may still be valid; other clients should not wait for its end longer than necessary.
                 Err(_) => self.abandon(&part),
             }
             match answer {
@@ -62,7 +62,7 @@ impl<T: Transport> Client<T> {
         result
     }
 
-    /// Gives all parts free.
+    /// Releases the leases of all parts.
     pub(super) fn abort_update(&mut self, mut held: Vec<Held>) -> Result<(), Error> {
         let result = self.abort_held(&mut held, self.deadline);
         self.recycle(held);
@@ -85,7 +85,7 @@ impl<T: Transport> Client<T> {
         sweep.result()
     }
 
-    /// Sends the ABORTs; what is not answered is left to the service.
+    /// Sends the ABORTs; those without a response are left to the service.
     pub(super) fn abort_held(
         &mut self,
         held: &mut [Held],
@@ -104,7 +104,7 @@ impl<T: Transport> Client<T> {
         ran.and(swept)
     }
 
-    /// How long all leases hold.
+    /// How long all leases are valid.
     pub(super) fn time_left(&self, held: &[Held]) -> Duration {
         let now = self.driver.now();
         let ends = held.iter().map(|part| {

@@ -26,7 +26,7 @@ impl<'a> UpdateRequest<'a> {
 }
 
 /// [`crate::Update`] of several ranges: all are held, or none.
-#[must_use = "dropping an update gives it up"]
+#[must_use = "dropping an update aborts it"]
 pub struct UpdateMany<'a, 'b, T: Transport = UdpTransport> {
     client: &'a mut Client<T>,
     ranges: &'a mut [UpdateRequest<'b>],
@@ -35,11 +35,11 @@ pub struct UpdateMany<'a, 'b, T: Transport = UdpTransport> {
 
 impl<T: Transport> Client<T> {
     /// [`Client::update`] of several ranges, all or none: their lines are leased in the order of
-    /// the addresses, whatever order the ranges have.
+    /// the addresses, whatever the order of the ranges.
     ///
     /// # Errors
-    /// [`Error::SharedPage`] if two ranges touch the same page; as [`Client::update`]. Nothing is leased
-    /// then, and the buffers' contents are unspecified.
+    /// [`Error::SharedPage`] if two ranges touch the same page; otherwise as [`Client::update`]. After an
+    /// error nothing is leased, and the buffers' contents are unspecified.
     pub fn update_many<'a, 'b>(
         &'a mut self,
         ranges: &'a mut [UpdateRequest<'b>],
@@ -101,7 +101,7 @@ fn plan(ranges: &[UpdateRequest<'_>], parts: &mut Vec<Held>) -> Result<(), Error
 }
 
 impl<T: Transport> UpdateMany<'_, '_, T> {
-    /// The bytes of a range, by its place among the requests.
+    /// The bytes of a range, by its index among the requests.
     ///
     /// # Panics
     /// If there is no such range.
@@ -110,7 +110,7 @@ impl<T: Transport> UpdateMany<'_, '_, T> {
         self.ranges[range].buffer
     }
 
-    /// Writes all ranges back and gives them free; as [`crate::Update::commit`].
+    /// Writes all ranges back and releases their leases; as [`crate::Update::commit`].
     ///
     /// # Errors
     /// As [`crate::Update::commit`]; [`Error::PartlyCommitted`] says up to which address the ranges were
@@ -124,7 +124,7 @@ impl<T: Transport> UpdateMany<'_, '_, T> {
         })
     }
 
-    /// Gives all ranges free as they were.
+    /// Leaves all ranges as they were and releases their leases.
     ///
     /// # Errors
     /// As [`crate::Update::abort`].

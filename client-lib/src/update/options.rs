@@ -1,20 +1,20 @@
-//! How an update is made.
+//! Options of an update.
 
 use core::time::Duration;
 
 use crate::service::OwnerPolicy;
 
-/// How an update is made.
+/// Options of an update.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UpdateOptions {
-    /// How long the lease is to be, up to 65 s, rounded up to a millisecond; `None`: what the server
-    /// gives by itself (1 s). The server may grant less (at most 10 s by default).
+    /// The requested duration of the lease, up to 65 s, rounded up to a millisecond; `None`: the server's
+    /// default (1 s). The server may grant less (at most 10 s by default).
     pub lease: Option<Duration>,
-    /// What the service thread answers others who are sent here by the switch.
+    /// How the service thread responds to requests of others that the switch redirects here.
     pub owner_policy: OwnerPolicy,
     /// For how long after the UPDATE the service thread renews the lease.
     pub renew_limit: Duration,
-    /// Whether to wait, until the call's deadline, for a lease that another has.
+    /// Whether to wait, until the call's deadline, for a lease of another holder.
     pub wait: bool,
 }
 
@@ -30,7 +30,7 @@ impl Default for UpdateOptions {
 }
 
 impl UpdateOptions {
-    /// As it travels; 0 is the server's default.
+    /// The duration as it is sent, in milliseconds; 0 is the server's default.
     pub(super) fn lease_ms(&self) -> u16 {
         let Some(lease) = self.lease else { return 0 };
         let milliseconds = lease.as_nanos().div_ceil(1_000_000).max(1);

@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl<T: Transport> Client<T> {
-    /// Reads `buffer.len()` bytes; of pages that are being updated, the contents that were committed last.
-    /// Answers whether there were any.
+    /// Reads `buffer.len()` bytes; of pages that are being updated, the last committed contents.
+    /// Returns whether there were such pages.
     ///
     /// # Errors
     /// [`Error`]; the buffer's contents are then unspecified.
@@ -25,7 +25,7 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// A READ that takes the last committed contents.
+/// A READ that accepts the last committed contents.
 struct StaleRead<'a> {
     read: ReadRequest<'a>,
     is_stale: bool,

@@ -19,6 +19,6 @@ impl Work for Closing {
         Ok((Operation::Close { server }, None))
     }
 
-    /// A server that does not answer ends the session by itself.
+    /// A server that does not respond ends the session itself, when it expires.
     fn settle(&mut self, _task: usize, _number: u32, _result: Result<Answer, Error>) {}
 }

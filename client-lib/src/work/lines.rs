@@ -42,7 +42,7 @@ pub(crate) fn piece(pointer: Pointer, length: u64, line: u32) -> Result<(Pointer
     Ok((start, length))
 }
 
-/// Where one line's part of a range is in the caller's memory.
+/// The position of one line's part of a range in the caller's memory.
 pub(crate) fn bytes(pointer: Pointer, length: u64, line: u32) -> Range<usize> {
     let part = part(pointer, length, line);
     let at = |offset: u64| usize::try_from(offset.min(length)).unwrap_or(usize::MAX);

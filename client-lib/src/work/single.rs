@@ -6,7 +6,7 @@ use bluebridge_wire::Pointer;
 use super::Work;
 use crate::error::Error;
 
-/// One operation, with what it sends and where its answer's bytes go.
+/// One operation, with the bytes that it sends and the buffer for those that it receives.
 pub(crate) struct Single<'a> {
     operation: Operation,
     pointer: Option<Pointer>,
@@ -26,7 +26,7 @@ impl<'a> Single<'a> {
         Self { operation, pointer, outgoing, incoming, result: None }
     }
 
-    /// How it ended, once the driver has run it.
+    /// The result, once the driver has run it.
     pub(crate) fn result(self) -> Result<Answer, Error> {
         self.result.unwrap_or(Err(Error::Length))
     }

@@ -9,7 +9,7 @@ use crate::{error::Error, update::Held};
 /// What is done with the leases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SweepKind {
-    /// They are given up.
+    /// They are released.
     Abort,
     /// They are extended by as long as they were granted for.
     Renew,

@@ -1,4 +1,4 @@
-//! Ranges that go to the caller's memory, come from there, or are zeroed.
+//! Ranges that are read into the caller's memory, written from it, or zeroed.
 
 use bluebridge_protocol::requester::{Answer, Operation};
 use bluebridge_wire::Pointer;
@@ -6,7 +6,7 @@ use bluebridge_wire::Pointer;
 use super::{Work, lines};
 use crate::error::Error;
 
-/// A range of bytes that goes to the caller's memory, comes from there, or is zeroed.
+/// A range of bytes that is read into the caller's memory, written from it, or zeroed.
 pub(crate) trait Transfer {
     fn pointer(&self) -> Pointer;
 
@@ -29,7 +29,7 @@ pub(crate) trait Transfer {
     /// A line's operation ended.
     fn settle(&mut self, line: u32, result: Result<Answer, Error>);
 
-    /// Whether the other lines of it are of no use any more.
+    /// Whether its other lines are useless now.
     fn is_failed(&self) -> bool;
 }
 
@@ -75,9 +75,9 @@ impl<R: Transfer> Work for Transfers<'_, R> {
     }
 }
 
-/// What is known of the first page of a range.
+/// What is known about the first page of a range.
 ///
-/// An allocation is freed as a whole. So if the first page is there and a later one is not, the range
+/// An allocation is freed as a whole. So if the first page exists and a later one does not, the range
 /// goes past the end of its allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RangeStart {
@@ -88,7 +88,7 @@ impl RangeStart {
     /// Nothing is known yet.
     pub(crate) const UNKNOWN: Self = Self { is_there: false };
 
-    /// Takes in how a line of a range ended; keeps the first error, and of memory that is not there the
+    /// Takes the result of a line of a range; keeps the first error, and for missing memory the
     /// lowest address.
     pub(crate) fn settle(
         &mut self,

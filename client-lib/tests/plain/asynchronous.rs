@@ -1,4 +1,4 @@
-//! The async face against real memory nodes.
+//! The async client against real memory nodes.
 #![cfg(feature = "tokio")]
 
 use core::time::Duration;
@@ -64,12 +64,12 @@ async fn a_dropped_call_leaves_the_others_alone() -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Error> {
+async fn a_finished_call_returns_while_others_of_the_round_wait() -> Result<(), Error> {
     let rack = LocalRack::start(&[NodeId(1)], 1 << 20);
     let client = client_with(&rack, Duration::from_secs(3));
     let region = client.create(20_000, None).await?;
     let nowhere = Pointer { node: NodeId(9), ..region.base() };
-    // What is queued while the first READ waits for nobody is one round.
+    // What is queued while the first READ waits for an absent node is one round.
     let (held, slow) = (client.read(nowhere, 1), client.read(nowhere, 1));
     let quick = async {
         let (read, write) = tokio::join!(
@@ -94,7 +94,7 @@ async fn who_is_done_is_told_while_others_of_the_round_wait() -> Result<(), Erro
     });
     held.expect_err("there is no such node");
     assert_eq!(read?.0, 20_000);
-    assert!(!slow_first, "who was done waited for the slowest of the round");
+    assert!(!slow_first, "a finished call waited for the slowest of the round");
     slow.await.expect_err("there is no such node");
     Ok(())
 }

@@ -65,7 +65,7 @@ fn ranges_of_any_length_and_alignment_keep_their_bytes() {
         }
         client.delete(region).expect("it is ours");
     }
-    let usage = client.stat(NodeId(1)).expect("it answers");
+    let usage = client.stat(NodeId(1)).expect("it responds");
     assert_eq!(usage.used_pages, 0, "nothing is left");
     client.close().expect("the carrier works");
 }
@@ -99,9 +99,9 @@ fn a_node_that_is_gone_does_not_keep_a_placement_waiting() {
     assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the other");
 }
 
-/// Allocations side by side on one node, and pages behind that nobody has.
+/// Adjacent allocations on one node, followed by free pages.
 #[test]
-fn a_range_past_the_end_of_its_allocation_is_called_that() {
+fn a_range_past_the_end_of_its_allocation_has_an_error_of_its_own() {
     let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut client = client(&rack);
     let create = |client: &mut Client<_>, bytes| {
@@ -126,13 +126,13 @@ fn a_range_past_the_end_of_its_allocation_is_called_that() {
                 ("zero", client.zero(pointer, bytes as u64)),
             ] {
                 let error = result.expect_err("it goes past the end");
-                let told = matches!(error, Error::PastEnd { pointer } if pointer == end);
-                assert!(told, "{what} of {bytes} bytes at {start} of region {at}: {error}");
+                let is_past_end = matches!(error, Error::PastEnd { pointer } if pointer == end);
+                assert!(is_past_end, "{what} of {bytes} bytes at {start} of region {at}: {error}");
                 assert_eq!(error.fault(), Fault::You);
             }
         }
-        // What begins past the end may as well have been freed.
-        let error = client.read(end, &mut [0; 8]).expect_err("it is another's, or nobody's");
+        // A range that begins past the end may also have been freed.
+        let error = client.read(end, &mut [0; 8]).expect_err("it is another allocation's, or free");
         assert!(matches!(error, Error::Refused { pointer: Some(at), .. } if at == end), "{error}");
         assert!(error.to_string().contains("past the end"), "{error}");
     }
@@ -201,7 +201,7 @@ fn many_ranges_on_many_nodes_end_one_by_one() {
 }
 
 #[test]
-fn allocations_go_where_they_are_told() {
+fn allocations_go_to_the_chosen_node() {
     let rack = LocalRack::start(&NODES, 4 << 20);
     let mut client = client(&rack);
     let anywhere = client.create_at(1, Placement::Anywhere).expect("there is room");
@@ -215,7 +215,7 @@ fn allocations_go_where_they_are_told() {
     assert!(back[9000..].iter().all(|byte| *byte == 0), "the rest is zero");
     assert_eq!(client.counters().of(Event::Confirm), 2);
 
-    // The fullest of three nodes is never the emptier of two.
+    // The fullest of three nodes is never the one of two with more free memory.
     client.create_at(3 << 20, Placement::Node(NODES[1])).expect("there is room");
     for _ in 0..30 {
         let region = client.create_at(4096, Placement::TwoChoices).expect("there is room");
@@ -254,7 +254,7 @@ fn atomics_of_two_clients_count_every_add() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_changes_nothing() {
+fn a_wrong_call_gets_an_error_and_changes_nothing() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack);
     let region = client.alloc_write(&pattern(4096, 1)).expect("there is room");
@@ -366,6 +366,6 @@ fn create_and_free_many() {
     client.delete_many(&mut again).expect("the carrier works");
     assert!(again.iter().all(|deletion| deletion.result.is_err()), "and not twice");
     for node in NODES {
-        assert_eq!(client.stat(node).expect("it answers").used_pages, 0);
+        assert_eq!(client.stat(node).expect("it responds").used_pages, 0);
     }
 }

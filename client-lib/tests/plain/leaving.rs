@@ -1,4 +1,4 @@
-//! Sessions of clients that go are closed at once.
+//! Sessions of clients that leave are closed at once.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn client(rack: &LocalRack, node: u16, server_count: u16) -> Client<MemoryTransp
     Client::open(config, rack.attach(NodeId(node)))
 }
 
-/// Opens a session with every node, and leaves an answer in each that was not acknowledged.
+/// Opens a session with every node, and leaves in each a response that was not acknowledged.
 fn visit(client: &mut Client<MemoryTransport>) {
     for node in NODES {
         client.create_at(1, Placement::Node(node)).expect("there is room");
@@ -27,7 +27,7 @@ fn visit(client: &mut Client<MemoryTransport>) {
 fn await_sessions(watcher: &mut Client<MemoryTransport>, counts: [u64; 3]) {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
-        let now = NODES.map(|node| watcher.stat(node).expect("it answers").session_count);
+        let now = NODES.map(|node| watcher.stat(node).expect("it responds").session_count);
         if now == counts {
             return;
         }
@@ -56,12 +56,12 @@ fn a_closed_client_is_gone_when_the_call_returns() {
     let mut short = client(&rack, 1001, 8);
     visit(&mut short);
     short.close().expect("the carrier works");
-    let counts = NODES.map(|node| watcher.stat(node).expect("it answers").session_count);
+    let counts = NODES.map(|node| watcher.stat(node).expect("it responds").session_count);
     assert_eq!(counts, [1; 3]);
 }
 
 #[test]
-fn a_server_whose_place_is_given_on_need_not_wait() {
+fn a_session_whose_place_is_reused_is_closed() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let mut watcher = client(&rack, 1000, 8);
     let mut narrow = client(&rack, 1001, 1);
@@ -83,7 +83,7 @@ fn a_service_that_ends_leaves_no_session_behind() {
     let options =
         UpdateOptions { lease: Some(Duration::from_millis(200)), ..UpdateOptions::default() };
     let mut byte = [0];
-    let update = short.update_with(region.base(), &mut byte, options).expect("nobody has it");
+    let update = short.update_with(region.base(), &mut byte, options).expect("no client has it");
     let until = Instant::now() + Duration::from_secs(5);
     while service.counters().renewed_count == 0 {
         assert!(Instant::now() < until, "the service renews: {:?}", service.counters());

@@ -76,7 +76,7 @@ fn an_update_changes_ranges_of_any_length_and_alignment() {
         let data = pattern(length, length);
         client.write(pointer, &data).expect("it is ours");
         let mut buffer = vec![0; length];
-        let mut update = client.update(pointer, &mut buffer).expect("nobody has it");
+        let mut update = client.update(pointer, &mut buffer).expect("no client has it");
         assert!(*update == *data, "{length} bytes at {offset}");
         assert_eq!((update.pointer(), update.len()), (pointer, length));
         assert!(update.time_left() > Duration::from_millis(100));
@@ -84,7 +84,7 @@ fn an_update_changes_ranges_of_any_length_and_alignment() {
         for byte in &mut *update {
             *byte ^= 0xff;
         }
-        update.commit().expect("nobody else may");
+        update.commit().expect("no other client may");
         let data: Vec<u8> = data.iter().map(|byte| byte ^ 0xff).collect();
         assert!(read(&mut client, pointer, length) == data, "{length} bytes at {offset}");
 
@@ -95,7 +95,7 @@ fn an_update_changes_ranges_of_any_length_and_alignment() {
         let mut update = client.try_update(pointer, &mut buffer).expect("it is free again");
         update.fill(0);
         drop(update);
-        assert!(client.try_update(pointer, &mut buffer).is_ok(), "dropping gave it free");
+        assert!(client.try_update(pointer, &mut buffer).is_ok(), "dropping released it");
         assert!(read(&mut client, pointer, length) == data, "nothing of it was written");
         client.delete(region).expect("it is ours");
     }
@@ -109,7 +109,7 @@ fn an_update_changes_ranges_of_any_length_and_alignment() {
 }
 
 #[test]
-fn others_wait_or_are_told_who_has_it() {
+fn others_wait_or_learn_who_has_it() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut first, mut second) = (client(&rack, 1000), client(&rack, 1001));
     let region = first.alloc_write(&[7; 4096]).expect("there is room");
@@ -137,7 +137,7 @@ fn others_wait_or_are_told_who_has_it() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let bytes = read(&mut second, base, 100);
-            let update = second.update(base, &mut others).expect("it gets free");
+            let update = second.update(base, &mut others).expect("its lease ends");
             (bytes, update.to_vec())
         });
         thread::sleep(Duration::from_millis(50));
@@ -147,11 +147,11 @@ fn others_wait_or_are_told_who_has_it() {
         assert!(bytes == [9; 100] && updated == [9; 100]);
         assert!(before.elapsed() < Duration::from_secs(5), "the commit ended the waiting");
     });
-    assert!(!first.read_stale(base, &mut mine).expect("it is allocated"), "nobody has it");
+    assert!(!first.read_stale(base, &mut mine).expect("it is allocated"), "no client has it");
 }
 
 #[test]
-fn a_late_commit_changes_nothing_and_says_what_happened() {
+fn a_late_commit_changes_nothing_and_reports_the_lost_lease() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut first, mut second) = (client(&rack, 1000), client(&rack, 1001));
     let base = first.alloc_write(&[7; 8192]).expect("there is room").base();
@@ -181,13 +181,13 @@ fn a_late_commit_changes_nothing_and_says_what_happened() {
 
     let update = first.update_with(base, &mut mine, lasting(50)).expect("it is free");
     thread::sleep(Duration::from_millis(80));
-    update.abort().expect("what ran out needs no ABORT");
+    update.abort().expect("an expired lease needs no ABORT");
 }
 
-/// Longer than this nothing of these tests takes.
+/// No step of these tests takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits until the service's counters are as told.
+/// Waits until the service's counters satisfy the condition.
 fn until_counted(service: &Service, what: &str, holds: impl Fn(&ServiceCounters) -> bool) {
     let began = Instant::now();
     while !holds(&service.counters()) {
@@ -235,7 +235,7 @@ fn several_ranges_are_held_together_or_not_at_all() {
 }
 
 #[test]
-fn what_was_committed_is_told_when_a_later_line_fails() {
+fn the_committed_part_is_reported_when_a_later_line_fails() {
     let mut rack = LocalRack::start(&NODES, 1 << 20);
     let mut client = client(&rack, 1000);
     let near = client.create_at(4096, Placement::Node(NODES[0])).expect("there is room").base();
@@ -257,7 +257,7 @@ fn what_was_committed_is_told_when_a_later_line_fails() {
 }
 
 #[test]
-fn more_leases_than_there_is_room_for_are_refused() {
+fn more_leases_than_configured_are_refused() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let service = Some(Service::start(&config(1000), port).expect("a thread"));
@@ -274,6 +274,11 @@ fn more_leases_than_there_is_room_for_are_refused() {
     let error = inner.client().update(at(2), &mut three).map(|_| ()).expect_err("the third");
     assert!(matches!(error, Error::TooManyLeases), "{error}");
     inner.commit().expect("it is held");
-    outer.client().try_update(at(2), &mut three).expect("it was given free").abort().expect("held");
+    outer
+        .client()
+        .try_update(at(2), &mut three)
+        .expect("its lease was released")
+        .abort()
+        .expect("held");
     outer.commit().expect("it is held");
 }

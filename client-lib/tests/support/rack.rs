@@ -18,7 +18,7 @@ mod rack {
         run(&config, vec![transport]).expect("a memory server")
     }
 
-    /// Memory servers on a hub of this process; node 0 leads to the first of them.
+    /// Memory servers on a hub of this process; node 0 stands for the first of them.
     pub struct LocalRack {
         hub: Hub,
         servers: Vec<(NodeId, Server)>,
@@ -30,7 +30,7 @@ mod rack {
             Self::start_behind(nodes, bytes, |transport| transport)
         }
 
-        /// Starts a server per node behind whatever is put around its carrier.
+        /// Starts a server per node; `wrap` puts another carrier around each one's.
         pub fn start_behind<T: Transport + Send + 'static>(
             nodes: &[NodeId],
             bytes: u64,
@@ -68,7 +68,7 @@ mod rack {
             (clients, service)
         }
 
-        /// Leads requests of a command for a page to an endpoint, as a switch's redirect does.
+        /// Forwards requests of a command for a page to an endpoint, as a switch's redirect does.
         pub fn redirect(&self, page: Pointer, command: Command, to: &[EndpointId]) {
             let fields = Fields {
                 space: page.space,

@@ -67,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Whether any endpoint in a space asked for notices.
+    /// Whether any endpoint in a space requested notices.
     #[must_use]
     pub fn notices_wanted(&self, space: Space) -> bool {
         let attached = self.nodes.values().filter(|node| node.record.attached);

@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Arena generations that a memory node gets when it joins. Few, because unused ones are lost when it
-/// joins again; it asks for more before it needs them.
+/// joins again; it requests more before it needs them.
 const JOIN_GENERATIONS: u16 = 2;
 
 /// Where an endpoint is connected, as it states.
@@ -57,11 +57,11 @@ pub struct Join {
     pub carrier: Carrier,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// The same in every try of this join.
+    /// The same in every attempt of this join.
     pub nonce: u64,
     /// The result of its earlier join.
     pub previous: Option<Previous>,
-    /// Whether it asks for the space's notices.
+    /// Whether it requests the space's notices.
     pub notices: bool,
 }
 
@@ -468,7 +468,7 @@ impl Core {
         if let Some(former) = known.filter(|former| *former != id) {
             self.retire(now, former);
         }
-        // A quarantined id had another name.
+        // An id in quarantine had another name.
         if let Some(former) = self.nodes.get(&id).map(|node| node.record.name.clone())
             && self.names.get(&former) == Some(&id)
         {
@@ -495,14 +495,14 @@ impl Core {
     }
 }
 
-/// The first and the last generation of a memory node's next life: behind all that were reserved for
+/// The first and the last generation of a memory node's next incarnation: after all that were reserved for
 /// it. `None` if all are used up.
 fn next_generations(record: &NodeRecord) -> Option<(u16, u16)> {
     let next = ArenaGeneration::new(*record.generations().end()).and_then(ArenaGeneration::next);
     next.map(|first| (first.number(), last_of(first.number(), JOIN_GENERATIONS)))
 }
 
-/// The last of so many generations, as far as there are.
+/// The last of `count` generations, or the last that exists.
 fn last_of(first: u16, count: u16) -> u16 {
     first.saturating_add(count - 1).min(ArenaGeneration::MAX.number())
 }

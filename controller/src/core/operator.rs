@@ -31,14 +31,14 @@ pub enum OperatorError {
     #[error("node {0} is not a memory server of this rack")]
     NoServer(u16),
     /// The memory server belongs to another space.
-    #[error("{server} serves space {theirs}, not space {asked}")]
+    #[error("{server} serves space {theirs}, not space {requested}")]
     OtherSpace {
         /// The server's name.
         server: String,
         /// Its space.
         theirs: u16,
         /// The requested space.
-        asked: u16,
+        requested: u16,
     },
     /// No client of the space has, or had, the name.
     #[error(
@@ -66,7 +66,11 @@ impl Core {
         let record = &node.record;
         if record.space() != space {
             let server = record.name.clone();
-            return Err(OperatorError::OtherSpace { server, theirs: record.space, asked: space.0 });
+            return Err(OperatorError::OtherSpace {
+                server,
+                theirs: record.space,
+                requested: space.0,
+            });
         }
         Ok(node)
     }

@@ -74,7 +74,7 @@ pub struct NodeRecord {
     pub attached: bool,
     /// Whether its generations are used up: its name is free, its id is not.
     pub retired: bool,
-    /// Whether it asks for the space's notices.
+    /// Whether it requests the space's notices.
     #[serde(default)]
     pub notices: bool,
 }

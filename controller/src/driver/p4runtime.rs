@@ -327,10 +327,10 @@ impl SwitchDriver for P4RuntimeDriver {
         // Updates that this pipeline cannot express are refused here, on behalf of the switch.
         let encoded: Vec<_> = batch.iter().map(convert::update).collect();
         let sendable = encoded.iter().flatten().cloned().collect::<Vec<_>>();
-        let mut answers =
+        let mut results =
             if sendable.is_empty() { Vec::new() } else { self.write(sendable).await? }.into_iter();
         let results = encoded.into_iter().map(|update| match update {
-            Ok(_) => answers.next().unwrap_or_else(|| {
+            Ok(_) => results.next().unwrap_or_else(|| {
                 Err(UpdateError::Refused("the switch did not report its result".to_owned()))
             }),
             Err(error) => Err(UpdateError::Refused(error.to_string())),

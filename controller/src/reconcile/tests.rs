@@ -342,7 +342,7 @@ async fn what_the_switch_never_takes_is_reported_and_stops_nothing_else() {
     assert_eq!(view.state, SwitchState::Syncing);
     assert!(view.problem.unwrap().contains("the table is full"));
     assert_eq!(switch.tables().entries.len(), 8);
-    assert!(view.counts.refused < 1000, "it does not hammer the switch");
+    assert!(view.counts.refused < 1000, "it does not flood the switch with requests");
     bench.desire(tables(4, 1));
     bench.settled(&tables(4, 1)).await;
     assert_eq!(bench.view.borrow().problem, None);

@@ -44,11 +44,11 @@ impl Redirects {
         updates
     }
 
-    /// Handles the result of an update that was created at `written` and whose response arrived at `answered`.
+    /// Handles the result of an update that was created at `written` and whose response arrived at `responded`.
     pub fn handle_result(
         &mut self,
         written: Instant,
-        answered: Instant,
+        responded: Instant,
         update: &TableUpdate,
         result: &Result<(), UpdateError>,
     ) {
@@ -61,7 +61,7 @@ impl Redirects {
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Ok(())) => {
                 self.counts.installed += 1;
-                let installed = InstalledRedirect::new(body.action.as_ref(), written, answered);
+                let installed = InstalledRedirect::new(body.action.as_ref(), written, responded);
                 self.change(page, |state| state.installed = Some(installed));
             }
             (TableUpdate::Insert(_) | TableUpdate::Modify(_), Err(UpdateError::Refused(_))) => {

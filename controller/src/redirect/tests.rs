@@ -114,7 +114,7 @@ fn grants_and_renewals_install_and_extend() {
     bench.handle(done(Command::Renew, 1000)).unwrap();
     assert_eq!(bench.write(), ["modify"]);
     bench.pass(400);
-    assert_eq!(bench.way(7), Some((3, 1000)), "the first end is passed over");
+    assert_eq!(bench.way(7), Some((3, 1000)), "the first end passes");
     bench.pass(601);
     assert_eq!(bench.write(), ["delete"]);
     assert_eq!((bench.redirects.lease_count(), bench.redirects.pages.len()), (0, 0));
@@ -321,7 +321,7 @@ fn what_the_switch_refuses_waits_for_the_next_copy() {
     bench.handle(reply(7, 5, 1000)).unwrap();
     let updates = bench.redirects.next_updates(bench.now, 7);
     bench.redirects.handle_result(bench.now, bench.now, &updates[0], &full);
-    assert!(!bench.redirects.has_updates(), "it does not hammer the switch");
+    assert!(!bench.redirects.has_updates(), "it does not flood the switch with requests");
     assert_eq!(bench.redirects.counts.switch_refused, 1);
     bench.handle(reply(7, 5, 900)).unwrap();
     assert_eq!(bench.write(), ["insert"]);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bluebridge_northbound::proto;
 use bluebridge_wire::{NodeId, Space};
-use proto::attend_request::Body as Said;
-use proto::attend_response::Body as Asked;
+use proto::attend_request::Body as ReplyBody;
+use proto::attend_response::Body as QueryBody;
 use proto::operations_server::Operations;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::time::timeout;
@@ -20,11 +20,11 @@ use crate::shared::SharedState;
 
 /// Time limit of a memory server's identification, and of a response.
 const GREETING: Duration = Duration::from_secs(3);
-const ANSWER_WAIT: Duration = Duration::from_secs(4);
+const REPLY_WAIT: Duration = Duration::from_secs(4);
 
-/// Questions in flight to one memory server, and to all.
-const QUESTIONS_PER_SERVER: usize = 8;
-const QUESTIONS_MAX: usize = 32;
+/// Queries in flight to one memory server, and to all.
+const QUERIES_PER_SERVER: usize = 8;
+const QUERIES_MAX: usize = 32;
 
 /// The most allocations in a response.
 const ALLOCATIONS_MAX: u32 = 1024;
@@ -47,24 +47,24 @@ struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
 #[derive(Debug)]
 struct Link {
     incarnation: u32,
-    questions: mpsc::Sender<Result<proto::AttendResponse, Status>>,
+    queries: mpsc::Sender<Result<proto::AttendResponse, Status>>,
     waiting: Mutex<Waiting>,
     ended: Notify,
 }
 
-/// The receivers of answers.
+/// The receivers of replies.
 #[derive(Debug, Default)]
 struct Waiting {
     last_id: u64,
-    askers: HashMap<u64, Asker>,
+    waiters: HashMap<u64, Waiter>,
     is_over: bool,
 }
 
 /// An operator's call that waits.
 #[derive(Debug)]
-struct Asker {
-    answer: oneshot::Sender<Said>,
-    /// Whether the server may execute a question that frees memory.
+struct Waiter {
+    reply: oneshot::Sender<ReplyBody>,
+    /// Whether the server may execute a query that frees memory.
     is_confirmed: bool,
 }
 
@@ -79,59 +79,59 @@ impl Link {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a question; the answer arrives through the returned receiver. `None` if the server is busy or gone.
-    fn ask(&self, question: Asked) -> Option<(u64, oneshot::Receiver<Said>)> {
-        let (sender, answer) = oneshot::channel();
+    /// Sends a query; the reply arrives through the returned receiver. `None` if the server is busy or gone.
+    fn query(&self, query: QueryBody) -> Option<(u64, oneshot::Receiver<ReplyBody>)> {
+        let (sender, reply) = oneshot::channel();
         let mut waiting = self.waiting();
         if waiting.is_over {
             return None;
         }
         waiting.last_id += 1;
         let id = waiting.last_id;
-        let message = proto::AttendResponse { id, body: Some(question) };
-        self.questions.try_send(Ok(message)).ok()?;
-        waiting.askers.insert(id, Asker { answer: sender, is_confirmed: false });
-        Some((id, answer))
+        let message = proto::AttendResponse { id, body: Some(query) };
+        self.queries.try_send(Ok(message)).ok()?;
+        waiting.waiters.insert(id, Waiter { reply: sender, is_confirmed: false });
+        Some((id, reply))
     }
 
-    /// Passes an answer on; an answer without a receiver is dropped. Confirms a question that frees memory if its
+    /// Passes a reply on; a reply without a receiver is dropped. Confirms a query that frees memory if its
     /// operator still waits.
-    fn answered(&self, answer: proto::AttendRequest) {
+    fn handle_reply(&self, reply: proto::AttendRequest) {
         let mut waiting = self.waiting();
-        if matches!(answer.body, Some(Said::Ready(_))) {
-            let Some(asker) = waiting.askers.get_mut(&answer.id) else { return };
-            let body = Some(Asked::Confirmation(proto::Confirmation {}));
-            let confirmation = proto::AttendResponse { id: answer.id, body };
-            asker.is_confirmed = self.questions.try_send(Ok(confirmation)).is_ok();
+        if matches!(reply.body, Some(ReplyBody::Ready(_))) {
+            let Some(waiter) = waiting.waiters.get_mut(&reply.id) else { return };
+            let body = Some(QueryBody::Confirmation(proto::Confirmation {}));
+            let confirmation = proto::AttendResponse { id: reply.id, body };
+            waiter.is_confirmed = self.queries.try_send(Ok(confirmation)).is_ok();
             return;
         }
-        let asker = waiting.askers.remove(&answer.id);
-        if let Some((asker, body)) = asker.zip(answer.body) {
-            let _ = asker.answer.send(body);
+        let waiter = waiting.waiters.remove(&reply.id);
+        if let Some((waiter, body)) = waiter.zip(reply.body) {
+            let _ = waiter.reply.send(body);
         }
     }
 
-    /// Stops waiting for an answer; returns whether the server may still free memory.
+    /// Stops waiting for a reply; returns whether the server may still free memory.
     fn give_up(&self, id: u64) -> bool {
-        self.waiting().askers.remove(&id).is_some_and(|asker| asker.is_confirmed)
+        self.waiting().waiters.remove(&id).is_some_and(|waiter| waiter.is_confirmed)
     }
 
-    /// The server will send no more answers.
+    /// The server will send no more replies.
     fn end(&self) {
         let mut waiting = self.waiting();
         waiting.is_over = true;
-        waiting.askers.clear();
+        waiting.waiters.clear();
         self.ended.notify_one();
     }
 }
 
 impl Operators {
     pub(crate) fn new(shared: Arc<SharedState>, names: Vec<String>) -> Self {
-        let places = Semaphore::new(QUESTIONS_MAX);
+        let places = Semaphore::new(QUERIES_MAX);
         Self { shared, names, links: Arc::default(), places }
     }
 
-    /// Checks that the caller is an operator, and reserves a place for its question.
+    /// Checks that the caller is an operator, and reserves a place for its query.
     fn admit<T>(&self, request: &Request<T>) -> Result<SemaphorePermit<'_>, Status> {
         check_operator(certified_names(request).as_deref(), &self.names).inspect_err(|status| {
             SharedState::count(&self.shared.counts.refused);
@@ -139,21 +139,20 @@ impl Operators {
         })?;
         self.places.try_acquire().map_err(|_| {
             SharedState::count(&self.shared.counts.refused);
-            let words = format!(
-                "the limit of {QUESTIONS_MAX} simultaneous questions is reached; try again"
-            );
+            let words =
+                format!("the limit of {QUERIES_MAX} simultaneous queries is reached; try again");
             Status::resource_exhausted(words)
         })
     }
 
-    /// Sends a question to a memory server and waits for its answer.
-    async fn ask(&self, server: u32, space: u32, question: Asked) -> Result<Said, Status> {
+    /// Sends a query to a memory server and waits for its reply.
+    async fn query(&self, server: u32, space: u32, query: QueryBody) -> Result<ReplyBody, Status> {
         let server = parse_node(server).map_err(Status::invalid_argument)?;
         let space = parse_space(space)?;
         let record = self
             .shared
             .look(|core| core.memory_server(server, space).map(|node| node.record.clone()));
-        let record = record.await.map_err(|error| not_asked(&error))?;
+        let record = record.await.map_err(|error| query_refused(&error))?;
         let silent = |why: &str| {
             let name = &record.name;
             Status::deadline_exceeded(format!("the memory server {name} does not respond: {why}"))
@@ -164,10 +163,10 @@ impl Operators {
         let link = self.links.lock().get(&server).cloned();
         let link = link.filter(|link| link.incarnation == record.incarnation);
         let link = link.ok_or_else(|| silent("it has no connection to the controller"))?;
-        let (id, answer) = link.ask(question).ok_or_else(|| silent("it is overloaded"))?;
-        match timeout(ANSWER_WAIT, answer).await {
-            Ok(Ok(Said::Failure(words))) => Err(silent(&words)),
-            Ok(Ok(said)) => Ok(said),
+        let (id, reply) = link.query(query).ok_or_else(|| silent("it is overloaded"))?;
+        match timeout(REPLY_WAIT, reply).await {
+            Ok(Ok(ReplyBody::Failure(words))) => Err(silent(&words)),
+            Ok(Ok(reply)) => Ok(reply),
             Ok(Err(_)) => Err(silent("it was lost")),
             Err(_) => Err(silent(if link.give_up(id) {
                 "no response in time, and it may still free memory; list what is left later"
@@ -192,7 +191,7 @@ impl Operators {
             name => Named::Name(name),
         };
         let found = self.shared.look(|core| lives(core, space, named)).await;
-        let Lives { node, incarnations } = found.map_err(|error| not_asked(&error))?;
+        let Lives { node, incarnations } = found.map_err(|error| query_refused(&error))?;
         let (first, last) = incarnations.into_inner();
         Ok(Some(proto::Incarnations { node: node.0.into(), first, last }))
     }
@@ -206,12 +205,12 @@ impl Operations for Operators {
         &self,
         request: Request<Streaming<proto::AttendRequest>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
-        let mut said = request.into_inner();
-        let first = timeout(GREETING, said.message()).await;
+        let mut messages = request.into_inner();
+        let first = timeout(GREETING, messages.message()).await;
         let first = first.map_err(|_| {
             Status::invalid_argument("the first message must identify the memory server, at once")
         })??;
-        let Some(Said::Member(member)) = first.and_then(|first| first.body) else {
+        let Some(ReplyBody::Member(member)) = first.and_then(|first| first.body) else {
             return Err(Status::invalid_argument(
                 "the first message must identify the memory server",
             ));
@@ -225,10 +224,10 @@ impl Operations for Operators {
         if !is_memory.await.map_err(|error| member_refused(&error))? {
             return Err(Status::invalid_argument("only memory servers may call Attend"));
         }
-        let (questions, outgoing) = mpsc::channel(QUESTIONS_PER_SERVER);
+        let (queries, outgoing) = mpsc::channel(QUERIES_PER_SERVER);
         let incarnation = who.incarnation;
         let (waiting, ended) = (Mutex::default(), Notify::new());
-        let link = Arc::new(Link { incarnation, questions, waiting, ended });
+        let link = Arc::new(Link { incarnation, queries, waiting, ended });
         // An earlier call, of a lost connection, ends with its link.
         if let Some(former) = self.links.lock().insert(who.node, Arc::clone(&link)) {
             former.end();
@@ -237,11 +236,11 @@ impl Operations for Operators {
         tokio::spawn(async move {
             loop {
                 let next = tokio::select! {
-                    next = said.message() => next,
+                    next = messages.message() => next,
                     () = link.ended.notified() => break,
                 };
-                let Ok(Some(answer)) = next else { break };
-                link.answered(answer);
+                let Ok(Some(reply)) = next else { break };
+                link.handle_reply(reply);
             }
             link.end();
             let mut links = links.lock();
@@ -263,11 +262,12 @@ impl Operations for Operators {
             return Err(Status::invalid_argument("the limit must be 1 to 1024 allocations"));
         }
         let creators = self.lives(client, space, Core::lives).await?;
-        let question = proto::SurveyQuestion { space, from_page, limit, creators, frees: false };
-        let Said::Survey(found) = self.ask(server, space, Asked::Survey(question)).await? else {
+        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: false };
+        let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
+        else {
             return Err(confused());
         };
-        let proto::SurveyAnswer { mut allocations, next_page, .. } = found;
+        let proto::SurveyReply { mut allocations, next_page, .. } = found;
         self.shared.look(|core| allocations.iter_mut().for_each(|it| name(core, it))).await;
         Ok(Response::new(proto::AllocationsResponse { allocations, next_page }))
     }
@@ -280,8 +280,9 @@ impl Operations for Operators {
         let proto::PurgeRequest { server, space, from_page, client } = request.into_inner();
         let creators = self.lives(client, space, Core::lives_over).await?;
         let limit = ALLOCATIONS_MAX;
-        let question = proto::SurveyQuestion { space, from_page, limit, creators, frees: true };
-        let Said::Survey(found) = self.ask(server, space, Asked::Survey(question)).await? else {
+        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: true };
+        let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
+        else {
             return Err(confused());
         };
         let purged = found.purged.ok_or_else(confused)?;
@@ -302,9 +303,9 @@ impl Operations for Operators {
     ) -> Result<Response<proto::StatisticsResponse>, Status> {
         let _place = self.admit(&request)?;
         let proto::StatisticsRequest { server, space } = request.into_inner();
-        let question = proto::StatisticsQuestion { space };
-        match self.ask(server, space, Asked::Statistics(question)).await? {
-            Said::Statistics(statistics) => Ok(Response::new(statistics)),
+        let query = proto::StatisticsQuery { space };
+        match self.query(server, space, QueryBody::Statistics(query)).await? {
+            ReplyBody::Statistics(statistics) => Ok(Response::new(statistics)),
             _ => Err(confused()),
         }
     }
@@ -335,7 +336,7 @@ fn parse_space(number: u32) -> Result<Space, Status> {
     space.map_err(|_| Status::invalid_argument("a space must fit 16 bits"))
 }
 
-fn not_asked(error: &OperatorError) -> Status {
+fn query_refused(error: &OperatorError) -> Status {
     let words = error.to_string();
     match error {
         OperatorError::NoServer(_) | OperatorError::NoClient { .. } => Status::not_found(words),
@@ -346,7 +347,7 @@ fn not_asked(error: &OperatorError) -> Status {
 }
 
 fn confused() -> Status {
-    Status::internal("the memory server sent an unexpected answer; compare the versions")
+    Status::internal("the memory server sent an unexpected reply; compare the versions")
 }
 
 #[cfg(test)]
@@ -358,8 +359,8 @@ mod tests {
         let names =
             |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let operators = names(&["alice", "bob"]);
-        check_operator(None, &operators).expect("certificates are not asked for");
-        check_operator(None, &[]).expect("certificates are not asked for");
+        check_operator(None, &operators).expect("no certificates are required");
+        check_operator(None, &[]).expect("no certificates are required");
         check_operator(Some(&names(&["c1", "bob"])), &operators).expect("one of the names");
         for (certified, operators) in [
             (&["c1"][..], &operators[..]),

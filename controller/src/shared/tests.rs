@@ -64,7 +64,7 @@ async fn nothing_unstored_is_answered_or_installed_and_the_controller_ends() {
     let ended = tokio::time::timeout(Duration::from_secs(5), bench.shared.failed()).await;
     assert!(ended.is_ok(), "the failure is reported");
     bench.broken.store(false, Ordering::SeqCst);
-    assert!(bench.join(3).await.is_err(), "what follows from the unstored is not built upon");
+    assert!(bench.join(3).await.is_err(), "no later change is based on an unstored one");
     assert_eq!(bench.shared.desired().tables, before.tables);
 }
 

@@ -77,7 +77,7 @@ fn a_store_of_before_is_read_and_no_older_controller_reads_it_then() {
     drop(store);
     let store = Store::open(&folder.file(FILE)).unwrap();
     let nodes = store.load().unwrap().nodes;
-    assert_eq!(nodes[0].generations(), 4..=4, "one was reserved for each life");
+    assert_eq!(nodes[0].generations(), 4..=4, "one was reserved for each incarnation");
     let read = store.database.begin_read().unwrap();
     let numbers = read.open_table(NUMBERS).unwrap();
     assert_eq!(numbers.get("format").unwrap().unwrap().value(), FORMAT);
@@ -109,7 +109,7 @@ fn a_fenced_store_stays_fenced_until_it_outbids_the_other() {
     assert_eq!(right.fenced_by(), None);
     let later = right.election_id();
     assert!(later > above.connection(u64::MAX), "later starts win as well");
-    assert_eq!(right.outbid(intruder).unwrap(), later, "it is above already");
+    assert_eq!(right.outbid(intruder).unwrap(), later, "it is higher already");
     let last = ElectionId { high: u64::MAX, low: 0 };
     assert!(right.outbid(last).is_err(), "there is no greater one");
     assert_eq!(right.election_id(), later);
@@ -122,7 +122,7 @@ fn stores_of_other_times_begin_at_other_generations() {
     let firsts: Vec<u16> =
         (0..FIRST_GENERATIONS).map(|ticks| first_generation(birth + ticks * tick)).collect();
     let different: std::collections::BTreeSet<u16> = firsts.iter().copied().collect();
-    assert_eq!(different.len(), firsts.len(), "none comes again for half an hour");
+    assert_eq!(different.len(), firsts.len(), "none is repeated for half an hour");
     assert!(firsts.iter().all(|first| *first < 0x4000), "half is left for restarts");
     // A store that is deleted a few times in a row never repeats its first generation or the next one.
     for (index, first) in firsts.iter().enumerate() {
@@ -146,9 +146,9 @@ fn one_process_at_a_time_has_the_store() {
 fn a_file_of_something_else_is_refused_and_left_alone() {
     let folder = Scratch::new("foreign");
     let file = folder.file("letter.txt");
-    std::fs::write(&file, "Dear Sir or Madam").unwrap();
+    std::fs::write(&file, "another program's file").unwrap();
     assert!(matches!(Store::open(&file), Err(StoreError::NotAStore { .. })));
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "Dear Sir or Madam");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "another program's file");
     for device in ["/dev/null", "/dev/full"] {
         let error = Store::open(Path::new(device)).unwrap_err();
         assert!(matches!(error, StoreError::NotAStore { .. }), "{device}: {error}");
@@ -192,10 +192,10 @@ fn only_its_owner_can_read_the_store() {
         drop(store);
     }
     let letter = folder.file("letter.txt");
-    std::fs::write(&letter, "Dear Sir or Madam").unwrap();
+    std::fs::write(&letter, "another program's file").unwrap();
     std::fs::set_permissions(&letter, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(Store::open(&letter).is_err());
-    assert_eq!(mode(&letter), 0o644, "what is no store is left alone");
+    assert_eq!(mode(&letter), 0o644, "a file that is not a store does not change");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Responses to questions of operators, shard by shard.
+//! Responses to queries of operators, shard by shard.
 
 use core::time::Duration;
 use std::time::Instant;
 
-use bluebridge_northbound::{Answer, Ask, proto};
+use bluebridge_northbound::{OperatorQuery, OperatorReply, proto};
 use bluebridge_wire::{
     NodeId, Pointer, Space, Status,
     address::{PAGE_SHIFT, SHARD_SHIFT},
@@ -16,41 +16,43 @@ use crate::{
     survey::{Creators, FOUND_MAX, Findings, Found, Query},
 };
 
-/// The time limit of one question, for all shards together; the controller waits a little longer.
+/// The time limit of one query, for all shards together; the controller waits a little longer.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Pages that a shard's offsets span.
 const SHARD_PAGES_SHIFT: u32 = SHARD_SHIFT - PAGE_SHIFT;
 
-/// The server's response to a question, within [`TIMEOUT`].
-pub(super) fn answer(ask: &Ask, node: NodeId, server: &Server) -> Answer {
-    let answered = match ask {
-        Ask::Statistics { space } => statistics(server, *space).map(Answer::Statistics),
-        Ask::Survey { space, from_page, limit, creators, frees } => {
+/// The server's response to a query, within [`TIMEOUT`].
+pub(super) fn reply(request: &OperatorQuery, node: NodeId, server: &Server) -> OperatorReply {
+    let result = match request {
+        OperatorQuery::Statistics { space } => {
+            statistics(server, *space).map(OperatorReply::Statistics)
+        }
+        OperatorQuery::Survey { space, from_page, limit, creators, frees } => {
             let creators =
                 creators.clone().map(|(node, incarnations)| Creators { node, incarnations });
             let limit = (*limit).min(FOUND_MAX);
             let query =
                 Query { space: *space, creators, from_page: *from_page, limit, frees: *frees };
-            survey(server, node, query).map(Answer::Survey)
+            survey(server, node, query).map(OperatorReply::Survey)
         }
     };
-    answered.unwrap_or_else(|error| Answer::Failure(error.to_string()))
+    result.unwrap_or_else(|error| OperatorReply::Failure(error.to_string()))
 }
 
 fn survey(
     server: &Server,
     node: NodeId,
     mut query: Query,
-) -> Result<proto::SurveyAnswer, SurveyError> {
+) -> Result<proto::SurveyReply, SurveyError> {
     let until = Instant::now() + TIMEOUT;
     let shard_count = server.shard_count();
-    let mut answer = proto::SurveyAnswer::default();
+    let mut reply = proto::SurveyReply::default();
     let mut purged = proto::PurgeResponse::default();
     let first = u16::try_from(query.from_page >> SHARD_PAGES_SHIFT).unwrap_or(u16::MAX);
     for shard in first..shard_count {
         if query.limit == 0 {
-            answer.next_page = Some(query.from_page);
+            reply.next_page = Some(query.from_page);
             break;
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -58,28 +60,28 @@ fn survey(
         let Findings { found, next_page, .. } = match outcome {
             // What was found before is returned; the caller continues from there.
             Err(_) if shard > first => {
-                answer.next_page = Some(query.from_page);
+                reply.next_page = Some(query.from_page);
                 break;
             }
-            asked => asked?,
+            result => result?,
         };
         query.limit = query.limit.saturating_sub(u32::try_from(found.len()).unwrap_or(u32::MAX));
         if query.frees {
             found.iter().for_each(|found| count(&mut purged, found));
         } else {
-            answer.allocations.extend(found.iter().map(|found| describe(found, node)));
+            reply.allocations.extend(found.iter().map(|found| describe(found, node)));
         }
         if next_page.is_some() {
-            answer.next_page = next_page;
+            reply.next_page = next_page;
             break;
         }
         query.from_page = (u64::from(shard) + 1) << SHARD_PAGES_SHIFT;
     }
     if query.frees {
-        purged.next_page = answer.next_page;
-        answer.purged = Some(purged);
+        purged.next_page = reply.next_page;
+        reply.purged = Some(purged);
     }
-    Ok(answer)
+    Ok(reply)
 }
 
 fn count(purged: &mut proto::PurgeResponse, found: &Found) {

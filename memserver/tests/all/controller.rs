@@ -10,8 +10,8 @@ use bluebridge_northbound::proto::{
     HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, PurgeRequest,
     PurgeResponse, StatisticsRequest, StatisticsResponse, StatusRequest, StatusResponse,
     WatchRequest, WatchResponse,
-    attend_request::Body as Said,
-    attend_response::Body as Asked,
+    attend_request::Body as ReplyBody,
+    attend_response::Body as QueryBody,
     controller_server::{Controller, ControllerServer},
     operations_server::{Operations, OperationsServer},
 };
@@ -40,9 +40,9 @@ pub(crate) struct Script {
     pub(crate) wanted_generations: Vec<u32>,
     pub(crate) leave_count: u32,
     /// The messages of the server's open call; the first one identifies it.
-    pub(crate) said: Vec<AttendRequest>,
-    /// Sends questions to the server, once it attends.
-    pub(crate) questions: Option<mpsc::UnboundedSender<Result<AttendResponse, Status>>>,
+    pub(crate) messages: Vec<AttendRequest>,
+    /// Sends queries to the server, once it attends.
+    pub(crate) queries: Option<mpsc::UnboundedSender<Result<AttendResponse, Status>>>,
 }
 
 /// A running controller; dropping it stops it.
@@ -62,17 +62,17 @@ impl Operations for Service {
         &self,
         request: Request<Streaming<AttendRequest>>,
     ) -> Result<Response<Self::AttendStream>, Status> {
-        let (questions, outgoing) = mpsc::unbounded_channel();
-        let mut said = request.into_inner();
+        let (queries, outgoing) = mpsc::unbounded_channel();
+        let mut messages = request.into_inner();
         let script = Arc::clone(&self.0);
-        let mut questions = Some(questions);
+        let mut queries = Some(queries);
         tokio::spawn(async move {
-            while let Ok(Some(message)) = said.message().await {
+            while let Ok(Some(message)) = messages.message().await {
                 let mut script = script.lock().expect("the script is not poisoned");
-                if matches!(message.body, Some(Said::Member(_))) {
-                    script.questions = questions.take();
+                if matches!(message.body, Some(ReplyBody::Member(_))) {
+                    script.queries = queries.take();
                 }
-                script.said.push(message);
+                script.messages.push(message);
             }
         });
         Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
@@ -82,18 +82,18 @@ impl Operations for Service {
         &self,
         _: Request<AllocationsRequest>,
     ) -> Result<Response<AllocationsResponse>, Status> {
-        Err(Status::unimplemented("a memory server does not ask"))
+        Err(Status::unimplemented("a memory server does not call this"))
     }
 
     async fn purge(&self, _: Request<PurgeRequest>) -> Result<Response<PurgeResponse>, Status> {
-        Err(Status::unimplemented("a memory server does not ask"))
+        Err(Status::unimplemented("a memory server does not call this"))
     }
 
     async fn statistics(
         &self,
         _: Request<StatisticsRequest>,
     ) -> Result<Response<StatisticsResponse>, Status> {
-        Err(Status::unimplemented("a memory server does not ask"))
+        Err(Status::unimplemented("a memory server does not call this"))
     }
 }
 
@@ -118,23 +118,23 @@ impl FakeController {
         &self.uri
     }
 
-    /// Sends a question in the server's open call; returns false without one.
-    pub(crate) fn ask(&self, id: u64, question: Asked) -> bool {
-        let question = AttendResponse { id, body: Some(question) };
-        let questions = self.script().questions.clone();
-        questions.is_some_and(|questions| questions.send(Ok(question)).is_ok())
+    /// Sends a query in the server's open call; returns false without one.
+    pub(crate) fn query(&self, id: u64, query: QueryBody) -> bool {
+        let query = AttendResponse { id, body: Some(query) };
+        let queries = self.script().queries.clone();
+        queries.is_some_and(|queries| queries.send(Ok(query)).is_ok())
     }
 
-    /// The server's last message about a question.
-    pub(crate) fn answer(&self, id: u64) -> Option<Said> {
+    /// The server's last message about a query.
+    pub(crate) fn reply(&self, id: u64) -> Option<ReplyBody> {
         let script = self.script();
-        let said = script.said.iter().rfind(|said| said.id == id);
-        said.and_then(|said| said.body.clone())
+        let last = script.messages.iter().rfind(|message| message.id == id);
+        last.and_then(|message| message.body.clone())
     }
 
     /// Closes the server's open call.
     pub(crate) fn hang_up(&self) {
-        self.script().questions = None;
+        self.script().queries = None;
     }
 
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
@@ -201,6 +201,6 @@ impl Controller for Service {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        Err(Status::unimplemented("a memory server does not ask"))
+        Err(Status::unimplemented("a memory server does not call this"))
     }
 }

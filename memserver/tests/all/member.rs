@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use bluebridge_memserver::{Claim, Member, MemberError, ServerConfig, StartError};
 use bluebridge_northbound::proto::{
-    Confirmation, Incarnations, PurgeResponse, StatisticsQuestion, StatisticsResponse,
-    SurveyAnswer, SurveyQuestion, attend_request::Body as Said, attend_response::Body as Asked,
+    Confirmation, Incarnations, PurgeResponse, StatisticsQuery, StatisticsResponse, SurveyQuery,
+    SurveyReply, attend_request::Body as ReplyBody, attend_response::Body as QueryBody,
 };
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_protocol::responder::Event;
@@ -198,79 +198,80 @@ fn a_member_that_cannot_start_leaves_the_rack() {
     assert_eq!(controller.script().leave_count, 1);
 }
 
-/// An operator who sends questions to a member through the controller.
+/// An operator who sends queries to a member through the controller.
 struct Operator<'a> {
     controller: &'a FakeController,
     last_id: u64,
 }
 
 impl Operator<'_> {
-    fn ask(&mut self, member: &mut Member, question: Asked) -> Said {
+    fn query(&mut self, member: &mut Member, query: QueryBody) -> ReplyBody {
         self.last_id += 1;
         let id = self.last_id;
         eventually("the call of the server", || {
             serve_once(member).expect("it serves");
-            self.controller.ask(id, question)
+            self.controller.query(id, query)
         });
-        let mut answer = None;
-        eventually("the answer", || {
+        let mut reply = None;
+        eventually("the reply", || {
             serve_once(member).expect("it serves");
-            answer = self.controller.answer(id);
-            answer.is_some()
+            reply = self.controller.reply(id);
+            reply.is_some()
         });
-        answer.expect("it came")
+        reply.expect("it arrived")
     }
 
-    fn survey(&mut self, member: &mut Member, question: SurveyQuestion) -> SurveyAnswer {
-        let answer = match self.ask(member, Asked::Survey(question)) {
-            Said::Ready(_) if question.frees => self.confirm(member),
-            answer if !question.frees => answer,
+    fn survey(&mut self, member: &mut Member, query: SurveyQuery) -> SurveyReply {
+        let reply = match self.query(member, QueryBody::Survey(query)) {
+            ReplyBody::Ready(_) if query.frees => self.confirm(member),
+            reply if !query.frees => reply,
             other => panic!("freed without a confirmation: {other:?}"),
         };
-        match answer {
-            Said::Survey(answer) => answer,
+        match reply {
+            ReplyBody::Survey(reply) => reply,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Confirms the last question; the server must not have executed it before.
-    fn confirm(&mut self, member: &mut Member) -> Said {
-        let is_waiting =
-            |controller: &FakeController, id| matches!(controller.answer(id), Some(Said::Ready(_)));
+    /// Confirms the last query; the server must not have executed it before.
+    fn confirm(&mut self, member: &mut Member) -> ReplyBody {
+        let is_waiting = |controller: &FakeController, id| {
+            matches!(controller.reply(id), Some(ReplyBody::Ready(_)))
+        };
         for _ in 0..3 {
             serve_once(member).expect("it serves");
         }
         assert!(is_waiting(self.controller, self.last_id), "it waits for the confirmation");
-        // A confirmation without a question has no effect.
-        self.controller.ask(self.last_id + 1, Asked::Confirmation(Confirmation {}));
-        self.controller.ask(self.last_id, Asked::Confirmation(Confirmation {}));
-        eventually("the answer", || {
+        // A confirmation without a query has no effect.
+        self.controller.query(self.last_id + 1, QueryBody::Confirmation(Confirmation {}));
+        self.controller.query(self.last_id, QueryBody::Confirmation(Confirmation {}));
+        eventually("the reply", || {
             serve_once(member).expect("it serves");
             !is_waiting(self.controller, self.last_id)
         });
-        self.controller.answer(self.last_id).expect("it came")
+        self.controller.reply(self.last_id).expect("it arrived")
     }
 
     fn statistics(&mut self, member: &mut Member) -> StatisticsResponse {
-        let question = StatisticsQuestion { space: SPACE.0.into() };
-        match self.ask(member, Asked::Statistics(question)) {
-            Said::Statistics(answer) => answer,
+        let query = StatisticsQuery { space: SPACE.0.into() };
+        match self.query(member, QueryBody::Statistics(query)) {
+            ReplyBody::Statistics(reply) => reply,
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn all() -> SurveyQuestion {
-    SurveyQuestion { space: SPACE.0.into(), limit: 1024, ..SurveyQuestion::default() }
+fn all() -> SurveyQuery {
+    SurveyQuery { space: SPACE.0.into(), limit: 1024, ..SurveyQuery::default() }
 }
 
 /// The pointers of a response, and the number of pages of each.
-fn listed(answer: &SurveyAnswer) -> Vec<(Pointer, u32)> {
+fn listed(reply: &SurveyReply) -> Vec<(Pointer, u32)> {
     let pointer = |bytes: &[u8]| {
         let octets: [u8; 16] = bytes.try_into().expect("an address");
         Pointer::from_ipv6(octets.into()).expect("a pointer")
     };
-    answer.allocations.iter().map(|it| (pointer(&it.pointer), it.pages)).collect()
+    reply.allocations.iter().map(|it| (pointer(&it.pointer), it.pages)).collect()
 }
 
 #[test]
@@ -285,43 +286,43 @@ fn operators_list_allocations_and_free_those_without_a_lease() {
     }
     assert_eq!(peer.lease(made[1].0, 9000).status, Status::Ok);
 
-    let answer = operator.survey(&mut member, all());
-    assert_eq!(listed(&answer), made);
-    assert_eq!(answer.next_page, None);
-    let leased: Vec<_> = answer.allocations.iter().map(|it| it.leased).collect();
+    let reply = operator.survey(&mut member, all());
+    assert_eq!(listed(&reply), made);
+    assert_eq!(reply.next_page, None);
+    let leased: Vec<_> = reply.allocations.iter().map(|it| it.leased).collect();
     assert_eq!(leased, [false, true, false]);
-    for it in &answer.allocations {
+    for it in &reply.allocations {
         assert_eq!((it.client_node, it.client_incarnation), (CLIENT.0.into(), 1));
     }
     // The list can be read in parts.
-    let first = operator.survey(&mut member, SurveyQuestion { limit: 2, ..all() });
+    let first = operator.survey(&mut member, SurveyQuery { limit: 2, ..all() });
     assert_eq!(listed(&first), made[..2]);
     let from_page = first.next_page.expect("there is one more");
-    let rest = operator.survey(&mut member, SurveyQuestion { limit: 2, from_page, ..all() });
+    let rest = operator.survey(&mut member, SurveyQuery { limit: 2, from_page, ..all() });
     assert_eq!((listed(&rest), rest.next_page), (made[2..].to_vec(), None));
 
     // Another space, another client and another incarnation of this one have nothing.
     let of = |node: u16, first, last| Some(Incarnations { node: node.into(), first, last });
-    for question in [
-        SurveyQuestion { space: 77, ..all() },
-        SurveyQuestion { creators: of(CLIENT.0 + 1, 0, 9), ..all() },
-        SurveyQuestion { creators: of(CLIENT.0, 2, 9), ..all() },
+    for query in [
+        SurveyQuery { space: 77, ..all() },
+        SurveyQuery { creators: of(CLIENT.0 + 1, 0, 9), ..all() },
+        SurveyQuery { creators: of(CLIENT.0, 2, 9), ..all() },
     ] {
         for frees in [false, true] {
-            let answer = operator.survey(&mut member, SurveyQuestion { frees, ..question });
-            assert_eq!((listed(&answer), answer.next_page), (vec![], None));
-            let freed = answer.purged.map_or(0, |purged| purged.freed_count);
-            assert_eq!(freed, 0, "{question:?}");
+            let reply = operator.survey(&mut member, SurveyQuery { frees, ..query });
+            assert_eq!((listed(&reply), reply.next_page), (vec![], None));
+            let freed = reply.purged.map_or(0, |purged| purged.freed_count);
+            assert_eq!(freed, 0, "{query:?}");
         }
     }
-    let question = SurveyQuestion { creators: of(CLIENT.0, 0, 1), frees: true, ..all() };
-    let purged = operator.survey(&mut member, question).purged;
+    let query = SurveyQuery { creators: of(CLIENT.0, 0, 1), frees: true, ..all() };
+    let purged = operator.survey(&mut member, query).purged;
     let expected =
         PurgeResponse { freed_count: 2, freed_pages: 3, busy_count: 1, ..PurgeResponse::default() };
     assert_eq!(purged, Some(expected));
     assert_eq!(peer.delete(made[0].0), Status::NotAllocated);
-    let answer = operator.survey(&mut member, all());
-    assert_eq!(listed(&answer), made[1..2]);
+    let reply = operator.survey(&mut member, all());
+    assert_eq!(listed(&reply), made[1..2]);
 
     let statistics = operator.statistics(&mut member);
     assert_eq!((statistics.used_pages, statistics.capacity_pages), (4, PAGE_COUNT));
@@ -339,14 +340,14 @@ fn a_server_identifies_itself_and_calls_again_when_the_controller_ends_its_call(
     assert_eq!(operator.statistics(&mut member).shard_count, 1);
     controller.hang_up();
     assert_eq!(operator.statistics(&mut member).shard_count, 1);
-    // A question with an unknown meaning also gets a response.
-    assert!(controller.ask(99, Asked::Survey(SurveyQuestion { space: 1 << 16, ..all() })));
+    // A query with an unknown meaning also gets a response.
+    assert!(controller.query(99, QueryBody::Survey(SurveyQuery { space: 1 << 16, ..all() })));
     eventually("the refusal", || {
-        let answer = controller.answer(99);
-        matches!(answer, Some(Said::Failure(words)) if words.contains("a space must fit 16 bits"))
+        let reply = controller.reply(99);
+        matches!(reply, Some(ReplyBody::Failure(words)) if words.contains("a space must fit 16 bits"))
     });
-    for said in &controller.script().said {
-        if let Some(Said::Member(member)) = &said.body {
+    for message in &controller.script().messages {
+        if let Some(ReplyBody::Member(member)) = &message.body {
             assert_eq!((member.node, member.incarnation), (SERVER.0.into(), 1));
             assert_eq!(member.token, [7; 16]);
         }
@@ -384,14 +385,14 @@ mod netns {
             for limit in 1..=7 {
                 let (mut found, mut next) = (Vec::new(), Some(0));
                 while let Some(from_page) = next {
-                    let question = SurveyQuestion { limit, from_page, ..all() };
-                    let answer = operator.survey(&mut member, question);
-                    found.extend(listed(&answer));
-                    next = answer.next_page;
+                    let query = SurveyQuery { limit, from_page, ..all() };
+                    let reply = operator.survey(&mut member, query);
+                    found.extend(listed(&reply));
+                    next = reply.next_page;
                 }
                 assert_eq!(found, made, "{limit}");
             }
-            let purged = operator.survey(&mut member, SurveyQuestion { frees: true, ..all() });
+            let purged = operator.survey(&mut member, SurveyQuery { frees: true, ..all() });
             assert_eq!(purged.purged.map(|it| (it.freed_count, it.busy_count)), Some((6, 0)));
             assert_eq!(operator.statistics(&mut member).used_pages, 0);
             member.stop().expect("no shard failed");

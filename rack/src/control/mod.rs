@@ -25,7 +25,7 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The largest response: 65,536 entries with counters.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+const RESPONSE_BYTES_MAX: usize = 64 << 20;
 
 /// Why a query of a controller or switch failed.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ impl From<SocketAddr> for Contact {
 }
 
 impl Contact {
-    /// Uses the caller's endpoint, for example one with TLS, which leads to `address`.
+    /// Uses the caller's endpoint, for example one with TLS, which connects to `address`.
     pub const fn with(address: SocketAddr, endpoint: Endpoint) -> Self {
         Self { address, endpoint: Some(endpoint) }
     }
@@ -144,8 +144,9 @@ pub fn controller_state(
     entries: bool,
 ) -> Result<proto::StatusResponse, ControlError> {
     let request = proto::StatusRequest { entries };
-    ask(Peer::Controller, controller, async |channel| {
-        let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+    call(Peer::Controller, controller, async |channel| {
+        let mut client =
+            ControllerClient::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX);
         client.status(request).await.map(tonic::Response::into_inner)
     })
 }
@@ -163,7 +164,7 @@ pub fn controller_watch<E: From<ControlError>>(
     let failed = |status: Status| E::from(failure(peer, controller.address, &status));
     runtime()?.block_on(async {
         let mut client = ControllerClient::new(controller.connect(peer).await?)
-            .max_decoding_message_size(ANSWER_BYTES_MAX);
+            .max_decoding_message_size(RESPONSE_BYTES_MAX);
         let mut events = client.watch(request).await.map_err(failed)?.into_inner();
         while let Some(message) = events.message().await.map_err(failed)? {
             if let Some(event) = message.event
@@ -183,7 +184,7 @@ pub fn controller_watch<E: From<ControlError>>(
 /// # Errors
 /// [`ControlError`].
 pub fn switch_ports(address: SocketAddr) -> Result<switch::ListPortsResponse, ControlError> {
-    ask(Peer::Switch, &address.into(), async |channel| {
+    call(Peer::Switch, &address.into(), async |channel| {
         let request = switch::ListPortsRequest {};
         SwitchClient::new(channel).list_ports(request).await.map(tonic::Response::into_inner)
     })
@@ -199,40 +200,40 @@ pub fn impair(
     impairment: switch::Impairment,
 ) -> Result<(), ControlError> {
     let request = switch::SetImpairmentRequest { port: port.into(), impairment: Some(impairment) };
-    ask(Peer::Switch, &address.into(), async |channel| {
+    call(Peer::Switch, &address.into(), async |channel| {
         SwitchClient::new(channel).set_impairment(request).await.map(drop)
     })
 }
 
 /// Connects and sends a request, on a runtime of the calling thread.
-fn ask<T, A>(
+fn call<T, A>(
     peer: Peer,
     contact: &Contact,
-    question: impl FnOnce(Channel) -> A,
+    request: impl FnOnce(Channel) -> A,
 ) -> Result<T, ControlError>
 where
     A: Future<Output = Result<T, Status>>,
 {
-    ask_within(CALL_DEADLINE, peer, contact, question)
+    call_within(CALL_DEADLINE, peer, contact, request)
 }
 
-fn ask_within<T, A>(
+fn call_within<T, A>(
     patience: Duration,
     peer: Peer,
     contact: &Contact,
-    question: impl FnOnce(Channel) -> A,
+    request: impl FnOnce(Channel) -> A,
 ) -> Result<T, ControlError>
 where
     A: Future<Output = Result<T, Status>>,
 {
     let address = contact.address;
     runtime()?.block_on(async {
-        let answer = tokio::time::timeout(patience, async {
+        let response = tokio::time::timeout(patience, async {
             let channel = contact.connect(peer).await?;
-            question(channel).await.map_err(|status| failure(peer, address, &status))
+            request(channel).await.map_err(|status| failure(peer, address, &status))
         });
-        let reason = format!("no answer within {patience:?}");
-        answer.await.unwrap_or(Err(ControlError::Unreachable { peer, address, reason }))
+        let reason = format!("no response within {patience:?}");
+        response.await.unwrap_or(Err(ControlError::Unreachable { peer, address, reason }))
     })
 }
 
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn a_missing_controller_is_an_error_at_once() {
         let address = "[::1]:1".parse().expect("an address");
-        let error = controller_status(address).expect_err("nobody listens");
+        let error = controller_status(address).expect_err("no process listens");
         assert!(matches!(error, ControlError::Unreachable { peer: Peer::Controller, .. }));
         assert!(error.to_string().contains("[::1]:1"), "{error}");
     }

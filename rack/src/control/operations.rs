@@ -5,7 +5,7 @@ use std::time::Duration;
 use bluebridge_northbound::proto;
 use proto::operations_client::OperationsClient;
 
-use super::{Contact, ControlError, Peer, ask_within};
+use super::{Contact, ControlError, Peer, call_within};
 
 /// The most allocations in one response.
 pub const ALLOCATIONS_MAX: u32 = 1024;
@@ -19,7 +19,7 @@ pub fn allocations(
     request: proto::AllocationsRequest,
     patience: Duration,
 ) -> Result<proto::AllocationsResponse, ControlError> {
-    ask_within(patience, Peer::Controller, controller, async |channel| {
+    call_within(patience, Peer::Controller, controller, async |channel| {
         let mut operations = OperationsClient::new(channel);
         operations.allocations(request).await.map(tonic::Response::into_inner)
     })
@@ -34,7 +34,7 @@ pub fn purge(
     request: proto::PurgeRequest,
     patience: Duration,
 ) -> Result<proto::PurgeResponse, ControlError> {
-    ask_within(patience, Peer::Controller, controller, async |channel| {
+    call_within(patience, Peer::Controller, controller, async |channel| {
         let mut operations = OperationsClient::new(channel);
         operations.purge(request).await.map(tonic::Response::into_inner)
     })
@@ -49,7 +49,7 @@ pub fn statistics(
     request: proto::StatisticsRequest,
     patience: Duration,
 ) -> Result<proto::StatisticsResponse, ControlError> {
-    ask_within(patience, Peer::Controller, controller, async |channel| {
+    call_within(patience, Peer::Controller, controller, async |channel| {
         let mut operations = OperationsClient::new(channel);
         operations.statistics(request).await.map(tonic::Response::into_inner)
     })

@@ -15,7 +15,7 @@ use v1::entity::Entity as Kind;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::packet_replication_engine_entry::Type as Replication;
 
-use super::{ANSWER_BYTES_MAX, ControlError, Peer, ask};
+use super::{ControlError, Peer, RESPONSE_BYTES_MAX, call};
 
 /// Bits of scope and node, before the location.
 const NODE_BITS: u8 = 48;
@@ -274,7 +274,7 @@ pub fn read(
     device_id: u64,
     names: &PortNames,
 ) -> Result<Vec<TableLine>, ControlError> {
-    let entities = ask(Peer::Switch, &address.into(), async |channel| {
+    let entities = call(Peer::Switch, &address.into(), async |channel| {
         read_entities(channel, device_id).await
     })?;
     let groups = groups(&entities);
@@ -312,11 +312,11 @@ async fn read_entities(channel: Channel, device_id: u64) -> Result<Vec<v1::Entit
     let entities =
         tables.chain(flood).chain([groups]).map(|kind| v1::Entity { entity: Some(kind) }).collect();
     let request = v1::ReadRequest { device_id, entities, ..v1::ReadRequest::default() };
-    let mut client = P4RuntimeClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-    let mut answers = client.read(request).await?.into_inner();
+    let mut client = P4RuntimeClient::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX);
+    let mut responses = client.read(request).await?.into_inner();
     let mut found = Vec::new();
-    while let Some(answer) = answers.message().await? {
-        found.extend(answer.entities);
+    while let Some(response) = responses.message().await? {
+        found.extend(response.entities);
     }
     Ok(found)
 }

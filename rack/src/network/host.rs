@@ -34,7 +34,7 @@ pub const SOCKET_BUFFER_BYTES: u32 = 16 << 20;
 /// A host's connection to the fabric.
 #[derive(Clone, Debug)]
 pub struct HostFabric {
-    /// The interface that leads to the switch.
+    /// The interface that is connected to the switch.
     pub interface: String,
     /// The gateway's Ethernet address; [`GATEWAY_MAC`] behind a BlueBridge switch.
     pub gateway_mac: MacAddr,
@@ -104,7 +104,7 @@ enum Undo {
 }
 
 impl HostFabric {
-    /// The default: the interface leads to a BlueBridge switch.
+    /// The default: the interface is connected to a BlueBridge switch.
     pub fn new(interface: impl Into<String>) -> Self {
         Self { interface: interface.into(), gateway_mac: GATEWAY_MAC }
     }
@@ -211,7 +211,7 @@ impl HostFabric {
         let fields = Fields { space, node: NodeId(1), command: 0, tag: 0, location: 0 };
         let pointer = fields.to_ipv6();
         let lacks = |lacks| NetworkError::NotInFabric { interface: self.interface.clone(), lacks };
-        // A default route would lead away from the fabric.
+        // A default route would send to another network.
         let sends = netlink.sends_by(pointer, &self.interface)?;
         if sends.is_none_or(|length| length < FABRIC.prefix_len()) {
             return Err(lacks("pointers have no route through it"));
@@ -264,7 +264,7 @@ impl HostFabric {
         for part in [HostPart::ArrivalRule, HostPart::Route, HostPart::Neighbour] {
             was_up |= self.remove(netlink, part)?;
         }
-        // The local route serves all interfaces of the host that lead to the fabric.
+        // The local route serves all interfaces of the host that are connected to the fabric.
         if netlink.arrival_interfaces(ARRIVAL_TABLE)?.is_empty() {
             self.remove(netlink, HostPart::LocalRoute)?;
         }

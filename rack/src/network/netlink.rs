@@ -96,13 +96,13 @@ impl Netlink {
     }
 
     /// Sends one request and waits for its response.
-    pub(super) fn ask<T>(
+    pub(super) fn execute<T>(
         &self,
         action: impl FnOnce() -> String,
         request: impl Future<Output = Result<T, rtnetlink::Error>>,
     ) -> Result<T, NetworkError> {
-        let answer = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, request).await });
-        match answer {
+        let result = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, request).await });
+        match result {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {
                 Err(NetworkError::Netlink { action: action(), source: io_error(error) })
@@ -132,7 +132,7 @@ impl Netlink {
             .address(near.mac.0.to_vec())
             .setns_by_fd(near.namespace.as_raw_fd())
             .build();
-        self.ask(
+        self.execute(
             || format!("make the link {} - {}", near.name, far.name),
             self.handle.link().add(pair).execute(),
         )
@@ -141,7 +141,7 @@ impl Netlink {
     /// Creates a kernel bridge without spanning tree, up.
     pub fn add_bridge(&self, name: &str) -> Result<(), NetworkError> {
         let bridge = LinkBridge::new(name).up().build();
-        self.ask(|| format!("make the bridge {name}"), self.handle.link().add(bridge).execute())
+        self.execute(|| format!("make the bridge {name}"), self.handle.link().add(bridge).execute())
     }
 
     /// Makes `interface` a port of the bridge.
@@ -151,26 +151,29 @@ impl Netlink {
             .index(self.link(interface)?.index)
             .controller(controller)
             .build();
-        self.ask(|| format!("join {interface} to {bridge}"), self.handle.link().set(port).execute())
+        self.execute(
+            || format!("join {interface} to {bridge}"),
+            self.handle.link().set(port).execute(),
+        )
     }
 
     /// Sets the interface up.
     pub fn set_up(&self, interface: &str) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
         let up = LinkMessageBuilder::<LinkUnspec>::new().index(index).up().build();
-        self.ask(|| format!("set {interface} up"), self.handle.link().set(up).execute())
+        self.execute(|| format!("set {interface} up"), self.handle.link().set(up).execute())
     }
 
     /// Sets the interface down.
     pub fn set_down(&self, interface: &str) -> Result<(), NetworkError> {
         let index = self.link(interface)?.index;
         let down = LinkMessageBuilder::<LinkUnspec>::new().index(index).down().build();
-        self.ask(|| format!("set {interface} down"), self.handle.link().set(down).execute())
+        self.execute(|| format!("set {interface} down"), self.handle.link().set(down).execute())
     }
 
     /// Every interface of the namespace.
     pub fn links(&self) -> Result<Vec<LinkStatus>, NetworkError> {
-        let links: Vec<LinkMessage> = self.ask(
+        let links: Vec<LinkMessage> = self.execute(
             || "list the interfaces".to_owned(),
             self.handle.link().get().execute().try_collect(),
         )?;
@@ -208,14 +211,14 @@ impl Netlink {
         let mut request = self.handle.address().add(index, own, length).replace();
         let flags = AddressAttribute::Flags(AddressFlags::Nodad);
         request.message_mut().attributes.push(flags);
-        self.ask(|| format!("give {interface} the address {address}"), request.execute())
+        self.execute(|| format!("give {interface} the address {address}"), request.execute())
     }
 
     /// The IPv6 addresses of the interface.
     pub fn addresses(&self, interface: &str) -> Result<Vec<Ipv6Addr>, NetworkError> {
         let index = self.link(interface)?.index;
         let request = self.handle.address().get().set_link_index_filter(index);
-        let messages: Vec<AddressMessage> = self.ask(
+        let messages: Vec<AddressMessage> = self.execute(
             || format!("list the addresses of {interface}"),
             request.execute().try_collect(),
         )?;
@@ -243,7 +246,7 @@ impl Netlink {
             .state(NeighbourState::Permanent)
             .link_layer_address(&mac.0)
             .replace();
-        self.ask(|| format!("enter the neighbour {address} of {interface}"), request.execute())
+        self.execute(|| format!("enter the neighbour {address} of {interface}"), request.execute())
     }
 
     /// Removes a neighbour entry; returns whether there was one.
@@ -257,14 +260,14 @@ impl Netlink {
         message.header.ifindex = self.link(interface)?.index;
         message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)));
         let request = self.handle.neighbours().del(message);
-        existed(self.ask(|| format!("remove the neighbour {address}"), request.execute()))
+        existed(self.execute(|| format!("remove the neighbour {address}"), request.execute()))
     }
 
     /// The IPv6 neighbour table.
     pub fn neighbours(&self) -> Result<Vec<Neighbour>, NetworkError> {
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Inet6);
         let entries: Vec<NeighbourMessage> =
-            self.ask(|| "list the neighbours".to_owned(), request.execute().try_collect())?;
+            self.execute(|| "list the neighbours".to_owned(), request.execute().try_collect())?;
         Ok(entries.iter().filter_map(neighbour).collect())
     }
 }
@@ -290,8 +293,8 @@ fn io_error(error: rtnetlink::Error) -> io::Error {
 }
 
 /// Turns "there is no such entry" into `false`.
-pub(super) fn existed(asked: Result<(), NetworkError>) -> Result<bool, NetworkError> {
-    match asked {
+pub(super) fn existed(result: Result<(), NetworkError>) -> Result<bool, NetworkError> {
+    match result {
         Ok(()) => Ok(true),
         Err(NetworkError::Netlink { source, .. })
             if matches!(Errno::from_io_error(&source), Some(Errno::NOENT | Errno::SRCH)) =>

@@ -24,7 +24,7 @@ impl Netlink {
         interface: &str,
     ) -> Result<(), NetworkError> {
         let route = gateway_route(prefix, gateway, self.link(interface)?.index);
-        self.ask(
+        self.execute(
             || format!("route {prefix} via {gateway} on {interface}"),
             self.handle.route().add(route).replace().execute(),
         )
@@ -39,7 +39,7 @@ impl Netlink {
     ) -> Result<bool, NetworkError> {
         let route = gateway_route(prefix, gateway, self.link(interface)?.index);
         let request = self.handle.route().del(route);
-        existed(self.ask(|| format!("remove the route to {prefix}"), request.execute()))
+        existed(self.execute(|| format!("remove the route to {prefix}"), request.execute()))
     }
 
     /// Whether there is a route of [`Self::add_gateway_route`].
@@ -59,7 +59,7 @@ impl Netlink {
         Ok(self.routes()?.iter().any(is_it))
     }
 
-    /// Whether the interface leads directly to the link that `own`, an address of it, is on.
+    /// Whether the link of `own`, an address of the interface, is directly reachable through it.
     pub fn has_connected_route(&self, own: Ipv6Net, interface: &str) -> Result<bool, NetworkError> {
         let index = self.link(interface)?.index;
         let is_it = |route: &RouteMessage| {
@@ -84,7 +84,7 @@ impl Netlink {
     fn routes(&self) -> Result<Vec<RouteMessage>, NetworkError> {
         let every = RouteMessageBuilder::<Ipv6Addr>::new().build();
         let request = self.handle.route().get(every);
-        self.ask(|| "list the routes".to_owned(), request.execute().try_collect())
+        self.execute(|| "list the routes".to_owned(), request.execute().try_collect())
     }
 
     /// The length of the prefix with which the kernel would send to `address` through `interface`; `None` if it
@@ -118,7 +118,7 @@ impl Netlink {
         message.attributes = vec![destination, condition];
         let request = self.handle.route().get(message);
         let found: Result<Vec<RouteMessage>, _> =
-            self.ask(|| format!("look up {address}"), request.execute().try_collect());
+            self.execute(|| format!("look up {address}"), request.execute().try_collect());
         match found {
             Ok(routes) => Ok(routes.into_iter().next()),
             // No route, or one that says that there is none.
@@ -137,7 +137,7 @@ impl Netlink {
     /// Delivers `prefix` locally for packets that use `table`.
     pub fn add_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<(), NetworkError> {
         let route = local_route(prefix, table, self.link("lo")?.index);
-        self.ask(
+        self.execute(
             || format!("deliver {prefix} locally in table {table}"),
             self.handle.route().add(route).replace().execute(),
         )
@@ -147,7 +147,9 @@ impl Netlink {
     pub fn delete_local_route(&self, prefix: Ipv6Net, table: u32) -> Result<bool, NetworkError> {
         let route = local_route(prefix, table, self.link("lo")?.index);
         let request = self.handle.route().del(route);
-        existed(self.ask(|| format!("remove the local route of table {table}"), request.execute()))
+        existed(
+            self.execute(|| format!("remove the local route of table {table}"), request.execute()),
+        )
     }
 
     /// Directs packets for `prefix` that arrive on `interface` to `table`; returns whether the rule is new.
@@ -169,8 +171,8 @@ impl Netlink {
             .table_id(table)
             .priority(priority)
             .action(RuleAction::ToTable);
-        let asked = self.ask(|| format!("add the rule of {interface}"), request.execute());
-        match asked {
+        let result = self.execute(|| format!("add the rule of {interface}"), request.execute());
+        match result {
             Ok(()) => Ok(true),
             Err(NetworkError::Netlink { source, .. })
                 if source.kind() == io::ErrorKind::AlreadyExists =>
@@ -187,7 +189,7 @@ impl Netlink {
         for rule in self.rules(table)? {
             if rule_interface(&rule) == Some(interface) {
                 let request = self.handle.rule().del(rule);
-                self.ask(|| format!("remove the rule of {interface}"), request.execute())?;
+                self.execute(|| format!("remove the rule of {interface}"), request.execute())?;
                 count += 1;
             }
         }
@@ -203,7 +205,7 @@ impl Netlink {
     fn rules(&self, table: u32) -> Result<Vec<RuleMessage>, NetworkError> {
         let request = self.handle.rule().get(IpVersion::V6);
         let rules: Vec<RuleMessage> =
-            self.ask(|| "list the rules".to_owned(), request.execute().try_collect())?;
+            self.execute(|| "list the rules".to_owned(), request.execute().try_collect())?;
         Ok(rules.into_iter().filter(|rule| rule_table(rule) == table).collect())
     }
 }

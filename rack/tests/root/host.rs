@@ -103,9 +103,9 @@ fn a_host_receives_every_pointer_and_has_one_neighbour() {
     let neighbours = pair.near.enter(|| Netlink::open()?.neighbours());
     let neighbours = neighbours.expect("entered").expect("listed");
     // The kernel also lists its own entries for multicast groups, which are never resolved.
-    let asked: Vec<_> = neighbours.iter().filter(|it| !it.address.is_multicast()).collect();
-    assert_eq!(asked.len(), 1, "{asked:?}");
-    assert!(asked[0].permanent && asked[0].address == GATEWAY, "{asked:?}");
+    let unicast: Vec<_> = neighbours.iter().filter(|it| !it.address.is_multicast()).collect();
+    assert_eq!(unicast.len(), 1, "{unicast:?}");
+    assert!(unicast[0].permanent && unicast[0].address == GATEWAY, "{unicast:?}");
 }
 
 #[test]

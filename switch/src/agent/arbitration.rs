@@ -132,12 +132,12 @@ impl Arbitration {
             role.primary = None;
             self.advise(name, None);
         } else {
-            self.tell(stream, name);
+            self.notify(stream, name);
         }
         Ok(())
     }
 
-    /// Logs that a controller may write now, unless it is the one of before.
+    /// Logs that a controller may write now, unless it is the previous one.
     fn log_primary(&mut self, role: &str, election_id: Option<u128>) {
         let high = election_id.map(|id| id >> 64);
         let low = election_id.and_then(|id| u64::try_from(id & u128::from(u64::MAX)).ok());
@@ -261,11 +261,11 @@ impl Arbitration {
         let others: Vec<StreamId> =
             role.clients.keys().copied().filter(|stream| Some(*stream) != primary).collect();
         for stream in others.into_iter().chain(primary) {
-            self.tell(stream, name);
+            self.notify(stream, name);
         }
     }
 
-    fn tell(&mut self, stream: StreamId, name: &str) {
+    fn notify(&mut self, stream: StreamId, name: &str) {
         let Some(role) = self.roles.get(name) else { return };
         let (code, message) = match role.primary {
             Some(primary) if primary == stream => (Code::Ok, "you are primary"),

@@ -53,13 +53,13 @@ impl Executor {
         &self,
         work: impl FnOnce(&mut AgentState) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let (answer, answered) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let job = Job::Run(Box::new(move |state| {
-            let _ = answer.send(work(state));
+            let _ = sender.send(work(state));
         }));
         let wait = async {
             self.jobs.send(job).await.map_err(|_| gone())?;
-            answered.await.map_err(|_| gone())
+            receiver.await.map_err(|_| gone())
         };
         tokio::time::timeout(JOB_DEADLINE, wait)
             .await

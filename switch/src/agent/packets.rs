@@ -8,8 +8,8 @@ use bluebridge_p4::entry::encode;
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_p4::proto::p4::v1;
 use tonic::Code;
-use v1::stream_message_request::Update as Asked;
-use v1::stream_message_response::Update as Told;
+use v1::stream_message_request::Update as Message;
+use v1::stream_message_response::Update as Notification;
 
 use super::arbitration::StreamId;
 use super::refusal::{ERROR_SPACE, Refusal, invalid};
@@ -24,7 +24,7 @@ const IDLE_AT_ONCE: usize = 256;
 
 impl AgentState {
     /// Handles a message on a stream; an error ends the stream.
-    pub(super) fn asked(
+    pub(super) fn handle_message(
         &mut self,
         stream: StreamId,
         message: v1::StreamMessageRequest,
@@ -34,21 +34,21 @@ impl AgentState {
             return Err(Refusal::Request(Code::ResourceExhausted, message.to_owned()));
         }
         match message.update {
-            Some(Asked::Arbitration(bid)) => return self.arbitration.arbitrate(stream, &bid),
-            Some(Asked::Packet(packet)) => {
+            Some(Message::Arbitration(bid)) => return self.arbitration.arbitrate(stream, &bid),
+            Some(Message::Packet(packet)) => {
                 if let Err(refusal) = self.packet_out(stream, &packet) {
                     let error = v1::PacketOutError { packet_out: Some(packet) };
                     let details = v1::stream_error::Details::PacketOut(error);
                     self.stream_error(stream, &refusal, Some(details));
                 }
             }
-            Some(Asked::DigestAck(ack)) => {
+            Some(Message::DigestAck(ack)) => {
                 let error = v1::DigestListAckError { digest_list_ack: Some(ack) };
                 let details = v1::stream_error::Details::DigestListAck(error);
                 let refusal = invalid("the pipeline has no digests");
                 self.stream_error(stream, &refusal, Some(details));
             }
-            Some(Asked::Other(other)) => {
+            Some(Message::Other(other)) => {
                 let error = v1::StreamOtherError { other: Some(other) };
                 let refusal = invalid("this switch supports no other messages");
                 let details = v1::stream_error::Details::Other(error);
@@ -72,7 +72,7 @@ impl AgentState {
             code: 0,
             details,
         };
-        self.arbitration.send(stream, Told::Error(error));
+        self.arbitration.send(stream, Notification::Error(error));
     }
 
     fn packet_out(&mut self, stream: StreamId, packet: &v1::PacketOut) -> Result<(), Refusal> {
@@ -91,7 +91,7 @@ impl AgentState {
         self.plane.poll(PACKET_INS_AT_ONCE, &mut packets)?;
         let more = packets.len() == PACKET_INS_AT_ONCE;
         for packet in packets {
-            if !self.arbitration.send_to_primaries(&Told::Packet(packet_in(packet))) {
+            if !self.arbitration.send_to_primaries(&Notification::Packet(packet_in(packet))) {
                 self.packet_ins_lost += 1;
             }
         }
@@ -128,7 +128,10 @@ impl AgentState {
             for entry in entries {
                 notification.table_entry.push(v1::TableEntry { action: None, ..encode(entry)? });
             }
-            if self.arbitration.send_to_primaries(&Told::IdleTimeoutNotification(notification)) {
+            if self
+                .arbitration
+                .send_to_primaries(&Notification::IdleTimeoutNotification(notification))
+            {
                 self.idle_notified.extend(entries.iter().map(|entry| (entry.key, now)));
             }
         }

@@ -100,8 +100,9 @@ async fn listen(
             () = closed => break,
         };
         let Ok(Some(message)) = message else { break };
-        let done = executor.run(move |state| state.asked(stream, message)).await;
-        if let Err(status) = done.and_then(|asked: Result<(), Refusal>| asked.map_err(Status::from))
+        let done = executor.run(move |state| state.handle_message(stream, message)).await;
+        if let Err(status) =
+            done.and_then(|handled: Result<(), Refusal>| handled.map_err(Status::from))
         {
             if let Some(outbox) = outbox.upgrade() {
                 // If the queue is full, the stream ends without the status: its client does not read anyway.

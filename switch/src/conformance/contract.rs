@@ -176,13 +176,13 @@ fn promises_of_time(target: &mut dyn Target) {
     target.plane().insert(&away).unwrap();
     target.plane().insert(&entry(redirect(6), until(4, 20))).unwrap();
     std::thread::sleep(Duration::from_millis(30));
-    assert_eq!([goes_to(target, 5), goes_to(target, 6)], [3, 2], "one is over, one is not");
+    assert_eq!([goes_to(target, 5), goes_to(target, 6)], [3, 2], "one is expired, one is not");
     let plane = target.plane();
     let left = time_left(plane, &away.key);
     assert!((20_000..=59_971).contains(&left), "{left} ms are left of 60000 after 30");
     assert_eq!(time_left(plane, &redirect(6)), 0);
     let dead = plane.entry(&redirect(6)).unwrap();
-    assert_eq!(dead.counter, Counter::default(), "what is over is not hit");
+    assert_eq!(dead.counter, Counter::default(), "an expired entry matches nothing");
     assert!(matches!(plane.insert(&dead.entry), Err(TableError::Exists(_))), "it is still there");
     // A rewritten entry is valid again, and a valid one can end.
     plane.modify(&entry(redirect(6), until(4, 60_000))).unwrap();
@@ -233,7 +233,7 @@ fn promises_of_counters(target: &mut dyn Target) {
     let counted = Counter { packets: set.packets + 1, bytes: set.bytes + 94 };
     assert_eq!(target.plane().entry(&away.key).unwrap().counter, counted);
     std::thread::sleep(Duration::from_millis(40));
-    // A plane without a clock is told the time.
+    // A plane without a clock gets the time from the test.
     target.send(SwitchPort(1), &read_of(6), 0);
     let plane = target.plane();
     let expired: Vec<_> = plane.expired().unwrap().into_iter().map(|e| e.entry.key).collect();
@@ -277,7 +277,7 @@ fn promises_of_packet_ins(target: &mut dyn Target) {
     target.send(SwitchPort(1), &read_of(2), 0);
     events.clear();
     target.plane().poll(1, &mut events).unwrap();
-    assert_eq!(events.len(), 1, "no more than was asked for");
+    assert_eq!(events.len(), 1, "no more than requested");
     target.plane().poll(8, &mut events).unwrap();
     assert_eq!(events[1].frame, read_of(2));
 }
@@ -446,8 +446,8 @@ mod root {
         in_thread(|| {
             let mut target = EbpfLinks::new("cannot", None);
             let late = Impairment { delay: Duration::from_millis(1), ..Impairment::default() };
-            let astray = Impairment { reorder: 0.5, ..Impairment::default() };
-            for (impairment, what) in [(late, "delay"), (astray, "reorder")] {
+            let reordered = Impairment { reorder: 0.5, ..Impairment::default() };
+            for (impairment, what) in [(late, "delay"), (reordered, "reorder")] {
                 let error = target.plane().set_impairment(SwitchPort(1), impairment).unwrap_err();
                 assert!(matches!(error, ImpairmentError::Unsupported(is) if is == what));
             }

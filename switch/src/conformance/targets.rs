@@ -187,13 +187,13 @@ impl Target for SoftLinks {
         self.hosts.send(port, frame).expect("the link takes it");
         let out = self.hosts.gather(expected);
         // The counters are up to date once the thread has responded.
-        self.switch.drops().expect("the thread answers");
+        self.switch.drops().expect("the thread responds");
         out
     }
 
     fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
         self.hosts.send(port, frame).expect("the link takes it");
         // So that the thread keeps up: its socket has room for a limited number of frames.
-        self.switch.drops().expect("the thread answers");
+        self.switch.drops().expect("the thread responds");
     }
 }

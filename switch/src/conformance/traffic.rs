@@ -156,7 +156,7 @@ fn exchange_datagrams(one: &Host, two: &Host) {
             if length == 1 {
                 return;
             }
-            replies.send_to(&buffer[..length], from).expect("the answer leaves");
+            replies.send_to(&buffer[..length], from).expect("the response is sent");
         }
     });
     is_ready.recv().expect("the server starts");
@@ -168,8 +168,8 @@ fn exchange_datagrams(one: &Host, two: &Host) {
         for length in [2, 64, 1300, 4096, 8900] {
             let sent = pattern(length);
             socket.send_to(&sent, to).expect("the datagram leaves");
-            let (received, from) = socket.recv_from(&mut buffer).expect("the answer comes");
-            assert_eq!(buffer[..received], sent, "{length} bytes come back whole");
+            let (received, from) = socket.recv_from(&mut buffer).expect("the response arrives");
+            assert_eq!(buffer[..received], sent, "{length} bytes arrive complete");
             assert_eq!(from.ip(), endpoint(2));
         }
         // One train of eight pieces arrives back as eight datagrams.
@@ -177,7 +177,7 @@ fn exchange_datagrams(one: &Host, two: &Host) {
         segment(&socket, 4000);
         socket.send_to(&sent, to).expect("the train leaves");
         for piece in sent.chunks(4000) {
-            let received = socket.recv(&mut buffer).expect("a piece comes back");
+            let received = socket.recv(&mut buffer).expect("a piece arrives");
             assert_eq!(buffer[..received], *piece);
         }
         socket.send_to(&[0], to).expect("the datagram leaves");
@@ -214,7 +214,7 @@ fn exchange_across_sizes(one: &Host, two: &Host, plane: &mut dyn DataPlane) {
     });
     assert_eq!(server.join().expect("the server saw everything"), [1500 - 48; 8]);
     let drops = |plane: &mut dyn DataPlane| {
-        plane.drops().expect("the plane answers").of(DropReason::Egress)
+        plane.drops().expect("the plane responds").of(DropReason::Egress)
     };
     assert_eq!(drops(plane), 2, "both of the trains with longer pieces");
     stream(one, two);
@@ -243,10 +243,10 @@ fn stream(one: &Host, two: &Host) {
     let server = two.start(move || {
         let listener = TcpListener::bind("10.77.0.2:7000").expect("the port is free");
         ready.send(()).expect("the test waits for it");
-        let (mut connection, _) = listener.accept().expect("somebody connects");
+        let (mut connection, _) = listener.accept().expect("a client connects");
         connection.set_read_timeout(Some(TIMEOUT)).expect("timeouts can be set");
         let mut received = Vec::new();
-        connection.read_to_end(&mut received).expect("the stream comes whole");
+        connection.read_to_end(&mut received).expect("the stream arrives complete");
         received
     });
     is_ready.recv().expect("the server starts");
@@ -256,14 +256,14 @@ fn stream(one: &Host, two: &Host) {
         connection.set_write_timeout(Some(TIMEOUT)).expect("timeouts can be set");
         connection.write_all(&pattern(BYTES)).expect("the stream leaves");
     });
-    assert!(server.join().expect("the server ends") == pattern(BYTES), "8 MiB arrive unharmed");
+    assert!(server.join().expect("the server ends") == pattern(BYTES), "8 MiB arrive unchanged");
 }
 
 /// Sets a host's offloads so that it can send to an XDP switch and receive from it.
 fn settle_for_xdp(host: &Host) {
     let interface = format!("h{}", host.number);
     host.run(move || {
-        disable_transmit_checksums(&interface).expect("a veth can do without");
+        disable_transmit_checksums(&interface).expect("a veth can switch this off");
         enable_receive_offload(&interface).expect("a veth has GRO");
     });
 }
@@ -308,10 +308,10 @@ fn soft_carries_traffic() {
     let rare = Impairment { corrupt: 1e-9, ..Impairment::default() };
     for number in 1..=2 {
         switch.set_impairment(SwitchPort(number), rare).expect("the port is there");
-        disable_transmit_checksums(&format!("s{number}")).expect("a veth can do without");
+        disable_transmit_checksums(&format!("s{number}")).expect("a veth can switch this off");
     }
     exchange_datagrams(&one, &two);
-    let ports = switch.ports().expect("the thread answers");
+    let ports = switch.ports().expect("the thread responds");
     assert!(ports.iter().all(|port| port.rx.packets > 0 && port.tx.packets > 0), "{ports:?}");
 }
 
@@ -340,7 +340,7 @@ fn outlive() {
     exchange_datagrams(&one, &two);
     // Removed completely, also when removed twice.
     EbpfSwitch::remove(&pinned.name).expect("it can be removed");
-    EbpfSwitch::remove(&pinned.name).expect("removing what is gone is fine");
+    EbpfSwitch::remove(&pinned.name).expect("it can be removed again");
     assert!(!Path::new(PINS).join(&pinned.name).exists());
     one.run(|| {
         let socket = UdpSocket::bind((endpoint(1), 0)).expect("the address is there");

@@ -33,7 +33,7 @@ impl Hosts {
             ip(&format!("link set h{port} up"));
         }
         let open = |port| {
-            let interface = Interface::by_name(&format!("h{port}")).expect("rtnetlink answers");
+            let interface = Interface::by_name(&format!("h{port}")).expect("rtnetlink responds");
             let index = interface.expect("the interface was just made").index;
             (SwitchPort(port), PacketSocket::open(index, true).expect("a packet socket opens"))
         };

@@ -77,14 +77,14 @@ impl EbpfSwitch {
         mode: Option<PortMode>,
     ) -> Result<(), PortError> {
         check_port(port)?;
-        let ask = |source| PlaneError::Io { doing: format!("look up interface {name}"), source };
-        let interface = Interface::by_name(name).map_err(ask)?;
+        let failed = |source| PlaneError::Io { doing: format!("look up interface {name}"), source };
+        let interface = Interface::by_name(name).map_err(failed)?;
         let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
         let invalid = |rule| Err(PortError::Invalid { port, rule });
         if let Some(was) = self.ports.get(&port).map(|is| is.interface.index)
             && was != interface.index
         {
-            let found = Interface::by_index(was).map_err(ask)?;
+            let found = Interface::by_index(was).map_err(failed)?;
             if found.is_some() {
                 return invalid("it is in use");
             }
@@ -153,9 +153,9 @@ impl EbpfSwitch {
                 continue;
             }
             let port = SwitchPort(number);
-            let ask =
+            let failed =
                 |source| PlaneError::Io { doing: format!("look up interface {index}"), source };
-            let found = Interface::by_index(index).map_err(ask)?;
+            let found = Interface::by_index(index).map_err(failed)?;
             let gone = found.is_none();
             let interface = found.unwrap_or(Interface { index, ..Interface::default() });
             self.ports.insert(port, Attached { interface, flags });

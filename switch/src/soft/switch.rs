@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How long a control request may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Control requests that may wait; the agent sends them one by one.
 const COMMANDS_MAX: usize = 8;
 /// The longest sleep without a check.
@@ -79,15 +79,15 @@ impl Switch {
         &self,
         request: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Result<T, PlaneError> {
-        let (answer, answers) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let command: Command = Box::new(move |worker| {
             // The caller may have given up waiting.
-            let _ = answer.send(request(worker));
+            let _ = sender.send(request(worker));
         });
         let commands = self.commands.as_ref().ok_or(PlaneError::Gone)?;
         commands.try_send(command).map_err(|_| PlaneError::Gone)?;
         signal(&self.wake);
-        answers.recv_timeout(ANSWER_TIMEOUT).map_err(|_| PlaneError::Gone)
+        receiver.recv_timeout(RESPONSE_TIMEOUT).map_err(|_| PlaneError::Gone)
     }
 }
 

@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action as ConfigAction;
-use v1::stream_message_request::Update as Ask;
+use v1::stream_message_request::Update as Request;
 use v1::stream_message_response::Update as Received;
 use v1::update::Type;
 
@@ -35,7 +35,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// A client with a stream.
 struct Client {
     rpc: P4RuntimeClient<Channel>,
-    asks: mpsc::Sender<v1::StreamMessageRequest>,
+    requests: mpsc::Sender<v1::StreamMessageRequest>,
     responses: Streaming<v1::StreamMessageResponse>,
     election_id: v1::Uint128,
 }
@@ -49,20 +49,21 @@ impl Client {
     /// A client that has bid with an election id and received the response.
     async fn connect(running: &Running, election_id: u64) -> (Self, Code) {
         let mut rpc = P4RuntimeClient::new(channel(running).await);
-        let (asks, asked) = mpsc::channel(4096);
+        let (requests, receiver) = mpsc::channel(4096);
         let election_id = v1::Uint128 { high: 0, low: election_id };
         let bid = v1::MasterArbitrationUpdate {
             device_id: 1,
             election_id: Some(election_id),
             ..v1::MasterArbitrationUpdate::default()
         };
-        ask(&asks, Ask::Arbitration(bid)).await;
-        let responses = rpc.stream_channel(ReceiverStream::new(asked)).await.unwrap().into_inner();
-        let mut client = Self { rpc, asks, responses, election_id };
-        let Received::Arbitration(answer) = client.next_message().await else {
-            panic!("an answer")
+        send(&requests, Request::Arbitration(bid)).await;
+        let responses =
+            rpc.stream_channel(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        let mut client = Self { rpc, requests, responses, election_id };
+        let Received::Arbitration(response) = client.next_message().await else {
+            panic!("a response")
         };
-        let code = answer.status.unwrap().code.into();
+        let code = response.status.unwrap().code.into();
         (client, code)
     }
 
@@ -119,10 +120,10 @@ impl Client {
             entities: vec![v1::Entity { entity: Some(wanted) }],
             ..v1::ReadRequest::default()
         };
-        let mut answer = self.rpc.read(request).await.unwrap().into_inner();
+        let mut response = self.rpc.read(request).await.unwrap().into_inner();
         let mut found = Vec::new();
-        while let Some(message) = answer.message().await.unwrap() {
-            assert!(message.encoded_len() <= 256 * 1024, "answers come in parts");
+        while let Some(message) = response.message().await.unwrap() {
+            assert!(message.encoded_len() <= 256 * 1024, "responses come in parts");
             found.extend(message.entities.into_iter().filter_map(|entity| entity.entity));
         }
         found
@@ -138,8 +139,8 @@ impl Client {
     }
 }
 
-async fn ask(asks: &mpsc::Sender<v1::StreamMessageRequest>, update: Ask) {
-    asks.send(v1::StreamMessageRequest { update: Some(update) }).await.unwrap();
+async fn send(requests: &mpsc::Sender<v1::StreamMessageRequest>, update: Request) {
+    requests.send(v1::StreamMessageRequest { update: Some(update) }).await.unwrap();
 }
 
 fn config(cookie: u64) -> v1::ForwardingPipelineConfig {
@@ -213,8 +214,8 @@ async fn without_a_pipeline_nothing_is_written_or_read() {
     let read = client.rpc.read(request).await.unwrap_err();
     assert_eq!(read.code(), Code::FailedPrecondition);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
-    let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    assert_eq!(answer.into_inner().config, None);
+    let response = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
+    assert_eq!(response.into_inner().config, None);
     running.stop().await;
 }
 
@@ -256,14 +257,14 @@ async fn pushing_empties_the_tables_and_reconciling_keeps_them() {
     let early = client.write(Type::Insert, &[redirect(2)]).await.unwrap_err();
     assert_eq!(early.code(), Code::FailedPrecondition);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 1 };
-    let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    let pushed = answer.into_inner().config.unwrap();
+    let response = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
+    let pushed = response.into_inner().config.unwrap();
     assert_eq!((pushed.cookie.unwrap().cookie, pushed.p4info), (8, None));
     client.push(ConfigAction::Commit, None).await.unwrap();
     assert_eq!(client.entries().await, []);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
-    let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    assert_eq!(answer.into_inner().config, Some(config(9)));
+    let response = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
+    assert_eq!(response.into_inner().config, Some(config(9)));
     running.stop().await;
 }
 
@@ -325,8 +326,8 @@ async fn restart(
     assert_eq!(code, Code::Ok, "a restarted agent has seen no election id");
     assert_eq!(client.entries().await, [redirect(1), timed]);
     let request = v1::GetForwardingPipelineConfigRequest { device_id: 1, response_type: 0 };
-    let answer = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
-    assert_eq!(answer.into_inner().config, Some(config(7)));
+    let response = client.rpc.get_forwarding_pipeline_config(request).await.unwrap();
+    assert_eq!(response.into_inner().config, Some(config(7)));
     let Received::IdleTimeoutNotification(idle) = client.next_message().await else {
         panic!("an idle notification was expected")
     };
@@ -391,7 +392,7 @@ async fn client_that_does_not_read_delays_no_other() {
     let mut client = Client::primary(&running).await;
     copy_requests(&mut client).await;
     for _ in 0..PACKETS {
-        ask(&client.asks, Ask::Packet(request())).await;
+        send(&client.requests, Request::Packet(request())).await;
     }
     let mut switch = SwitchClient::new(channel(&running).await);
     let all_sent = async {
@@ -424,7 +425,7 @@ async fn stream_ends_with_the_reason_when_a_bid_breaks_a_rule() {
         election_id: Some(v1::Uint128 { high: 0, low: 3 }),
         ..v1::MasterArbitrationUpdate::default()
     };
-    ask(&second.asks, Ask::Arbitration(bid)).await;
+    send(&second.requests, Request::Arbitration(bid)).await;
     let ended = tokio::time::timeout(SOON, second.responses.message()).await.expect("soon");
     assert_eq!(ended.unwrap_err().code(), Code::InvalidArgument);
     running.stop().await;
@@ -435,7 +436,7 @@ async fn backup_sends_no_packets() {
     let running = Running::start(Box::new(Cabled::new())).await;
     let _primary = Client::primary(&running).await;
     let (mut backup, _) = Client::connect(&running, 2).await;
-    ask(&backup.asks, Ask::Packet(request())).await;
+    send(&backup.requests, Request::Packet(request())).await;
     let Received::Error(error) = backup.next_message().await else {
         panic!("an error was expected")
     };
@@ -447,11 +448,12 @@ async fn backup_sends_no_packets() {
 async fn ports_and_impairments_are_there_beside_p4runtime() {
     let running = Running::start(Box::new(Cabled::new())).await;
     let mut client = SwitchClient::new(channel(&running).await);
-    let answer = client.list_ports(switch::ListPortsRequest {}).await.unwrap().into_inner();
-    assert_eq!(answer.data_plane, "soft");
-    let names: Vec<_> = answer.ports.iter().map(|port| (port.number, port.name.as_str())).collect();
+    let response = client.list_ports(switch::ListPortsRequest {}).await.unwrap().into_inner();
+    assert_eq!(response.data_plane, "soft");
+    let names: Vec<_> =
+        response.ports.iter().map(|port| (port.number, port.name.as_str())).collect();
     assert_eq!(names, [(1, "test1"), (2, "test2"), (3, "test3")]);
-    assert_eq!(answer.drops.len(), DropReason::ALL.len());
+    assert_eq!(response.drops.len(), DropReason::ALL.len());
     let impair = |port, loss| switch::SetImpairmentRequest {
         port,
         impairment: Some(switch::Impairment { loss, ..switch::Impairment::default() }),

@@ -132,7 +132,7 @@ pub struct Shadow {
     pub sessions: HashMap<u64, Session>,
     pub(super) leases: Leases,
     /// Spaces in which notices are sent.
-    told: Vec<Space>,
+    notified_spaces: Vec<Space>,
 }
 
 /// What a server counted while it handled a request.
@@ -156,7 +156,7 @@ impl Shadow {
         pages: u32,
         adopted: Option<Adopted>,
         times: LeaseTimes,
-        told: Vec<Space>,
+        notified_spaces: Vec<Space>,
     ) -> Self {
         Self {
             node,
@@ -165,7 +165,7 @@ impl Shadow {
             allocations: BTreeMap::new(),
             sessions: HashMap::new(),
             leases: Leases::new(times),
-            told,
+            notified_spaces,
         }
     }
 
@@ -358,12 +358,12 @@ impl Shadow {
         (space, pages): (Space, u32),
     ) -> Verdict {
         let length = request.header.length;
-        let asked = match command {
+        let requested = match command {
             Command::Create => length,
             Command::AllocWrite => length.div_ceil(4096),
             _ => return Err(format!("{command} allocated")),
         };
-        demand!(asked == pages, "{pages} pages were allocated, {asked} requested");
+        demand!(requested == pages, "{pages} pages were allocated, {requested} requested");
         demand!(space == request.from.space, "pages of another space were given");
         Ok(())
     }
@@ -449,8 +449,8 @@ impl Shadow {
     fn judge_access(&self, request: &Datagram<'_>, page: u64) -> Verdict {
         let Some((_, held)) = self.holding(page) else { return Err("of a free page".into()) };
         let is = (Some(held.colour()), held.space);
-        let asked = (self.colour(request.target), request.from.space);
-        demand!(is == asked, "{is:?} was accessed as {asked:?}");
+        let named = (self.colour(request.target), request.from.space);
+        demand!(is == named, "{is:?} was accessed as {named:?}");
         Ok(())
     }
 

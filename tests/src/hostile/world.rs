@@ -153,7 +153,7 @@ pub struct Tally {
     /// Datagrams that the parser refused, by reason.
     pub malformed: BTreeMap<String, u64>,
     /// Replies of all servers by status.
-    pub answers: BTreeMap<Status, u64>,
+    pub replies: BTreeMap<Status, u64>,
     /// Events of all servers.
     pub events: BTreeMap<Event, u64>,
     /// The most sessions that a server had.
@@ -174,7 +174,7 @@ impl Tally {
             *self.events.entry(event).or_default() += count;
         }
         for (status, count) in responder.counters().statuses() {
-            *self.answers.entry(status).or_default() += count;
+            *self.replies.entry(status).or_default() += count;
         }
     }
 }

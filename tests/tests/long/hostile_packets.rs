@@ -10,14 +10,14 @@ use bluebridge_wire::Status;
 
 /// Hostile packets of a test run; others by `BLUEBRIDGE_HOSTILE_PACKETS`.
 const PACKETS: u64 = 1_050_000;
-/// Another by `BLUEBRIDGE_HOSTILE_SEED`; what chance makes too seldom is led to, so any will do.
+/// Another by `BLUEBRIDGE_HOSTILE_SEED`; directed attacks cause the rare events, so any seed will do.
 const SEED: u64 = 1;
 
 /// Statuses that no packet can cause, and why.
 const NEVER: [(Status, &str); 3] = [
-    (Status::NotOwner, "only a lease's owner says so; see `hostile_owner`"),
+    (Status::NotOwner, "sent only by a lease's owner; see `hostile_owner`"),
     (Status::UnsupportedVersion, "the parser drops other versions, whose form is not known"),
-    (Status::Internal, "stands for a record with a status that nobody writes"),
+    (Status::Internal, "stands for a record with a status that no server writes"),
 ];
 
 fn number(name: &str, usual: u64) -> u64 {
@@ -26,7 +26,7 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn a_million_hostile_packets_harm_nobody() {
+fn a_million_hostile_packets_do_no_harm() {
     let packets = number("BLUEBRIDGE_HOSTILE_PACKETS", PACKETS);
     let seed = number("BLUEBRIDGE_HOSTILE_SEED", SEED);
     let started = Instant::now();
@@ -49,22 +49,22 @@ fn a_million_hostile_packets_harm_nobody() {
     assert!(tally.valid * 2 >= tally.total(), "{} of {} are valid", tally.valid, tally.total());
     assert!(tally.refused > 100_000 && tally.done > 50_000, "both ways are gone");
     for reason in datagram_errors() {
-        assert!(tally.malformed.contains_key(&reason), "the parser never said {reason}");
+        assert!(tally.malformed.contains_key(&reason), "the parser never reported {reason}");
     }
     for reason in DropReason::ALL {
         assert!(drops.of(reason) > 0, "nothing was dropped as {}", reason.name());
     }
     for event in Event::ALL {
-        // Only an operator's order purges; no packet can.
+        // Only an operator's command purges; no packet can.
         let is_possible = *event != Event::AllocationPurged;
         assert_eq!(tally.events[event] > 0, is_possible, "{}", event.name());
     }
     for status in Status::ALL {
         let is_never = NEVER.iter().find(|(never, _)| never == status);
-        let count = tally.answers[status];
+        let count = tally.replies[status];
         match is_never {
-            Some((_, why)) => assert_eq!(count, 0, "{status:?} was thought impossible: {why}"),
-            None => assert!(count > 0, "never answered: {status:?}"),
+            Some((_, why)) => assert_eq!(count, 0, "{status:?} should be impossible: {why}"),
+            None => assert!(count > 0, "never sent as a status: {status:?}"),
         }
     }
 }

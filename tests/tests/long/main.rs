@@ -1,4 +1,4 @@
-//! Model checking, and runs so long that chance meets nearly everything.
+//! Model checking, and runs so long that random choices cover nearly everything.
 
 mod hostile_packets;
 mod ownership_model;

@@ -135,7 +135,7 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// For the nights.
+/// For nightly runs.
 fn large_scenarios() -> Vec<Scenario> {
     vec![
         scenario("three clients", &[(0, &[Update]), (1, &[Update]), (2, &[Update])], |s| {
@@ -184,7 +184,7 @@ fn check_all(scenarios: Vec<Scenario>) {
 }
 
 #[test]
-fn leases_keep_their_promises() {
+fn leases_satisfy_all_properties() {
     check_all(scenarios());
     if env::var_os("BLUEBRIDGE_MODEL_LARGE").is_some() {
         check_all(large_scenarios());
@@ -201,7 +201,7 @@ fn outcomes(scenario: &Scenario) -> Outcomes {
     core::mem::take(&mut *outcomes.lock().expect("the checker has ended"))
 }
 
-/// Whatever the switch believes, the same can come of it.
+/// Whatever redirects the switch has, the possible results are the same.
 #[test]
 fn a_redirect_never_changes_a_result() {
     let threads: [Threads<'_>; 3] = [
@@ -223,7 +223,7 @@ fn a_redirect_never_changes_a_result() {
     }
 }
 
-/// Where a broken rule shows, and by which property.
+/// The scenario in which a broken rule is found, and the property that it violates.
 fn where_it_shows(bug: Bug) -> (Scenario, &'static str) {
     const BASE: &str = "a COMMIT builds on the contents that it replaces";
     const DONE: &str = "acknowledged requests were executed";
@@ -266,7 +266,7 @@ fn where_it_shows(bug: Bug) -> (Scenario, &'static str) {
     }
 }
 
-/// A checker that does not find a broken rule is worth nothing.
+/// A checker that does not find a broken rule proves nothing.
 #[test]
 fn every_broken_rule_is_found() {
     for bug in Bug::ALL {

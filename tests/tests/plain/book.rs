@@ -1,4 +1,4 @@
-//! What the book says of the code is what the code is.
+//! Statements of the book about the code are true.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,7 +50,7 @@ fn drawn(dependencies: &Dependencies) -> String {
         let is_next =
             |(_, needs): &(_, &Vec<String>)| needs.iter().all(|need| placed.contains(&need));
         let (next, later): (Vec<_>, Vec<_>) = left.into_iter().partition(is_next);
-        assert!(!next.is_empty(), "a circle of {later:?}");
+        assert!(!next.is_empty(), "a cycle of {later:?}");
         for (name, needs) in &next {
             lines.push(match needs[..] {
                 [] => (*name).clone(),

@@ -1,7 +1,7 @@
 //! No generation, tag and offset is given to two allocations, whatever is ended and started: the real
 //! arena and the real controller core, with a store that a crash may leave behind.
 //!
-//! Mistakes made on purpose must be found.
+//! Planted bugs must be found.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Instant;
@@ -26,18 +26,18 @@ const LAST_TAG: u8 = 4;
 
 const STEPS: usize = 600;
 
-/// A mistake in how generations are reserved or used.
+/// A planted bug in how generations are reserved or used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Bug {
-    /// The controller answers a heartbeat before it has stored what it reserved.
+    /// The controller responds to a heartbeat before it has stored what it reserved.
     AnswersUnstored,
     /// The controller forgets what it reserved beyond the first generation of a life.
     ForgetsExtensions,
     /// The server accepts a pointer by its tag alone.
     IgnoresGenerations,
-    /// The server uses the generation that it asked for before the controller reserved it.
+    /// The server uses the generation that it requested before the controller reserved it.
     TakesUnasked,
-    /// A server that lost its contents begins with the generation of before.
+    /// A server that lost its contents begins with its previous generation.
     RepeatsGeneration,
 }
 
@@ -49,7 +49,7 @@ const BUGS: [Bug; 5] = [
     Bug::RepeatsGeneration,
 ];
 
-/// What a history went through, so that it is known to have been one.
+/// The events of a history, to show that it tested something.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     created: u32,
@@ -59,7 +59,7 @@ struct Tally {
     reservations: u32,
 }
 
-/// A server process and what it was given.
+/// A server process and its assigned record.
 struct Server {
     record: NodeRecord,
     arena: Arena,
@@ -71,14 +71,14 @@ struct World {
     bug: Option<Bug>,
     now: Instant,
     core: Core,
-    /// What a crash of the controller leaves.
+    /// What remains after a crash of the controller.
     disk: BTreeMap<u16, NodeRecord>,
     nonce: u64,
     version: u64,
     server: Server,
-    /// Every generation, tag and page that was given, of each node.
+    /// Every generation, tag and page that was allocated, of each node.
     given: HashSet<(u16, u16, u8, u64)>,
-    /// Pointers that must never be accepted again, with the node that they are to.
+    /// Pointers that must never be accepted again, with their node.
     dead: Vec<(u16, Grant, u32)>,
     tally: Tally,
 }
@@ -131,7 +131,8 @@ impl World {
         let now = Instant::now();
         let mut core = Core::new(CoreConfig::default(), Stored::default(), 1, now);
         core.learn_ports(ports());
-        let Assigned(record) = core.join(now, &request(1), [7; 16]).expect("nobody else is there");
+        let Assigned(record) =
+            core.join(now, &request(1), [7; 16]).expect("there is no other node");
         let disk = BTreeMap::from([(record.node, record.clone())]);
         drop(core.take_changes());
         Self {
@@ -154,7 +155,7 @@ impl World {
             match self.rng.random_range(0..100) {
                 0..45 => self.create()?,
                 45..75 => self.delete()?,
-                75..90 => self.beat(),
+                75..90 => self.heartbeat(),
                 90..93 => self.restart_controller(),
                 93..95 => self.restart_server(),
                 _ => self.try_stale()?,
@@ -184,7 +185,9 @@ impl World {
                 self.tally.refused_for_a_moment += 1;
                 let usage = self.server.arena.arena_usage();
                 let is_asked = usage.wanted_generation > usage.last_generation;
-                is_asked.then_some(()).ok_or_else(|| "it waits for what it does not ask".to_owned())
+                is_asked
+                    .then_some(())
+                    .ok_or_else(|| "it waits for a generation that it did not request".to_owned())
             }
             Err(Status::OutOfMemory) => Ok(()),
             Err(status) => Err(format!("a CREATE was refused: {status}")),
@@ -202,8 +205,8 @@ impl World {
         (freed == Ok(pages)).then_some(()).ok_or_else(|| format!("a DELETE ended with {freed:?}"))
     }
 
-    /// A heartbeat; the controller may crash in the middle, and the answer may be lost.
-    fn beat(&mut self) {
+    /// A heartbeat; the controller may crash during it, and the response may be lost.
+    fn heartbeat(&mut self) {
         let usage = self.server.arena.arena_usage();
         if self.bug == Some(Bug::TakesUnasked) {
             self.server.arena.reserve(usage.wanted_generation);
@@ -293,7 +296,7 @@ impl World {
                 _ => false,
             };
             if !is_right {
-                return Err(format!("a dead pointer to {grant:?} was answered {status:?}"));
+                return Err(format!("a dead pointer to {grant:?} got {status:?}"));
             }
             self.tally.refused_stale += 1;
         }
@@ -336,7 +339,7 @@ fn no_pointer_ever_fits_two_allocations() {
 }
 
 #[test]
-fn mistakes_with_generations_are_found() {
+fn planted_bugs_with_generations_are_found() {
     for bug in BUGS {
         let found = (0..400).find_map(|seed| World::new(seed, Some(bug)).run().err());
         assert!(found.is_some(), "{bug:?} was not found");

@@ -1,5 +1,5 @@
 //! Every misuse of the client library against real servers: the exact error, whose fault it is,
-//! what its text tells to do, and that nothing changed.
+//! what its text advises, and that nothing changed.
 
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,7 @@ impl Bench {
         self.client.read(self.region.base(), &mut back).expect("it is ours");
         assert!(back == self.bytes, "bytes changed");
         let usage = self.client.stat(NODE).expect("it answers");
-        assert_eq!(usage.used_pages, self.used_pages, "pages came or went");
+        assert_eq!(usage.used_pages, self.used_pages, "the number of pages changed");
         assert_eq!(usage.provisional_pages, 0);
     }
 }
@@ -124,12 +124,12 @@ fn assert_refused<T: core::fmt::Debug>(
         matches!(error, Error::Refused { status, .. } if status == expected),
         "{error:?} instead of {expected:?}"
     );
-    assert_told(&error, fault, advice);
+    assert_advice(&error, fault, advice);
     assert_eq!(error.code(), 256 + u16::from(expected.code()));
 }
 
 #[track_caller]
-fn assert_told(error: &Error, fault: Fault, advice: &str) {
+fn assert_advice(error: &Error, fault: Fault, advice: &str) {
     assert_eq!(error.fault(), fault, "{error}");
     assert!(error.to_string().contains(advice), "no {advice:?} in {error}");
     assert!(!error.is_outcome_unknown(), "{error}");
@@ -154,11 +154,11 @@ fn freed_memory_is_refused_however_it_is_used() {
 }
 
 #[test]
-fn a_pointer_to_memory_that_was_given_anew_is_stale() {
+fn a_pointer_to_memory_that_was_allocated_again_is_stale() {
     let mut bench = Bench::new();
     let gone = bench.client.create(PAGE as u64).expect("there is room");
     bench.client.delete(gone).expect("it is ours");
-    // Freed pages rest, so it takes all of the memory to get this one again.
+    // Freed pages are quarantined, so the test must allocate all memory to get this one again.
     let left = (CAPACITY_PAGES - bench.used_pages) * PAGE as u64;
     let all = bench.client.create(left).expect("there is room");
     let client = &mut bench.client;
@@ -201,7 +201,10 @@ fn a_pointer_from_before_an_empty_restart_is_refused_to_a_new_client() {
     assert_refused(fresh.delete_pointer(old), lost, Fault::You, forget);
     let mut back = [1; 2 * PAGE];
     fresh.read(own.base(), &mut back).expect("it is ours");
-    assert!(back.iter().all(|byte| *byte == 0), "what has its place now is as given");
+    assert!(
+        back.iter().all(|byte| *byte == 0),
+        "the allocation that has its place now is unchanged"
+    );
 }
 
 #[test]
@@ -215,12 +218,12 @@ fn what_lies_outside_is_refused() {
     assert_refused(client.write(far, &[1; 8]), out, Fault::You, correct);
     assert_refused(client.zero(far, 8), out, Fault::You, correct);
     assert_refused(client.delete_pointer(far), out, Fault::You, correct);
-    // One byte beyond the allocation: the page behind it was never given.
+    // One byte beyond the allocation: the page behind it was never allocated.
     let end = bench.region.at(2 * PAGE as u64 - 1).expect("the last byte");
     let client = &mut bench.client;
     let beyond = client.read(end, &mut [0; 2]).expect_err("it goes past the end");
     assert!(matches!(beyond, Error::PastEnd { .. }), "{beyond}");
-    assert_told(&beyond, Fault::You, "correct the length");
+    assert_advice(&beyond, Fault::You, "correct the length");
     bench.assert_nothing_changed();
 }
 
@@ -262,7 +265,7 @@ fn lengths_of_zero_and_beyond_all_bounds_are_refused() {
     for (at, result) in results.into_iter().enumerate() {
         let error = result.expect_err("no such length");
         assert!(matches!(error, Error::Length), "{at}: {error:?}");
-        assert_told(&error, Fault::You, "length is zero, or larger");
+        assert_advice(&error, Fault::You, "length is zero, or larger");
     }
     bench.assert_nothing_changed();
 }
@@ -290,28 +293,28 @@ fn memory_and_quota_end_with_their_own_errors() {
 }
 
 #[test]
-fn nodes_that_are_not_there_are_told_within_the_deadline() {
+fn absent_nodes_are_reported_within_the_deadline() {
     let mut bench = Bench::new();
     let deadline = Duration::from_millis(300);
     bench.client.set_deadline(deadline);
-    let nobody = Pointer { node: NodeId(77), ..bench.base() };
+    let unallocated = Pointer { node: NodeId(77), ..bench.base() };
     let started = Instant::now();
     let client = &mut bench.client;
     let results = [
-        client.read(nobody, &mut [0; 8]),
-        client.write(nobody, &[1; 8]),
-        client.delete_pointer(nobody).map(drop),
+        client.read(unallocated, &mut [0; 8]),
+        client.write(unallocated, &[1; 8]),
+        client.delete_pointer(unallocated).map(drop),
         client.ping(NodeId(77)).map(drop),
         client.create_at(1, Placement::Node(NodeId(77))).map(drop),
-        // No memory node: nothing leads on from node 0.
+        // No memory node: requests to node 0 are not forwarded.
         client.create_at(1, Placement::Anywhere).map(drop),
     ];
     assert!(started.elapsed() < 6 * deadline + Duration::from_secs(5));
     for (at, result) in results.into_iter().enumerate() {
-        let error = result.expect_err("nobody is there");
+        let error = result.expect_err("there is no node");
         let node = if at == 5 { NodeId::ANY } else { NodeId(77) };
         assert!(matches!(error, Error::Unreachable { node: asked } if asked == node), "{error:?}");
-        assert_told(
+        assert_advice(
             &error,
             Fault::Network,
             "check that it is running and that the switch has its entries",
@@ -322,7 +325,7 @@ fn nodes_that_are_not_there_are_told_within_the_deadline() {
     let mut lost = Client::open(config, bench.rack.attach(SPACE, 1002));
     let error = lost.create(1).expect_err("none is known");
     assert!(matches!(error, Error::NoMemoryNode), "{error:?}");
-    assert_told(&error, Fault::Controller, "check that a memory server has joined the space");
+    assert_advice(&error, Fault::Controller, "check that a memory server has joined the space");
     bench.client.set_deadline(Duration::from_secs(5));
     bench.assert_nothing_changed();
 }
@@ -333,13 +336,13 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
     let base = bench.base();
     for node in [NodeId::ANY, NodeId::ALL] {
         let error = bench.client.write(Pointer { node, ..base }, &[1]).expect_err("no one node");
-        assert!(matches!(error, Error::WrongNode { node: told } if told == node), "{error:?}");
-        assert_told(&error, Fault::You, "cannot be a memory node");
+        assert!(matches!(error, Error::WrongNode { node: named } if named == node), "{error:?}");
+        assert_advice(&error, Fault::You, "cannot be a memory node");
     }
     let foreign = Pointer { space: OTHER_SPACE, ..base };
     let error = bench.client.write(foreign, &[1]).expect_err("another space's");
     assert!(matches!(error, Error::WrongSpace), "{error:?}");
-    assert_told(&error, Fault::You, "belongs to another space");
+    assert_advice(&error, Fault::You, "belongs to another space");
     // A client of the other space guesses the pointer; the server knows whose page it is.
     let mut other = bench.rack.client(OTHER_SPACE, 1003);
     for result in [
@@ -353,7 +356,7 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
         let is_wrong_space =
             matches!(error, Error::Refused { status: Status::WrongSpace, node: NODE, .. });
         assert!(is_wrong_space, "{error:?}");
-        assert_told(&error, Fault::You, "the pointer belongs to another space");
+        assert_advice(&error, Fault::You, "the pointer belongs to another space");
     }
     bench.assert_nothing_changed();
 }
@@ -375,7 +378,7 @@ fn raw(node: NodeId, command: u8) -> Fields {
     Fields { space: SPACE, node, command, tag: 0, location }
 }
 
-/// Sends a bare datagram and waits for the status of its answer.
+/// Sends a bare datagram and waits for the status of its response.
 fn ask_raw(carrier: &mut MemoryTransport, from: u16, to: Fields) -> Option<Status> {
     let source = EndpointAddress::new(SPACE, NodeId(from), 7).to_ipv6();
     let target = Fields { command: 0, ..to };
@@ -404,9 +407,9 @@ mod long {
     use super::*;
 
     #[test]
-    fn a_page_that_a_wrong_route_leads_to_is_refused() {
+    fn a_request_on_a_wrong_route_is_refused() {
         let mut bench = Bench::new();
-        // The directory leads a third node's addresses to the second server.
+        // The directory routes a third node's addresses to the second server.
         let stray = Pointer { node: NodeId(9), ..bench.base() };
         let second = bench.rack.endpoints[1];
         bench.rack.hub.route(prefix(SPACE, stray.node), &[second]).expect("it is attached");

@@ -1,4 +1,4 @@
-//! Seeds over seeds of leases; see `bluebridge_tests::sim::leases`.
+//! Simulations of leases with many seeds; see `bluebridge_tests::sim::leases`.
 //!
 //! `BLUEBRIDGE_SIM_SEEDS`, `BLUEBRIDGE_SIM_FIRST` and `BLUEBRIDGE_SIM_SEED` as for the simulation.
 
@@ -136,7 +136,7 @@ fn every_bug_is_found() {
     }
 }
 
-/// A seed decides everything: otherwise a failure could not be replayed.
+/// A seed determines the whole run: otherwise a failure could not be replayed.
 #[test]
 fn a_seed_replays_exactly() {
     for seed in 0..10 {

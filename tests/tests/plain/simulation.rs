@@ -1,4 +1,4 @@
-//! Seeds over seeds; see `bluebridge_tests::sim`.
+//! Simulations with many seeds; see `bluebridge_tests::sim`.
 
 use std::{
     collections::BTreeSet,
@@ -58,37 +58,37 @@ fn run_all(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec
     (all, failures.into_inner().expect("all workers ended"))
 }
 
-/// What counts no event in any run, each with the reason.
+/// Counters that no run increments, each with the reason.
 const OUT_OF_REACH: [(&str, &str, &str); 26] = [
-    ("answered", "Busy", "nobody leases anything in this simulation"),
+    ("answered", "Busy", "no client leases anything in this simulation"),
     ("answered", "Forbidden", "there are no permissions yet"),
     ("answered", "Internal", "the store does not fail"),
-    ("answered", "LeaseLost", "nobody leases anything in this simulation"),
-    ("answered", "NotOwner", "nobody leases anything in this simulation"),
+    ("answered", "LeaseLost", "no client leases anything in this simulation"),
+    ("answered", "NotOwner", "no client leases anything in this simulation"),
     ("answered", "UnsupportedVersion", "other versions are dropped by the parser"),
     ("received", "BeyondWindow", "a requester stays in its window"),
-    ("received", "Busy", "nobody leases anything in this simulation"),
+    ("received", "Busy", "no client leases anything in this simulation"),
     ("received", "Expired", "a requester has forgotten what is below its low water"),
     ("received", "Forbidden", "there are no permissions yet"),
     ("received", "Internal", "the store does not fail"),
-    ("received", "LeaseLost", "nobody leases anything in this simulation"),
+    ("received", "LeaseLost", "no client leases anything in this simulation"),
     ("received", "Malformed", "a requester sends nothing malformed"),
-    ("received", "NotOwner", "nobody leases anything in this simulation"),
+    ("received", "NotOwner", "no client leases anything in this simulation"),
     ("received", "StaleRangeEpoch", "a requester names no range epoch"),
     ("received", "Unauthenticated", "a requester has no key"),
     ("received", "UnknownCommand", "a requester sends known commands"),
     ("received", "UnsupportedFeature", "a requester requires none"),
     ("received", "UnsupportedVersion", "other versions are dropped by the parser"),
     ("received", "WrongSpace", "a requester refuses pointers of other spaces itself"),
-    ("requester", "busy_retried", "nobody leases anything in this simulation"),
-    ("requester", "redirect_returned", "nobody leases anything in this simulation"),
+    ("requester", "busy_retried", "no client leases anything in this simulation"),
+    ("requester", "redirect_returned", "no client leases anything in this simulation"),
     ("requester", "reply_violation", "no server here breaks the protocol"),
     ("responder", "incarnation_forgotten", "no incarnation here goes down again"),
     ("responder", "piece_beyond_share", "a client here has fewer trains at once than its share"),
     ("responder", "drop_wrong_shard", "the servers here have one shard"),
 ];
 
-/// What only leases count, which nobody takes in this simulation.
+/// Counters of leases, which no client requests in this simulation.
 const OF_LEASES: [(&str, &str); 30] = [
     ("responder", "last_committed_read"),
     ("responder", "lease_aborted"),
@@ -122,16 +122,16 @@ const OF_LEASES: [(&str, &str); 30] = [
     ("requester", "stale_piece_joined"),
 ];
 
-/// The same, of what only a server or a switch that is set up otherwise would count.
+/// Counters that only a server or a switch with another configuration would increment.
 const OUT_OF_SETTING: [(&str, &str, &str); 5] = [
     ("responder", "allocation_purged", "no operator frees memory here"),
     ("responder", "free_refused", "the store frees what it granted"),
-    ("responder", "provisional_kept", "a requester confirms before it asks anything else"),
+    ("responder", "provisional_kept", "a requester confirms before it requests anything else"),
     ("switch drop", "egress", "no frame here is longer than its link's MTU"),
     ("switch drop", "entry", "the controller here installs no entry that drops"),
 ];
 
-/// What must end well at times.
+/// Tasks that must succeed in some run.
 const TASKS: [&str; 16] = [
     "alloc_write",
     "alloc_write anywhere",
@@ -162,9 +162,12 @@ fn check_coverage(report: &Report) {
     let counted = report.counts.iter().map(|((group, name), count)| ((*group, &**name), *count));
     let missing: BTreeSet<_> =
         counted.filter(|(_, count)| *count == 0).map(|(name, _)| name).collect();
-    assert_eq!(missing, excused, "counted nothing, and what is known to count nothing");
+    assert_eq!(
+        missing, excused,
+        "counters without an event, and those that are known to have none"
+    );
     let kinds = |group: &str| report.counts.keys().filter(|(of, _)| *of == group).count();
-    assert_eq!(kinds("fault"), 14, "every kind of fault struck");
+    assert_eq!(kinds("fault"), 14, "every kind of fault occurred");
     assert_eq!(kinds("move"), 2, "lines moved, and back");
     for task in TASKS {
         let done = report.outcomes.get(&(task, "ok".to_owned())).copied().unwrap_or(0);
@@ -172,7 +175,7 @@ fn check_coverage(report: &Report) {
     }
 }
 
-/// A simulation that does not find a mistake is worth nothing: each bug must be found soon.
+/// A simulation that does not find bugs proves nothing: each planted bug must be found soon.
 #[test]
 fn every_bug_is_found() {
     for bug in Bug::ALL {
@@ -187,7 +190,7 @@ fn every_bug_is_found() {
     }
 }
 
-/// A seed decides everything: otherwise a failure could not be replayed.
+/// A seed determines the whole run: otherwise a failure could not be replayed.
 #[test]
 fn a_seed_replays_exactly() {
     for seed in 0..20 {
@@ -198,7 +201,7 @@ fn a_seed_replays_exactly() {
 }
 
 #[test]
-fn racks_keep_their_promises() {
+fn racks_violate_no_rule() {
     if let Some(seed) = number("BLUEBRIDGE_SIM_SEED") {
         let trace = env::var_os("BLUEBRIDGE_SIM_TRACE").is_some();
         match run(Plan::new(seed), trace) {

@@ -29,19 +29,19 @@ use bluebridge_transport::{
 use bluebridge_wire::{Datagram, UDP_PORT, seal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Hostile packets of the rehearsal; a third of them go to the server that is there.
+/// Hostile packets of the rehearsal; a third of them go to the server that exists here.
 const PACKETS: u64 = 160_000;
 const SEED: u64 = 0x0dd_ba11;
 /// Set in the child that is the memory server.
 const SERVE: &str = "BLUEBRIDGE_HOSTILE_SERVE";
 const SERVER_PORT: u16 = 5;
 const ATTACKERS: [(u16, u16, u16); 4] = [(2, 1, 1001), (3, 1, 1004), (3, 1, 1009), (4, 2, 1002)];
-/// How often an OPEN is sent; a real server may have no room where the rehearsal's had.
+/// How often an OPEN is sent; a real server may be full where the rehearsal's was not.
 const OPEN_TRIES: usize = 2;
-/// What the server may grow by, far below what the attack would need to be remembered.
+/// The most by which the server may grow: far below what it would need to store the whole attack.
 const GROWTH_KIB_MAX: u64 = 64 * 1024;
 
-/// Namespaces and links, removed when this goes.
+/// Namespaces and links, removed when dropped.
 struct Namespaces(&'static str);
 
 impl Namespaces {
@@ -88,7 +88,7 @@ impl Namespaces {
         self.within(part, &format!("-6 rule add iif {there} to fdbb::/16 lookup 100 pref 1"));
     }
 
-    /// Moves the calling thread there.
+    /// Moves the calling thread into the namespace.
     fn enter(&self, part: &str) {
         let file = File::open(format!("/run/netns/{}", self.name(part))).expect("it was made");
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
@@ -212,7 +212,7 @@ fn program(switch: &mut dyn DataPlane) {
     }
 }
 
-/// Repeats the rehearsal: sessions get the ids that the real server gave.
+/// Repeats the rehearsal: sessions get the ids that the real server assigned.
 struct Attack {
     injector: Switch,
     replies: UdpTransport,
@@ -224,7 +224,7 @@ impl Attack {
     fn repeat(&mut self, recorded: &Recorded) {
         let mut frame = recorded.frame.clone();
         self.adopt_session(&mut frame);
-        // Two of the rehearsal's three servers are not there.
+        // Two of the rehearsal's three servers do not exist here.
         let is_here = frame.get(42..44) == Some(&[0, 1]);
         if let Some(id) = recorded.opened.filter(|_| is_here) {
             while self.replies.receive(Wait::NONE).expect("the socket works") > 0 {}
@@ -238,7 +238,7 @@ impl Attack {
             return;
         }
         self.send(recorded.port, &frame);
-        // What comes back is only thrown away, so that the socket stays empty.
+        // Responses are read and discarded, so that the socket stays empty.
         if self.sent.is_multiple_of(64) {
             while self.replies.receive(Wait::NONE).expect("the socket works") > 0 {}
         }
@@ -293,7 +293,7 @@ fn victim() -> Client<UdpTransport> {
     Client::open(config, carrier.expect("the socket opens"))
 }
 
-fn treasure(number: usize) -> Vec<u8> {
+fn victim_data(number: usize) -> Vec<u8> {
     (0..20_000).map(|at: usize| at.wrapping_mul(number + 1).to_le_bytes()[0]).collect()
 }
 
@@ -307,7 +307,7 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
     namespaces.enter("vic");
     let mut client = victim();
     let regions: Vec<Region> =
-        (0..8).map(|n| client.alloc_write(&treasure(n)).expect("there is room")).collect();
+        (0..8).map(|n| client.alloc_write(&victim_data(n)).expect("there is room")).collect();
     let before_kib = served.resident_kib();
     namespaces.enter("atk");
     let mut injector = Switch::start(Duration::ZERO).expect("packet sockets open");
@@ -326,7 +326,7 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
     for (number, region) in regions.iter().enumerate() {
         let mut back = vec![0; 20_000];
         client.read(region.base(), &mut back).expect("it is ours");
-        assert!(back == treasure(number), "a treasure was touched");
+        assert!(back == victim_data(number), "the victim's data was changed");
         client.delete(*region).expect("it is ours");
     }
     let usage = client.stat(NodeId(1)).expect("it answers");
@@ -344,7 +344,7 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
     assert!(counts["received"] > 20_000, "most of what the server got is well formed");
     assert!(usage.session_count <= u64::from(usual_limits().session_count));
     for reason in ["Ok", "Malformed", "NoSession", "StaleTag", "WrongSpace", "UnknownCommand"] {
-        assert!(counts[reason] > 0, "never answered: {reason}");
+        assert!(counts[reason] > 0, "never a status: {reason}");
     }
     for reason in [
         DropReason::Tagged,
@@ -361,7 +361,7 @@ fn survive(tag: &'static str, open: impl FnOnce() -> Box<dyn DataPlane>) {
 
 #[test]
 fn a_rack_with_the_soft_switch_survives() {
-    // It moves from namespace to namespace.
+    // The switch's threads change their namespace.
     in_thread(|| {
         survive("soft", || Box::new(Switch::start(Duration::ZERO).expect("it starts")));
     });

@@ -1,5 +1,5 @@
-//! A client that creates and deletes without an end does not use a server up, whatever is restarted
-//! meanwhile, and no pointer of before is ever accepted again.
+//! A client that creates and deletes without end does not exhaust a server, whatever is restarted
+//! meanwhile, and no earlier pointer is ever accepted again.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Tags of a generation.
 const TAGS: u64 = 255;
 
-/// Creates and deletes that often; answers every hundredth pointer.
+/// Creates and deletes `count` times; returns every hundredth region.
 fn churn(client: &mut UdpClient, place: Placement, pages: u64, count: u64) -> Vec<Region> {
     let mut old = Vec::new();
     for number in 0..count {
@@ -58,8 +58,8 @@ fn generations(rack: &TestRack) -> (u32, u32) {
     (node.arena_generation, node.last_arena_generation)
 }
 
-/// Waits until the server has what it asked for: it asks at once when it wants more, and with every
-/// heartbeat, so nothing is missing when several heartbeats reserve no more.
+/// Waits until the server has the generations that it requested: it requests more at once when it needs
+/// them, and with every heartbeat, so nothing is missing when several heartbeats reserve no more.
 fn await_reserved(rack: &TestRack) {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut reserved = generations(rack).1;
@@ -69,7 +69,7 @@ fn await_reserved(rack: &TestRack) {
         if now == reserved {
             return;
         }
-        assert!(Instant::now() < deadline, "the server asks for generations all the time");
+        assert!(Instant::now() < deadline, "the server requests generations without end");
         reserved = now;
     }
 }
@@ -77,21 +77,21 @@ fn await_reserved(rack: &TestRack) {
 #[test]
 fn one_client_without_a_quota_does_not_empty_a_server() {
     let freed = [Status::StaleTag, Status::NotAllocated];
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: 1,
         memory: MEMORY,
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let mut rack = TestRack::up("colours", &wish);
+    let mut rack = TestRack::up("colours", &options);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);
     let place = Placement::Node(server);
     let mut client = endpoint.client(&rack, 1);
     let (first, last) = generations(&rack);
 
-    // As often as all pages have colours in a generation, and all pages at once, twice as often as a
-    // page has.
+    // Single pages: as often as all pages together have colours in a generation. All pages at once: twice as
+    // often as one page has colours.
     let kept = client.create_at(PAGE_BYTES, place).expect("there is room");
     client.write(kept.base(), b"kept").expect("it is ours");
     let began = Instant::now();
@@ -105,9 +105,13 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
     client.read(kept.base(), &mut bytes).expect("it is ours");
     assert_eq!(&bytes, b"kept");
     let usage = client.stat(server).expect("it answers");
-    assert_eq!((usage.used_pages, usage.quota_pages), (1, PAGES), "all of it is its only space's");
+    assert_eq!(
+        (usage.used_pages, usage.quota_pages),
+        (1, PAGES),
+        "its only space may use all of it"
+    );
 
-    // Without a controller it goes on with what it has. What it asked for last may still be on its way.
+    // Without a controller it continues with what it has. Its last request may still be in flight.
     await_reserved(&rack);
     rack.kill("controller");
     old.extend(churn(&mut client, place, 1, TAGS));
@@ -117,7 +121,7 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
     old.extend(churn(&mut client, place, PAGES - 1, TAGS));
     let (_, now) = generations(&rack);
 
-    // The next life begins behind, and refuses every pointer of before.
+    // The next life begins with a later generation, and refuses every earlier pointer.
     rack.kill("memserver-s1");
     rack.start("memserver-s1");
     rack.await_heartbeats(2);
@@ -136,19 +140,19 @@ fn one_client_without_a_quota_does_not_empty_a_server() {
 
 #[test]
 fn a_server_that_runs_out_of_colours_waits_for_its_controller() {
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: 1,
         memory: MEMORY,
         ..RackOptions::new(DataPlane::Soft, "9000")
     };
-    let mut rack = TestRack::up("colours-away", &wish);
+    let mut rack = TestRack::up("colours-away", &options);
     let endpoint = Endpoint::join(&rack, 1);
     let server = endpoint.server(1);
     let place = Placement::Node(server);
     let mut client = endpoint.client(&rack, 1);
     rack.kill("controller");
-    // It is asked to wait for a moment, and when none are reserved, to do without.
+    // The client first has to wait, and gets an error when no generations are reserved.
     let (count, error) = (0..)
         .find_map(|count| {
             let region = match client.create_at(PAGES * PAGE_BYTES, place) {

@@ -49,7 +49,7 @@ fn the_examples_run_in_a_rack() {
     assert_eq!(left.split_whitespace().collect::<String>(), "[]", "they free what they allocate");
 }
 
-/// Whoever copies them has `bluebridge` as the only dependency.
+/// A program that copies them needs `bluebridge` as its only dependency.
 #[test]
 fn the_examples_need_one_dependency() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../client-lib/");

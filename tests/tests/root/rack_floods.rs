@@ -1,4 +1,4 @@
-//! One endpoint sends as fast as it can; another goes on with its work.
+//! One endpoint sends as fast as it can; another continues its work.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -22,21 +22,21 @@ const OPERATIONS: usize = 1000;
 
 /// No operation may take longer. Without shares of the serving core the median is a fifth of a
 /// second and many operations end by their deadline; with them it is a fraction of a millisecond,
-/// and what is more than that is the machine's.
+/// and longer times are caused by the machine.
 const SLOWEST: Duration = Duration::from_secs(1);
 
 /// A quarter of the operations may take longer than this, on a busy machine with two cores.
 const USUAL: Duration = Duration::from_millis(20);
 
-/// Datagrams that a flood has sent before it counts what the honest client sees: more than the
-/// server's socket holds, so that all room is taken.
+/// Datagrams that a flood has sent before the honest client's operations are measured: more than the
+/// server's socket holds, so that its buffer is full.
 const FLOOD_AHEAD: u64 = 100_000;
 
 fn survive(name: &str, kind: Kind) {
     let operations = env::var("BLUEBRIDGE_FLOOD_OPERATIONS")
         .map_or(OPERATIONS, |text| text.parse().expect("a number of operations"));
-    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let rack = TestRack::up(name, &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up(name, &options);
     let honest = Endpoint::join(&rack, 1);
     let hostile = Endpoint::join(&rack, 2);
     let server = honest.server(1);
@@ -65,7 +65,7 @@ fn survive(name: &str, kind: Kind) {
     assert!(slowest < SLOWEST, "{kind:?}: one took {slowest:?}");
 }
 
-/// What the honest client does: it writes a stamp and reads it back, one after the other.
+/// The work of the honest client: it writes a stamp and reads it back, one after the other.
 struct Work {
     client: UdpClient,
     region: Region,
@@ -102,26 +102,26 @@ impl Work {
 }
 
 #[test]
-fn a_flood_of_bad_checksums_starves_nobody() {
+fn a_flood_of_bad_checksums_starves_no_client() {
     survive("flood-crc", Kind::BadCrc);
 }
 
 #[test]
-fn a_flood_of_bad_sessions_starves_nobody() {
+fn a_flood_of_bad_sessions_starves_no_client() {
     survive("flood-session", Kind::BadSession);
 }
 
 #[test]
-fn a_flood_of_opens_starves_nobody() {
+fn a_flood_of_opens_starves_no_client() {
     survive("flood-open", Kind::Open);
 }
 
 #[test]
-fn a_flood_of_pings_starves_nobody() {
+fn a_flood_of_pings_starves_no_client() {
     survive("flood-ping", Kind::Ping);
 }
 
 #[test]
-fn a_flood_of_writes_starves_nobody() {
+fn a_flood_of_writes_starves_no_client() {
     survive("flood-write", Kind::Write);
 }

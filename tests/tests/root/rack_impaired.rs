@@ -1,15 +1,15 @@
-//! Mixed operations of many clients over ports that lose, double and reorder.
+//! Mixed operations of many clients over ports that lose, duplicate and reorder.
 
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::mixed;
 
-/// Operations of all runs together, if not as many as usual.
+/// The variable with another number of operations of all runs together.
 const COUNT: &str = "BLUEBRIDGE_RACK_OPERATIONS";
 
-/// Where the random choices start, if not where they usually do.
+/// The variable with another seed of the random choices.
 const SEED: &str = "BLUEBRIDGE_RACK_SEED";
 
-/// How many operations there are if nobody says; each run has a quarter.
+/// The default number of operations; each run has a quarter.
 const USUAL: u32 = 200_000;
 
 fn run(name: &str, switch: DataPlane, mtu: &'static str) {

@@ -1,6 +1,6 @@
-//! Leases with real packets when something goes wrong: COMMITs that come too late or from the wrong
-//! one, owners that are killed or stand still, and everything around them ended at bad moments. What
-//! clients saw meanwhile must be linearizable.
+//! Leases with real packets under failures: COMMITs that arrive too late or from the wrong endpoint,
+//! owners that are killed or stopped, and all daemons ended at bad moments. The results that clients
+//! got meanwhile must be linearizable.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -26,13 +26,13 @@ use bluebridge_tests::rack::witness::{KillMoment, Object, Outcome, Record, Witne
 use bluebridge_tests::rack::{RackOptions, TestRack};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that is bound to come.
+/// How long an expected event may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longer than the clocks' margin, and than a request takes that is under way.
+/// Longer than the clocks' margin, and than a request in flight takes.
 const MARGIN: Duration = Duration::from_millis(100);
 
-fn wish(switch: DataPlane, redirects: Redirects) -> RackOptions {
+fn options(switch: DataPlane, redirects: Redirects) -> RackOptions {
     RackOptions { servers: 1, redirects, ..RackOptions::new(switch, "9000") }
 }
 
@@ -64,7 +64,7 @@ fn assert_page(client: &mut UdpClient, page: Pointer, byte: u8) {
     assert_eq!(found, [byte; 4096]);
 }
 
-/// Takes a page by an UPDATE, sees what is in it, and commits something else.
+/// Leases a page by an UPDATE, checks its contents, and commits other contents.
 #[track_caller]
 fn hand_over(client: &mut UdpClient, page: Pointer, before: u8, after: u8) {
     let mut bytes = [!before; 4096];
@@ -84,11 +84,11 @@ fn send(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("it may be sent");
 }
 
-/// `bluebridge update` as a process that holds a lease and renews it; killed when this goes.
+/// `bluebridge update` as a process that holds a lease and renews it; killed when dropped.
 struct Holder(Child);
 
 impl Holder {
-    /// Sets the page's first byte after `hold`; when this returns it has the lease.
+    /// Sets the page's first byte after `hold`; when this function returns, the process has the lease.
     fn start(rack: &TestRack, page: Pointer, hold: &str) -> Self {
         let node = Node::Client(1);
         let mut command = Command::new(program());
@@ -100,20 +100,20 @@ impl Holder {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut holder = Self(rack.enter(node, || command.spawn()).expect("it starts"));
         let said = holder.0.stdout.take().expect("it is piped");
-        let (first, heard) = mpsc::channel();
+        let (first, line_receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut lines = BufReader::new(said).lines();
-            // Nobody listens any more if it came too late.
+            // The receiver may have stopped waiting.
             let _ = first.send(lines.next().and_then(Result::ok).unwrap_or_default());
             lines.for_each(drop);
         });
-        let line = heard.recv_timeout(PATIENCE);
+        let line = line_receiver.recv_timeout(PATIENCE);
         let line = line.expect("`bluebridge update` says in time that it has the lease");
         assert!(line.contains("are leased"), "{line:?} {}", holder.complaint(line.is_empty()));
         holder
     }
 
-    /// What it says when it ended.
+    /// What it printed as its error when it ended.
     fn complaint(&mut self, ended: bool) -> String {
         let mut text = String::new();
         if ended && let Some(said) = &mut self.0.stderr {
@@ -131,10 +131,10 @@ impl Drop for Holder {
 }
 
 #[test]
-fn a_commit_that_comes_too_late_changes_nothing() {
-    let rack = TestRack::up("lease-late", &wish(DataPlane::Ebpf, Redirects::Contended));
+fn a_late_commit_changes_nothing() {
+    let rack = TestRack::up("lease-late", &options(DataPlane::Ebpf, Redirects::Contended));
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
-    // Without a service nobody renews.
+    // Without a service the lease is not renewed.
     let (mut owner, mut rival) = (one.client(&rack, 1), two.client(&rack, 2));
     let page = page_of(&mut owner, 1);
     let mut bytes = [0; 4096];
@@ -151,7 +151,7 @@ fn a_commit_that_comes_too_late_changes_nothing() {
     assert_page(&mut rival, page, 1);
     hand_over(&mut rival, page, 1, 3);
 
-    // Another one waits for it, and has it when the COMMIT comes.
+    // Another client waits for it, and has it when the COMMIT arrives.
     let mut update = owner.update_with(page, &mut bytes, lease(time)).expect("it is free");
     update.fill(4);
     let mut theirs = [0; 4096];
@@ -165,10 +165,10 @@ fn a_commit_that_comes_too_late_changes_nothing() {
         other => panic!("{other:?}"),
     }
     taken.fill(5);
-    taken.commit().expect("the late COMMIT did it no harm");
+    taken.commit().expect("the late COMMIT did not affect it");
     assert_page(&mut owner, page, 5);
 
-    // A process that stands still for longer than its lease, service thread and all.
+    // A process that is stopped for longer than its lease, including its service thread.
     let mut frozen = Holder::start(&rack, page, "6s");
     assert!(matches!(rival.try_update(page, &mut theirs), Err(Error::Busy { .. })));
     freeze(frozen.0.id());
@@ -182,7 +182,7 @@ fn a_commit_that_comes_too_late_changes_nothing() {
 
 #[test]
 fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
-    let rack = TestRack::up("lease-raw", &wish(DataPlane::Ebpf, Redirects::Contended));
+    let rack = TestRack::up("lease-raw", &options(DataPlane::Ebpf, Redirects::Contended));
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     let mut reader = two.client(&rack, 2);
     let page = page_of(&mut reader, 1);
@@ -218,13 +218,13 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
     }
     assert_page(&mut reader, page, 2);
 
-    // A lease that ran out cannot be renewed, nor once another has it.
+    // An expired lease cannot be renewed, whether another client has it meanwhile or not.
     let (held, _) = owner.update(page, 50).expect("it is free");
     thread::sleep(Duration::from_millis(50) + MARGIN);
     let expired = (LeaseEnd::Expired, None);
     assert_eq!(lost(owner.ask(renew(held.epoch), &[], &mut [])), expired);
     assert_eq!(lost(owner.commit(page, held.epoch, &[9; 4096])), expired);
-    let (next, bytes) = stranger.update(page, 8000).expect("the renewal gave nothing back");
+    let (next, bytes) = stranger.update(page, 8000).expect("the renewal did not restore the lease");
     assert_eq!(bytes, [2; 4096]);
     assert!(next.epoch > held.epoch, "{next:?} {held:?}");
     let again = (LeaseEnd::LeasedAgain, Some((stranger.node(), next.epoch)));
@@ -235,11 +235,11 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
     assert_page(&mut reader, page, 3);
 }
 
-/// Every datagram comes twice: grants, COMMITs and their answers.
+/// Every datagram arrives twice: grants, COMMITs and their responses.
 #[test]
-fn what_the_network_doubles_is_done_once() {
+fn duplicated_requests_are_executed_once() {
     const COUNT: u64 = 100;
-    let rack = TestRack::up("lease-double", &wish(DataPlane::Ebpf, Redirects::Always));
+    let rack = TestRack::up("lease-double", &options(DataPlane::Ebpf, Redirects::Always));
     let mut clients = [join(&rack, 1), join(&rack, 2)];
     let word = clients[0].create(8).expect("there is memory").base();
     rack.impair_all(&Impairment { seed: 1, duplicate: 1.0, ..Impairment::default() });
@@ -248,7 +248,7 @@ fn what_the_network_doubles_is_done_once() {
             scope.spawn(move || {
                 for _ in 0..COUNT {
                     let mut bytes = [0; 8];
-                    let mut update = client.update(word, &mut bytes).expect("it comes free");
+                    let mut update = client.update(word, &mut bytes).expect("its lease ends");
                     let next = u64::from_le_bytes(update[..].try_into().expect("8 bytes")) + 1;
                     update.copy_from_slice(&next.to_le_bytes());
                     update.commit().expect("it is held");
@@ -258,20 +258,20 @@ fn what_the_network_doubles_is_done_once() {
     });
     let ports = rack.switch_ports().ports;
     let doubled = ports.iter().map(|port| port.impaired.unwrap_or_default().duplicated);
-    // Each turn is two requests and two answers.
+    // Each turn is two requests and two responses.
     assert!(doubled.sum::<u64>() >= 4 * 2 * COUNT, "{ports:?}");
     rack.impair_all(&Impairment::default());
     assert_eq!(clients[1].fetch_add(word, 0).expect("it is free"), 2 * COUNT);
 }
 
 #[test]
-fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
-    let rack = TestRack::up("lease-killed", &wish(DataPlane::Ebpf, Redirects::Always));
+fn pages_of_a_killed_owner_are_free_when_its_lease_is_over() {
+    let rack = TestRack::up("lease-killed", &options(DataPlane::Ebpf, Redirects::Always));
     let mut rival = join(&rack, 2);
     let page = page_of(&mut rival, 1);
     hand_over(&mut rival, page, 1, 2);
     let mut holder = Holder::start(&rack, page, "60s");
-    // Not the one of the rival's own lease before.
+    // Not the redirect of the rival's own earlier lease.
     until("a redirect to the holder", || rack.is_redirected(page, 1));
     assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
     // Longer than the lease: it is renewed.
@@ -281,43 +281,43 @@ fn what_a_killed_owner_held_is_free_when_its_lease_is_over() {
         let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
         thread::sleep(MARGIN);
         assert!(!waiting.is_finished(), "it is held");
-        // The redirect leads to nobody from now on.
+        // From now on the redirect's target does not respond.
         holder.0.kill().expect("it may be killed");
         await_end(&mut holder.0, "the killed owner", PATIENCE);
-        waiting.join().expect("the page comes free");
+        waiting.join().expect("the lease of the page ends");
     });
-    until("no redirect to nobody", || rack.redirects().is_empty());
-    // The same endpoint begins another life.
+    until("no redirect to a dead owner", || rack.redirects().is_empty());
+    // The same endpoint joins again as a new process.
     drop(holder);
     let mut again = join(&rack, 1);
     hand_over(&mut again, page, 3, 4);
 }
 
 #[test]
-fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
-    let mut rack = TestRack::up("lease-grant", &wish(DataPlane::Ebpf, Redirects::Always));
+fn a_controller_that_dies_between_grant_and_redirect_is_not_needed() {
+    let mut rack = TestRack::up("lease-grant", &options(DataPlane::Ebpf, Redirects::Always));
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
-    // It stands still, so that the copy of the grant reaches it and it does nothing about it.
+    // The controller is stopped, so that the copy of the grant reaches it but is not handled.
     freeze(rack.process("controller").pid);
     let mut bytes = [0; 4096];
     let mut update =
         owner.update_with(page, &mut bytes, lease(Duration::from_secs(8))).expect("it is free");
     rack.kill("controller");
-    assert_eq!(rack.redirects(), [], "nobody made one");
+    assert_eq!(rack.redirects(), [], "no redirect was installed");
     assert!(matches!(rival.try_update(page, &mut [0; 4096]), Err(Error::Busy { .. })));
     update.fill(2);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| hand_over(&mut rival, page, 2, 3));
         thread::sleep(MARGIN);
-        assert!(!waiting.is_finished(), "the home lets it wait");
+        assert!(!waiting.is_finished(), "it waits at the home");
         update.commit().expect("it is held");
-        waiting.join().expect("the page comes free");
+        waiting.join().expect("the lease of the page ends");
     });
     rack.start("controller");
-    // It knows them from its store at once; that they are there it learns by their heartbeats.
+    // It knows them from its store at once; it learns from their heartbeats that they are alive.
     rack.await_heartbeats(3);
-    // The next grants are redirected again: it may take some until the switch copies to the new one.
+    // Later grants are redirected again, once the switch copies replies to the new controller.
     until("a redirect", || {
         let mut bytes = [0; 4096];
         let update = owner.update(page, &mut bytes).expect("it is free");
@@ -329,11 +329,11 @@ fn a_controller_that_dies_between_grant_and_redirect_is_not_missed() {
     hand_over(&mut rival, page, 3, 4);
 }
 
-/// The redirect stays in the switch, since nobody is there to delete it, and leads to an owner that is
-/// none any more.
+/// The redirect stays in the switch, since no controller can delete it, and its target is no longer
+/// the owner.
 #[test]
-fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
-    let rack = TestRack::up("lease-stale", &wish(DataPlane::Ebpf, Redirects::Always));
+fn a_redirect_that_outlives_its_lease_and_the_controller_costs_one_attempt() {
+    let rack = TestRack::up("lease-stale", &options(DataPlane::Ebpf, Redirects::Always));
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
     let mut bytes = [0; 4096];
@@ -344,23 +344,23 @@ fn a_redirect_that_outlives_its_lease_and_the_controller_costs_a_try() {
     update.fill(2);
     update.commit().expect("it is held");
     let before = rack.redirects();
-    assert_eq!(before.len(), 1, "nobody is there to delete it");
+    assert_eq!(before.len(), 1, "no controller can delete it");
     assert_page(&mut rival, page, 2);
     hand_over(&mut rival, page, 2, 3);
-    rival.fetch_add(page, 0).expect("the home does it");
+    rival.fetch_add(page, 0).expect("the home executes it");
     let after = rack.redirects();
-    assert!(after[0].packets > before[0].packets, "it was not met: {before:?} {after:?}");
-    // The one before said so, and was not only asked.
+    assert!(after[0].packets > before[0].packets, "no request matched it: {before:?} {after:?}");
+    // The previous owner responded, and did not only receive the request.
     let counters = owner.service_counters().expect("it has a service");
     assert!(counters.not_owner_count > 0 && counters.answered_count > 0, "{counters:?}");
-    assert!(rival.counters().of(Event::RedirectReturn) > 0, "the answers came");
-    // The one before is the owner again, and not led to itself.
+    assert!(rival.counters().of(Event::RedirectReturn) > 0, "the responses arrived");
+    // The previous owner is the owner again, and its requests are not redirected to itself.
     hand_over(&mut owner, page, 3, 4);
     assert_page(&mut rival, page, 4);
 }
 
 fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
-    let mut rack = TestRack::up(name, &wish(switch, Redirects::Always));
+    let mut rack = TestRack::up(name, &options(switch, Redirects::Always));
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     let page = page_of(&mut owner, 1);
     let mut bytes = [0; 4096];
@@ -375,13 +375,13 @@ fn a_switch_restarts_during_a_lease(name: &str, switch: DataPlane) {
         rack.kill("switch");
         thread::sleep(MARGIN);
         rack.start("switch");
-        assert!(!waiting.is_finished(), "the lease holds whatever the switch does");
+        assert!(!waiting.is_finished(), "the lease is valid whatever the switch does");
         assert_eq!(update.epoch(), epoch);
         update.commit().expect("it is held");
-        waiting.join().expect("the page comes free");
+        waiting.join().expect("the lease of the page ends");
     });
     hand_over(&mut owner, page, 3, 4);
-    // Nothing was copied to the controller meanwhile, so that this may take until the lease would have ended.
+    // Nothing was copied to the controller meanwhile, so this may take until the lease would have expired.
     until("no redirect of a lease that is over", || {
         rack.tables().is_ok_and(|lines| lines.iter().all(|line| line.table != "redirect"))
     });
@@ -398,8 +398,8 @@ fn a_lease_outlives_the_soft_switch() {
 }
 
 #[test]
-fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
-    let mut rack = TestRack::up("lease-full", &wish(DataPlane::Ebpf, Redirects::Always));
+fn pages_without_a_redirect_are_served_by_their_home() {
+    let mut rack = TestRack::up("lease-full", &options(DataPlane::Ebpf, Redirects::Always));
     rack.kill("controller");
     let mut record = rack.daemon("controller").clone();
     record.arguments.extend(["--redirect-budget", "1"].map(str::to_owned));
@@ -413,7 +413,7 @@ fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
     until("a redirect of the first page", || rack.is_redirected(pages[0], 1));
     assert_eq!(leases(&rack).budget_full_count, 0);
     let mut second = first.client().update_with(pages[1], second, time).expect("it is free");
-    until("it is told that there is no room", || leases(&rack).budget_full_count > 0);
+    until("it reports that there is no room", || leases(&rack).budget_full_count > 0);
     let status = leases(&rack);
     assert_eq!((status.known_count, status.redirect_count, status.redirect_budget), (2, 1, 1));
     for page in pages {
@@ -426,7 +426,7 @@ fn pages_for_which_there_is_no_redirect_are_served_by_their_home() {
     first.commit().expect("it is held");
     hand_over(&mut rival, pages[0], 6, 7);
     until("no redirect", || rack.redirects().is_empty());
-    // The place is free for another.
+    // The table entry is free for another redirect.
     let mut bytes = [0; 4096];
     let update = owner.update_with(pages[1], &mut bytes, time).expect("it is free");
     until("a redirect of the second page", || rack.is_redirected(pages[1], 1));
@@ -440,15 +440,15 @@ fn a_client_of_the_histories() {
 }
 
 const CLIENTS: u16 = 4;
-/// Operations on what is lost after which a client must know.
-const ASKED_OFTEN: usize = 10;
-/// Operations of every client between two misfortunes.
+/// Operations on lost objects after which a client must have learned of the loss.
+const INFORMED_AFTER: usize = 10;
+/// Operations of every client between two failures.
 const BETWEEN: usize = 30;
 
 fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
-    let base = wish(switch, Redirects::Always);
-    let wish = RackOptions { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
-    let mut rack = TestRack::up(name, &wish);
+    let base = options(switch, Redirects::Always);
+    let options = RackOptions { servers: 2, clients: CLIENTS + 1, memory: "64M", ..base };
+    let mut rack = TestRack::up(name, &options);
     let scratch = Scratch::new(&format!("{name}-notes"));
     let endpoint = Endpoint::join(&rack, CLIENTS + 1);
     let mut client = endpoint.client(&rack, 1);
@@ -480,7 +480,7 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
         rack.kill(daemon);
         thread::sleep(MARGIN);
         rack.start(daemon);
-        // A switch that starts again has forgotten its troubles.
+        // A switch that starts again has lost its impairments.
         trouble(&rack, seed);
         clients.await_more(BETWEEN);
     }
@@ -497,11 +497,11 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
     let impaired = ports.iter().filter_map(|port| port.impaired);
     let (lost, doubled) = impaired
         .fold((0, 0), |(lost, doubled), port| (lost + port.lost, doubled + port.duplicated));
-    assert!(lost > 0 && doubled > 0, "{lost} lost, {doubled} doubled");
+    assert!(lost > 0 && doubled > 0, "{lost} lost, {doubled} duplicated");
     check_dead(&lives, killed_at, started_at);
     check_histories(&lives, objects.len(), killed_at);
 
-    // Both servers serve, the one with new contents under new pointers.
+    // Both servers serve; the restarted one has new contents under new pointers.
     for number in [1, 2] {
         let place = Placement::Node(endpoint.server(number));
         let page = client.create_at(4096, place).expect("there is memory").base();
@@ -515,12 +515,12 @@ fn everything_is_killed_in_turn(name: &str, switch: DataPlane) {
 }
 
 #[test]
-fn what_is_seen_through_the_ebpf_switch_while_all_are_killed_in_turn_is_linearizable() {
+fn results_through_the_ebpf_switch_are_linearizable_while_all_are_killed_in_turn() {
     everything_is_killed_in_turn("lease-hist-e", DataPlane::Ebpf);
 }
 
 #[test]
-fn what_is_seen_through_the_soft_switch_while_all_are_killed_in_turn_is_linearizable() {
+fn results_through_the_soft_switch_are_linearizable_while_all_are_killed_in_turn() {
     everything_is_killed_in_turn("lease-hist-s", DataPlane::Soft);
 }
 
@@ -529,25 +529,25 @@ const fn is_lost(object: usize) -> bool {
     object < 2
 }
 
-/// What was on the killed server is answered by nobody any more, and at last told to be lost.
+/// Requests for objects of the killed server get no response any more, and later a refusal.
 fn check_dead(lives: &[Vec<Record>], killed_at: u64, started_at: u64) {
     for record in lives.iter().flatten().filter(|it| is_lost(it.object) && it.start > killed_at) {
         assert!(!record.is_done(), "of a server that was dead or has new contents: {record:?}");
     }
     let living = lives.iter().skip(usize::from(CLIENTS));
-    let is_told = |record: &&Record| record.why().contains("StaleGeneration");
-    let mut told_count = 0;
+    let is_informed = |record: &&Record| record.why().contains("StaleGeneration");
+    let mut informed_count = 0;
     for life in living {
         let late = life.iter().filter(|it| is_lost(it.object) && it.start > started_at);
-        let told = late.clone().filter(is_told).count();
-        told_count += told;
-        // One that asked a few times only, or had done all its operations before, may have missed it.
+        let informed = late.clone().filter(is_informed).count();
+        informed_count += informed;
+        // A client with few such requests, or that had completed its operations before, may have missed it.
         assert!(
-            told > 0 || late.count() < ASKED_OFTEN,
-            "a client was never told that a page is lost"
+            informed > 0 || late.count() < INFORMED_AFTER,
+            "a client never learned that a page is lost"
         );
     }
-    assert!(told_count > 0, "nobody was told that a page is lost");
+    assert!(informed_count > 0, "no client learned that a page is lost");
 }
 
 fn check_histories(lives: &[Vec<Record>], object_count: usize, killed_at: u64) {

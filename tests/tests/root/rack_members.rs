@@ -1,4 +1,4 @@
-//! Clients as members of a rack: who may be an endpoint, and what one learns that is none any more.
+//! Clients as members of a rack: which process may be an endpoint, and what an expelled one learns.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use bluebridge_tests::rack::{RackOptions, TestRack};
 
 const CLIENT: Node = Node::Client(1);
 
-/// Far longer than anything here takes that is not held up.
+/// Much longer than any step of this test takes normally.
 const DEADLINE: Duration = Duration::from_secs(100);
 
-/// Joins as a program does that `rack exec` starts.
+/// Joins like a program that `rack exec` starts.
 fn join(rack: &TestRack, prefixes: [&str; 2], service: ServiceStart) -> Result<Client, JoinError> {
     let root = StateRoot::at("/nowhere");
     let environment = rack_environment(&root, rack.rack().state(), CLIENT);
@@ -30,17 +30,20 @@ fn join(rack: &TestRack, prefixes: [&str; 2], service: ServiceStart) -> Result<C
         text.push(value);
         Some(text)
     };
-    let mut options = JoinOptions::from_variables(variable).expect("the environment says it all");
+    let mut options =
+        JoinOptions::from_variables(variable).expect("the environment has all options");
     options.service = service;
     options.behaviour.deadline = DEADLINE;
     rack.enter(CLIENT, || options.join())
 }
 
 #[test]
-fn an_endpoint_is_one_process_and_one_that_is_expelled_says_so_at_once() {
-    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Soft, "1500") };
-    let rack = TestRack::up("members", &wish);
-    let mut client = join(&rack, ["", ""], ServiceStart::default()).expect("nobody else is c1");
+fn an_endpoint_is_one_process_and_an_expelled_one_reports_it_at_once() {
+    let options =
+        RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Soft, "1500") };
+    let rack = TestRack::up("members", &options);
+    let mut client =
+        join(&rack, ["", ""], ServiceStart::default()).expect("no other process is c1");
     assert_eq!(client.service_state(), ServiceState::Serving, "it has the port");
     let region = client.create(4096).expect("there is memory");
     let shared = &mut client;
@@ -54,17 +57,17 @@ fn an_endpoint_is_one_process_and_one_that_is_expelled_says_so_at_once() {
     assert!(error.to_string().contains("be the endpoint"), "{error}");
     client.fetch_add(region.base(), 1).expect("it is still a member");
 
-    // One that does not look at the port takes the endpoint over, and leaves again.
+    // A process that does not check the port takes the endpoint over, and leaves again.
     let intruder = join(&rack, ["http://", "p"], ServiceStart::OnNeed);
     drop(intruder.expect("the same name, port and MAC address are the same endpoint"));
     let began = Instant::now();
     let error = loop {
-        // What was on its way before the switch learned of it may still be answered.
+        // Requests that were in flight before the switch was updated may still get responses.
         if let Err(error) = client.fetch_add(region.base(), 1) {
             break error;
         }
     };
-    assert!(began.elapsed() < DEADLINE, "it waited for answers that cannot come");
+    assert!(began.elapsed() < DEADLINE, "it waited for responses that cannot arrive");
     assert!(matches!(error, Error::Expelled { .. }), "{error}");
     let sent = client.counters().of(Event::Transmit);
     for result in [

@@ -1,10 +1,10 @@
-//! Very many pointers in use, and one neighbour.
+//! Very many pointers in use, and one neighbour entry.
 
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::Endpoint;
 use bluebridge_tests::rack::{RackOptions, TestRack, million};
 
-/// How many pointers, if not half a million, which take 2 GiB (`docs/testing.md`).
+/// The variable with another number of pointers than half a million, which take 2 GiB (`docs/testing.md`).
 const COUNT: &str = "BLUEBRIDGE_RACK_POINTERS";
 
 const USUAL: usize = 500_000;
@@ -12,13 +12,13 @@ const USUAL: usize = 500_000;
 #[test]
 fn very_many_pointers_are_in_use_by_way_of_one_neighbour() {
     let count = std::env::var(COUNT).map_or(USUAL, |text| text.parse().expect("a number"));
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 3,
         clients: 1,
         memory: "16M",
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let mut rack = TestRack::up("pointers", &wish);
+    let mut rack = TestRack::up("pointers", &options);
     rack.serve_on_demand("1536M");
     let endpoint = Endpoint::join(&rack, 1);
     let report = million::run(&rack, &endpoint, 4, count);
@@ -27,7 +27,7 @@ fn very_many_pointers_are_in_use_by_way_of_one_neighbour() {
     assert!(distinct.len() >= count, "{} of {count} addresses differ", distinct.len());
     assert_eq!(report.neighbours.fabric, 1, "one entry for the fabric, however many pointers");
     assert!(report.neighbours.all < 32, "{:?}", report.neighbours);
-    assert!(report.look_count >= 3, "the table was looked at {} times", report.look_count);
+    assert!(report.look_count >= 3, "the table was read {} times", report.look_count);
     println!(
         "{count} pointers; creating, writing, reading took {:?}; {} looks at the neighbours: {:?}",
         report.times, report.look_count, report.neighbours

@@ -1,5 +1,5 @@
-//! Redirects with real packets: from a lease that is fought over to the switch's table and out of it
-//! again, also when there is no controller any more.
+//! Redirects with real packets: a contended lease causes an entry in the switch's table, and its end
+//! removes the entry, also when there is no controller any more.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use bluebridge_testkit::until;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient};
 use bluebridge_tests::rack::{RackOptions, TestRack};
 
-/// Long enough that a lease is still held when a redirect has come on a busy machine.
+/// Long enough that a lease is still held when its redirect is installed, also on a busy machine.
 const LONG: Duration = Duration::from_secs(9);
 
-/// Asks for a page that client 1 has until the switch redirects it there.
+/// Requests a page that client 1 has until the switch redirects the requests to client 1.
 fn contend(rack: &TestRack, client: &mut UdpClient, page: Pointer) {
     until("a redirect", || {
         match client.try_update(page, &mut [0; 8]) {
@@ -26,8 +26,8 @@ fn contend(rack: &TestRack, client: &mut UdpClient, page: Pointer) {
 }
 
 fn leases_redirect(name: &str, switch: DataPlane) {
-    let wish = RackOptions { servers: 1, ..RackOptions::new(switch, "9000") };
-    let mut rack = TestRack::up(name, &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(switch, "9000") };
+    let mut rack = TestRack::up(name, &options);
     let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
     let mut owner = one.client(&rack, 1);
     let mut rival = two.client(&rack, 2);
@@ -38,7 +38,7 @@ fn leases_redirect(name: &str, switch: DataPlane) {
     let mut update = owner.update_with(page, &mut bytes, for_a_while(LONG)).expect("granted");
     contend(&rack, &mut rival, page);
     assert_eq!(rack.redirects().len(), 1);
-    // The switch has it before the controller has heard so.
+    // The switch has it before the controller has the confirmation.
     until("the controller counts one lease and its redirect", || {
         let leases = rack.controller_status().leases.expect("a status");
         (leases.known_count, leases.redirect_count) == (1, 1)
@@ -50,23 +50,23 @@ fn leases_redirect(name: &str, switch: DataPlane) {
     rival.read(page, &mut read).expect("it is free");
     assert_eq!(&read, b"far away");
 
-    // Now the controller dies while a redirect is there.
+    // Now the controller dies while a redirect is installed.
     let asked = Instant::now();
     let lease = Duration::from_secs(6);
     let update = owner.update_with(page, &mut bytes, for_a_while(lease)).expect("granted");
     contend(&rack, &mut rival, page);
     rack.kill("controller");
-    until("its end, in the switch itself", || {
+    until("its expiry in the switch itself", || {
         rack.redirects().iter().all(|it| matches!(it.action, Act::Redirect { lease_ms: 0, .. }))
     });
     assert!(asked.elapsed() > lease - Duration::from_secs(1), "not before its time");
     let hits = rack.redirects();
-    assert_eq!(hits.len(), 1, "nobody is there to delete it");
+    assert_eq!(hits.len(), 1, "no controller can delete it");
     drop(update);
     rival.read(page, &mut read).expect("its lease is over");
-    assert_eq!(rack.redirects(), hits, "what is over is not hit");
+    assert_eq!(rack.redirects(), hits, "an expired redirect matches no request");
     rack.start("controller");
-    until("what another controller left is gone", || rack.redirects().is_empty());
+    until("the entries of the previous controller are removed", || rack.redirects().is_empty());
 }
 
 #[test]
@@ -80,14 +80,14 @@ fn a_contended_lease_is_redirected_by_the_ebpf_switch_until_it_ends() {
 }
 
 #[test]
-fn every_lease_is_redirected_when_told_and_none_when_told() {
+fn every_lease_is_redirected_or_none_as_configured() {
     for (policy, count) in [(Redirects::Always, 1), (Redirects::Off, 0)] {
-        let wish = RackOptions {
+        let options = RackOptions {
             servers: 1,
             redirects: policy,
             ..RackOptions::new(DataPlane::Soft, "9000")
         };
-        let rack = TestRack::up("redir-policy", &wish);
+        let rack = TestRack::up("redir-policy", &options);
         let (one, two) = (Endpoint::join(&rack, 1), Endpoint::join(&rack, 2));
         let mut owner = one.client(&rack, 1);
         let mut rival = two.client(&rack, 2);

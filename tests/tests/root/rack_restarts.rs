@@ -1,4 +1,4 @@
-//! Everything that can be restarted is, while clients work.
+//! All daemons are restarted while clients work.
 
 use std::fs;
 use std::time::Duration;
@@ -35,13 +35,13 @@ fn tables(rack: &TestRack) -> Vec<TableLine> {
     tables.filter(|line| line.table != "anycast").collect()
 }
 
-/// How it stands with the switch, and what was done since the controller started.
+/// The state of the switch, and what was done since the controller started.
 fn switch(rack: &TestRack) -> proto::SwitchStatus {
     rack.controller_status().switch.expect("a switch")
 }
 
 #[test]
-fn a_controller_comes_back_and_nobody_notices() {
+fn a_controller_restarts_without_an_effect_on_clients() {
     let mut rack = TestRack::up("re-control", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
     let [one, two] = &endpoints;
@@ -71,7 +71,7 @@ fn a_memory_server_that_starts_while_the_controller_is_away_waits_for_it() {
     rack.kill("memserver-s1");
     let starting = rack.spawn("memserver-s1");
     let lines = || starting.log().matches("waiting for the controller").count();
-    until("it says that it waits", || lines() > 0);
+    until("it reports that it waits", || lines() > 0);
     rack.start("controller");
     assert_eq!(lines(), 1, "{}", starting.log());
     starting.await_ready();
@@ -81,7 +81,7 @@ fn a_memory_server_that_starts_while_the_controller_is_away_waits_for_it() {
 }
 
 #[test]
-fn an_ebpf_switch_goes_on_without_its_agent() {
+fn an_ebpf_switch_continues_without_its_agent() {
     let mut rack = TestRack::up("re-agent", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
@@ -114,7 +114,7 @@ fn a_soft_switch_that_lost_everything_serves_again() {
     traffic.await_more(FLOW);
     rack.kill("switch");
     rack.start("switch");
-    let time = until("the tables are whole", || tables(&rack) == whole);
+    let time = until("the tables are complete", || tables(&rack) == whole);
     traffic.await_more(FLOW);
     assert_eq!(identities(&rack), known);
     let (count, longest) = traffic.end();
@@ -134,12 +134,12 @@ fn wiped_tables_are_filled_again_under_traffic() {
             traffic.await_more(FLOW);
             let before = switch(&rack).pipeline_push_count;
             rack.wipe_tables();
-            // Whole tables alone prove nothing: a check that was past the pipeline's mark when the wipe came
-            // finds the tables empty, fills them, and only the next one sees that the pipeline is
-            // another's, and pushes. Nothing else makes the controller push.
+            // Complete tables alone prove nothing: a check that had read the pipeline's cookie before the wipe
+            // finds the tables empty and fills them; only the next check detects the foreign pipeline
+            // and pushes. Nothing else makes the controller push.
             let is_pushed = || switch(&rack).pipeline_push_count > before;
             let noticed = until("the pipeline is pushed again", is_pushed);
-            let filled = until("the tables are whole", || tables(&rack) == whole);
+            let filled = until("the tables are complete", || tables(&rack) == whole);
             println!("{name}: pushed again after {noticed:?}, whole {filled:?} later");
         }
         traffic.await_more(FLOW);
@@ -163,9 +163,9 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
     old.set_deadline(Duration::from_millis(500));
     let mut byte = [0];
     let gone = old.read(region.base(), &mut byte).expect_err("it is gone");
-    let told =
+    let is_reported =
         matches!(gone, Error::Unreachable { node } | Error::TimedOut { node } if node == dead);
-    assert!(told, "{gone:?}");
+    assert!(is_reported, "{gone:?}");
     assert!(gone.to_string().contains(&format!("node {dead}")), "{gone}");
     rack.start("memserver-s1");
     old.set_deadline(Duration::from_secs(10));
@@ -185,28 +185,28 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
         stale(client.zero(region.base(), 4096));
         stale(client.fetch_add(region.base(), 1).map(|_| ()));
         stale(client.delete(region));
-        let anew = client.create_at(8, Placement::Node(dead)).expect("created");
-        assert_ne!(anew.base().location.generation(), region.base().location.generation());
-        client.write(anew.base(), b"new").expect("written");
+        let fresh = client.create_at(8, Placement::Node(dead)).expect("created");
+        assert_ne!(fresh.base().location.generation(), region.base().location.generation());
+        client.write(fresh.base(), b"new").expect("written");
         let mut found = [0; 3];
-        client.read(anew.base(), &mut found).expect("read");
+        client.read(fresh.base(), &mut found).expect("read");
         assert_eq!(&found, b"new");
-        client.delete(anew).expect("deleted");
+        client.delete(fresh).expect("deleted");
     }
     traffic.await_more(FLOW);
     traffic.end();
     let now = identities(&rack);
     for before in &known {
-        let after = now.iter().find(|it| it.1 == before.1).expect("nobody is forgotten");
+        let after = now.iter().find(|it| it.1 == before.1).expect("no member is forgotten");
         let moved = u32::from(before.1 == "s1");
-        // Two generations are reserved for a server that asks for no more.
+        // Two generations are reserved for a server that requests no more.
         let generation = before.3 + 2 * moved;
         assert_eq!((after.0, after.2, after.3), (before.0, before.2 + moved, generation));
     }
 }
 
 #[test]
-fn a_server_that_left_is_told_apart_from_one_that_is_there() {
+fn a_server_that_left_is_distinguished_from_one_that_serves() {
     let rack = TestRack::up("re-stopped", &RackOptions::new(DataPlane::Ebpf, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (left, there) = (endpoint.server(1), endpoint.server(2));
@@ -221,7 +221,7 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
     };
     away(client.read(region.base(), &mut byte).expect_err("it left"));
     away(client.stat(left).map(|_| ()).expect_err("it left"));
-    // Over a session that is open the request was sent, so that nobody knows; over a new one it was not.
+    // In an open session the request was sent, so its outcome is unknown; without a session it was not sent.
     let create = client.create_at(1, Placement::Node(left)).map(|_| ()).expect_err("it left");
     assert!(matches!(create, Error::OutcomeUnknown { node, .. } if node == left), "{create:?}");
     let mut config = endpoint.config(2);
@@ -229,9 +229,9 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
     let mut young = endpoint.open(&rack, config);
     away(young.create_at(1, Placement::Node(left)).map(|_| ()).expect_err("it left"));
     client.set_deadline(Duration::from_secs(10));
-    // The controller confirms that a server left before the switch has heard of it.
+    // The controller confirms that a server left before the switch is updated.
     let way = format!("port {} (", rack.port(Node::Server(1)));
-    until("the switch leads no CREATE there any more", || {
+    until("the switch forwards no CREATE there any more", || {
         let is_other =
             |it: &TableLine| it.table == "anycast" && !it.action.to_string().contains(&way);
         rack.tables().is_ok_and(|lines| lines.iter().any(is_other))
@@ -241,15 +241,16 @@ fn a_server_that_left_is_told_apart_from_one_that_is_there() {
         assert_eq!(region.base().node, there);
         client.delete(region).expect("deleted");
     }
-    // The endpoint hears of it with its next heartbeat.
+    // The endpoint learns of it with its next heartbeat.
     until("the endpoint knows", || memory_nodes(&endpoint) == [there]);
 }
 
 #[test]
 fn two_racks_do_not_see_each_other() {
-    let wish = RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let first = TestRack::up("re-rack-a", &wish);
-    let second = TestRack::beside("re-rack-b", &wish);
+    let options =
+        RackOptions { servers: 1, clients: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let first = TestRack::up("re-rack-a", &options);
+    let second = TestRack::beside("re-rack-b", &options);
     let endpoints = [Endpoint::join(&first, 1), Endpoint::join(&second, 1)];
     let [here, there] = &endpoints;
     let mut one = here.client(&first, 1);
@@ -257,7 +258,7 @@ fn two_racks_do_not_see_each_other() {
     let region = one.alloc_write(&stamp::page(1, 1)).expect("allocated");
     let mut byte = [0];
     let error = two.read(region.base(), &mut byte).expect_err("nothing is there");
-    // Racks begin with generations of their own, so that hardly ever the other's seems to be meant.
+    // Each rack begins with different generations, so a pointer of the other rack hardly ever matches.
     let Error::Refused { status: Status::StaleGeneration | Status::NotAllocated, .. } = error
     else {
         panic!("{error:?}");
@@ -272,7 +273,7 @@ fn two_racks_do_not_see_each_other() {
         await_used(client, &here.memory_nodes(), 0);
     }
     drop(second);
-    one.create(4096).expect("the other one goes on");
+    one.create(4096).expect("the other one continues");
 }
 
 #[test]
@@ -301,18 +302,18 @@ fn two_spaces_of_a_rack_do_not_see_each_other() {
         let region = second.create(1).expect("created");
         assert_eq!((region.base().space, vec![region.base().node]), (Space(2), theirs.clone()));
     }
-    // The same node and location in the other space is nobody's.
+    // The same node and location in the other space is not allocated.
     second.set_deadline(Duration::from_millis(300));
     let mut forged = region.base();
     forged.space = Space(2);
-    let error = second.write(forged, b"x").expect_err("nobody is there");
+    let error = second.write(forged, b"x").expect_err("no server has it");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     let mut found = [0; 4096];
     first.read(region.base(), &mut found).expect("read");
     assert_eq!(stamp::writer(&found), Some((1, 1)));
 }
 
-/// The logs would tell of a daemon that panicked while the tests above only saw it answer.
+/// The logs would show the panic of a daemon that still responded in the tests above.
 #[test]
 fn no_daemon_panics_when_the_rest_of_the_rack_ends() {
     let rack = TestRack::up("re-end", &RackOptions::new(DataPlane::Soft, "1500"));

@@ -8,7 +8,7 @@ use bluebridge_tests::rack::{RackOptions, TestRack, stamp};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Each side of a byte, a word, a page, a train and a mebibyte.
+/// Sizes just below, at and above a byte, a word, a page, a train and a mebibyte.
 const SIZES: [usize; 14] = [
     1,
     2,
@@ -70,7 +70,7 @@ fn sizes(rack: &TestRack, endpoint: &Endpoint, server: u16, largest: bool) {
         transfer(&mut client, region, 1, LARGEST);
         client.delete(region).expect("deleted");
     }
-    // What ALLOC_WRITE gives is as long as it was, and zero behind that.
+    // The memory of an ALLOC_WRITE has the written bytes, and zeros after them.
     for size in SIZES {
         let mut data = vec![0; size];
         stamp::fill(&mut data, size as u64);

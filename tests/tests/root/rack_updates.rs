@@ -1,5 +1,5 @@
-//! Updates with real packets: many threads of several endpoints count, over ports that lose, and
-//! the command line changes bytes under a lease.
+//! Updates with real packets: many threads of several endpoints count, over ports that lose frames,
+//! and the command line changes bytes under a lease.
 
 use std::process::{Command, Output};
 use std::thread;
@@ -18,7 +18,7 @@ use bluebridge_tests::rack::{RackOptions, TestRack};
 const ENDPOINTS: u16 = 4;
 const THREADS: usize = 4;
 
-/// How long anything may take that is bound to come.
+/// How long an expected event may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Joins as a client of the rack, with a service thread.
@@ -66,18 +66,18 @@ fn increment(client: &mut UdpClient, base: Pointer, count: usize) {
 
 fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     const COUNT: usize = 100;
-    let wish = RackOptions {
+    let options = RackOptions {
         servers: 1,
         clients: ENDPOINTS,
         redirects,
         ..RackOptions::new(switch, "1500")
     };
-    let rack = TestRack::up(name, &wish);
+    let rack = TestRack::up(name, &options);
     let mut clients: Vec<_> = (1..=ENDPOINTS).map(|number| join(&rack, number)).collect();
     let base = clients[0].create(8192).expect("there is memory").base();
     rack.impair_all(&Impairment { seed: 1, loss: 0.02, ..Impairment::default() });
     let began = Instant::now();
-    let told: Vec<_> = thread::scope(|scope| {
+    let counts: Vec<_> = thread::scope(|scope| {
         let mut threads = Vec::new();
         for (number, client) in (1..).zip(&mut clients) {
             for _ in 0..THREADS {
@@ -94,11 +94,11 @@ fn sixteen_threads_count(name: &str, switch: DataPlane, redirects: Redirects) {
     let ports = rack.switch_ports().ports;
     let lost_count: u64 = ports.iter().map(|port| port.impaired.unwrap_or_default().lost).sum();
     assert!(lost_count > 0, "{name}: nothing was lost");
-    // Leases are too short here to be fought over for long: some are redirected only if all are.
+    // Leases are too short here to be contended for long: some are redirected only if all are.
     if redirects == Redirects::Always {
-        let (sent, heard) =
-            (told.iter().any(|told| told.0 > 0), told.iter().any(|told| told.1 > 0));
-        assert!(sent && heard, "{name}: owners answered, clients heard of it: {told:?}");
+        let (sent, received) =
+            (counts.iter().any(|counts| counts.0 > 0), counts.iter().any(|counts| counts.1 > 0));
+        assert!(sent && received, "{name}: responses of owners, sent and received: {counts:?}");
     }
     rack.impair_all(&Impairment::default());
     let all = u64::from(ENDPOINTS) * (THREADS * COUNT) as u64;
@@ -117,7 +117,7 @@ fn sixteen_threads_on_four_clients_lose_no_increment_behind_the_ebpf_switch() {
     sixteen_threads_count("upd-ebpf", DataPlane::Ebpf, Redirects::Always);
 }
 
-/// What an endpoint's service thread did so far.
+/// The counters of an endpoint's service thread.
 fn counted(owner: &UdpClient) -> ServiceCounters {
     owner.service_counters().expect("it has a service")
 }
@@ -140,7 +140,7 @@ fn until_no_redirect(rack: &TestRack) {
     }
 }
 
-/// Asks for a page that another has, until an answer of its owner sent the request home.
+/// Requests a page that another client has, until a response of its owner sent the request home.
 fn until_redirected(rival: &mut UdpClient, page: Pointer) {
     let returned = |rival: &UdpClient| rival.counters().of(Event::RedirectReturn);
     let (began, before) = (Instant::now(), returned(rival));
@@ -157,13 +157,13 @@ fn until_redirected(rival: &mut UdpClient, page: Pointer) {
 /// Requests that the switch redirects reach the owner's service thread, at another node's address,
 /// while the owner computes.
 #[test]
-fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
-    let wish = RackOptions {
+fn the_owner_responds_to_redirected_requests_while_it_computes() {
+    let options = RackOptions {
         servers: 1,
         redirects: Redirects::Always,
         ..RackOptions::new(DataPlane::Ebpf, "9000")
     };
-    let rack = TestRack::up("upd-owner", &wish);
+    let rack = TestRack::up("upd-owner", &options);
     let (mut owner, mut rival) = (join(&rack, 1), join(&rack, 2));
     assert_eq!(owner.service_state(), ServiceState::Serving);
     let page = owner.alloc_write(&[1; 4096]).expect("there is memory").base();
@@ -173,11 +173,11 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
         ..UpdateOptions::default()
     };
     let mut bytes = [0; 4096];
-    let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
+    let mut update = owner.update_with(page, &mut bytes, options).expect("no client has it");
     update.fill(2);
     until_redirected(&mut rival, page);
     thread::scope(|scope| {
-        // This request meets the redirect.
+        // This request is redirected.
         let waiting = scope.spawn(|| {
             let mut seen = [0; 4096];
             rival.read(page, &mut seen).unwrap_or_else(|error| panic!("{error}"));
@@ -191,7 +191,7 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
             if is_served && began.elapsed() > Duration::from_millis(1500) {
                 break;
             }
-            assert!(Instant::now() < until, "not asked, or not renewed: {counters:?}");
+            assert!(Instant::now() < until, "no request, or no renewal: {counters:?}");
             let spin = Instant::now() + Duration::from_millis(100);
             while Instant::now() < spin {
                 core::hint::spin_loop();
@@ -210,14 +210,14 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
     // UPDATEs that do not wait.
     assert!(counters.rejected_count >= 1, "{counters:?}");
 
-    // Peer the COMMIT finds waiting is told of the end. A wait lasts 100 ms, within which a busy machine
-    // may not come to the COMMIT; then it is for the next time. That the COMMIT ends it, and not the
-    // time, is shown where clocks can be stopped: by the client library's tests.
+    // A client that waits at the time of the COMMIT is notified of it. A wait lasts 100 ms, in which a busy
+    // machine may not reach the COMMIT; then the next round must show it. That the COMMIT ends the wait, and
+    // not a timeout, is tested where clocks can be stopped: by the client library's tests.
     let began = Instant::now();
     for number in 3.. {
-        // Else the rival might meet the redirect of the lease before, just before that goes.
+        // Otherwise the rival might use the redirect of the previous lease, just before that is removed.
         until_no_redirect(&rack);
-        let mut update = owner.update_with(page, &mut bytes, options).expect("nobody has it");
+        let mut update = owner.update_with(page, &mut bytes, options).expect("no client has it");
         update.fill(number);
         until_redirected(&mut rival, page);
         let before = counted(update.client()).waited_count;
@@ -238,14 +238,14 @@ fn the_owner_answers_what_the_switch_redirects_while_it_computes() {
         }
         assert!(began.elapsed() < PATIENCE, "no wait was ended: {:?}", counted(&owner));
     }
-    until_counted(&owner, "every wait comes to an end", |counters| {
+    until_counted(&owner, "every wait ends", |counters| {
         counters.wait_ended_count + counters.wait_over_count == counters.waited_count
     });
     let counters = counted(&owner);
     assert_eq!(counters.served_count, 0, "{counters:?}");
-    // Whatever came was answered, and whose waiting ended twice.
+    // Every request got a response, and a request whose wait ended got two.
     let ways = counters.waited_count + counters.rejected_count + counters.not_owner_count;
-    until_counted(&owner, "the carrier takes every answer", |counters| {
+    until_counted(&owner, "the carrier takes every response", |counters| {
         counters.answered_count >= ways + counters.wait_ended_count
     });
 }
@@ -281,8 +281,8 @@ fn json(output: &Output) -> serde_json::Value {
 
 #[test]
 fn the_command_line_updates() {
-    let wish = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let rack = TestRack::up("upd-cli", &wish);
+    let options = RackOptions { servers: 1, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let rack = TestRack::up("upd-cli", &options);
     let mut other = join(&rack, 2);
     let page = other.alloc_write(b"far away and near").expect("there is memory").base();
     let pointer = page.to_string();
@@ -309,30 +309,31 @@ fn the_command_line_updates() {
 }
 
 #[test]
-fn who_asks_for_notices_hears_of_memory_given_and_freed() {
-    let wish = RackOptions { servers: 1, clients: 2, ..RackOptions::new(DataPlane::Ebpf, "1500") };
-    let rack = TestRack::up("notices", &wish);
+fn subscribers_get_notices_of_memory_created_and_freed() {
+    let options =
+        RackOptions { servers: 1, clients: 2, ..RackOptions::new(DataPlane::Ebpf, "1500") };
+    let rack = TestRack::up("notices", &options);
     let mut listener = join_with(&rack, 1, |options| options.notices = true);
     let notices = listener.notices().expect("it has a service");
     let mut other = join(&rack, 2);
-    let unasked = other.notices().expect("it has a service");
+    let unsubscribed = other.notices().expect("it has a service");
     let until = Instant::now() + PATIENCE;
-    // The server hears with a heartbeat that somebody listens.
+    // The server learns with a heartbeat that the space has a subscriber.
     let (given, gone) = loop {
-        assert!(Instant::now() < until, "no notices came");
+        assert!(Instant::now() < until, "no notices arrived");
         let region = other.create(3 * 4096).expect("there is memory");
         other.delete(region).expect("it is ours");
         let base = region.base();
-        let heard = || {
+        let received = || {
             let notice = notices.next_within(Duration::from_millis(100))?;
             (notice.pointer == base).then_some((notice.kind, notice.pages))
         };
-        if let (Some(given), Some(gone)) = (heard(), heard()) {
+        if let (Some(given), Some(gone)) = (received(), received()) {
             break (given, gone);
         }
         while notices.try_next().is_some() {}
     };
     assert_eq!(given, (NoticeKind::Create, 3));
     assert_eq!(gone, (NoticeKind::Invalidate, 3));
-    assert_eq!(unasked.try_next(), None, "nobody else is told");
+    assert_eq!(unsubscribed.try_next(), None, "no other endpoint gets the notice");
 }

@@ -57,8 +57,8 @@ fn drops_are_counted_where_they_happen() {
     assert_eq!(sender.transmit(&full).expect("sent"), 5);
     assert_eq!(receiver.receive(Wait::NONE).expect("received"), 2);
     assert_eq!(receiver.counters().overflow_drop_count, 3);
-    let nobody = Outgoing { destination_port: PORT + 1, ..full[0] };
-    sender.transmit(&[datagram("fdbb:2::", b"", b""), nobody]).expect("sent");
+    let unbound = Outgoing { destination_port: PORT + 1, ..full[0] };
+    sender.transmit(&[datagram("fdbb:2::", b"", b""), unbound]).expect("sent");
     assert_eq!(sender.counters().foreign_drop_count, 2);
 }
 

@@ -425,7 +425,7 @@ fn ok_reply(command: Command) -> Case {
         }
         Command::CompareSwap | Command::FetchAdd => case = case.data(41_u64.to_be_bytes()),
         Command::Stat => {
-            // As a server answered that did not say how many pages are retired.
+            // The response of an earlier server, without the number of retired pages.
             case = case.data(&usage().emit()[..64]);
         }
         Command::Ping => case = case.data(*b"are you there?"),

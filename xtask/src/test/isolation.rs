@@ -231,7 +231,7 @@ mod tests {
         let (mut ours, mut other) = (wait(&run), wait(Path::new("/another")));
         assert_eq!(kill_marked(run.as_os_str()), 1);
         assert_eq!(ours.wait().expect("it ended").signal(), Some(Signal::KILL.as_raw()));
-        assert!(other.try_wait().expect("it can be asked").is_none(), "others are left alone");
+        assert!(other.try_wait().expect("it can be checked").is_none(), "others are left alone");
         other.kill().expect("it runs");
         other.wait().expect("it ended");
     }

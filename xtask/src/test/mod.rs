@@ -199,7 +199,7 @@ fn own_program() -> Result<PathBuf, Failure> {
         .map_err(|error| Failure::new(format!("cannot find this program's own path: {error}")))
 }
 
-/// The variable that tells cargo how to run programs for this machine.
+/// The variable with which cargo selects how to run programs for this machine.
 fn runner_variable() -> Result<String, Failure> {
     let version = Run::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     runner_of(&version.arg("-vV").output()?)

@@ -47,7 +47,7 @@ impl<T: Transport> Cast<T> {
             }
         };
         screen.say(&format!(
-            "   Client c1 asked for 10,000 bytes anywhere, and the switch chose {}. It got\n\n      {pointer}\n\n   \
+            "   Client c1 requested 10,000 bytes anywhere, and the switch chose {}. It got\n\n      {pointer}\n\n   \
              which is the destination address of every packet that uses it:",
             self.name(pointer.node)
         ))?;

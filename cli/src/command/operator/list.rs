@@ -120,7 +120,7 @@ pub(in crate::command) fn run(options: List, global: Global) -> anyhow::Result<E
                     for allocation in &answer.allocations {
                         printer.print(&Listed::of(server, allocation))?;
                     }
-                    // A position that goes back would never end.
+                    // A position that moves backwards would cause an endless loop.
                     next = answer.next_page.filter(|next| *next > from_page);
                 }
                 Err(error) => {

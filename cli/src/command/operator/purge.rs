@@ -97,7 +97,7 @@ pub(in crate::command) fn run(options: Purge, global: Global) -> anyhow::Result<
             match purge(&chosen.controller, request, servers.deadline.0) {
                 Ok(answer) => {
                     outcome.get_or_insert_with(Outcome::default).add(&answer);
-                    // A position that goes back would never end.
+                    // A position that moves backwards would cause an endless loop.
                     next = answer.next_page.filter(|next| *next > from_page);
                 }
                 Err(error) => {

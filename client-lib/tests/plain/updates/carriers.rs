@@ -42,7 +42,7 @@ macro_rules! wake_inner {
 
 wake_inner!(Mute, Stoppable, Failing);
 
-/// A carrier that sends nothing while it is mute, and hears nothing while it is deaf.
+/// A carrier that sends nothing while it is mute, and receives nothing while it is deaf.
 pub(super) struct Mute {
     pub(super) inner: MemoryTransport,
     pub(super) is_mute: Arc<AtomicBool>,
@@ -72,8 +72,8 @@ impl Transport for Mute {
     }
 }
 
-/// A clock that can be stopped: carriers under it send nothing again and give nothing up by time.
-/// Stopped for longer than [`PATIENCE`] it is past every deadline, so that calls end with an error.
+/// A clock that can be stopped: while it is stopped, no timer of its carriers expires.
+/// If it is stopped for longer than [`PATIENCE`], it is past every deadline, so that calls end with an error.
 #[derive(Clone, Default)]
 pub(super) struct StopClock {
     /// In nanoseconds; 0 while the clock runs.
@@ -89,7 +89,7 @@ impl StopClock {
         self.stopped_at.store(0, Ordering::SeqCst);
     }
 
-    /// What it shows at a moment of real time.
+    /// The time that it shows at a moment of real time.
     fn shown(&self, now: Timestamp) -> Timestamp {
         let at = Timestamp::from_nanos(self.stopped_at.load(Ordering::SeqCst));
         match now.saturating_since(at) > PATIENCE {
@@ -116,8 +116,8 @@ impl Transport for Stoppable {
     }
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         let now = self.inner.now();
-        // A stopped clock comes to no deadline. Nobody looks meanwhile whether it runs again: what does
-        // not come by a datagram or the waker is not to be found by chance.
+        // A stopped clock reaches no deadline. Whether it runs again is not checked meanwhile: only a
+        // datagram or the waker ends the wait, so that a missing one is detected.
         let wait = match self.clock.shown(now) {
             shown if shown == now || wait.deadline <= shown => wait,
             shown => Wait::until(shown + PATIENCE + Duration::from_millis(1)),
@@ -126,7 +126,7 @@ impl Transport for Stoppable {
     }
 }
 
-/// A carrier that fails as soon as it is told to.
+/// A carrier that fails as soon as the test sets its flag.
 pub(super) struct Failing {
     pub(super) inner: MemoryTransport,
     pub(super) fails: Arc<AtomicBool>,
@@ -145,7 +145,7 @@ impl Transport for Failing {
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         let received = self.inner.receive(wait)?;
         match self.fails.load(Ordering::Relaxed) {
-            true if self.panics => panic!("the carrier panics, as the test wants"),
+            true if self.panics => panic!("the carrier panics, as the test intends"),
             true => Err(ReceiveError::Socket(std::io::ErrorKind::BrokenPipe.into())),
             false => Ok(received),
         }

@@ -77,7 +77,7 @@ fn sixteen_threads_on_four_endpoints_lose_no_increment_though_datagrams_are_lost
 }
 
 #[test]
-fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
+fn a_lock_has_one_holder_and_a_dead_holder_is_skipped() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let region = client(&rack, 1999).create(4096).expect("there is room");
     let counter = region.at(64).expect("inside");
@@ -93,7 +93,7 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
                     let word = read(held.client(), counter, 8);
                     let next = u64::from_le_bytes(word.try_into().expect("8 bytes")) + 1;
                     held.client().write(counter, &next.to_le_bytes()).expect("it is allocated");
-                    held.unlock().expect("nobody is impatient");
+                    held.unlock().expect("no client's patience ended");
                 }
             });
         }
@@ -105,13 +105,13 @@ fn a_lock_is_held_by_one_and_passed_over_when_its_holder_is_gone() {
     let gone = lock.lock(&mut client, wait).expect("it is free");
     assert!(matches!(lock.lock(&mut other, soon), Err(LockError::TimedOut)));
     let impatient = Lock::at(region.base(), soon).expect("it is aligned");
-    let held = impatient.lock(&mut other, wait).expect("it loses its patience");
+    let held = impatient.lock(&mut other, wait).expect("its patience ends");
     assert!(matches!(gone.unlock(), Err(LockError::Lost)));
-    held.unlock().expect("nobody is impatient");
-    // Dropping the guard unlocks too; the ticket that was given up is not waited for.
+    held.unlock().expect("no client's patience ended");
+    // Dropping the guard unlocks too; the next client does not wait for the abandoned ticket.
     drop(lock.lock(&mut client, soon).expect("it is free"));
     let held = lock.lock(&mut other, soon).expect("it was dropped");
-    held.unlock().expect("nobody is impatient");
+    held.unlock().expect("no client's patience ended");
     let unaligned = Lock::at(region.at(8).expect("inside"), soon);
     assert!(matches!(unaligned, Err(LockError::Unaligned(_))));
 }
@@ -127,7 +127,7 @@ fn wait_behind_tickets() {
     let region = client.create(4096).expect("there is room");
     let soon = Duration::from_millis(50);
     let lock = Lock::at(region.base(), Duration::from_secs(60)).expect("it is aligned");
-    // No number of tickets that can be drawn catches up with this, or with what is to be passed over.
+    // The distance is larger than any number of tickets that can be drawn or skipped in the test.
     for (served, patience) in [(1 << 62, Duration::from_secs(60)), (1 << 63, Duration::ZERO)] {
         let serving = region.at(8).expect("inside");
         client.write(serving, &u64::to_le_bytes(served)).expect("it is allocated");
@@ -137,11 +137,11 @@ fn wait_behind_tickets() {
     }
     client.zero(region.base(), 16).expect("it is allocated");
     let held = lock.lock(&mut client, soon).expect("it is a new lock");
-    held.unlock().expect("nobody is impatient");
+    held.unlock().expect("no client's patience ended");
 }
 
 #[test]
-fn a_barrier_lets_nobody_through_before_all_are_there() {
+fn a_barrier_opens_only_when_all_have_arrived() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let region = client(&rack, 1999).create(4096).expect("there is room");
     let (barrier, arrived) =

@@ -50,9 +50,9 @@ fn updates_need_no_wake_up_each() {
     let base = client.create(4096).expect("there is room").base();
     let mut buffer = [0; 8];
     for _ in 0..2000 {
-        let mut update = client.update(base, &mut buffer).expect("nobody has it");
+        let mut update = client.update(base, &mut buffer).expect("no client has it");
         update[0] = update[0].wrapping_add(1);
-        update.commit().expect("nobody has it");
+        update.commit().expect("no client has it");
     }
     assert_eq!(u64::from_le_bytes(buffer) % 256, 2000 % 256);
     let counters = service.counters();
@@ -84,7 +84,7 @@ fn clients_of_one_endpoint_share_its_service() {
 }
 
 #[test]
-fn an_abort_that_was_not_answered_is_the_services() {
+fn an_abort_without_a_response_is_left_to_the_service() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 1);
     let is_service_mute = Arc::<AtomicBool>::default();
@@ -103,15 +103,15 @@ fn an_abort_that_was_not_answered_is_the_services() {
         is_mute.store(true, Ordering::Relaxed);
         let before = Instant::now();
         drop(update);
-        drop(second.update(base, &mut others).expect("the service gave it free"));
+        drop(second.update(base, &mut others).expect("the service released it"));
         assert!(before.elapsed() < Duration::from_secs(5), "before the lease ended");
         is_mute.store(false, Ordering::Relaxed);
-        // The slot comes back with the service's next look.
+        // The slot is returned at the service's next check.
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(service.counters().aborted_count, 3);
 
-    // What ran out before it was given up needs no ABORT, and its slot comes back all the same.
+    // A lease that expired before it was abandoned needs no ABORT, and its slot is returned too.
     for _ in 0..3 {
         let update = first.update_with(base, &mut mine, lasting(100)).expect("it is free");
         is_service_mute.store(true, Ordering::Relaxed);
@@ -119,7 +119,7 @@ fn an_abort_that_was_not_answered_is_the_services() {
         let failed_count = service.counters().renew_failed_count;
         let patience = Instant::now() + Duration::from_secs(10);
         while service.counters().renew_failed_count == failed_count {
-            assert!(Instant::now() < patience, "the RENEW that nobody hears ends with the lease");
+            assert!(Instant::now() < patience, "a RENEW that does not arrive ends with the lease");
             thread::sleep(Duration::from_millis(5));
         }
         drop(update);
@@ -127,12 +127,12 @@ fn an_abort_that_was_not_answered_is_the_services() {
         is_mute.store(false, Ordering::Relaxed);
         thread::sleep(Duration::from_millis(50));
     }
-    first.update(base, &mut mine).expect("there is room").commit().expect("nobody else may");
+    first.update(base, &mut mine).expect("there is room").commit().expect("no other client may");
     assert_eq!(service.counters().aborted_count, 3);
 }
 
 #[test]
-fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
+fn the_result_of_a_renewal_is_not_attributed_to_the_next_client() {
     let rack = LocalRack::start(&NODES, 1 << 20);
     let (mut carriers, port) = rack.attach_endpoint(NodeId(1000), 2);
     let is_mute = Arc::<AtomicBool>::default();
@@ -148,7 +148,7 @@ fn what_comes_of_a_renewal_is_not_booked_on_the_next_client() {
     assert_eq!(service.counters().renewed_count, 1);
     is_mute.store(true, Ordering::Relaxed);
     thread::sleep(Duration::from_millis(750));
-    // Its second RENEW is under way, and nobody hears it yet.
+    // Its second RENEW is in flight, and has not arrived.
     update.abort().expect("it is held");
     drop(first);
     thread::sleep(Duration::from_millis(300));
@@ -195,12 +195,12 @@ fn service_fails(panics: bool) {
         is_mute.store(false, Ordering::Relaxed);
         let patience = Instant::now() + Duration::from_secs(10);
         while round == 1 && !matches!(service.state(), ServiceState::Failed { .. }) {
-            assert!(Instant::now() < patience, "giving the lease up woke it");
+            assert!(Instant::now() < patience, "abandoning the lease woke it");
             thread::sleep(Duration::from_millis(5));
         }
         thread::sleep(Duration::from_millis(50));
     }
-    client.update(base, &mut buffer).expect("there is room").commit().expect("nobody else may");
+    client.update(base, &mut buffer).expect("there is room").commit().expect("no other client may");
 }
 
 #[test]

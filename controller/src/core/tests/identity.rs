@@ -1,4 +1,4 @@
-//! Names, ids, tokens and arena generations of those who join.
+//! Names, ids, tokens and arena generations of endpoints that join.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn only_who_shows_the_token_keeps_it() {
         "the old token is invalid"
     );
 
-    // From any port, once the holder is silent; a wrong token is no better than none.
+    // From any port, once the holder is silent; a wrong token counts as none.
     let silent = now + core.silence();
     core.handle_timeout(silent);
     let wrong = Previous { token: [9; 16], ..shown(&third, false).unwrap() };
@@ -123,20 +123,20 @@ fn generations_are_reserved_once_and_for_good() {
     assert_eq!((last(&core), core.take_changes()), (5, vec![Change::Node(stored)]));
     assert!(core.take_dirty());
     assert_eq!(core.endpoints()[&first.id()].generations, (0, 5), "for redirects");
-    // A repetition, also one that comes late.
+    // A repetition, also one that arrives late.
     core.reserve(member(&first), 5).unwrap();
     core.reserve(member(&first), 3).unwrap();
     assert_eq!((last(&core), core.take_changes()), (5, vec![]));
     core.reserve(member(&first), u16::MAX).unwrap();
     assert_eq!(last(&core), 5 + HEARTBEAT_GENERATIONS_MAX, "no more at once");
-    // The next life begins behind, and the one before gets no more.
+    // The next incarnation begins with later generations, and the previous one gets no more.
     let second = join(&mut core, now, &again(&request));
     assert_eq!(second.generations(), 70..=71);
     assert!(matches!(core.reserve(member(&first), 75), Err(MemberError::Stale { .. })));
     let c1 = join(&mut core, now, &client("c1", 3));
     core.reserve(member(&c1), 9).unwrap();
     assert_eq!(core.node(c1.id()).unwrap().record.last_generation, 0, "a client has no arena");
-    // A record of a controller that reserved one for each life.
+    // A record of a controller that reserved one for each incarnation.
     core.nodes.get_mut(&second.id()).unwrap().record.last_generation = 0;
     assert_eq!(join(&mut core, now, &again(&again(&request))).generations(), 71..=72);
 }
@@ -238,11 +238,11 @@ fn what_is_left_of_a_client_is_what_its_lives_that_are_over_had() {
     assert_eq!(core.lives_over(SPACE, one(1)), Ok(lives(1, 1)));
     assert_eq!(core.lives_over(SPACE, one(2)), Err(there));
     assert!(core.is_heard(second.id(), 2) && !core.is_heard(second.id(), 1));
-    // One that is not heard is as good as gone.
+    // A client without heartbeats counts as ended.
     core.handle_timeout(now + core.silence());
     assert_eq!(core.lives_over(SPACE, name), Ok(lives(1, 2)));
     for unknown in ["c2", ""] {
-        let error = core.lives(SPACE, Named::Name(unknown)).expect_err("nobody has that name");
+        let error = core.lives(SPACE, Named::Name(unknown)).expect_err("no client has that name");
         assert!(matches!(error, OperatorError::NoClient { .. }), "{error}");
     }
     assert!(core.lives(Space(2), name).is_err(), "a client of another space");

@@ -31,7 +31,7 @@ fn silent_clients_are_removed_and_memory_nodes_are_not() {
     join(&mut core, now, &memory("m", 2, 10));
     let mut last = now;
     while let Some(due) = core.poll_timeout() {
-        assert!(due > last, "time goes on");
+        assert!(due > last, "the next deadline is later");
         last = due;
         core.handle_timeout(due);
     }

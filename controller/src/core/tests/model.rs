@@ -75,7 +75,7 @@ impl Model {
                 drop(self.core.reserve(member(record), before + more));
                 if let Some(last) = self.generations.get_mut(&node).map(|(_, last)| last) {
                     *last = *self.core.node(NodeId(node)).unwrap().record.generations().end();
-                    assert!(*last >= before, "what was reserved stays so");
+                    assert!(*last >= before, "reserved generations stay reserved");
                 }
             }
             Step::Join { name, port, space, kept, proof, fresh } => {
@@ -173,7 +173,7 @@ fn check(core: &Core) {
                 assert!(record.attached && record.port() == *port);
                 assert_eq!(record.space().scope(), *src_scope);
                 let way = desired::node_prefix(record.space(), record.id());
-                assert!(tables.entries.contains_key(&way), "who may send can be answered");
+                assert!(tables.entries.contains_key(&way), "there is a route back to each sender");
             }
             (_, Action::Forward(forward)) => exists(forward.port),
             (Key::Anycast { dst_scope }, Action::Select(members)) => {

@@ -165,9 +165,9 @@ fn streams_and_roles_are_bounded() {
     for number in 0..STREAMS_MAX {
         let (stream, inbox) = open(&mut arbitration);
         inboxes.push(inbox);
-        let asked = arbitration.arbitrate(stream, &role(&format!("role {number}"), 1));
+        let result = arbitration.arbitrate(stream, &role(&format!("role {number}"), 1));
         // The default role exists from the start.
-        assert_eq!(asked.is_ok(), number < ROLES_MAX - 1, "{number}");
+        assert_eq!(result.is_ok(), number < ROLES_MAX - 1, "{number}");
     }
     let refusal = arbitration.open(channel(1).0).unwrap_err();
     assert_eq!(refusal.code(), Code::ResourceExhausted);

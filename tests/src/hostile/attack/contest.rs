@@ -56,7 +56,7 @@ fn waits_elsewhere(draw: &mut Draw<'_>) -> Vec<Forged> {
     let Some((target, _, _)) = draw.lease() else { return draw.end_or_renew(Command::Abort) };
     let command = if draw.rng.random_bool(0.6) { Command::Update } else { Command::Read };
     let mut first = draw.bare(command, target, PAGE);
-    draw.wish(&mut first);
+    draw.lease_options(&mut first);
     first.header.flags = first.header.flags.with(Flags::QUEUED);
     let mut attack = vec![first.clone()];
     for _ in 0..draw.rng.random_range(1..4) {
@@ -71,7 +71,7 @@ fn waits_elsewhere(draw: &mut Draw<'_>) -> Vec<Forged> {
             (to.location, target.location) = (elsewhere, elsewhere);
         });
         other.header.length = draw.rng.random_range(1..9000);
-        draw.wish(&mut other);
+        draw.lease_options(&mut other);
         attack.push(other);
     }
     attack
@@ -84,7 +84,7 @@ fn two_commands(draw: &mut Draw<'_>) -> Vec<Forged> {
     for command in [Command::Update, Command::Abort, Command::Read, Command::Commit] {
         let mut other = first.clone();
         readdress(&mut other, |to, _| to.command = super::bits_of(command, 0));
-        draw.wish(&mut other);
+        draw.lease_options(&mut other);
         attack.push(other);
     }
     attack

@@ -15,7 +15,7 @@ impl Draw<'_> {
         match self.below(10) {
             0..3 => {
                 let mut train = self.bytes(Command::Update);
-                train.iter_mut().for_each(|datagram| self.wish(datagram));
+                train.iter_mut().for_each(|datagram| self.lease_options(datagram));
                 train
             }
             3..8 => {
@@ -28,7 +28,7 @@ impl Draw<'_> {
     }
 
     /// Sets the options of an UPDATE: a lease time, and whether to wait.
-    pub(in crate::hostile) fn wish(&mut self, update: &mut Forged) {
+    pub(in crate::hostile) fn lease_options(&mut self, update: &mut Forged) {
         let millis = [0, 1, 2, 10, 60, 60_000].into_iter().choose(self.rng);
         update.header.lease_remaining_ms = millis.unwrap_or(0);
         if self.rng.random_bool(0.5) {
@@ -73,7 +73,7 @@ impl Draw<'_> {
             _ => lease.epoch,
         };
         if command != Command::Commit {
-            self.wish(&mut datagram);
+            self.lease_options(&mut datagram);
             return vec![datagram];
         }
         let piece_bytes = self.piece_bytes();

@@ -61,8 +61,9 @@ impl Leases {
     }
 
     fn millis_of(&self, request: &Datagram<'_>) -> u128 {
-        let asked = Duration::from_millis(request.header.lease_remaining_ms.into());
-        let time = if asked.is_zero() { self.times.usual } else { asked.min(self.times.longest) };
+        let requested = Duration::from_millis(request.header.lease_remaining_ms.into());
+        let time =
+            if requested.is_zero() { self.times.usual } else { requested.min(self.times.longest) };
         time.as_millis()
     }
 }
@@ -74,12 +75,12 @@ const fn number(header: &Header) -> (u64, u64) {
 /// Whether a reply is about the target of a request.
 fn is_about(request: &Datagram<'_>, reply: &Seen) -> bool {
     let start = request.target.location;
-    let told = Fields::unpack(reply.header.target);
+    let target = Fields::unpack(reply.header.target);
     request.command().command() == reply.command
         && request.header.length == reply.header.length
-        && told.is_some_and(|told| {
-            let place = told.location.wrapping_sub(start);
-            Fields { location: start, ..told } == request.target
+        && target.is_some_and(|target| {
+            let place = target.location.wrapping_sub(start);
+            Fields { location: start, ..target } == request.target
                 && place < u64::from(request.header.length)
         })
 }
@@ -123,9 +124,9 @@ impl Shadow {
         page: u64,
     ) -> Verdict {
         let lease = self.leases.running(now, page);
-        let asked = (Requester::of(request), request.header.lease_epoch);
-        let holds = lease.is_some_and(|lease| (lease.owner, lease.epoch) == asked);
-        demand!(holds, "page {page}: {asked:?} is not {lease:?}");
+        let named = (Requester::of(request), request.header.lease_epoch);
+        let holds = lease.is_some_and(|lease| (lease.owner, lease.epoch) == named);
+        demand!(holds, "page {page}: {named:?} is not {lease:?}");
         Ok(())
     }
 
@@ -175,21 +176,23 @@ impl Shadow {
             return Ok(());
         }
         let both = [waiting, current.map(bare)];
-        let fitting = || both.iter().flatten().filter(|asked| is_about(asked, reply));
-        let Some(asked) = fitting().next() else {
+        let fitting = || both.iter().flatten().filter(|candidate| is_about(candidate, reply));
+        let Some(candidate) = fitting().next() else {
             return Err(format!("unexpected {reply:?}; there are {both:?}"));
         };
-        demand!(fitting().any(|asked| asked.source == reply.to), "sent to {}", reply.to);
-        self.judge_read(asked, reply)?;
-        if asked.command().command() == Some(Command::Update) {
-            let millis: Vec<_> = fitting().map(|asked| self.leases.millis_of(asked)).collect();
-            return self.judge_grant(now, asked, &millis, reply);
+        demand!(fitting().any(|candidate| candidate.source == reply.to), "sent to {}", reply.to);
+        self.judge_read(candidate, reply)?;
+        if candidate.command().command() == Some(Command::Update) {
+            let millis: Vec<_> =
+                fitting().map(|candidate| self.leases.millis_of(candidate)).collect();
+            return self.judge_grant(now, candidate, &millis, reply);
         }
-        let local = self.local(asked.target).unwrap_or(u64::MAX);
+        let local = self.local(candidate.target).unwrap_or(u64::MAX);
         let page = (local + u64::from(reply.header.offset)) / PAGE_BYTES as u64;
         let is_leased = self.leases.running(now, page).is_some();
         let is_stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
-        let takes_stale = fitting().any(|asked| asked.header.flags.contains(Flags::MAY_BE_STALE));
+        let takes_stale =
+            fitting().any(|candidate| candidate.header.flags.contains(Flags::MAY_BE_STALE));
         demand!(is_leased == is_stale && (takes_stale || !is_stale), "read under a lease");
         Ok(())
     }
@@ -199,15 +202,15 @@ impl Shadow {
     fn judge_grant(
         &mut self,
         now: Timestamp,
-        asked: &Datagram<'_>,
+        request: &Datagram<'_>,
         millis: &[u128],
         reply: &Seen,
     ) -> Verdict {
         let Header { node, lease_epoch: epoch, lease_remaining_ms, .. } = reply.header;
-        let owner = Requester::of(asked);
+        let owner = Requester::of(request);
         demand!(node == owner.node.0, "granted to {node}, requested by {owner:?}");
-        let Some(pages) = self.pages_of(asked) else { return Err("leased elsewhere".into()) };
-        let told = u128::from(lease_remaining_ms);
+        let Some(pages) = self.pages_of(request) else { return Err("leased elsewhere".into()) };
+        let granted = u128::from(lease_remaining_ms);
         let is_known = |lease: &&Lease| lease.owner == owner && lease.epoch == epoch;
         let known = pages.clone().filter_map(|page| self.leases.running(now, page));
         let known: Vec<_> = known.filter(is_known).copied().collect();
@@ -215,16 +218,16 @@ impl Shadow {
             let all = known.len() as u64 == pages.end - pages.start;
             demand!(all, "a part of {pages:?} is not leased any more");
             let left = known.iter().map(|lease| (lease.until - now).as_millis());
-            demand!(left.into_iter().any(|left| left == told), "{told} ms are not left");
+            demand!(left.into_iter().any(|left| left == granted), "{granted} ms are not left");
             return Ok(());
         }
         demand!(epoch > self.leases.last_epoch, "epoch {epoch} was used before");
-        demand!(millis.contains(&told), "{told} ms of {millis:?}");
+        demand!(millis.contains(&granted), "{granted} ms of {millis:?}");
         let until = now + Duration::from_millis(lease_remaining_ms.into());
         for page in pages {
             let other = self.leases.running(now, page);
             demand!(other.is_none(), "page {page} has two owners: {other:?} and {owner:?}");
-            self.judge_access(asked, page)?;
+            self.judge_access(request, page)?;
             self.leases.held.insert(page, Lease { owner, epoch, until });
         }
         self.leases.last_epoch = epoch;
@@ -243,20 +246,20 @@ impl Shadow {
             return Ok(());
         }
         // The recorded reply is sent for a repetition, whatever epoch the repetition names.
-        let told = &reply.header;
-        let mut asked = bare(request);
+        let header = &reply.header;
+        let mut original = bare(request);
         if is_repeated {
-            asked.header.lease_epoch = told.lease_epoch;
+            original.header.lease_epoch = header.lease_epoch;
         }
-        self.holds_all(now, &asked)?;
-        let owner = (asked.from.node.0, asked.header.lease_epoch);
-        demand!((told.node, told.lease_epoch) == owner, "the reply names another lease");
-        let pages = self.pages_of(&asked).unwrap_or_default();
+        self.holds_all(now, &original)?;
+        let owner = (original.from.node.0, original.header.lease_epoch);
+        demand!((header.node, header.lease_epoch) == owner, "the reply names another lease");
+        let pages = self.pages_of(&original).unwrap_or_default();
         if command != Command::Renew {
             self.leases.held.retain(|page, _| !pages.contains(page));
             return Ok(());
         }
-        let millis = u128::from(told.lease_remaining_ms);
+        let millis = u128::from(header.lease_remaining_ms);
         if is_repeated {
             let lease = self.leases.running(now, pages.start);
             let left = lease.map(|lease| (lease.until - now).as_millis());
@@ -264,7 +267,7 @@ impl Shadow {
             return Ok(());
         }
         demand!(millis == self.leases.millis_of(request), "renewed for {millis} ms");
-        let until = now + Duration::from_millis(told.lease_remaining_ms.into());
+        let until = now + Duration::from_millis(header.lease_remaining_ms.into());
         for (_, lease) in self.leases.held.range_mut(pages) {
             lease.until = until;
         }
@@ -279,11 +282,11 @@ impl Shadow {
         reply: &Seen,
     ) -> Verdict {
         let Header { node, lease_epoch, flags, detail, .. } = reply.header;
-        let is_told = |lease: &Lease| {
-            let told = (lease.owner.node.0, lease.epoch) == (node, lease_epoch);
-            told && now < lease.until && lease.owner.space == request.from.space
+        let is_named = |lease: &Lease| {
+            let names_it = (lease.owner.node.0, lease.epoch) == (node, lease_epoch);
+            names_it && now < lease.until && lease.owner.space == request.from.space
         };
-        let exists = self.leases.held.values().any(is_told);
+        let exists = self.leases.held.values().any(is_named);
         demand!(exists || (node, lease_epoch) == (0, 0), "BUSY names a lease that does not run");
         if flags.contains(Flags::QUEUED) {
             demand!(request.header.flags.contains(Flags::QUEUED), "waits without QUEUED");
@@ -322,13 +325,13 @@ impl Shadow {
         journal: &[Change],
     ) -> Verdict {
         let space = request.from.space;
-        let is_told = self.told.contains(&space);
+        let has_notices = self.notified_spaces.contains(&space);
         let mut invalid_count = 0;
         for notice in replies.iter().filter(|reply| reply.is_notice) {
             let Some(target) = Fields::unpack(notice.header.target) else {
                 return Err("a notice without a target".into());
             };
-            demand!(is_told && target.space == space, "a notice in a space without notices");
+            demand!(has_notices && target.space == space, "a notice in a space without notices");
             if notice.command == Some(Command::Invalidate) {
                 invalid_count += 1;
                 demand!(target == request.target, "a notice about another target");
@@ -336,18 +339,21 @@ impl Shadow {
             }
             let page = self.local(target).map_or(u64::MAX, |at| at / PAGE_BYTES as u64);
             let given = self.allocations.get(&page).map(|held| (held.pages, held.tag, held.space));
-            let told = (notice.header.length, target.tag, space);
+            let noticed = (notice.header.length, target.tag, space);
             // Pages without CONFIRM are first confirmed and then freed.
             let is_freed = journal.iter().any(|change| match change {
                 Change::Delete { access, pages } => {
                     (first_page(access), *pages, access.tag.0, access.space)
-                        == (page, told.0, told.1, space)
+                        == (page, noticed.0, noticed.1, space)
                 }
                 _ => false,
             });
-            demand!(given == Some(told) || is_freed, "{told:?} was told, {given:?} is there");
+            demand!(
+                given == Some(noticed) || is_freed,
+                "{noticed:?} was in the notice, {given:?} is allocated"
+            );
         }
-        let is_due = is_told && is_invalid;
+        let is_due = has_notices && is_invalid;
         demand!(invalid_count == u32::from(is_due), "{invalid_count} notices of {journal:?}");
         Ok(())
     }

@@ -79,16 +79,16 @@ pub fn now() -> u64 {
 impl Record {
     /// The operation for a history, with its result; `None` if it proves nothing.
     pub fn action(&self) -> Option<(Option<u64>, Action)> {
-        let (end, answer) = match &self.end {
-            Some((end, Outcome::Done(answer))) => (Some(*end), Some(*answer)),
+        let (end, value) = match &self.end {
+            Some((end, Outcome::Done(value))) => (Some(*end), Some(*value)),
             Some((_, Outcome::Unknown(_))) | None => (None, None),
             Some((_, Outcome::Nothing(_) | Outcome::Wrong(_))) => return None,
         };
         let action = match self.kind {
-            OperationKind::Add { addend } => Action::Add { addend, previous: answer },
-            OperationKind::Lease | OperationKind::Read => Action::Read { value: answer? },
+            OperationKind::Add { addend } => Action::Add { addend, previous: value },
+            OperationKind::Lease | OperationKind::Read => Action::Read { value: value? },
             OperationKind::Swap { expected, new } => {
-                Action::Swap { expected, new, previous: answer }
+                Action::Swap { expected, new, previous: value }
             }
             OperationKind::Update { before, after } => Action::Update { before, after },
             OperationKind::Write { value } => Action::Write { value },
@@ -160,7 +160,7 @@ pub(super) fn end(end: u64, outcome: &Outcome) -> String {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Done(answer) => write!(f, "done {answer}"),
+            Self::Done(value) => write!(f, "done {value}"),
             Self::Nothing(why) => write!(f, "nothing {why}"),
             Self::Unknown(why) => write!(f, "unknown {why}"),
             Self::Wrong(why) => write!(f, "wrong {why}"),

@@ -151,8 +151,8 @@ impl Worker {
         operation: impl FnOnce(&mut UdpClient) -> Result<u64, Error>,
     ) {
         self.begin(object, kind);
-        let answer = operation(&mut self.client);
-        self.end(answer.map_or_else(|error| failed(&error), Outcome::Done));
+        let result = operation(&mut self.client);
+        self.end(result.map_or_else(|error| failed(&error), Outcome::Done));
     }
 
     fn begin(&mut self, object: usize, kind: OperationKind) {

@@ -200,15 +200,15 @@ mod tests {
     #[test]
     fn swaps_form_a_chain() {
         let mut cell = SwapCell::default();
-        cell.swap((0, 7), 0, at(1), at(2)).expect("an answer");
-        cell.swap((7, 8), 7, at(3), at(4)).expect("an answer");
-        cell.swap((0, 9), 8, at(3), at(5)).expect("an answer");
+        cell.swap((0, 7), 0, at(1), at(2)).expect("a response");
+        cell.swap((7, 8), 7, at(3), at(4)).expect("a response");
+        cell.swap((0, 9), 8, at(3), at(5)).expect("a response");
         assert_eq!(cell.check(Some(8)), Ok(()));
         assert!(cell.check(Some(7)).is_err());
         cell.swap_unknown(8, 11, at(6));
         assert_eq!(cell.check(Some(11)), Ok(()));
         assert_eq!(cell.check(Some(8)), Ok(()));
-        cell.swap((7, 12), 7, at(5), at(6)).expect("an answer");
+        cell.swap((7, 12), 7, at(5), at(6)).expect("a response");
         assert!(cell.check(None).is_err(), "7 was swapped twice");
     }
 }

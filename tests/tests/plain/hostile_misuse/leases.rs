@@ -1,4 +1,4 @@
-//! Misuse of leases: each is told by its own error, and changes nothing.
+//! Misuse of leases: each has its own error, and changes nothing.
 //!
 //! A guard is used up by its COMMIT, so two COMMITs of one lease, or another's, come from raw
 //! datagrams here.
@@ -32,7 +32,7 @@ impl Raw {
         raw
     }
 
-    /// Sends one datagram with the next number; the status of its answer, and the header.
+    /// Sends one datagram with the next number; the status of its response, and the header.
     fn ask(
         &mut self,
         command: Command,
@@ -67,10 +67,10 @@ impl Raw {
                 return (Status::from_code(reply.from.tag).expect("known"), reply.header);
             }
         }
-        panic!("{command} was not answered");
+        panic!("{command} got no response");
     }
 
-    /// Asks about 8 bytes of a lease; how it was lost if it was.
+    /// Sends a request about 8 bytes of a lease; the error says how it was lost if it was.
     fn about(&mut self, command: Command, at: Pointer, epoch: u64) -> Result<u64, LeaseEnd> {
         let target = Fields::unpack(at.to_ipv6()).expect("a pointer");
         let header = Header { length: 8, lease_epoch: epoch, ..Header::default() };
@@ -93,14 +93,14 @@ fn lasting(millis: u64) -> UpdateOptions {
 fn assert_lost(result: Result<(), Error>, expected: LeaseEnd) {
     let error = result.expect_err("the lease is over");
     assert!(matches!(error, Error::LeaseLost { how, .. } if how == expected), "{error:?}");
-    assert_told(&error, Fault::You, "update again with the present contents");
+    assert_advice(&error, Fault::You, "update again with the present contents");
 }
 
 #[track_caller]
 fn assert_busy<T: core::fmt::Debug>(result: Result<T, Error>, expected: NodeId) {
     let error = result.expect_err("it is leased");
     assert!(matches!(error, Error::Busy { owner, .. } if owner == expected), "{error:?}");
-    assert_told(&error, Fault::You, "try again later");
+    assert_advice(&error, Fault::You, "try again later");
 }
 
 /// The error of an update that must not be granted.
@@ -120,9 +120,9 @@ fn a_lease_is_ended_once() {
     let mut raw = Raw::open(&bench.rack, 1010);
     for ends in [Command::Commit, Command::Abort] {
         let end = if ends == Command::Commit { LeaseEnd::Committed } else { LeaseEnd::Aborted };
-        let epoch = raw.about(Command::Update, base, 0).expect("nobody has it");
+        let epoch = raw.about(Command::Update, base, 0).expect("no client has it");
         assert_eq!(raw.about(ends, base, epoch), Ok(epoch));
-        // What is there now must not change, also if it is what the first COMMIT wrote.
+        // The present contents must not change, also if the first COMMIT wrote them.
         bench.client.write(base, &bytes).expect("it is free");
         for again in [Command::Commit, Command::Abort, Command::Renew] {
             assert_eq!(raw.about(again, base, epoch), Err(end), "{again} after {ends}");
@@ -137,7 +137,7 @@ fn only_the_owner_ends_or_renews_a_lease() {
     let base = bench.base();
     let mut owner = Raw::open(&bench.rack, 1011);
     let mut other = Raw::open(&bench.rack, 1012);
-    let epoch = owner.about(Command::Update, base, 0).expect("nobody has it");
+    let epoch = owner.about(Command::Update, base, 0).expect("no client has it");
     for command in [Command::Commit, Command::Abort, Command::Renew] {
         assert_eq!(other.about(command, base, epoch), Err(LeaseEnd::Unknown), "{command}");
         for wrong in [0, epoch + 1, u64::MAX >> 16] {
@@ -146,13 +146,13 @@ fn only_the_owner_ends_or_renews_a_lease() {
         let elsewhere = base.checked_add(PAGE as u64).expect("inside");
         assert_eq!(owner.about(command, elsewhere, epoch), Err(LeaseEnd::Unknown), "{command}");
     }
-    assert_eq!(owner.about(Command::Renew, base, epoch), Ok(epoch), "it is held all the same");
+    assert_eq!(owner.about(Command::Renew, base, epoch), Ok(epoch), "it is still held");
     assert_eq!(owner.about(Command::Abort, base, epoch), Ok(epoch));
     bench.assert_nothing_changed();
 }
 
 #[test]
-fn a_lease_that_ran_out_is_lost_however_it_is_used() {
+fn an_expired_lease_is_lost_however_it_is_used() {
     let mut bench = Bench::new();
     let base = bench.base();
     let mut raw = Raw::open(&bench.rack, 1013);
@@ -165,7 +165,7 @@ fn a_lease_that_ran_out_is_lost_however_it_is_used() {
         let epoch = granted.lease_epoch;
         assert_eq!(raw.about(command, base, epoch), Err(LeaseEnd::Expired), "{command}");
     }
-    // By the library, without a service that renews: nobody has it since, or another has.
+    // By the library, without a service that renews: since then no client has it, or another one has.
     let mut buffer = [0; 8];
     let mut update = bench.client.update_with(base, &mut buffer, lasting(1)).expect("it is free");
     update.fill(0xbd);
@@ -181,7 +181,7 @@ fn a_lease_that_ran_out_is_lost_however_it_is_used() {
 }
 
 #[test]
-fn what_is_leased_is_in_nobodys_reach() {
+fn no_other_request_reaches_leased_memory() {
     let mut bench = Bench::new();
     let (base, region) = (bench.base(), bench.region);
     let mut other = bench.rack.client(SPACE, 1014);
@@ -197,7 +197,7 @@ fn what_is_leased_is_in_nobodys_reach() {
     assert_busy(other.compare_swap(base, 0, 1), owner);
     assert_busy(other.delete(region), owner);
     assert_busy::<()>(Err(refused(&mut other, base, 8)), owner);
-    // Its own other calls are no exception, and no way around the guard.
+    // Its own other calls are no exception: they cannot bypass the guard.
     update.client().set_deadline(Duration::from_millis(60));
     assert_busy(update.client().write(base, &[1; 8]), owner);
     assert_busy(update.client().delete(region), owner);
@@ -231,13 +231,18 @@ fn updates_of_freed_and_foreign_memory_are_refused() {
     let foreign = Pointer { space: OTHER_SPACE, ..base };
     let error = refused(client, foreign, 8);
     assert!(matches!(error, Error::WrongSpace), "{error:?}");
-    assert_told(&error, Fault::You, "belongs to another space");
+    assert_advice(&error, Fault::You, "belongs to another space");
     let mut other = bench.rack.client(OTHER_SPACE, 1015);
     let guessed = refused(&mut other, foreign, 8);
     assert_refused::<()>(Err(guessed), Status::WrongSpace, Fault::You, "another space");
     // Nothing of what was refused is leased.
     let mut buffer = vec![0; 2 * PAGE];
-    bench.client.try_update(base, &mut buffer).expect("nobody has it").abort().expect("it is held");
+    bench
+        .client
+        .try_update(base, &mut buffer)
+        .expect("no client has it")
+        .abort()
+        .expect("it is held");
     bench.assert_nothing_changed();
 }
 
@@ -247,7 +252,7 @@ fn updates_of_no_length_beyond_all_bounds_or_twice_are_refused() {
     let base = bench.base();
     let error = refused(&mut bench.client, base, 0);
     assert!(matches!(error, Error::Length), "{error:?}");
-    assert_told(&error, Fault::You, "length is zero, or larger");
+    assert_advice(&error, Fault::You, "length is zero, or larger");
     let (mut low, mut high) = ([0; 8], [0; 8]);
     let inside = base.checked_add(100).expect("inside");
     let mut ranges = [UpdateRequest::new(base, &mut low), UpdateRequest::new(inside, &mut high)];
@@ -256,7 +261,7 @@ fn updates_of_no_length_beyond_all_bounds_or_twice_are_refused() {
         Err(error) => error,
     };
     assert!(matches!(error, Error::SharedPage { pointer } if pointer == base), "{error:?}");
-    assert_told(&error, Fault::You, "make them one range");
+    assert_advice(&error, Fault::You, "make them one range");
     // What the library never sends: no length, more than a line, across one, with data.
     let mut raw = Raw::open(&bench.rack, 1016);
     let target = Fields::unpack(base.to_ipv6()).expect("a pointer");
@@ -286,7 +291,7 @@ fn an_update_needs_no_alignment_and_changes_its_bytes_alone() {
     let mut bench = Bench::new();
     let odd = bench.base().checked_add(4093).expect("inside");
     let mut buffer = [0; 7];
-    let mut update = bench.client.update(odd, &mut buffer).expect("nobody has it");
+    let mut update = bench.client.update(odd, &mut buffer).expect("no client has it");
     update.fill(0xee);
     update.commit().expect("it is held");
     bench.bytes[4093..4100].fill(0xee);

@@ -152,8 +152,8 @@ impl World {
             let fields = LeaseFields { flags, ..PLAIN };
             let reply =
                 only(&self.ask_led(b, command, (pages, length), fields), Status::Busy).clone();
-            let told = (reply.header.node, reply.header.lease_epoch);
-            assert_eq!(told, (a.attacker.node.0, epoch), "{command}");
+            let holder = (reply.header.node, reply.header.lease_epoch);
+            assert_eq!(holder, (a.attacker.node.0, epoch), "{command}");
         }
         let stale = LeaseFields { flags: Flags::MAY_BE_STALE, ..PLAIN };
         let replies = self.ask_led(b, Command::Read, (pages, 8), stale);

@@ -101,15 +101,15 @@ impl World {
                     location_bits: datagram.to.location,
                 };
                 let to = datagram.from.node;
-                let answer = Header { incarnation: self.server.incarnation, ..header };
+                let response = Header { incarnation: self.server.incarnation, ..header };
                 let mut head = vec![0; HEADER_BYTES];
-                answer.emit(&mut head, 0);
+                response.emit(&mut head, 0);
                 let source = source.to_ipv6();
                 seal(source, received.source, &mut head, &[9; 8]);
                 let ports = (network::PORT, network::PORT);
                 let frame = network::frame(source, received.source, ports, [&head, &[9; 8]]);
-                let asker = (0..self.clients.len()).find(|index| client_node(*index) == to)?;
-                self.push(self.now, Event::AtEnd { endpoint: asker, frame });
+                let requester = (0..self.clients.len()).find(|index| client_node(*index) == to)?;
+                self.push(self.now, Event::AtEnd { endpoint: requester, frame });
                 None
             }
             _ => None,

@@ -43,7 +43,7 @@ pub(super) fn joined(core: &Core, record: &NodeRecord, installed: bool) -> proto
     }
 }
 
-pub(super) fn response(
+pub(super) fn heartbeat(
     core: &Core,
     id: NodeId,
     version: u64,
@@ -178,7 +178,7 @@ pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseS
         redirect_count: number(view.installed.tables.redirect_count()),
         redirect_budget: number(view.leases.budget),
         budget_full_count: counts.refused_for(Refusal::BudgetFull),
-        obeyed_count: counts.accepted,
+        accepted_count: counts.accepted,
         refused: refused.into_iter().filter(|refused| refused.count != 0).collect(),
         lost_count: view.counts.packet_ins_lost,
         installed_count: counts.installed,
