@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::requester::{Answer, Operation, Server};
+use bluebridge_protocol::requester::{Operation, Output, Server};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{
     NodeId, Region, Status,
@@ -155,9 +155,9 @@ pub(crate) fn pages(bytes: u64) -> Result<u32, Error> {
 }
 
 /// The region of `pages` pages that a server returned.
-pub(crate) fn allocated(answer: Answer, pages: u32) -> Result<Region, Error> {
-    match answer {
-        Answer::Pointer(pointer) => {
+pub(crate) fn allocated(output: Output, pages: u32) -> Result<Region, Error> {
+    match output {
+        Output::Pointer(pointer) => {
             let length = u64::from(pages) * PAGE_BYTES as u64;
             Region::new(pointer, length).map_err(|_| Error::Violation { node: pointer.node })
         }

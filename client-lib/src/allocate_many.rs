@@ -1,6 +1,6 @@
 //! Getting and freeing many allocations at once, pipelined over all the servers.
 
-use bluebridge_protocol::requester::{Answer, Operation, Server};
+use bluebridge_protocol::requester::{Operation, Output, Server};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{Region, Status, address::LINE_BYTES};
 
@@ -69,7 +69,7 @@ impl<'a> CreateRequest<'a> {
     }
 
     /// Stores what the server returned.
-    pub(crate) fn settle(&mut self, result: Result<Answer, Error>) {
+    pub(crate) fn settle(&mut self, result: Result<Output, Error>) {
         self.result = result.and_then(|answer| allocated(answer, self.pages()?));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io, thread};
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{NodeId, Pointer, Region, Usage};
 use tokio::sync::{mpsc, oneshot};
@@ -326,7 +326,7 @@ impl Transfer for Queued {
 
     /// Success is reported at once; a failure at the end of the round, when nothing of it can
     /// be in flight any more.
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, line: u32, result: Result<Output, Error>) {
         self.lines_left = self.lines_left.saturating_sub(1);
         self.start.settle(&mut self.result, self.pointer, line, result);
         if self.result.is_ok() && self.lines_left == 0 {

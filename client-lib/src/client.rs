@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::requester::{Answer, Counters, Operation, Requester, Server};
+use bluebridge_protocol::requester::{Counters, Operation, Output, Requester, Server};
 use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::{NodeId, Pointer, Region, Usage};
 
@@ -284,7 +284,7 @@ impl<T: Transport> Client<T> {
         operation: Operation,
         pointer: Option<Pointer>,
         data: &[u8],
-    ) -> Result<Answer, Error> {
+    ) -> Result<Output, Error> {
         self.run_single(Single::new(operation, pointer, data, &mut []), self.deadline)
     }
 
@@ -293,28 +293,28 @@ impl<T: Transport> Client<T> {
         &mut self,
         mut single: Single<'_>,
         deadline: Duration,
-    ) -> Result<Answer, Error> {
+    ) -> Result<Output, Error> {
         self.driver.run(&mut single, deadline)?;
         single.result()
     }
 
     pub(crate) fn stat_server(&mut self, server: Server) -> Result<Usage, Error> {
         match self.single(Operation::Stat { server }, None, &[])? {
-            Answer::Usage(usage) => Ok(usage),
+            Output::Usage(usage) => Ok(usage),
             _ => Err(Error::Violation { node: server.node }),
         }
     }
 
     fn word(&mut self, pointer: Pointer, operation: Operation) -> Result<u64, Error> {
         match self.single(operation, Some(pointer), &[])? {
-            Answer::Previous(word) => Ok(word),
+            Output::Previous(word) => Ok(word),
             _ => Err(Error::Violation { node: pointer.node }),
         }
     }
 
     fn free(&mut self, pointer: Pointer, pages: u32) -> Result<u32, Error> {
         match self.single(Operation::Delete { pointer, pages }, Some(pointer), &[])? {
-            Answer::Freed(pages) => Ok(pages),
+            Output::Freed(pages) => Ok(pages),
             _ => Err(Error::Violation { node: pointer.node }),
         }
     }

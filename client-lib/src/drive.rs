@@ -278,7 +278,7 @@ pub(crate) fn outgoing<'a>(transmit: &'a SealedRequest<'a>) -> Outgoing<'a> {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_protocol::requester::{Answer, Event, Failure, Operation, Server};
+    use bluebridge_protocol::requester::{Event, Failure, Operation, Output, Server};
     use bluebridge_transport::memory::{Hub, MemoryTransport};
     use bluebridge_wire::{NodeId, Pointer, Space};
 
@@ -306,7 +306,7 @@ mod tests {
             self.operation.clone().map(|operation| (operation, None))
         }
 
-        fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
+        fn settle(&mut self, task: usize, _number: u32, result: Result<Output, Error>) {
             self.errors.push((task, result.expect_err("it cannot be begun")));
             assert!(self.errors.len() <= 3, "an operation is begun without end");
         }
@@ -353,7 +353,7 @@ mod tests {
     fn what_was_known_of_a_failure_is_known_of_an_expelled_endpoint_too() {
         let node = NodeId(1);
         let reason = Arc::from("another came");
-        let unknown = Failure::OutcomeUnknown { node, answering: true };
+        let unknown = Failure::OutcomeUnknown { node, responding: true };
         for (failure, expected) in [(unknown, true), (Failure::Unreachable { node }, false)] {
             let error = Error::of_expelled(failure, None, &reason);
             assert!(matches!(error, Error::Expelled { .. }), "{error}");

@@ -292,8 +292,8 @@ impl Error {
             Failure::NotSent { .. } => {
                 Self::Carrier { cause: carrier.map_or_else(|| cause("not sent"), Arc::clone) }
             }
-            Failure::OutcomeUnknown { node, answering } => {
-                Self::OutcomeUnknown { node, pointer, answering }
+            Failure::OutcomeUnknown { node, responding } => {
+                Self::OutcomeUnknown { node, pointer, answering: responding }
             }
             Failure::Partial(statuses) => Self::of_pages(statuses.as_slice(), pointer),
             Failure::Refused { status, node } => Self::Refused { status, node, pointer },

@@ -1,6 +1,6 @@
 //! Ranges as they are read, written and zeroed, pipelined over all the servers that they are on.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_wire::Pointer;
 
 use crate::{
@@ -65,7 +65,7 @@ impl Transfer for ReadRequest<'_> {
         self.buffer
     }
 
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, line: u32, result: Result<Output, Error>) {
         self.start.settle(&mut self.result, self.pointer, line, result);
     }
 
@@ -91,7 +91,7 @@ impl Transfer for WriteRequest<'_> {
         self.data
     }
 
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, line: u32, result: Result<Output, Error>) {
         self.start.settle(&mut self.result, self.pointer, line, result);
     }
 
@@ -127,7 +127,7 @@ impl Transfer for ZeroRequest {
         Operation::Zero { pointer, length }
     }
 
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, line: u32, result: Result<Output, Error>) {
         self.start.settle(&mut self.result, self.pointer, line, result);
     }
 

@@ -14,7 +14,7 @@ use core::time::Duration;
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Timestamp,
-    requester::{Answer, Lease, Operation},
+    requester::{Lease, Operation, Output},
 };
 use bluebridge_transport::{Transport, udp::UdpTransport};
 use bluebridge_wire::Pointer;
@@ -168,7 +168,7 @@ impl<T: Transport> Client<T> {
         let deadline = until.saturating_since(now);
         let update = Single::new(operation, Some(part.pointer), &[], incoming);
         match self.run_single(update, deadline)? {
-            Answer::Leased(lease) => {
+            Output::Leased(lease) => {
                 let mut part = Held { lease, ..part };
                 if let Some(tenant) = &mut self.tenant {
                     let entry = Entry {

@@ -19,7 +19,7 @@ pub(crate) mod single;
 pub(crate) mod sweep;
 pub(crate) mod transfer;
 
-use bluebridge_protocol::requester::{Answer, Buffers, Operation};
+use bluebridge_protocol::requester::{Buffers, Operation, Output};
 use bluebridge_wire::Pointer;
 
 use crate::error::Error;
@@ -57,7 +57,7 @@ pub(crate) trait Work {
     }
 
     /// An operation ended, or could not be begun.
-    fn settle(&mut self, task: usize, number: u32, result: Result<Answer, Error>);
+    fn settle(&mut self, task: usize, number: u32, result: Result<Output, Error>);
 
     /// Whether the operations of a task that were not begun are useless now, because of the results
     /// so far.

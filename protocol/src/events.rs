@@ -1,6 +1,6 @@
 //! Events as an enumeration whose every variant has a name in reports.
 
-/// Declares `Event` with what it is, `Event::ALL`, and `Event::name`.
+/// Declares `Event` with its documentation, `Event::ALL`, and `Event::name`.
 macro_rules! events {
     ($about:literal; $($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
         #[doc = $about]

@@ -1,15 +1,15 @@
 //! BlueBridge requester and responder: state machines without I/O.
 //!
-//! Datagrams and the time go in; datagrams, completions and the next deadline come out. Neither
-//! machine has a clock, a socket or a source of randomness of its own (a seed is an argument), so
-//! they run unchanged in simulation, under a model checker, and on every carrier. The rules that
-//! both follow are in `docs/protocol.md`.
+//! Inputs are datagrams and the time; outputs are datagrams, completions and the next deadline.
+//! Neither machine has its own clock, socket or source of randomness (a seed is an argument), so
+//! they run unchanged in simulation, under a model checker, and on every carrier.
+//! `docs/protocol.md` specifies the rules of both.
 //!
-//! * `requester`: the end that asks.
-//! * `owner`: what an endpoint answers for pages that it has leases on.
-//! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] seam.
-//!
-//! * `pieces`: how a range is cut into pieces; `store`: the seam to memory; `events`: counters by name.
+//! * `requester`: the end that sends requests.
+//! * `owner`: how an endpoint replies to requests for pages that it holds leases on.
+//! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] trait.
+//! * `pieces`: how a range is divided into pieces; `store`: the interface to memory; `events`:
+//!   named counters.
 
 #![forbid(unsafe_code)]
 

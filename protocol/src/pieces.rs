@@ -1,4 +1,4 @@
-//! How an operation is cut: pages, and pieces inside of each page (protocol, section 4).
+//! How an operation is divided: pages, and pieces inside of each page (protocol, section 4).
 
 use core::ops::Range;
 
@@ -7,10 +7,11 @@ use bluebridge_wire::{
     address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES},
 };
 
-/// The smallest piece: four fill a page, so that a line has at most [`TRAIN_PIECES_MAX`].
+/// The smallest piece size: four pieces fill a page, so that a line has at most
+/// [`TRAIN_PIECES_MAX`].
 pub const PIECE_BYTES_MIN: usize = PAGE_BYTES * LINE_PAGES / TRAIN_PIECES_MAX;
 
-/// An operation's range, cut into the pieces that travel.
+/// An operation's range, divided into the pieces that datagrams carry.
 ///
 /// Pieces are numbered over the operation in address order; a bitmap's bit 0 is the first.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -30,20 +31,20 @@ pub struct Piece {
 }
 
 impl Cut {
-    /// One page, one piece, one byte: what stands for an operation without a range.
+    /// One page, one piece, one byte: used for an operation without a range.
     pub const ONE: Self = Self { in_page: 0, length: 1, piece_bytes: 4096 };
 
-    /// The same range in other pieces; `None` for a piece size that cannot be.
+    /// The same range with another piece size; `None` for an invalid piece size.
     #[must_use]
     pub fn with_piece_bytes(self, piece_bytes: usize) -> Option<Self> {
         Self::new(usize::from(self.in_page), self.length(), piece_bytes)
     }
 
-    /// The cut of `length` bytes that begin `in_page` bytes into a page.
+    /// The pieces of `length` bytes that begin `in_page` bytes into a page.
     ///
     /// `None` if the range is empty, covers more than [`LINE_PAGES`] pages, or the piece size is
-    /// not between [`PIECE_BYTES_MIN`] and a page. (That the range lies inside of one aligned line
-    /// is for the caller to check.)
+    /// not between [`PIECE_BYTES_MIN`] and a page. (The caller checks that the range lies inside of
+    /// one aligned line.)
     #[must_use]
     pub fn new(in_page: usize, length: usize, piece_bytes: usize) -> Option<Self> {
         let fits = in_page < PAGE_BYTES && length > 0 && in_page + length <= LINE_BYTES;
@@ -63,7 +64,7 @@ impl Cut {
         self.length as usize
     }
 
-    /// Bytes of a piece at most.
+    /// The largest size of a piece.
     #[must_use]
     pub const fn piece_bytes(&self) -> u32 {
         self.piece_bytes as u32
@@ -93,7 +94,8 @@ impl Cut {
         mask(0, self.piece_count())
     }
 
-    /// The bytes of a page's part, counted from the operation's start; empty beyond the last page.
+    /// The byte range of a page's part, counted from the operation's start; empty beyond the last
+    /// page.
     #[must_use]
     pub const fn page_range(&self, page: usize) -> Range<usize> {
         let length = self.length();
@@ -166,7 +168,7 @@ impl Cut {
     }
 
     const fn pieces_in(&self, bytes: usize) -> usize {
-        // What fits one piece, the usual case, needs no division.
+        // The usual case, one piece, needs no division.
         if bytes <= self.piece_bytes as usize {
             return (bytes > 0) as usize;
         }
@@ -230,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn only_the_start_of_a_piece_is_one(cut in cuts(), offset in 0..=LINE_BYTES) {
+        fn only_the_start_of_a_piece_has_its_index(cut in cuts(), offset in 0..=LINE_BYTES) {
             let starts = (0..cut.piece_count()).find(|index| {
                 cut.piece(*index).is_some_and(|piece| piece.range.start == offset)
             });
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_pieces_is_no_cut() {
+    fn invalid_ranges_and_piece_sizes_have_no_cut() {
         assert_eq!(Cut::new(0, 0, 4096), None);
         assert_eq!(Cut::new(PAGE_BYTES, 1, 4096), None);
         assert_eq!(Cut::new(1, LINE_BYTES, 4096), None);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bluebridge_protocol::{
     Timestamp,
     owner::{Committed, Owner, OwnerConfig},
-    requester::{Answer, Completion, Failure, Operation, Requester},
+    requester::{Completion, Failure, Operation, Output, Requester},
 };
 use bluebridge_transport::{Outgoing, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
@@ -375,12 +375,12 @@ impl<T: Transport> Serving<T> {
         lease.is_busy = false;
         let index = u16::try_from(slot).unwrap_or(u16::MAX);
         match &completion.result {
-            Ok(Answer::Leased(renewed)) if renewed.epoch == entry.epoch => {
+            Ok(Output::Leased(renewed)) if renewed.epoch == entry.epoch => {
                 count(&counts.renewed);
                 entry.expires_at = renewed.expires_at;
                 tenant.ledger.note_renewal(index, version, renewed.expires_at);
             }
-            Ok(Answer::Done) => count(&counts.aborted),
+            Ok(Output::Done) => count(&counts.aborted),
             Err(Failure::LeaseLost { .. }) => {
                 count(&counts.lost);
                 lease.is_over = true;
@@ -392,7 +392,7 @@ impl<T: Transport> Serving<T> {
             }
         }
         // The operation that ended may have been a RENEW from before the lease was abandoned.
-        let is_settled = lease.is_over || matches!(&completion.result, Ok(Answer::Done));
+        let is_settled = lease.is_over || matches!(&completion.result, Ok(Output::Done));
         if entry.is_abandoned && is_settled {
             lease.is_over = true;
             tenant.ledger.give_back(index, version);

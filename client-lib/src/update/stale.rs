@@ -1,6 +1,6 @@
 //! Reading without waiting for an owner.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_transport::Transport;
 use bluebridge_wire::Pointer;
 
@@ -48,8 +48,8 @@ impl Transfer for StaleRead<'_> {
         self.read.incoming()
     }
 
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>) {
-        self.is_stale |= matches!(result, Ok(Answer::Read { stale: true }));
+    fn settle(&mut self, line: u32, result: Result<Output, Error>) {
+        self.is_stale |= matches!(result, Ok(Output::Read { stale: true }));
         self.read.settle(line, result);
     }
 

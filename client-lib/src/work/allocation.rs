@@ -1,6 +1,6 @@
 //! Getting and freeing many allocations at once.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_wire::Pointer;
 
 use super::Work;
@@ -31,7 +31,7 @@ impl Work for Creations<'_, '_> {
         self.0.get(task).map_or(&[], CreateRequest::data)
     }
 
-    fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, task: usize, _number: u32, result: Result<Output, Error>) {
         if let Some(request) = self.0.get_mut(task) {
             request.settle(result);
         }
@@ -52,7 +52,7 @@ impl Work for Deletions<'_> {
         Ok((Operation::Delete { pointer, pages }, Some(pointer)))
     }
 
-    fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, task: usize, _number: u32, result: Result<Output, Error>) {
         if let Some(request) = self.0.get_mut(task) {
             request.result = result.map(|_| ());
         }

@@ -1,6 +1,6 @@
 //! The end of all sessions.
 
-use bluebridge_protocol::requester::{Answer, Operation, Server};
+use bluebridge_protocol::requester::{Operation, Output, Server};
 use bluebridge_wire::Pointer;
 
 use super::Work;
@@ -20,5 +20,5 @@ impl Work for Closing {
     }
 
     /// A server that does not respond ends the session itself, when it expires.
-    fn settle(&mut self, _task: usize, _number: u32, _result: Result<Answer, Error>) {}
+    fn settle(&mut self, _task: usize, _number: u32, _result: Result<Output, Error>) {}
 }

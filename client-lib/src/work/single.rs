@@ -1,6 +1,6 @@
 //! One operation.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_wire::Pointer;
 
 use super::Work;
@@ -12,7 +12,7 @@ pub(crate) struct Single<'a> {
     pointer: Option<Pointer>,
     outgoing: &'a [u8],
     incoming: &'a mut [u8],
-    result: Option<Result<Answer, Error>>,
+    result: Option<Result<Output, Error>>,
 }
 
 impl<'a> Single<'a> {
@@ -27,7 +27,7 @@ impl<'a> Single<'a> {
     }
 
     /// The result, once the driver has run it.
-    pub(crate) fn result(self) -> Result<Answer, Error> {
+    pub(crate) fn result(self) -> Result<Output, Error> {
         self.result.unwrap_or(Err(Error::Length))
     }
 }
@@ -49,7 +49,7 @@ impl Work for Single<'_> {
         self.incoming
     }
 
-    fn settle(&mut self, _task: usize, _number: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, _task: usize, _number: u32, result: Result<Output, Error>) {
         self.result = Some(result);
     }
 }

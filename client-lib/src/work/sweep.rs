@@ -1,6 +1,6 @@
 //! The same operation on every part of an update, all at once.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_wire::Pointer;
 
 use super::Work;
@@ -51,10 +51,10 @@ impl Work for Sweep<'_> {
         Ok((operation, Some(pointer)))
     }
 
-    fn settle(&mut self, task: usize, _number: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, task: usize, _number: u32, result: Result<Output, Error>) {
         let Some(part) = self.held.get_mut(task) else { return };
         match (self.kind, result) {
-            (SweepKind::Renew, Ok(Answer::Leased(lease))) => part.lease = lease,
+            (SweepKind::Renew, Ok(Output::Leased(lease))) => part.lease = lease,
             // A lease that is lost needs no ABORT.
             (SweepKind::Abort, Ok(_) | Err(Error::LeaseLost { .. })) => part.is_over = true,
             (_, result) => {

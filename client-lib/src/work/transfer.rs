@@ -1,6 +1,6 @@
 //! Ranges that are read into the caller's memory, written from it, or zeroed.
 
-use bluebridge_protocol::requester::{Answer, Operation};
+use bluebridge_protocol::requester::{Operation, Output};
 use bluebridge_wire::Pointer;
 
 use super::{Work, lines};
@@ -27,7 +27,7 @@ pub(crate) trait Transfer {
     }
 
     /// A line's operation ended.
-    fn settle(&mut self, line: u32, result: Result<Answer, Error>);
+    fn settle(&mut self, line: u32, result: Result<Output, Error>);
 
     /// Whether its other lines are useless now.
     fn is_failed(&self) -> bool;
@@ -64,7 +64,7 @@ impl<R: Transfer> Work for Transfers<'_, R> {
         range.incoming().get_mut(bytes).unwrap_or_default()
     }
 
-    fn settle(&mut self, task: usize, line: u32, result: Result<Answer, Error>) {
+    fn settle(&mut self, task: usize, line: u32, result: Result<Output, Error>) {
         if let Some(range) = self.0.get_mut(task) {
             range.settle(line, result);
         }
@@ -95,7 +95,7 @@ impl RangeStart {
         first: &mut Result<(), Error>,
         range: Pointer,
         line: u32,
-        result: Result<Answer, Error>,
+        result: Result<Output, Error>,
     ) {
         self.is_there |= line == 0 && matches!(result, Ok(_) | Err(Error::PastEnd { .. }));
         if let Err(error) = result {

@@ -1,49 +1,49 @@
-//! Everything that happened, counted.
+//! Counters of an owner's events.
 
 use crate::events::events;
 
 events! {
-    "What an owner counts.";
+    "Events that an owner counts.";
 
-    /// A page's lease was told.
+    /// The endpoint reported a lease on a page.
     Hold = "held",
-    /// A lease was not taken note of: too many are held.
+    /// A lease was not recorded: the table is full.
     HoldFull = "hold_full",
-    /// A page's last committed contents were not kept: too many are.
+    /// A page's last committed contents were not kept: no room is left.
     ContentsFull = "contents_full",
-    /// A lease ended by being committed or given up.
+    /// A lease ended by COMMIT or ABORT.
     Release = "released",
-    /// A lease ended by its deadline.
+    /// A lease expired.
     Expire = "expired",
-    /// A request was answered BUSY.
+    /// The reply to a request was BUSY.
     Reject = "rejected",
-    /// A request was answered NOT_OWNER: no lease is held on its page.
+    /// The reply to a request was NOT_OWNER: no lease is held on its page.
     NotOwner = "not_owner",
-    /// A request waits.
+    /// A request began to wait.
     Wait = "waited",
-    /// A request that waits came once more.
+    /// A request that waits was repeated.
     WaitAgain = "waited_again",
-    /// A request could not wait because too many do, and was answered BUSY.
+    /// A request could not wait because no room is left; the reply was BUSY.
     WaitFull = "wait_full",
-    /// A request that waited was told that the lease ended.
+    /// A request that waited was notified that the lease ended.
     WaitEnd = "wait_ended",
     /// A request waited for its whole time.
     WaitOver = "wait_over",
-    /// A READ was answered with last committed contents.
+    /// The reply to a READ was the last committed contents.
     Serve = "served",
-    /// A lease ended between a READ and the sending of its last committed contents.
+    /// A lease ended before the last committed contents in a queued reply were sent.
     ServeLate = "served_too_late",
-    /// A notice was taken.
+    /// A notice was received.
     Notice = "noticed",
     /// Dropped: of another space.
     DropSpace = "drop_space",
     /// Dropped: a reply.
     DropReply = "drop_reply",
-    /// Dropped: a command that no redirect leads here, or one that passes over redirects.
+    /// Dropped: a command that no redirect forwards, or a request that bypasses redirects.
     DropCommand = "drop_command",
-    /// Dropped: a request that contradicts itself.
+    /// Dropped: an inconsistent request.
     DropForm = "drop_form",
-    /// Dropped: a notice that does not come from its memory's node.
+    /// Dropped: a notice from another node than its memory's.
     DropNotice = "drop_notice",
     /// Dropped: too many replies wait to be sent.
     DropFull = "drop_full",

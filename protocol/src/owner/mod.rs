@@ -1,17 +1,19 @@
 //! The owner's end of redirects and notices: a state machine beside the requester, for an
 //! endpoint's service thread (protocol, section 10).
 //!
-//! Requests for a page that this endpoint has a lease on may be led here by the switch. An
-//! [`Owner`] knows the leases that its endpoint told it of ([`Owner::hold`], [`Owner::release`])
-//! and answers: whether the page is leased, how long a request may wait, or, if the caller gave
-//! them, the last committed contents. It executes nothing; what it does not know it sends home.
+//! The switch may redirect requests for a page that this endpoint has a lease on to the endpoint.
+//! An [`Owner`] knows the leases that its endpoint reported ([`Owner::hold`], [`Owner::release`])
+//! and replies with: whether the page is leased, how long a request may wait, or, if the caller
+//! supplied them, the last committed contents. It executes no request; for unknown pages it refers
+//! the requester to the home.
 //!
-//! A step is: give received datagrams to [`Owner::handle_datagram`], the time to
-//! [`Owner::handle_timeout`]; send what [`Owner::poll_transmit`] gives until it gives nothing;
-//! wait until [`Owner::poll_timeout`]. All room is made when the owner is made.
+//! A step is: pass received datagrams to [`Owner::handle_datagram`] and the time to
+//! [`Owner::handle_timeout`]; send the datagrams of [`Owner::poll_transmit`] until it returns
+//! `None`; wait until [`Owner::poll_timeout`]. All memory is allocated when the owner is made.
 //!
-//! * `table`: the pages that are held; `request`: what is answered; `replies`: what waits.
-//! * `notice`: what memory nodes tell everybody.
+//! * `table`: the pages that are held; `request`: how requests are handled; `replies`: queued
+//!   replies and waiting requests.
+//! * `notice`: multicast notices of memory nodes.
 
 mod config;
 mod counters;
@@ -39,7 +41,7 @@ use crate::Timestamp;
 use replies::{Reply, Waiter};
 use table::{Page, Table};
 
-/// What a page held when it was leased: a part of it, or all.
+/// The contents of a page when it was leased: a part of it, or all.
 #[derive(Clone, Copy, Debug)]
 pub struct Committed<'a> {
     /// Where in the page the bytes begin.
@@ -48,16 +50,16 @@ pub struct Committed<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Why a lease was not taken note of; requests for its page are sent home.
+/// Why a lease was not recorded; requests for its page are referred to the home.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum HoldError {
-    /// Too many leases are held; configure more, or release earlier.
-    #[error("too many leases are held at once; configure more")]
+    /// Too many leases are held; raise `lease_count`, or release leases earlier.
+    #[error("too many leases are held at once; raise `lease_count`")]
     Full,
-    /// The page was leased again since.
+    /// A later lease on the page is recorded.
     #[error("the page is held under a later epoch")]
     Older,
-    /// The pointer is of another space, or the epoch is no lease's.
+    /// The pointer is of another space, or the epoch is not valid for a lease.
     #[error("not a lease in this space")]
     Space,
 }
@@ -67,18 +69,18 @@ pub enum HoldError {
 pub struct Owner {
     config: OwnerConfig,
     table: Table,
-    /// First come, first told.
+    /// In order of arrival.
     waiters: VecDeque<Waiter>,
     replies: VecDeque<Reply>,
     counters: Counters,
-    /// Not after the end of anybody's waiting.
+    /// Not after the end of any request's waiting time.
     next_timeout: Option<Timestamp>,
-    /// The head of the reply that was taken out last.
+    /// The head of the reply that was last returned.
     head: [u8; HEADER_BYTES],
 }
 
 impl Owner {
-    /// An owner that holds nothing; all room is made now.
+    /// An owner that holds no lease; all memory is allocated now.
     #[must_use]
     pub fn new(config: OwnerConfig) -> Self {
         let reply_limit = usize::from(config.reply_count) + usize::from(config.wait_count);
@@ -93,14 +95,14 @@ impl Owner {
         }
     }
 
-    /// Takes note of a lease on the page of a pointer, or of its extension under the same epoch.
+    /// Records a lease on the page of a pointer, or its extension under the same epoch.
     ///
-    /// `policy` is the configured one if `None`. `committed` is what the page held when it was
-    /// leased; it is copied, and served under [`Policy::Serve`] alone. If there is no room for it
-    /// the page is held without.
+    /// `policy` is the configured one if `None`. `committed` is the page's contents when it was
+    /// leased; it is copied, and served under [`Policy::Serve`] alone. If there is no room for it,
+    /// the lease is recorded without it.
     ///
     /// # Errors
-    /// If the lease is not taken note of; nothing was changed.
+    /// If the lease is not recorded; nothing was changed.
     pub fn hold(
         &mut self,
         now: Timestamp,
@@ -139,8 +141,8 @@ impl Owner {
         Ok(())
     }
 
-    /// A lease ended, by COMMIT or ABORT: requests that wait for it are sent home. False if it is
-    /// not held.
+    /// Removes a lease that ended, by COMMIT or ABORT: requests that wait for it are referred to
+    /// the home. False if it is not held.
     pub fn release(&mut self, page: Pointer, epoch: u64) -> bool {
         let page = Page::of(page);
         let held = self.table.find(page).is_some_and(|held| held.epoch == epoch);
@@ -152,9 +154,9 @@ impl Owner {
         held
     }
 
-    /// Takes a datagram that was received on the well-known port, from a UDP port.
+    /// Handles a datagram that was received on the well-known port, from a UDP port.
     ///
-    /// What is not a request that a redirect leads here, or a notice, is dropped and counted.
+    /// Anything else than a redirected request or a notice is dropped and counted.
     pub fn handle_datagram(
         &mut self,
         now: Timestamp,
@@ -172,7 +174,7 @@ impl Owner {
         }
         match datagram.command().command() {
             Some(Command::Invalidate | Command::Notice) => return self.notice(datagram),
-            // What passes over redirects was not led here by one.
+            // A request that bypasses redirects was not redirected.
             _ if datagram.command().is_home() => self.counters.count(Event::DropCommand),
             Some(
                 Command::CompareSwap
@@ -187,13 +189,13 @@ impl Owner {
         None
     }
 
-    /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nobody waits.
+    /// The latest time to call [`Self::handle_timeout`]; `None` if no request waits.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Timestamp> {
         self.next_timeout
     }
 
-    /// Takes note of the time: ends waiting that is over.
+    /// Ends the waiting of requests whose time passed by `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         if self.next_timeout.is_none_or(|timeout| now < timeout) {
             return;
@@ -208,9 +210,9 @@ impl Owner {
             }
             let runs = held.is_some_and(|held| held.expires_at > now);
             if !runs {
-                self.tell_end(&waiter);
+                self.notify_end(&waiter);
             } else if waiter.until <= now {
-                // It asks the home by itself.
+                // The requester contacts the home on its own timer.
                 self.counters.count(Event::WaitOver);
             } else {
                 self.arm(waiter.until);
@@ -219,7 +221,7 @@ impl Owner {
         }
     }
 
-    /// Leases that are held, some of which may have ended by their deadline.
+    /// Leases that are held, some of which may have expired.
     #[must_use]
     pub const fn held_count(&self) -> usize {
         self.table.count()
@@ -231,23 +233,23 @@ impl Owner {
         self.waiters.len()
     }
 
-    /// What happened so far.
+    /// Events so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What the owner was made with.
+    /// The configuration.
     #[must_use]
     pub const fn config(&self) -> &OwnerConfig {
         &self.config
     }
 
-    /// Forgets leases that ended by their deadline.
+    /// Removes expired leases.
     fn sweep(&mut self, now: Timestamp) {
         let mut from = 0;
         while let Some((place, page)) = self.table.expired(now, from) {
-            // Removing it may move one that was not looked at into its place, none before it.
+            // Removing an entry may move a later one into its place, but none before it.
             from = place;
             self.counters.count(Event::Expire);
             self.table.remove(page);
@@ -255,24 +257,24 @@ impl Owner {
         }
     }
 
-    /// Sends home what waits for a page under an epoch below.
+    /// Refers requests that wait for a page under an epoch below `below` to the home.
     fn end_waiting(&mut self, page: Page, below: u64) {
         for _ in 0..self.waiters.len() {
             let Some(waiter) = self.waiters.pop_front() else { break };
             if waiter.page == page && waiter.epoch < below {
-                self.tell_end(&waiter);
+                self.notify_end(&waiter);
             } else {
                 self.waiters.push_back(waiter);
             }
         }
     }
 
-    fn tell_end(&mut self, waiter: &Waiter) {
+    fn notify_end(&mut self, waiter: &Waiter) {
         self.counters.count(Event::WaitEnd);
-        self.reply(waiter.asked, Status::NotOwner, Header::default());
+        self.reply(waiter.reply_to, Status::NotOwner, Header::default());
     }
 
-    /// Takes note of somebody's waiting that ends at `when`.
+    /// Records a waiting time that ends at `when`.
     fn arm(&mut self, when: Timestamp) {
         self.next_timeout = Some(self.next_timeout.map_or(when, |timeout| timeout.min(when)));
     }

@@ -1,32 +1,32 @@
-//! Notices: what memory nodes tell everybody in a space.
+//! Notices: multicast messages of memory nodes to all endpoints in a space.
 
 use bluebridge_wire::{Command, Datagram, NodeId, Pointer};
 
 use super::{Event, Owner};
 
-/// What a notice is about.
+/// The subject of a notice.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum NoticeKind {
     /// Pages were allocated.
     Create,
-    /// Pages were freed or zeroed: copies of them are worth nothing any more.
+    /// Pages were freed or zeroed: copies of them are invalid.
     Invalidate,
 }
 
-/// What a memory node told everybody. It may be late, repeated, or missing: nothing may depend on
-/// it.
+/// A multicast message of a memory node. It may be late, repeated, or lost: correctness must not
+/// depend on it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Notice {
     /// What happened.
     pub kind: NoticeKind,
     /// The first of the pages.
     pub pointer: Pointer,
-    /// How many.
+    /// The number of pages.
     pub pages: u32,
 }
 
 impl Owner {
-    /// Takes a notice about memory whose node sends it; anybody else's is dropped.
+    /// Handles a notice from the node of its memory; notices from other nodes are dropped.
     pub(super) fn notice(&mut self, datagram: &Datagram<'_>) -> Option<Notice> {
         let pointer = Pointer::from_ipv6(datagram.header.target).ok().filter(|pointer| {
             let (from, to) = (&datagram.from, &datagram.to);

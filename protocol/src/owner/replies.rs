@@ -10,9 +10,9 @@ use bluebridge_wire::{
 use super::{Event, Owner, SealedReply, table::Page};
 use crate::Timestamp;
 
-/// What an answer repeats of its request.
+/// Where a reply goes, and the fields of the request that it repeats.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct ReplyTo {
     to: Fields,
     from: Ipv6Addr,
     port: u16,
@@ -23,8 +23,8 @@ pub(super) struct Asked {
     attempt: u8,
 }
 
-impl Asked {
-    pub(super) fn by(datagram: &Datagram<'_>, port: u16) -> Self {
+impl ReplyTo {
+    pub(super) fn of(datagram: &Datagram<'_>, port: u16) -> Self {
         let header = &datagram.header;
         Self {
             to: datagram.to,
@@ -38,7 +38,7 @@ impl Asked {
         }
     }
 
-    /// Whether both are tries of one request.
+    /// Whether both are attempts of one request.
     pub(super) fn is_same_request(&self, other: &Self) -> bool {
         (self.from, self.session, self.sequence, self.to)
             == (other.from, other.session, other.sequence, other.to)
@@ -48,7 +48,7 @@ impl Asked {
 /// A request that waits for a lease to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
-    pub(super) asked: Asked,
+    pub(super) reply_to: ReplyTo,
     pub(super) page: Page,
     pub(super) epoch: u64,
     pub(super) until: Timestamp,
@@ -65,74 +65,74 @@ pub(super) struct Excerpt {
 /// A reply that waits to be sent.
 #[derive(Debug)]
 pub(super) struct Reply {
-    asked: Asked,
+    reply_to: ReplyTo,
     status: Status,
-    /// What the reply says beside what it repeats of the request.
-    told: Header,
+    /// The header fields that are not copied from the request.
+    fields: Header,
     excerpt: Option<Excerpt>,
 }
 
 impl Owner {
     /// The next datagram to be sent from the well-known port; `None` when there is none for now.
     pub fn poll_transmit(&mut self) -> Option<SealedReply<'_>> {
-        let Reply { asked, mut status, mut told, excerpt } = self.replies.pop_front()?;
+        let Reply { reply_to, mut status, mut fields, excerpt } = self.replies.pop_front()?;
         let mut data: &[u8] = &[];
         if let Some(Excerpt { page, epoch, range }) = excerpt {
             match self.table.contents(page, epoch, range) {
                 Some(contents) => data = contents,
                 None => {
                     self.counters.count(Event::ServeLate);
-                    (status, told) = (Status::NotOwner, Header::default());
+                    (status, fields) = (Status::NotOwner, Header::default());
                 }
             }
         }
         let source = ReplySource {
             space: self.config.space,
             node: self.config.node,
-            command: WireCommand::from_bits(asked.to.command).command()?,
+            command: WireCommand::from_bits(reply_to.to.command).command()?,
             contended: false,
             status,
-            location_bits: asked.to.location,
+            location_bits: reply_to.to.location,
         };
         let source = source.to_ipv6();
         let header = Header {
-            flags: told.flags.with_attempt(asked.attempt),
-            target: asked.target,
-            session: asked.session,
-            sequence: asked.sequence,
-            length: asked.length,
+            flags: fields.flags.with_attempt(reply_to.attempt),
+            target: reply_to.target,
+            session: reply_to.session,
+            sequence: reply_to.sequence,
+            length: reply_to.length,
             incarnation: self.config.incarnation,
-            ..told
+            ..fields
         };
         self.head = [0; HEADER_BYTES];
         header.emit(&mut self.head, 0);
-        seal(source, asked.from, &mut self.head, data);
+        seal(source, reply_to.from, &mut self.head, data);
         Some(SealedReply {
             source,
-            destination: asked.from,
-            destination_port: asked.port,
+            destination: reply_to.from,
+            destination_port: reply_to.port,
             head: &self.head,
             data,
         })
     }
 
-    /// Whether a request may be answered, by `count` replies, and once more if it waits. Who waits
-    /// has room for the end of its waiting.
+    /// Whether there is room for `count` replies to a request, besides one reply for each waiting
+    /// request.
     pub(super) fn has_room(&self, count: usize) -> bool {
         let taken = self.replies.len() + self.waiters.len();
         taken + count <= usize::from(self.config.reply_count) + usize::from(self.config.wait_count)
     }
 
-    pub(super) fn reply(&mut self, asked: Asked, status: Status, told: Header) {
-        self.replies.push_back(Reply { asked, status, told, excerpt: None });
+    pub(super) fn reply(&mut self, reply_to: ReplyTo, status: Status, fields: Header) {
+        self.replies.push_back(Reply { reply_to, status, fields, excerpt: None });
     }
 
-    pub(super) fn reply_with(&mut self, asked: Asked, told: Header, excerpt: Excerpt) {
+    pub(super) fn reply_with(&mut self, reply_to: ReplyTo, fields: Header, excerpt: Excerpt) {
         let (status, excerpt) = (Status::Ok, Some(excerpt));
-        self.replies.push_back(Reply { asked, status, told, excerpt });
+        self.replies.push_back(Reply { reply_to, status, fields, excerpt });
     }
 
-    /// What BUSY and served contents tell of the lease.
+    /// The lease's fields in BUSY and in served contents.
     pub(super) fn terms(&self, now: Timestamp, epoch: u64, expires_at: Timestamp) -> Header {
         let remaining = (expires_at - now).as_millis();
         Header {

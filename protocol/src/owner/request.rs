@@ -1,4 +1,4 @@
-//! Requests that a redirect led here: which are answered, and how.
+//! Redirected requests: which ones get a reply, and which.
 
 use core::time::Duration;
 
@@ -10,13 +10,13 @@ use bluebridge_wire::{
 use super::{
     Event, Owner, Policy,
     config::WAIT_MAX,
-    replies::{Asked, Excerpt, Waiter},
+    replies::{Excerpt, ReplyTo, Waiter},
     table::{Held, Page},
 };
 use crate::{Timestamp, pieces::Cut};
 
 impl Owner {
-    /// Answers what is asked about a page; nothing is ever executed.
+    /// Replies to a request about a page; no request is executed.
     pub(super) fn request(&mut self, now: Timestamp, port: u16, request: &Datagram<'_>) {
         let Some(pointer) = self.subject(request) else {
             self.counters.count(Event::DropForm);
@@ -27,27 +27,27 @@ impl Owner {
             return;
         }
         let page = Page::of(pointer);
-        let asked = Asked::by(request, port);
+        let reply_to = ReplyTo::of(request, port);
         let held = self.table.find(page).copied();
         let Some(held) = held.filter(|held| held.expires_at > now) else {
             self.counters.count(Event::NotOwner);
-            self.reply(asked, Status::NotOwner, Header::default());
+            self.reply(reply_to, Status::NotOwner, Header::default());
             return;
         };
         let done = match held.policy {
             Policy::Reject => false,
-            Policy::Serve => self.serve(now, asked, page, &held, pointer, request),
-            Policy::Wait => self.wait(now, asked, page, &held, request),
+            Policy::Serve => self.serve(now, reply_to, page, &held, pointer, request),
+            Policy::Wait => self.wait(now, reply_to, page, &held, request),
         };
         if !done {
             self.counters.count(Event::Reject);
-            let told = self.terms(now, held.epoch, held.expires_at);
-            self.reply(asked, Status::Busy, told);
+            let fields = self.terms(now, held.epoch, held.expires_at);
+            self.reply(reply_to, Status::Busy, fields);
         }
     }
 
-    /// The memory that a request is about, if it is one that a redirect leads here: well formed,
-    /// and about one page.
+    /// The memory that a request is about, if a redirect may forward it: well formed, and about one
+    /// page.
     fn subject(&self, request: &Datagram<'_>) -> Option<Pointer> {
         let header = &request.header;
         let pointer = Pointer::from_ipv6(header.target).ok()?;
@@ -67,11 +67,11 @@ impl Owner {
         (agrees && numbered && plain && (frees || (length > 0 && in_page))).then_some(pointer)
     }
 
-    /// Lets a request wait that wants to; false if it has to go home at once.
+    /// Lets a request wait if its flags permit that; false if it has to go to the home at once.
     fn wait(
         &mut self,
         now: Timestamp,
-        asked: Asked,
+        reply_to: ReplyTo,
         page: Page,
         held: &Held,
         request: &Datagram<'_>,
@@ -83,8 +83,9 @@ impl Owner {
             return false;
         }
         let until = now + time;
-        let waiter = Waiter { asked, page, epoch: held.epoch, until };
-        let known = self.waiters.iter_mut().find(|waiter| waiter.asked.is_same_request(&asked));
+        let waiter = Waiter { reply_to, page, epoch: held.epoch, until };
+        let known =
+            self.waiters.iter_mut().find(|waiter| waiter.reply_to.is_same_request(&reply_to));
         if let Some(known) = known {
             *known = waiter;
             self.counters.count(Event::WaitAgain);
@@ -96,21 +97,22 @@ impl Owner {
             return false;
         }
         self.arm(until);
-        let told = self.terms(now, held.epoch, held.expires_at);
-        let told = Header {
-            flags: told.flags.with(Flags::QUEUED),
+        let fields = self.terms(now, held.epoch, held.expires_at);
+        let fields = Header {
+            flags: fields.flags.with(Flags::QUEUED),
             detail: u32::try_from(time.as_millis()).unwrap_or(u32::MAX),
-            ..told
+            ..fields
         };
-        self.reply(asked, Status::Busy, told);
+        self.reply(reply_to, Status::Busy, fields);
         true
     }
 
-    /// Gives last committed contents to a READ that takes them; false if it has to go home.
+    /// Sends last committed contents to a READ that accepts them; false if it has to go to the
+    /// home.
     fn serve(
         &mut self,
         now: Timestamp,
-        asked: Asked,
+        reply_to: ReplyTo,
         page: Page,
         held: &Held,
         pointer: Pointer,
@@ -121,7 +123,7 @@ impl Owner {
             && header.flags.contains(Flags::MAY_BE_STALE)
             && !header.flags.contains(Flags::SELECTIVE);
         let in_page = pointer.location.in_page();
-        // A request that is about one page is no longer than that.
+        // A request about one page is not longer than a page.
         let length = usize::try_from(header.length).unwrap_or(usize::MAX);
         let piece_bytes = usize::try_from(header.detail).unwrap_or(usize::MAX);
         let Some(cut) = Cut::new(in_page, length, piece_bytes).filter(|_| takes) else {
@@ -136,14 +138,14 @@ impl Owner {
         let terms = self.terms(now, held.epoch, held.expires_at);
         for piece in (0..pieces).filter_map(|index| cut.piece(index)) {
             let range = in_page + piece.range.start..in_page + piece.range.end;
-            let told = Header {
+            let fields = Header {
                 flags: terms.flags.with(Flags::LAST_COMMITTED),
                 offset: u16::try_from(piece.range.start).unwrap_or(u16::MAX),
                 // Under one epoch the last committed contents do not change.
                 page_version: held.epoch,
                 ..terms
             };
-            self.reply_with(asked, told, Excerpt { page, epoch: held.epoch, range });
+            self.reply_with(reply_to, fields, Excerpt { page, epoch: held.epoch, range });
         }
         true
     }

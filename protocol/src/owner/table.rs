@@ -1,4 +1,4 @@
-//! The pages that are held: a table of fixed size, and room for some pages' contents.
+//! The pages that are held: a table of fixed size, and buffers for the contents of some pages.
 
 use core::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::Timestamp;
 pub(super) struct Page {
     node: NodeId,
     tag: Tag,
-    /// The location without the byte in the page.
+    /// The location without the byte offset in the page.
     number: u64,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Held {
     contents: Option<Contents>,
 }
 
-/// Open addressing with linear probing, twice as long as pages may be held.
+/// Open addressing with linear probing, with at least twice as many places as leases.
 #[derive(Debug)]
 pub(super) struct Table {
     places: Box<[Option<Held>]>,
@@ -83,8 +83,7 @@ impl Table {
         self.places.get(self.place_of(page)?)?.as_ref()
     }
 
-    /// Takes a lease on, in the place of an earlier one on the same page; false if there is no
-    /// room.
+    /// Records a lease, and replaces an earlier one on the same page; false if there is no room.
     pub(super) fn hold(
         &mut self,
         page: Page,
@@ -128,7 +127,7 @@ impl Table {
         true
     }
 
-    /// The kept contents of a range of a page under an epoch; `None` if they are not known.
+    /// The kept contents of a range of a page under an epoch; `None` if they are not kept.
     pub(super) fn contents(&self, page: Page, epoch: u64, range: Range<usize>) -> Option<&[u8]> {
         let held = self.find(page).filter(|held| held.epoch == epoch)?;
         let known = held.contents?;
@@ -137,14 +136,14 @@ impl Table {
         if inside { self.contents.get(base + range.start..base + range.end) } else { None }
     }
 
-    /// Forgets a page.
+    /// Removes a page.
     pub(super) fn remove(&mut self, page: Page) {
         let Some(mut hole) = self.place_of(page) else { return };
         if let Some(held) = self.places[hole].take() {
             self.free_slots.extend(held.contents.map(|contents| contents.slot));
             self.count -= 1;
         }
-        // Whoever passed over the hole on the way to its place moves into it.
+        // Entries that probed past the hole move into it.
         let mut place = self.next_place(hole);
         while let Some(held) = self.places[place] {
             let first = self.first_place(held.page);
@@ -156,7 +155,7 @@ impl Table {
         }
     }
 
-    /// The first place from one on, and the page in it, whose lease ended by a moment.
+    /// The first place from `from` on, and the page in it, whose lease ended by `now`.
     pub(super) fn expired(&self, now: Timestamp, from: usize) -> Option<(usize, Page)> {
         let mut places = self.places.iter().enumerate().skip(from);
         places.find_map(|(place, held)| {

@@ -1,10 +1,10 @@
 //! Numbers, window and credit: which operations may be sent now.
 
-use super::{Answer, Event, NONE, Operation, Place, Requester, Stage, State};
+use super::{Event, NONE, Operation, Output, Place, Requester, Stage, State};
 use crate::{Timestamp, pieces::Cut};
 
 impl Requester {
-    /// Puts an operation without a number behind those that wait for its peer.
+    /// Queues an operation without a number behind those that wait for its peer.
     pub(super) fn enqueue(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
         op.link.place = Place::Waiting;
@@ -13,7 +13,7 @@ impl Requester {
         self.admit(now, peer);
     }
 
-    /// Gives numbers to waiting operations of a peer as far as session, window and credit allow.
+    /// Assigns numbers to a peer's waiting operations as far as session, window and credit allow.
     pub(super) fn admit(&mut self, now: Timestamp, peer: u16) {
         loop {
             let index = self.peers[peer].waiting.head;
@@ -22,7 +22,7 @@ impl Requester {
             }
             let closes = matches!(self.ops[index].operation, Operation::Close { .. });
             if closes && self.peers[peer].state == State::Closed {
-                self.finish(index, Ok(Answer::Done));
+                self.finish(index, Ok(Output::Done));
                 continue;
             }
             if self.peers[peer].state != State::Open {
@@ -38,7 +38,7 @@ impl Requester {
                     continue;
                 }
                 self.counters.count(Event::Throttle);
-                self.starve(peer);
+                self.mark_backpressured(peer);
                 return;
             }
             self.ops.unlink(&mut self.peers[peer].waiting, index);
@@ -46,21 +46,21 @@ impl Requester {
         }
     }
 
-    /// Looks again at the peers that wait for window or credit, if anything was answered since.
-    pub(super) fn admit_hungry(&mut self, now: Timestamp) {
+    /// Retries the peers that wait for window or credit, if any was released since.
+    pub(super) fn admit_backpressured(&mut self, now: Timestamp) {
         if !core::mem::take(&mut self.freed) {
             return;
         }
-        for _ in 0..self.hungry.len() {
-            let Some(peer) = self.hungry.pop_front() else { return };
-            self.peers[peer].hungry = false;
+        for _ in 0..self.backpressured.len() {
+            let Some(peer) = self.backpressured.pop_front() else { return };
+            self.peers[peer].backpressured = false;
             self.admit(now, peer);
         }
     }
 
-    pub(super) fn starve(&mut self, peer: u16) {
-        if !core::mem::replace(&mut self.peers[peer].hungry, true) {
-            self.hungry.push_back(peer);
+    pub(super) fn mark_backpressured(&mut self, peer: u16) {
+        if !core::mem::replace(&mut self.peers[peer].backpressured, true) {
+            self.backpressured.push_back(peer);
         }
     }
 
@@ -70,7 +70,7 @@ impl Requester {
         if let Operation::Close { .. } = self.ops[index].operation {
             return peer.is_quiet();
         }
-        // What costs more than all credit may go alone.
+        // An operation that costs more than all credit may run alone.
         let session =
             peer.outstanding_pages == 0 || peer.outstanding_pages + cost <= u32::from(peer.credit);
         let all = self.outstanding_pages == 0
@@ -90,7 +90,7 @@ impl Requester {
         self.make_ready(index);
     }
 
-    /// Puts an operation at the end of what is to be sent, unless it is there.
+    /// Appends an operation to the ready list, unless it is in it.
     pub(super) fn make_ready(&mut self, index: u16) {
         if self.ops[index].link.place != Place::Ready {
             self.ops[index].link.place = Place::Ready;
@@ -98,7 +98,7 @@ impl Requester {
         }
     }
 
-    /// Takes an operation out of whatever list it is in.
+    /// Removes an operation from the list that it is in.
     pub(super) fn detach(&mut self, index: u16) {
         match self.ops[index].link.place {
             Place::Ready => self.ops.unlink(&mut self.ready, index),
@@ -110,7 +110,8 @@ impl Requester {
         }
     }
 
-    /// Makes all pages that have no final status the run; or the first of them, page by page.
+    /// Makes all pages without a final status the run; or only the first of them, one page at a
+    /// time.
     pub(super) fn set_run(&mut self, index: u16) {
         let piece = usize::from(self.config.piece_bytes);
         let op = &mut self.ops[index];
@@ -134,7 +135,7 @@ impl Requester {
         }
     }
 
-    /// Cuts the run into the session's pieces, and reckons its cost.
+    /// Divides the run into the session's pieces, and computes its cost.
     fn cut_for_session(&mut self, index: u16) {
         let op = &mut self.ops[index];
         let piece_bytes = self.peers[op.route.peer].piece_bytes;
@@ -142,7 +143,9 @@ impl Requester {
         op.request.cost = match op.stage {
             Stage::Confirm(_) => 1,
             _ if matches!(op.operation, Operation::Abort { .. } | Operation::Renew { .. }) => 1,
-            Stage::Ask { .. } | Stage::Direct => u8::try_from(op.run_page_count()).unwrap_or(1),
+            Stage::Anywhere { .. } | Stage::Direct => {
+                u8::try_from(op.run_page_count()).unwrap_or(1)
+            }
         };
     }
 }

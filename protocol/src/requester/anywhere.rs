@@ -1,22 +1,22 @@
-//! CREATE and ALLOC_WRITE to any memory node: asked in no session, then confirmed in one.
+//! CREATE and ALLOC_WRITE to any memory node: sent in no session, then confirmed in one.
 
 use bluebridge_wire::{Datagram, Pointer, Status};
 
 use super::{Event, Failure, NONE, Place, Requester, Server, Stage};
 use crate::{Timestamp, pieces::Cut};
 
-/// How often another node is asked when one has no room.
+/// How often another node is tried when one has no room.
 const OTHER_NODES_MAX: u8 = 3;
 
 impl Requester {
-    /// Asks any memory node, with a new nonce.
-    pub(super) fn ask(&mut self, index: u16) {
+    /// Sends the request to any memory node, with a new nonce.
+    pub(super) fn start_anywhere(&mut self, index: u16) {
         let entropy = self.random.next();
-        // The low bits of the nonce lead back to the operation.
+        // The low bits of the nonce identify the operation.
         let nonce = (self.random.next() & !0xffff) | u64::from(index);
         let piece = usize::from(self.config.piece_bytes);
         let op = &mut self.ops[index];
-        op.stage = Stage::Ask { entropy };
+        op.stage = Stage::Anywhere { entropy };
         op.route.peer = NONE;
         op.run.cut = op.run.cut.with_piece_bytes(piece).unwrap_or(Cut::ONE);
         op.request.cost = 0;
@@ -32,7 +32,7 @@ impl Requester {
             self.counters.count(Event::ReplyStale);
             return;
         };
-        if !matches!(op.stage, Stage::Ask { .. })
+        if !matches!(op.stage, Stage::Anywhere { .. })
             || op.request.sequence != reply.header.sequence
             || reply.command().command() != Some(op.command())
         {
@@ -60,13 +60,13 @@ impl Requester {
                 self.ops[index].route.hops += 1;
                 self.detach(index);
                 self.ops[index].link.place = Place::Flight;
-                self.ask(index);
+                self.start_anywhere(index);
             }
             _ => self.fail(index, Failure::Refused { status, node: reply.from.node }),
         }
     }
 
-    /// Pages were given for a while: keeps them.
+    /// Pages were allocated provisionally: confirms them.
     fn confirm(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let pointer = Pointer::from_ipv6(reply.header.target).ok().filter(|pointer| {
             pointer.node == reply.from.node
@@ -93,11 +93,11 @@ impl Requester {
         self.enqueue(now, index);
     }
 
-    /// The pages were freed before CONFIRM came: begins anew.
+    /// The pages were freed before CONFIRM arrived: starts again.
     pub(super) fn confirm_late(&mut self, index: u16) {
         self.counters.count(Event::ConfirmLate);
         self.retire_number(index);
         self.leave_peer(index);
-        self.ask(index);
+        self.start_anywhere(index);
     }
 }

@@ -1,40 +1,41 @@
-//! What a requester is told when it is made.
+//! Configuration of a requester.
 
 use core::time::Duration;
 
 use bluebridge_wire::{EndpointAddress, NodeId, Space};
 
-/// Who the requester is and how much it may use.
+/// The requester's identity and limits.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The tenant; all pointers must be of it.
+    /// The tenant; all pointers must be in it.
     pub space: Space,
     /// The endpoint's node.
     pub node: NodeId,
     /// The endpoint's incarnation, as the controller issued it.
     pub incarnation: u32,
-    /// Tells the requesters of one endpoint apart: part of the one source address of all they send.
+    /// Distinguishes the requesters of one endpoint: part of the source address of all their
+    /// requests.
     pub selector: u32,
-    /// The largest piece of the space in bytes, as the controller told it; from
+    /// The largest piece of the space in bytes, as the controller issued it; from
     /// [`crate::pieces::PIECE_BYTES_MIN`] to a page.
     pub piece_bytes: u16,
-    /// Pages of data that may be outstanding over all sessions: what the carrier's receive buffer
-    /// holds.
+    /// Pages of data that may be outstanding over all sessions: the capacity of the carrier's
+    /// receive buffer.
     pub credit_pages: u16,
-    /// Operations that may be under way or done and not yet polled; below 65535.
+    /// Operations that may be in progress, or done and not yet polled; below 65535.
     pub operation_count: u16,
-    /// Servers (node and shard) that may be talked to at once; below 65535.
+    /// Servers (node and shard) that can be in use at once; below 65535.
     pub server_count: u16,
-    /// Moved lines that are remembered; rounded up to a power of two.
+    /// Moved lines that are cached; rounded up to a power of two.
     pub moved_count: u16,
-    /// Where nonces and the spread of back-offs come from; differ it per requester.
+    /// Seed of nonces and of the random part of back-offs; use another one for each requester.
     pub seed: u64,
     /// Time limits.
     pub timing: Timing,
 }
 
 impl Config {
-    /// The usual bounds for an endpoint.
+    /// The default limits for an endpoint.
     #[must_use]
     pub const fn new(space: Space, node: NodeId, incarnation: u32, seed: u64) -> Self {
         Self {
@@ -52,7 +53,7 @@ impl Config {
         }
     }
 
-    /// The address that all requests come from, and all replies go to.
+    /// The source address of all requests, and the destination of all replies.
     #[must_use]
     pub const fn address(&self) -> EndpointAddress {
         EndpointAddress::new(self.space, self.node, (self.selector as u64) << 16)
@@ -62,19 +63,19 @@ impl Config {
 /// Time limits (protocol, section 9).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Timing {
-    /// The deadline of an operation that is started without one.
+    /// The deadline of operations that are started without one.
     pub deadline: Duration,
-    /// The retransmission timer before a round trip was measured.
+    /// The retransmission timer before the first measured round trip.
     pub retransmit_initial: Duration,
-    /// The retransmission timer at least.
+    /// The shortest retransmission timer.
     pub retransmit_min: Duration,
-    /// The retransmission timer at most, also after doubling.
+    /// The longest retransmission timer, also after doubling.
     pub retransmit_max: Duration,
-    /// The first pause after BUSY or OVERLOADED; doubled per time.
+    /// The first pause after BUSY or OVERLOADED; doubled each time.
     pub back_off_min: Duration,
     /// The longest pause after BUSY or OVERLOADED.
     pub back_off_max: Duration,
-    /// After how long without a request a server ends a session.
+    /// A server ends a session after this time without a request.
     pub session_idle: Duration,
 }
 

@@ -1,25 +1,25 @@
-//! Everything that happened, counted.
+//! Counters of a requester's events.
 
 use bluebridge_wire::Status;
 
 use crate::events::events;
 
 events! {
-    "What a requester counts.";
+    "Events that a requester counts.";
 
     /// An operation began.
     Start = "started",
-    /// An operation ended well.
+    /// An operation succeeded.
     Success = "succeeded",
-    /// An operation ended in a failure.
+    /// An operation failed.
     Failure = "failed",
     /// An operation was cancelled.
     Cancel = "cancelled",
     /// A datagram was handed out to be sent.
     Transmit = "transmitted",
-    /// The carrier refused a datagram for good.
+    /// The carrier refused a datagram permanently.
     TransmitRefused = "transmit_refused",
-    /// A retransmission timer ran out and the request was sent again.
+    /// A retransmission timer expired and the request was sent again.
     Retransmit = "retransmitted",
     /// An operation's deadline passed.
     Deadline = "deadline_passed",
@@ -27,71 +27,73 @@ events! {
     SessionOpen = "session_opened",
     /// An OPEN was sent again.
     OpenRetransmit = "open_retransmitted",
-    /// A session turned out to be gone.
+    /// A session was lost.
     SessionLost = "session_lost",
-    /// A session was given up, and its server told once.
+    /// A session was abandoned, and its server notified once.
     SessionLeave = "session_left",
     /// A session was closed.
     SessionClose = "session_closed",
-    /// An operation went on in a new session.
+    /// An operation continued in a new session.
     Resumed = "resumed_in_new_session",
-    /// An operation could not go on in a new session.
+    /// An operation could not continue in a new session.
     ResumeUnsafe = "not_resumed_in_new_session",
-    /// A server's place was given to another server.
+    /// A server's slot was given to another server.
     ServerEvict = "server_evicted",
     /// An operation waited for credit or for the window.
     Throttle = "throttled",
-    /// A piece of a READ was joined.
+    /// A piece of a READ was copied.
     PieceJoin = "piece_joined",
-    /// A piece of a READ came twice, or after its page was complete.
+    /// A duplicate piece of a READ, or one after its page was complete.
     PieceDuplicate = "piece_duplicate",
-    /// A piece was of an older version of its page than others are.
+    /// A piece of an older version of its page than earlier pieces.
     PieceOutdated = "piece_outdated",
-    /// Pieces were dropped because a newer version of their page came.
+    /// Pieces were dropped because a newer version of their page arrived.
     PageRestart = "page_restarted",
-    /// A server had not all pieces of a train and got the missing ones.
+    /// A server had not received all pieces of a train and got the missing ones.
     TrainRepair = "train_repaired",
     /// An operation was sent again after BUSY.
     BusyRetry = "busy_retried",
     /// An operation was sent again after OVERLOADED.
     OverloadedRetry = "overloaded_retried",
-    /// The node a redirect led to sent the operation home, or did not answer in the time it told.
+    /// The target of a redirect referred the operation to the home, or did not reply in the time
+    /// that it stated.
     RedirectReturn = "redirect_returned",
     /// The owner that a redirect led to let the operation wait.
     OwnerWait = "owner_waited",
     /// The home lets an operation wait for a lease to end.
     Queue = "queued",
-    /// What waits at the home was repeated to keep its place.
+    /// A request that waits at the home was repeated to keep its place.
     QueueRepeat = "queue_repeated",
-    /// What waits kept the session's window from moving, and gave its place up.
+    /// A waiting request kept the session's window from moving, and gave its place up.
     QueueLeave = "queue_left",
     /// An UPDATE was granted a lease.
     Grant = "granted",
-    /// A grant ended before it was heard, and the UPDATE began anew.
+    /// A grant ended before the requester received it, and the UPDATE was started again.
     GrantLost = "grant_lost",
     /// A lease was extended.
     Renewal = "renewed",
-    /// A lease to be committed, aborted or extended was not held any more.
+    /// A lease to be committed, aborted or extended was no longer held.
     LeaseLost = "lease_lost",
-    /// A piece of the last committed contents of a leased page was joined.
+    /// A piece of the last committed contents of a leased page was copied.
     StaleJoin = "stale_piece_joined",
     /// An operation followed its range to another node.
     MovedFollow = "moved_followed",
-    /// A remembered move was wrong, and the home was asked again.
+    /// A cached move was wrong, and the home was contacted again.
     MovedForget = "moved_forgotten",
     /// An anywhere-CREATE was confirmed.
     Confirm = "confirmed",
-    /// The pages of an anywhere-CREATE were gone before they were confirmed, and it began anew.
+    /// The pages of an anywhere-CREATE were freed before they were confirmed, and it was started
+    /// again.
     ConfirmLate = "confirmed_too_late",
-    /// A reply to nothing that is outstanding (answered, given up, or a duplicate).
+    /// A reply to no outstanding request (completed, abandoned, or a duplicate).
     ReplyStale = "reply_stale",
-    /// A datagram that is no reply to this requester, or a reply that contradicts what was asked.
+    /// A datagram that is not a reply to this requester, or a reply that contradicts the request.
     ReplyUntrusted = "reply_untrusted",
-    /// A trusted server's reply that breaks the protocol.
+    /// A reply of a trusted server that violates the protocol.
     ReplyViolation = "reply_violation",
 }
 
-/// How often each [`Event`] happened and each [`Status`] was heard.
+/// How often each [`Event`] happened and each [`Status`] was received.
 #[derive(Clone, Debug)]
 pub struct Counters {
     events: [u64; Event::ALL.len()],
@@ -114,7 +116,7 @@ impl Counters {
         self.events[event as usize]
     }
 
-    /// How many replies that were trusted carried a status (of a PARTIAL one: PARTIAL).
+    /// The number of trusted replies with a status (of a PARTIAL reply: PARTIAL).
     #[must_use]
     pub const fn of_status(&self, status: Status) -> u64 {
         self.statuses[status as usize]

@@ -1,4 +1,5 @@
-//! Joining the pieces of a READ: each page from one version, straight into the caller's memory.
+//! Reassembling a READ from its pieces: each page from one version, directly into the caller's
+//! memory.
 
 use bluebridge_wire::{Datagram, Flags, Status};
 
@@ -6,7 +7,7 @@ use super::{Buffers, Event, Failure, Operation, Requester, op::Op};
 use crate::Timestamp;
 
 impl Requester {
-    /// A piece, or the refusal of a page (protocol, section 4).
+    /// Handles a piece, or the refusal of a page (protocol, section 4).
     pub(super) fn handle_piece(
         &mut self,
         now: Timestamp,
@@ -49,7 +50,7 @@ impl Requester {
         let have = op.arrived.done & pieces;
         let version = reply.header.page_version;
         let Some(known) = op.arrived.versions.get_mut(piece.page) else { return };
-        if op.arrived.answered & page_bit != 0 || (have & bit != 0 && version == *known) {
+        if op.arrived.settled & page_bit != 0 || (have & bit != 0 && version == *known) {
             self.counters.count(Event::PieceDuplicate);
             return;
         }
@@ -58,7 +59,7 @@ impl Requester {
             return;
         }
         if have != 0 && version > *known {
-            // The older pieces are overwritten as the newer ones come.
+            // Newer pieces overwrite the older ones when they arrive.
             op.arrived.done &= !pieces;
             op.arrived.restarted |= page_bit;
             self.counters.count(Event::PageRestart);
@@ -73,7 +74,7 @@ impl Requester {
         target.copy_from_slice(reply.data);
         let page_stale = op.stale_bit(piece.page);
         if op.arrived.done & pieces == 0 {
-            // Nothing is left of what the page was before.
+            // No piece of the earlier contents of the page is left.
             op.pages.stale &= !page_stale;
         }
         if stale {
@@ -89,7 +90,7 @@ impl Requester {
         self.progress(now, index);
     }
 
-    /// One page of a READ cannot be read.
+    /// The reply refuses one page of a READ.
     pub(super) fn handle_page_refusal(
         &mut self,
         now: Timestamp,
@@ -105,7 +106,7 @@ impl Requester {
             self.counters.count(Event::ReplyViolation);
             return;
         };
-        if op.arrived.answered & (1 << piece.page) != 0 {
+        if op.arrived.settled & (1 << piece.page) != 0 {
             self.counters.count(Event::PieceDuplicate);
             return;
         }
@@ -116,10 +117,10 @@ impl Requester {
         self.progress(now, index);
     }
 
-    /// After a page or a piece was answered: the end of the run, or more time for the rest.
+    /// After the reply for a page or a piece: ends the run, or restarts the timer for the rest.
     fn progress(&mut self, now: Timestamp, index: u16) {
         let op = &self.ops[index];
-        if op.arrived.answered == super::page_bits(op.run.cut.page_count()) {
+        if op.arrived.settled == super::page_bits(op.run.cut.page_count()) {
             self.end_run(now, index);
         } else if op.link.place == super::Place::Flight {
             self.restart_timer(now, index);

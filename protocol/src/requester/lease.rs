@@ -1,31 +1,31 @@
-//! Leases of this endpoint, and waiting for those of others (protocol, section 10).
+//! Leases of this endpoint, and waiting for leases of other endpoints (protocol, section 10).
 
 use core::time::Duration;
 
 use bluebridge_wire::{Datagram, Flags, Header, LeaseEnd, NodeId, Status};
 
 use super::{
-    Answer, Buffers, Event, Failure, Lease, NONE, Operation, Place, Queue, Requester,
+    Buffers, Event, Failure, Lease, NONE, Operation, Output, Place, Queue, Requester,
     op::{Holder, Op},
     transmit::ATTEMPT_MAX,
 };
 use crate::Timestamp;
 
-/// What an owner's clock may lose against the home's, besides one part in [`RATE_PARTS`].
+/// How much an owner's clock may lag behind the home's, besides one part in [`RATE_PARTS`].
 const MARGIN: Duration = Duration::from_millis(1);
 
-/// Clocks that run at rates which differ by less than one part in this many are allowed for.
+/// The tolerated difference of the rates of two clocks: less than one part in this many.
 const RATE_PARTS: u32 = 64;
 
 impl Requester {
     /// The home lets a request wait until a lease ends, as long as it is repeated in time.
-    pub(super) fn queue_up(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
+    pub(super) fn note_queued(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
         let page = op.run.cut.index_at(usize::from(reply.header.offset));
         let page = page.and_then(|at| op.run.cut.piece(at)).map_or(0, |piece| piece.page);
-        // What was answered since, or asked again, overtook it.
-        let overtaken = op.grant.lease.epoch != 0 || op.arrived.answered & (1 << page) != 0;
-        if overtaken
+        // A later reply, or a retry, superseded this one.
+        let superseded = op.grant.lease.epoch != 0 || op.arrived.settled & (1 << page) != 0;
+        if superseded
             || reply.header.flags.attempt() != op.request.attempt
             || op.link.place != Place::Flight
         {
@@ -36,11 +36,11 @@ impl Requester {
         self.free_credit(index);
         let timing = &self.config.timing;
         let kept = Duration::from_millis(u64::from(reply.header.detail));
-        // Half of the time, so that a repetition that is lost can be repeated; and not too long,
-        // because an answer that is lost is seen no earlier.
+        // Half of the time, so that a lost repetition can be repeated; and limited, because a lost
+        // reply is detected no earlier.
         let period = (kept / 2).clamp(timing.retransmit_min, timing.retransmit_max);
         let op = &mut self.ops[index];
-        op.route.holder = Holder::told_by(reply);
+        op.route.holder = Holder::from_reply(reply);
         op.request.queue = Queue::Home;
         op.grant.sent_after = op.request.last_sent;
         op.request.expired = 0;
@@ -48,9 +48,9 @@ impl Requester {
         self.arm(now + period);
     }
 
-    /// Another node than the one that was asked: a redirect led to an owner. It may let the
-    /// request wait or serve the last committed contents; else the home is asked, with the same
-    /// number, because a copy may have reached it.
+    /// A reply from another node than the addressed one: a redirect led to an owner. The owner may
+    /// let the request wait, or serve the last committed contents; else the request goes to the
+    /// home, with the same number, because a copy may have arrived there.
     pub(super) fn handle_redirected(
         &mut self,
         now: Timestamp,
@@ -88,23 +88,23 @@ impl Requester {
     fn wait_at_owner(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {
         let op = &self.ops[index];
         if op.request.queue != Queue::No {
-            // It told already how long it lets the request wait.
+            // It stated before how long it lets the request wait.
             self.counters.count(Event::ReplyStale);
             return;
         }
         self.counters.count(Event::OwnerWait);
         self.free_credit(index);
-        let told = Duration::from_millis(u64::from(reply.header.detail));
+        let received = Duration::from_millis(u64::from(reply.header.detail));
         let op = &mut self.ops[index];
-        // An owner that never lets go leaves time to ask the home.
-        let time = told.min((op.deadline - now) / 2);
-        op.route.holder = Holder::told_by(reply);
+        // If the owner does not release the lease, time is left to contact the home.
+        let time = received.min((op.deadline - now) / 2);
+        op.route.holder = Holder::from_reply(reply);
         op.request.queue = Queue::Owner;
         op.timer = now + time;
         self.arm(now + time);
     }
 
-    /// What waits for a lease holds up nothing else: its answer may come in a long time.
+    /// A request that waits for a lease must not hold credit: its reply may come much later.
     fn free_credit(&mut self, index: u16) {
         let op = &mut self.ops[index];
         let cost = u32::from(core::mem::take(&mut op.request.cost));
@@ -114,7 +114,7 @@ impl Requester {
         self.freed = true;
     }
 
-    /// Lets the oldest number of a session go, if it only waits for a lease and the window is used
+    /// Gives up the oldest number of a session if it only waits for a lease and the window is used
     /// up; true if it did.
     pub(super) fn leave_queue(&mut self, now: Timestamp, peer: u16) -> bool {
         let entry = &self.peers[peer];
@@ -131,16 +131,16 @@ impl Requester {
         true
     }
 
-    /// A lease that was to be committed, aborted or extended is not held any more.
+    /// A lease that was to be committed, aborted or extended is no longer held.
     pub(super) fn lose_lease(&mut self, index: u16, reply: &Datagram<'_>) {
         let header = &reply.header;
         let how = LeaseEnd::from_code(header.detail).unwrap_or(LeaseEnd::Unknown);
         let op = &self.ops[index];
         if how == LeaseEnd::Aborted
-            && op.asked_before
+            && op.sent_before
             && matches!(op.operation, Operation::Abort { .. })
         {
-            self.finish(index, Ok(Answer::Done));
+            self.finish(index, Ok(Output::Done));
             return;
         }
         self.counters.count(Event::LeaseLost);
@@ -152,8 +152,8 @@ impl Requester {
 }
 
 impl Op {
-    /// Takes note of the lease that a piece of an UPDATE's answer tells; false if it is not this
-    /// endpoint's, or not the one that the other pieces told.
+    /// Records the lease in a piece of the reply to an UPDATE; false if it belongs to another
+    /// endpoint, or differs from the lease in the other pieces.
     pub(super) fn note_grant(&mut self, node: NodeId, reply: &Datagram<'_>) -> bool {
         let header = &reply.header;
         let known = self.grant.lease.epoch;
@@ -168,17 +168,17 @@ impl Op {
         } else {
             self.grant.sent_after
         };
-        let told = granted(sent, header);
+        let received = granted(sent, header);
         self.request.queue = Queue::No;
-        // Each piece tells a time at which the lease still runs; the latest is true as well.
-        if known == 0 || told.expires_at > self.grant.lease.expires_at {
-            self.grant.lease = told;
+        // Each piece contains a time at which the lease still runs; the latest applies.
+        if known == 0 || received.expires_at > self.grant.lease.expires_at {
+            self.grant.lease = received;
         }
         true
     }
 
-    /// The number of the next try. An UPDATE may wait for long, and has to know which try was
-    /// answered: its tries are counted from 1 to the last over and over.
+    /// The number of the next attempt. An UPDATE may wait for long, and has to identify the attempt
+    /// that a reply belongs to: its attempts count from 1 to the maximum, then from 1 again.
     pub(super) const fn next_attempt(&self) -> u8 {
         match self.operation {
             Operation::Update { .. } => self.request.attempt % ATTEMPT_MAX + 1,
@@ -187,7 +187,7 @@ impl Op {
         }
     }
 
-    /// The home is asked instead of the owner that a redirect led to, of which nothing is kept.
+    /// Returns to the home from the owner that a redirect led to, and discards the owner's pieces.
     pub(super) fn leave_owner(&mut self) {
         if core::mem::take(&mut self.arrived.from_owner) {
             self.arrived.done = 0;
@@ -199,7 +199,7 @@ impl Op {
 }
 
 impl Holder {
-    pub(super) const fn told_by(reply: &Datagram<'_>) -> Self {
+    pub(super) const fn from_reply(reply: &Datagram<'_>) -> Self {
         let header = &reply.header;
         Self {
             epoch: header.lease_epoch,
@@ -208,7 +208,7 @@ impl Holder {
         }
     }
 
-    /// Another endpoint's lease did not end in time.
+    /// The failure if another endpoint's lease did not end in time.
     pub(super) const fn failure(self) -> Failure {
         Failure::Busy {
             owner: NodeId(self.owner),
@@ -218,12 +218,12 @@ impl Holder {
     }
 }
 
-/// Whether a BUSY says that the request waits and may still be answered.
+/// Whether a BUSY says that the request waits, so that another reply may follow.
 pub(super) const fn is_queued(reply: &Datagram<'_>) -> bool {
     reply.header.flags.contains(Flags::QUEUED)
 }
 
-/// The lease that a header tells, of which the request was sent at a moment, or later.
+/// The lease in a reply's header, if the request was sent at `sent` or later.
 pub(super) fn granted(sent: Timestamp, header: &Header) -> Lease {
     let time = Duration::from_millis(u64::from(header.lease_remaining_ms));
     let safe = (time - time / RATE_PARTS).saturating_sub(MARGIN);

@@ -1,4 +1,4 @@
-//! Sessions that are given up: their servers are told by a CLOSE that nobody waits for.
+//! Sessions that are abandoned: a CLOSE without confirmation notifies their servers.
 
 use bluebridge_wire::{Command, Header};
 
@@ -8,7 +8,7 @@ use super::{
     transmit::{Part, endpoint},
 };
 
-/// A session whose requester is gone.
+/// A session that its requester abandoned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leave {
     server: Server,
@@ -29,9 +29,9 @@ impl Leave {
 }
 
 impl Requester {
-    /// Gives all operations and all sessions up, as [`Self::cancel_all`] does with operations
-    /// alone. What [`Self::poll_transmit`] gives then are CLOSEs, one for each session; they are
-    /// not repeated, and a server that misses its own waits until the session idles out.
+    /// Gives all operations and all sessions up; [`Self::cancel_all`] does so with operations
+    /// alone. [`Self::poll_transmit`] then returns CLOSEs, one for each session; they are not
+    /// repeated, and a server that does not receive its own waits until the session idles out.
     pub fn leave(&mut self) {
         self.cancel_all();
         for peer in 0..u16::try_from(self.peers.count()).unwrap_or(NONE) {
@@ -43,7 +43,7 @@ impl Requester {
         }
     }
 
-    /// Takes note of a session to be closed; one too many is left to idle out.
+    /// Records a session to be closed; one that exceeds the queue is left to idle out.
     pub(super) fn note_leave(&mut self, leave: Option<Leave>) {
         if let Some(leave) = leave
             && self.leaving.len() < self.leaving.capacity()

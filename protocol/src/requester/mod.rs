@@ -1,22 +1,24 @@
-//! The end that asks: operations go in, datagrams and completions come out.
+//! The end that sends requests: operations go in, datagrams and completions come out.
 //!
-//! One [`Requester`] serves one calling thread and talks to many servers at once. A step is:
-//! [`Requester::start`] operations; send what [`Requester::poll_transmit`] gives until it gives
-//! nothing; take [`Requester::poll_completion`]; wait for datagrams until
-//! [`Requester::poll_timeout`]; give them to [`Requester::handle_datagram`], then the time to
+//! One [`Requester`] serves one calling thread and communicates with many servers at once. A step
+//! is: [`Requester::start`] operations; send the datagrams of [`Requester::poll_transmit`] until it
+//! returns `None`; take [`Requester::poll_completion`]; wait for datagrams until
+//! [`Requester::poll_timeout`]; pass them to [`Requester::handle_datagram`], then the time to
 //! [`Requester::handle_timeout`].
 //!
-//! Nothing is allocated per operation: slots, windows and queues are made with the requester, and
-//! a session's window when its server is first met.
+//! Nothing is allocated per operation: slots, windows and queues are allocated with the requester,
+//! and a session's window when its server is first used.
 //!
-//! * `session`: OPEN, NO_SESSION, and what goes on in a new session.
-//! * `admit`: numbers, window and credit; `transmit`: what is sent; `timer`: what is sent again.
-//! * `receive`: which replies are trusted, and what each status leads to; `join`: READ's pieces.
-//! * `lease`: grants, waiting for other endpoints' leases, and what redirects lead to.
-//! * `leave`: sessions that are given up.
-//! * `progress`: pages that have to be asked for again, and the end of an operation.
+//! * `session`: OPEN, NO_SESSION, and continuing in a new session.
+//! * `admit`: numbers, window and credit; `transmit`: sending; `timer`: retransmission.
+//! * `receive`: which replies are trusted, and how each status is handled; `join`: reassembly of
+//!   READs.
+//! * `lease`: grants, waiting for other endpoints' leases, and replies after redirects.
+//! * `leave`: sessions that are abandoned.
+//! * `progress`: pages that have to be requested again, and the end of an operation.
 //! * `anywhere`: CREATE and ALLOC_WRITE to any memory node; `moved`: lines that other nodes serve.
-//! * `operation`: what can be asked; `op`: one that is under way; `slab`: all of them; `peer`: the
+//! * `operation`: the kinds of operations; `op`: one in progress; `slab`: all of them; `peer`: the
+//!   other ends of sessions; `rtt`: their round trips.
 //!   other ends of sessions; `rtt`: their round trips.
 
 mod admit;
@@ -48,7 +50,7 @@ use bluebridge_wire::{Pointer, Status, address::LINE_BYTES, address::LINE_PAGES}
 pub use config::{Config, Timing};
 pub use counters::{Counters, Event};
 pub use operation::{
-    Answer, Buffers, Completion, Failure, Lease, Operation, OperationId, PageStatuses, Server,
+    Buffers, Completion, Failure, Lease, Operation, OperationId, Output, PageStatuses, Server,
     StartError,
 };
 pub use transmit::{HEAD_BYTES_MAX, Origin, SealedRequest};
@@ -63,7 +65,7 @@ use peer::{Peers, State};
 use random::Random;
 use slab::{List, NONE, Slab};
 
-/// Data of a PING at most, in bytes.
+/// The most data of a PING, in bytes.
 pub const PING_BYTES_MAX: u32 = 64;
 
 /// The requester's state machine; see the module's documentation.
@@ -72,34 +74,34 @@ pub struct Requester {
     config: Config,
     ops: Slab,
     peers: Peers,
-    /// Operations with something to send, in train order.
+    /// Operations with datagrams to send, in train order.
     ready: List,
     /// Peers whose OPEN is to be sent.
     opening: VecDeque<u16>,
-    /// Sessions that were given up and are to be closed.
+    /// Sessions that were abandoned and are to be closed.
     leaving: VecDeque<leave::Leave>,
     /// Peers with operations that wait for window or credit.
-    hungry: VecDeque<u16>,
-    /// Something was answered since the hungry were looked at.
+    backpressured: VecDeque<u16>,
+    /// Window or credit was released since the backpressured peers were tried.
     freed: bool,
     completions: VecDeque<Completion>,
     outstanding_pages: u32,
     moved: MovedTable,
     random: Random,
     counters: Counters,
-    /// Not after any timer or deadline that runs.
+    /// Not after any active timer or deadline.
     next_timeout: Timestamp,
     /// The round trip of requests in no session.
     anywhere_trip: rtt::RoundTrip,
 }
 
 impl Requester {
-    /// A requester without sessions; all room for operations is made now.
+    /// A requester without sessions; all memory for operations is allocated now.
     ///
-    /// A piece size outside of what the protocol knows is taken to the nearest that it does.
+    /// An invalid piece size is replaced by the nearest valid one.
     #[must_use]
     pub fn new(mut config: Config) -> Self {
-        config.piece_bytes = possible_piece(config.piece_bytes);
+        config.piece_bytes = clamp_piece_bytes(config.piece_bytes);
         config.credit_pages = config.credit_pages.max(1);
         let ops = Slab::new(config.operation_count);
         let servers = usize::from(config.server_count) + 1;
@@ -110,7 +112,7 @@ impl Requester {
             ready: List::EMPTY,
             opening: VecDeque::with_capacity(servers),
             leaving: VecDeque::with_capacity(servers),
-            hungry: VecDeque::with_capacity(servers),
+            backpressured: VecDeque::with_capacity(servers),
             freed: false,
             outstanding_pages: 0,
             moved: MovedTable::new(config.moved_count),
@@ -122,26 +124,26 @@ impl Requester {
         }
     }
 
-    /// Tells another piece size, because the space's links changed: for sessions that are opened
-    /// and anywhere-ALLOC_WRITEs that are begun from now on.
+    /// Sets another piece size, because the space's links changed: for sessions that are opened and
+    /// anywhere-ALLOC_WRITEs that are started from now on.
     ///
-    /// A size outside of what the protocol knows is taken to the nearest that it does.
+    /// An invalid size is replaced by the nearest valid one.
     pub fn set_piece_bytes(&mut self, piece_bytes: u16) {
-        let piece_bytes = possible_piece(piece_bytes);
+        let piece_bytes = clamp_piece_bytes(piece_bytes);
         let is_smaller = piece_bytes < self.config.piece_bytes;
         self.config.piece_bytes = piece_bytes;
         if is_smaller {
-            // They proposed what the links carry no more; the next ones go out by their timers.
-            self.forget_opens();
+            // They proposed a size that the links do not carry; timers send the next ones.
+            self.discard_opens();
         }
     }
 
-    /// Begins an operation that ends at the configured deadline at the latest.
+    /// Starts an operation that ends at the configured deadline at the latest.
     ///
-    /// `token` comes back with the completion and names the caller's memory to [`Buffers`].
+    /// `token` is returned with the completion and identifies the caller's memory to [`Buffers`].
     ///
     /// # Errors
-    /// If the operation is not one that can be sent, or no slot is free; nothing was begun.
+    /// If the operation is invalid, or no slot is free; nothing was started.
     pub fn start(
         &mut self,
         now: Timestamp,
@@ -151,7 +153,7 @@ impl Requester {
         self.start_until(now, operation, token, now + self.config.timing.deadline)
     }
 
-    /// Begins an operation that ends at `deadline` at the latest.
+    /// Starts an operation that ends at `deadline` at the latest.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -172,12 +174,12 @@ impl Requester {
         };
         let op = self.new_op(now, operation, token, deadline, peer);
         let index = self.ops.insert(op).ok_or(StartError::Full)?;
-        // Some operations end at once, so the name is taken before.
+        // Some operations end at once, so the id is taken before.
         let id = self.ops.id(index);
         self.counters.count(Event::Start);
         self.arm(deadline);
         if peer == NONE {
-            self.ask(index);
+            self.start_anywhere(index);
         } else {
             self.peers[peer].op_count += 1;
             self.set_run(index);
@@ -186,18 +188,18 @@ impl Requester {
         Ok(id)
     }
 
-    /// Gives an operation up without a completion; false if it has ended already.
+    /// Cancels an operation without a completion; false if it has ended already.
     ///
-    /// A mutating one that was sent may still happen, once.
+    /// A mutating one that was sent may still be applied, once.
     pub fn cancel(&mut self, now: Timestamp, id: OperationId) -> bool {
         let Some(index) = self.ops.find(id) else { return false };
         self.counters.count(Event::Cancel);
         self.release(index);
-        self.admit_hungry(now);
+        self.admit_backpressured(now);
         true
     }
 
-    /// Gives all operations up, also those that ended and were not polled.
+    /// Cancels all operations, also those that ended and were not polled.
     pub fn cancel_all(&mut self) {
         for index in 0..self.ops.slots() {
             if self.ops.at(index).is_some() {
@@ -220,31 +222,31 @@ impl Requester {
         self.completions.pop_front()
     }
 
-    /// When [`Self::handle_timeout`] is to be called at the latest; `None` if nothing is under way.
+    /// The latest time to call [`Self::handle_timeout`]; `None` if nothing is in progress.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Timestamp> {
         if self.ops.live() == 0 { None } else { Some(self.next_timeout) }
     }
 
-    /// Operations under way.
+    /// Operations in progress.
     #[must_use]
     pub const fn operation_count(&self) -> usize {
         self.ops.live()
     }
 
-    /// What happened so far.
+    /// Events so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What the requester was made with.
+    /// The configuration.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The measured round trip to a server; `None` before the first answer.
+    /// The measured round trip to a server; `None` before the first reply.
     #[must_use]
     pub fn round_trip(&self, server: Server) -> Option<Duration> {
         let peer = self.peers.find(server)?;
@@ -274,7 +276,7 @@ impl Requester {
         }
     }
 
-    /// The server to ask first; `None` for any.
+    /// The server to contact first; `None` for any.
     fn server_of(&self, operation: &Operation) -> Option<Server> {
         match *operation {
             Operation::AllocWrite { server, .. } | Operation::Create { server, .. } => server,
@@ -284,7 +286,8 @@ impl Requester {
             _ => {
                 let pointer = operation.pointer()?;
                 let home = Server::of(pointer);
-                // A pointer to no node is refused, wherever its line may seem to have moved.
+                // A pointer without a single home node is refused, even if its line is in the cache
+                // of moves.
                 let moved = self.moved.find(pointer).filter(|_| home.node.is_unicast());
                 Some(Server { node: moved.unwrap_or(home.node), ..home })
             }
@@ -314,11 +317,11 @@ impl Requester {
             (None, Operation::AllocWrite { length, .. }) => (0, length),
             (None, _) => (0, 1),
         };
-        // What has no range has one page and one piece; a range was checked before.
+        // An operation without a range has one page and one piece; a range was checked before.
         let cut = Cut::new(in_page, length as usize, piece).unwrap_or(Cut::ONE);
         Op {
             operation,
-            stage: if peer == NONE { Stage::Ask { entropy: 0 } } else { Stage::Direct },
+            stage: if peer == NONE { Stage::Anywhere { entropy: 0 } } else { Stage::Direct },
             token,
             started: now,
             deadline,
@@ -355,7 +358,7 @@ impl Requester {
             arrived: Arrived {
                 versions: [0; LINE_PAGES],
                 done: 0,
-                answered: 0,
+                settled: 0,
                 restarted: 0,
                 from_owner: false,
             },
@@ -365,11 +368,11 @@ impl Requester {
             },
             link: Link { place: Place::Waiting, generation: 0, prev: NONE, next: NONE },
             may_be_applied: false,
-            asked_before: false,
+            sent_before: false,
         }
     }
 
-    /// Takes note of a timer that runs out at `when`.
+    /// Records a timer that expires at `when`.
     fn arm(&mut self, when: Timestamp) {
         self.next_timeout = self.next_timeout.min(when);
     }
@@ -379,8 +382,8 @@ const fn page_bits(count: usize) -> u8 {
     if count >= LINE_PAGES { u8::MAX } else { (1 << count) - 1 }
 }
 
-/// The piece size itself, or the nearest that the protocol knows.
-fn possible_piece(piece_bytes: u16) -> u16 {
+/// The piece size itself, or the nearest valid one.
+fn clamp_piece_bytes(piece_bytes: u16) -> u16 {
     let page = bluebridge_wire::address::PAGE_BYTES;
     let piece = usize::from(piece_bytes).clamp(PIECE_BYTES_MIN, page);
     u16::try_from(piece).unwrap_or(piece_bytes)

@@ -1,15 +1,16 @@
-//! Where lines that moved are served now, as MOVED told: bounded, forgetful, never needed.
+//! Where moved lines are served now, as MOVED replies said: a bounded cache that may lose any
+//! entry.
 
 use bluebridge_wire::{NodeId, Pointer, address::LINE_BYTES};
 
-/// One line that moved; `key` 0 is no line.
+/// One moved line; `key` 0 marks an empty entry.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     key: u64,
     node: u16,
 }
 
-/// A cache with one place per line: a newer line takes the place of an older one.
+/// A direct-mapped cache: a newer line replaces an older one in the same place.
 #[derive(Debug)]
 pub(super) struct MovedTable {
     entries: Box<[Entry]>,
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_until_it_is_forgotten_or_overwritten() {
+    fn a_line_is_found_until_it_is_removed_or_overwritten() {
         let mut table = MovedTable::new(1);
         assert_eq!(table.find(pointer(1, 0)), None);
         table.remember(pointer(1, 0x8000), NodeId(7));

@@ -1,4 +1,4 @@
-//! One operation under way, in parts by how long they last.
+//! One operation in progress, in parts by their lifetimes.
 
 use bluebridge_wire::{Command, Pointer, Status, address::LINE_PAGES};
 
@@ -8,29 +8,30 @@ use crate::{Timestamp, pieces::Cut};
 /// No page.
 pub(super) const NO_PAGE: u8 = u8::MAX;
 
-/// Where an operation stands.
+/// The list or state that an operation is in.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
     /// All is sent; the timer runs.
     Flight,
     /// The slot is free.
     Free,
-    /// Its session is gone; it keeps its number until a new session shows what to do.
+    /// Its session is lost; it keeps its number until a new session decides how it continues.
     Held,
     /// It waits out a back-off; the timer runs.
     Pause,
-    /// In the list of what is to be sent.
+    /// In the list of operations with datagrams to send.
     Ready,
     /// In its peer's list, without a number: for the session, the window, or credit.
     Waiting,
 }
 
-/// What the current request of an operation is for.
+/// The purpose of an operation's current request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stage {
-    /// The operation itself, in no session, to any memory node; what varies the choice of it.
-    Ask { entropy: u64 },
-    /// CONFIRM of the pointer that an anywhere-CREATE gave.
+    /// The operation itself, in no session, to any memory node; `entropy` varies the choice of the
+    /// node.
+    Anywhere { entropy: u64 },
+    /// CONFIRM of the pointer that an anywhere-CREATE returned.
     Confirm(Pointer),
     /// The operation itself, in a session.
     Direct,
@@ -39,15 +40,15 @@ pub(super) enum Stage {
 /// Where a request waits for a lease to end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Queue {
-    /// At the home: it is repeated, to keep its place, until it is answered.
+    /// At the home: it is repeated, to keep its place, until the final reply.
     Home,
     /// Nowhere.
     No,
-    /// At the owner that a redirect led to, for a while; then the home is asked.
+    /// At the owner that a redirect led to, for a limited time; then the home is contacted.
     Owner,
 }
 
-/// What BUSY told last.
+/// The lease in the last BUSY.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Holder {
     pub(super) epoch: u64,
@@ -57,9 +58,10 @@ pub(super) struct Holder {
 
 /// One operation.
 ///
-/// Its range is asked for in *runs* of consecutive pages: one run of all pages, unless some pages
-/// have to be asked for again elsewhere or later. Each run is asked for under a number, and under
-/// another one if it has to be asked for again; what each lasts for is in a part of its own.
+/// Its range is requested in *runs* of consecutive pages: one run of all pages, unless some pages
+/// have to be requested again elsewhere or later. Each run is sent under a number, and under
+/// another one if it has to be sent again in full; state with the same lifetime is in a part of its
+/// own.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) operation: Operation,
@@ -77,8 +79,8 @@ pub(super) struct Op {
     pub(super) link: Link,
     /// An earlier number may have had an effect.
     pub(super) may_be_applied: bool,
-    /// An ABORT under an earlier number may have been done.
-    pub(super) asked_before: bool,
+    /// An ABORT under an earlier number may have been applied.
+    pub(super) sent_before: bool,
 }
 
 /// How the pages of the operation ended so far.
@@ -88,32 +90,32 @@ pub(super) struct Pages {
     pub(super) statuses: [Status; LINE_PAGES],
     /// Those that have no final status yet.
     pub(super) pending: u8,
-    /// Those of which pieces are the last committed contents of a leased page.
+    /// Those with pieces of the last committed contents of a leased page.
     pub(super) stale: u8,
-    /// They are asked for one by one.
+    /// They are requested one by one.
     pub(super) one_by_one: bool,
 }
 
-/// Who is asked, and what earlier replies said about that.
+/// The addressed node, and information from earlier replies about it.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) peer: u16,
-    /// The request passes over redirects.
+    /// The request bypasses redirects.
     pub(super) home: bool,
-    /// Nodes that were asked because of what another one said.
+    /// Nodes that were contacted because of another node's reply.
     pub(super) hops: u8,
     /// Back-offs in a row.
     pub(super) pauses: u8,
-    /// What MOVED told under the current number: the node, and the first page that it is about.
+    /// The MOVED reply under the current number: the node, and the first page that it is about.
     pub(super) moved_node: u16,
     pub(super) moved_page: u8,
     pub(super) holder: Holder,
 }
 
-/// The pages that are asked for together.
+/// The pages that are requested together.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// How they are cut.
+    /// Their division into pieces.
     pub(super) cut: Cut,
     /// Their distance from the operation's start in bytes.
     pub(super) start: u16,
@@ -128,7 +130,7 @@ pub(super) struct Request {
     pub(super) sequence: u64,
     pub(super) first_sent: Timestamp,
     pub(super) last_sent: Timestamp,
-    /// Datagrams that were sent.
+    /// The number of datagrams sent.
     pub(super) sent_count: u32,
     /// Datagrams that are to be sent now, one bit each.
     pub(super) to_send: u32,
@@ -137,9 +139,9 @@ pub(super) struct Request {
     pub(super) expired: u8,
     /// Pages of credit that it costs.
     pub(super) cost: u8,
-    /// A datagram that asks for the state of the train is out.
+    /// A datagram that requests the state of the train is outstanding.
     pub(super) probing: bool,
-    /// The last answer was OVERLOADED.
+    /// The last reply was OVERLOADED.
     pub(super) overloaded: bool,
     /// Where it waits for a lease to end.
     pub(super) queue: Queue,
@@ -150,22 +152,22 @@ pub(super) struct Request {
 pub(super) struct Arrived {
     /// Versions of the run's pages (READ).
     pub(super) versions: [u64; LINE_PAGES],
-    /// Pieces that arrived: here (READ), or there as far as is known (trains).
+    /// Pieces that arrived: here (READ), or at the server as far as is known (trains).
     pub(super) done: u32,
-    /// Pages that are answered.
-    pub(super) answered: u8,
+    /// Pages that have their final reply under this number.
+    pub(super) settled: u8,
     /// Pages that lost pieces to a newer version.
     pub(super) restarted: u8,
     /// The pieces that arrived came from a lease's owner.
     pub(super) from_owner: bool,
 }
 
-/// What an UPDATE or a RENEW was granted.
+/// The grant of an UPDATE or a RENEW.
 #[derive(Debug)]
 pub(super) struct Grant {
     /// Epoch 0 without a grant.
     pub(super) lease: Lease,
-    /// When the last request was sent of which is known that it was answered before a grant.
+    /// When the last request was sent that is known to have a reply from before the grant.
     pub(super) sent_after: Timestamp,
 }
 
@@ -181,7 +183,7 @@ pub(super) struct Link {
 const _: () = assert!(size_of::<Op>() <= 320, "one operation stays within five cache lines");
 
 impl Op {
-    /// Begins a request under a new number, of which nothing was sent and nothing arrived.
+    /// Starts a request under a new number; nothing was sent or arrived yet.
     pub(super) const fn begin_request(&mut self, sequence: u64) {
         let to_send = if self.is_train() { self.run.cut.all() } else { 1 };
         let Request { sent_count, attempt, expired, probing, overloaded, queue, .. } =
@@ -190,8 +192,8 @@ impl Op {
         (*probing, *overloaded, *queue) = (false, false, Queue::No);
         self.request.sequence = sequence;
         self.request.to_send = to_send;
-        let Arrived { done, answered, restarted, from_owner, .. } = &mut self.arrived;
-        (*done, *answered, *restarted, *from_owner) = (0, 0, 0, false);
+        let Arrived { done, settled, restarted, from_owner, .. } = &mut self.arrived;
+        (*done, *settled, *restarted, *from_owner) = (0, 0, 0, false);
         self.route.moved_page = NO_PAGE;
         self.grant.lease.epoch = 0;
     }
@@ -200,22 +202,22 @@ impl Op {
     pub(super) const fn command(&self) -> Command {
         match self.stage {
             Stage::Confirm(_) => Command::Confirm,
-            Stage::Ask { .. } | Stage::Direct => self.operation.command(),
+            Stage::Anywhere { .. } | Stage::Direct => self.operation.command(),
         }
     }
 
-    /// Whether the current request may have changed something that lasts.
+    /// Whether the current request may have had a permanent effect.
     pub(super) const fn may_have_changed(&self) -> bool {
         let lasting = match self.stage {
             // Unconfirmed pages are freed by the server.
-            Stage::Ask { .. } => false,
+            Stage::Anywhere { .. } => false,
             Stage::Confirm(_) => true,
             Stage::Direct => self.operation.changes_memory(),
         };
         self.may_be_applied || (lasting && self.request.sent_count > 0)
     }
 
-    /// The byte range of memory inside of one line, of what has one.
+    /// The byte range of memory inside of one line, if the operation has one.
     pub(super) const fn range(&self) -> Option<(Pointer, u32)> {
         self.operation.range()
     }
@@ -224,7 +226,7 @@ impl Op {
     pub(super) const fn pointer(&self) -> Option<Pointer> {
         match self.stage {
             Stage::Confirm(pointer) => Some(pointer),
-            Stage::Ask { .. } | Stage::Direct => self.operation.pointer(),
+            Stage::Anywhere { .. } | Stage::Direct => self.operation.pointer(),
         }
     }
 
@@ -233,12 +235,12 @@ impl Op {
         self.command().carries_pages()
     }
 
-    /// Whether the answer is a train of pieces.
+    /// Whether the reply is a train of pieces.
     pub(super) const fn is_read(&self) -> bool {
         self.operation.is_read()
     }
 
-    /// Pages in the run; 1 for what has no range.
+    /// Pages in the run; 1 for an operation without a range.
     pub(super) const fn run_page_count(&self) -> usize {
         match self.operation {
             Operation::AllocWrite { .. } if !matches!(self.stage, Stage::Confirm(_)) => {

@@ -1,4 +1,4 @@
-//! What can be asked, what is answered, and how it can fail.
+//! Operations, their results, and their failures.
 
 use bluebridge_wire::{Command, LeaseEnd, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
 
@@ -14,7 +14,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server at home for a pointer.
+    /// The home of a pointer.
     #[must_use]
     pub const fn of(pointer: Pointer) -> Self {
         Self { node: pointer.node, shard: pointer.location.shard() }
@@ -35,14 +35,14 @@ pub enum Operation {
     },
     /// Allocate and write `length` bytes; the rest of the last page is zero.
     AllocWrite {
-        /// Where; any memory node if `None`.
+        /// The server; any memory node if `None`.
         server: Option<Server>,
         /// Bytes, 1 to 32768; the data is the caller's outgoing buffer.
         length: u32,
     },
-    /// End the session, once all that was started before is done.
+    /// End the session, once all operations that were started before are done.
     Close {
-        /// With whom.
+        /// The server.
         server: Server,
     },
     /// Write the caller's outgoing buffer under a lease, as a whole or not at all, and release it.
@@ -58,14 +58,14 @@ pub enum Operation {
     CompareSwap {
         /// The bytes; 8-aligned.
         pointer: Pointer,
-        /// What must be there.
+        /// The expected value.
         expected: u64,
-        /// What is put there.
+        /// The new value.
         new: u64,
     },
     /// Allocate contiguous zeroed pages.
     Create {
-        /// Where; any memory node if `None`.
+        /// The server; any memory node if `None`.
         server: Option<Server>,
         /// Pages, 1 or more.
         pages: u32,
@@ -74,19 +74,19 @@ pub enum Operation {
     Delete {
         /// Its first byte.
         pointer: Pointer,
-        /// Its pages, or 0 for whatever it has.
+        /// Its pages, or 0 for any length.
         pages: u32,
     },
     /// Add to 8 bytes, wrapping (little endian in memory).
     FetchAdd {
         /// The bytes; 8-aligned.
         pointer: Pointer,
-        /// What is added.
+        /// The addend.
         addend: u64,
     },
-    /// Ask for a sign of life.
+    /// Check that the server replies.
     Ping {
-        /// Whom.
+        /// The server.
         server: Server,
         /// Bytes that it returns, up to 64; the data is the caller's outgoing buffer.
         length: u32,
@@ -105,7 +105,7 @@ pub enum Operation {
         /// Bytes.
         length: u32,
     },
-    /// Set the end of a lease anew; until it is answered the earlier end counts.
+    /// Set a new end of a lease; until the reply arrives the earlier end counts.
     Renew {
         /// The first byte of what the UPDATE covered, or of a part of it.
         pointer: Pointer,
@@ -116,9 +116,9 @@ pub enum Operation {
         /// Milliseconds from now on; 0: the server's default.
         lease_ms: u16,
     },
-    /// Ask how full the server is.
+    /// Request the use of the server's memory.
     Stat {
-        /// Which.
+        /// The server.
         server: Server,
     },
     /// Lease all pages that a range touches, or none, and read it into the caller's incoming
@@ -150,7 +150,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The command that travels.
+    /// The command on the wire.
     #[must_use]
     pub const fn command(&self) -> Command {
         match self {
@@ -171,7 +171,7 @@ impl Operation {
         }
     }
 
-    /// The byte range of memory inside of one line, of what has one.
+    /// The byte range of memory inside of one line, if the operation has one.
     #[must_use]
     pub const fn range(&self) -> Option<(Pointer, u32)> {
         match *self {
@@ -201,13 +201,13 @@ impl Operation {
         }
     }
 
-    /// Whether it may change what memory holds; what only takes, extends or ends a lease does not.
+    /// Whether it may change the contents of memory; taking, extending or ending a lease does not.
     pub(super) const fn changes_memory(&self) -> bool {
         self.command().is_mutating()
             && !matches!(self, Self::Abort { .. } | Self::Renew { .. } | Self::Update { .. })
     }
 
-    /// Whether the answer is a train of pieces.
+    /// Whether the reply is a train of pieces.
     pub(super) const fn is_read(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::ReadStale { .. } | Self::Update { .. })
     }
@@ -220,17 +220,17 @@ impl Operation {
 
 /// The caller's memory, found by the token that an operation was started with.
 ///
-/// Data goes between here and the carrier's buffers without a copy in between; a piece of a READ
-/// is written only while its operation is under way.
+/// Data is copied directly between this memory and the carrier's buffers; a piece of a READ is
+/// written only while its operation is in progress.
 pub trait Buffers {
-    /// What the operation sends: all bytes of a WRITE, a COMMIT, an ALLOC_WRITE or a PING.
+    /// The data that the operation sends: all bytes of a WRITE, a COMMIT, an ALLOC_WRITE or a PING.
     fn outgoing(&self, token: u64) -> &[u8];
 
-    /// Where a READ's or an UPDATE's bytes go; as long as the operation.
+    /// The destination of a READ's or an UPDATE's bytes; as long as the operation.
     fn incoming(&mut self, token: u64) -> &mut [u8];
 }
 
-/// Names an operation under way; never reused for another.
+/// Identifies an operation in progress; never reused for another.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct OperationId {
     pub(super) index: u16,
@@ -240,44 +240,44 @@ pub struct OperationId {
 /// The end of an operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Completion {
-    /// What the caller gave to `start`.
+    /// The token that the caller passed to `start`.
     pub token: u64,
     /// How it ended.
-    pub result: Result<Answer, Failure>,
+    pub result: Result<Output, Failure>,
 }
 
-/// What a successful operation answers.
+/// The result of a successful operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Answer {
-    /// Nothing but success.
+pub enum Output {
+    /// Success without a value.
     Done,
     /// The pages that a DELETE freed.
     Freed(u32),
     /// The lease that an UPDATE got or a RENEW extended.
     Leased(Lease),
-    /// The pointer that a CREATE or ALLOC_WRITE gave.
+    /// The pointer that a CREATE or ALLOC_WRITE returned.
     Pointer(Pointer),
-    /// What the 8 bytes of an atomic held before.
+    /// The earlier contents of the 8 bytes of an atomic.
     Previous(u64),
-    /// The end of a READ that asked for no more than the last committed contents.
+    /// The end of a READ that accepts the last committed contents.
     Read {
-        /// Whether a page was leased, so that its owner may have newer contents already.
+        /// Whether a page was leased, so that its owner may already have newer contents.
         stale: bool,
     },
-    /// The record that a STAT asked for.
+    /// The record that a STAT requested.
     Usage(Usage),
 }
 
 /// The right of this endpoint to commit to pages, for a time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Lease {
-    /// Its fencing number.
+    /// Its fencing token.
     pub epoch: u64,
     /// When it ends, by this endpoint's clock: counted from when the request was sent, less a
-    /// margin for clocks that run at different rates (protocol, section 10), so that the home
-    /// does not end it earlier.
+    /// margin for clocks that run at different rates (protocol, section 10), so that the home does
+    /// not end it earlier.
     pub expires_at: Timestamp,
-    /// Milliseconds that were left when the home answered.
+    /// Milliseconds that were left when the home replied.
     pub granted_ms: u16,
 }
 
@@ -296,20 +296,20 @@ impl PageStatuses {
     }
 }
 
-/// Why an operation was not begun; the caller is at fault.
+/// Why an operation was not started; the caller is at fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StartError {
-    /// As many operations are under way, or done and not polled, as the configuration allows.
-    #[error("too many operations at once; poll completions first, or configure more")]
+    /// As many operations are in progress, or done and not polled, as the configuration allows.
+    #[error("too many operations at once; poll completions first, or raise `operation_count`")]
     Full,
-    /// The length is 0, or the range crosses an aligned line.
-    #[error("the length is zero, or the range crosses a line; split it")]
+    /// The length is 0, or the range crosses a line boundary.
+    #[error("the length is zero, or the range crosses a line boundary; split it")]
     Length,
-    /// The node is no single endpoint.
+    /// The node is not a single endpoint.
     #[error("{0} cannot be a memory node")]
     Node(NodeId),
-    /// All server slots are taken by servers with operations under way.
-    #[error("too many servers at once; finish operations first, or configure more")]
+    /// All server slots are used by servers with operations in progress.
+    #[error("too many servers at once; finish operations first, or raise `server_count`")]
     Servers,
     /// The pointer is of another space than the requester.
     #[error("the pointer belongs to another space")]
@@ -329,34 +329,34 @@ pub enum Failure {
         owner: NodeId,
         /// The lease's epoch.
         epoch: u64,
-        /// Milliseconds that were left when the home last told.
+        /// Milliseconds that were left at the home's last reply.
         remaining_ms: u16,
     },
-    /// The lease is not held any more; the operation did nothing. Begin anew with an UPDATE.
-    #[error("node {node} refused, because {how}; begin anew with an update")]
+    /// The lease is no longer held; the operation did nothing. Start again with an UPDATE.
+    #[error("node {node} refused, because {how}; start again with an update")]
     LeaseLost {
         /// The home.
         node: NodeId,
         /// How it ended.
         how: LeaseEnd,
-        /// To whom the page is leased now, and under which epoch, if the home told.
+        /// The current owner of the page and its epoch, if the home reported them.
         owner: Option<(NodeId, u64)>,
     },
-    /// The carrier refused the datagram before anything was sent; the local network set-up is at
-    /// fault.
+    /// The carrier refused the datagram before anything was sent; the local network configuration
+    /// is at fault.
     #[error("the carrier refused to send to node {node}")]
     NotSent {
-        /// Whom it was for.
+        /// The destination.
         node: NodeId,
     },
-    /// A mutating operation was sent and how it ended is not known: it was done once or not at
-    /// all. Look before doing it again.
-    #[error("no answer from node {node} in time: the operation was done once, or not at all")]
+    /// A mutating operation was sent and its outcome is not known: it was applied once or not at
+    /// all. Check the memory before you repeat it.
+    #[error("no response from node {node} in time: the operation was applied once, or not at all")]
     OutcomeUnknown {
-        /// Who was asked last.
+        /// The last node contacted.
         node: NodeId,
-        /// Whether the node answered anything since the operation began.
-        answering: bool,
+        /// Whether the node replied to anything since the operation started.
+        responding: bool,
     },
     /// The pages ended differently.
     #[error("the pages of the operation ended differently")]
@@ -366,38 +366,38 @@ pub enum Failure {
     Refused {
         /// Why; [`Status::fault`] says who is at fault.
         status: Status,
-        /// Who refused.
+        /// The server that refused.
         node: NodeId,
     },
-    /// The node answers, but this operation did not end before its deadline; nothing was changed.
-    #[error("node {node} answers, but not in time")]
+    /// The node replies, but this operation did not end before its deadline; nothing was changed.
+    #[error("node {node} responds, but the operation did not end in time")]
     TimedOut {
-        /// Who was asked last.
+        /// The last node contacted.
         node: NodeId,
     },
     /// The range moved from node to node too often; the controller or its tables are at fault.
     #[error("the range moved too often, last to node {node}")]
     TooManyHops {
-        /// Where it is said to be.
+        /// The node that it moved to last.
         node: NodeId,
     },
-    /// All server slots are taken, and the operation has to go to another server.
+    /// All server slots are used, and the operation has to continue at another server.
     #[error("too many servers at once to follow the operation to node {node}")]
     TooManyServers {
-        /// Where it had to go.
+        /// That server.
         node: NodeId,
     },
-    /// Nothing was heard from the node since the operation began, and nothing was changed: it is
-    /// down, or the network does not lead to it.
-    #[error("node {node} does not answer")]
+    /// No reply came from the node since the operation started, and nothing was changed: it is
+    /// down, or the network does not reach it.
+    #[error("node {node} does not respond")]
     Unreachable {
-        /// Who was asked.
+        /// The node.
         node: NodeId,
     },
-    /// The server broke the protocol.
-    #[error("node {node} broke the protocol")]
+    /// The server violated the protocol.
+    #[error("node {node} violated the protocol")]
     Violation {
-        /// Which.
+        /// The server.
         node: NodeId,
     },
 }

@@ -12,7 +12,7 @@ use crate::Timestamp;
 #[allow(clippy::cast_possible_truncation, reason = "512")]
 const RING: usize = SESSION_WINDOW as usize;
 
-/// Whether there is a session.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum State {
     Closed,
@@ -28,37 +28,37 @@ pub(super) struct Peer {
     pub(super) state: State,
     /// The session that was issued last; 0 before the first.
     pub(super) session: u64,
-    /// The server's incarnation and the first arena generation of its contents, as the answer to OPEN
-    /// told.
+    /// The server's incarnation and the first arena generation of its contents, from the reply to
+    /// OPEN.
     pub(super) incarnation: u32,
     pub(super) generation: ArenaGeneration,
     pub(super) piece_bytes: u16,
-    /// Pages that may be outstanding, as the server told last.
+    /// Pages that may be outstanding, as the server's last reply said.
     pub(super) credit: u16,
     pub(super) outstanding_pages: u32,
     /// The lowest number whose outcome is not known, and the next number.
     pub(super) low_water: u64,
     pub(super) next_sequence: u64,
     pub(super) nonce: u64,
-    /// When OPEN is sent (again), and when it was.
+    /// When OPEN is due (again), and when it was sent.
     pub(super) timer: Timestamp,
     pub(super) open_sent: Option<Timestamp>,
     pub(super) open_attempt: u8,
     pub(super) open_pauses: u8,
-    /// Sessions in a row that were lost before anything was answered in them.
-    pub(super) fruitless: u8,
+    /// Sessions in a row that were lost before the first reply in them.
+    pub(super) failed_sessions: u8,
     /// OPEN is to be sent now.
     pub(super) open_due: bool,
     /// CLOSE is outstanding.
     pub(super) closing: bool,
     /// In the queue of peers that wait for credit.
-    pub(super) hungry: bool,
+    pub(super) backpressured: bool,
     /// Operations of a lost session wait for a new one.
     pub(super) holding: bool,
-    /// Another node that answered OPEN with WRONG_NODE.
+    /// Another node that replied to OPEN with WRONG_NODE.
     pub(super) misrouted: Option<NodeId>,
-    /// When anything was heard last; `None` if never.
-    pub(super) heard: Option<Timestamp>,
+    /// When the last reply came; `None` if never.
+    pub(super) last_seen: Option<Timestamp>,
     /// Operations that belong to it.
     pub(super) op_count: u32,
     pub(super) round_trip: RoundTrip,
@@ -84,13 +84,13 @@ impl Peer {
             open_sent: None,
             open_attempt: 0,
             open_pauses: 0,
-            fruitless: 0,
+            failed_sessions: 0,
             open_due: false,
             closing: false,
-            hungry: false,
+            backpressured: false,
             holding: false,
             misrouted: None,
-            heard: None,
+            last_seen: None,
             op_count: 0,
             round_trip: RoundTrip::default(),
             waiting: List::EMPTY,
@@ -108,7 +108,7 @@ impl Peer {
         self.low_water == self.next_sequence
     }
 
-    /// Gives an operation the next number; there must be window.
+    /// Assigns the next number to an operation; the window must have room.
     pub(super) fn number(&mut self, op: u16) -> u64 {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
@@ -116,7 +116,8 @@ impl Peer {
         sequence
     }
 
-    /// The operation that a number belongs to; [`NONE`] if its outcome is known, or none had it.
+    /// The operation that a number belongs to; [`NONE`] if its outcome is known, or no operation
+    /// had it.
     pub(super) fn numbered(&self, sequence: u64) -> u16 {
         if sequence < self.low_water || sequence >= self.next_sequence {
             return NONE;
@@ -124,7 +125,7 @@ impl Peer {
         self.ring[place(sequence)]
     }
 
-    /// Takes note that the outcome of a number is known.
+    /// Records that the outcome of a number is known.
     pub(super) fn retire(&mut self, sequence: u64) {
         self.ring[place(sequence)] = NONE;
         while self.low_water < self.next_sequence && self.ring[place(self.low_water)] == NONE {
@@ -132,7 +133,7 @@ impl Peer {
         }
     }
 
-    /// Begins the numbering of a new session; nothing may be outstanding.
+    /// Restarts the numbering for a new session; nothing may be outstanding.
     pub(super) const fn renumber(&mut self) {
         self.low_water = 1;
         self.next_sequence = 1;
@@ -144,15 +145,15 @@ const fn place(sequence: u64) -> usize {
     (sequence % SESSION_WINDOW) as usize
 }
 
-/// All peers; found by server when an operation starts, by index ever after.
+/// All peers; found by server when an operation starts, by index afterwards.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: Vec<Peer>,
     limit: usize,
-    /// Open addressing over the servers, twice as long as there may be peers.
+    /// Open addressing over the servers, with at least twice as many places as peers.
     index: Box<[u16]>,
-    /// Open addressing over the sessions, four times as long as there may be peers. A session that ended stays until
-    /// half of it is used.
+    /// Open addressing over the sessions, with at least four times as many places as peers. An
+    /// ended session stays until half of the table is used.
     sessions: Box<[u16]>,
     session_entries: usize,
 }
@@ -184,7 +185,7 @@ impl Peers {
         }
     }
 
-    /// The peer with whom a session is; `node` decides if several servers issued the same number.
+    /// The peer of a session; `node` decides if several servers issued the same number.
     pub(super) fn in_session(&self, session: u64, node: NodeId) -> Option<u16> {
         let mut other = None;
         let mut slot = spread(session, self.sessions.len());
@@ -201,7 +202,7 @@ impl Peers {
         }
     }
 
-    /// Takes note of a peer's session, so that it is found.
+    /// Enters a peer's session into the index.
     pub(super) fn enter_session(&mut self, peer: u16) {
         if self.session_entries * 2 >= self.sessions.len() {
             self.sessions.fill(NONE);
@@ -224,8 +225,8 @@ impl Peers {
         self.session_entries += 1;
     }
 
-    /// The peer for a server; if there is none, a new one, in the place of the one that was silent
-    /// for longest when all places are taken, which is given back.
+    /// The peer for a server; if there is none, a new one. When all places are taken, it replaces
+    /// the peer that was last seen longest ago, which is returned.
     pub(super) fn find_or_insert(&mut self, server: Server) -> Option<(u16, Option<Peer>)> {
         if let Some(index) = self.find(server) {
             return Some((index, None));
@@ -238,7 +239,7 @@ impl Peers {
         }
         let unused = self.peers.iter().enumerate();
         let unused = unused.filter(|(_, peer)| peer.op_count == 0 && !peer.open_due);
-        let (oldest, _) = unused.min_by_key(|(_, peer)| peer.heard)?;
+        let (oldest, _) = unused.min_by_key(|(_, peer)| peer.last_seen)?;
         let index = u16::try_from(oldest).ok()?;
         let evicted = core::mem::replace(&mut self[index], Peer::new(server));
         self.index.fill(NONE);
@@ -261,13 +262,13 @@ impl Peers {
     }
 }
 
-/// Where to look for a key first in a table whose length is a power of two.
+/// The first place to search for a key in a table whose length is a power of two.
 #[allow(clippy::cast_possible_truncation, reason = "the product's upper bits are the slot")]
 const fn spread(key: u64, length: usize) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (length - 1)
 }
 
-/// Indices come from operations and queues alone; what input names goes through [`Peers::at`].
+/// Indices come from operations and queues alone; indices from input go through [`Peers::at`].
 impl core::ops::Index<u16> for Peers {
     type Output = Peer;
 

@@ -1,21 +1,21 @@
-//! Pages that have to be asked for again, elsewhere or later, and the end of an operation.
+//! Pages that have to be requested again, elsewhere or later, and the end of an operation.
 
 use core::time::Duration;
 
 use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 
 use super::{
-    Answer, Completion, Event, Failure, NONE, Operation, PageStatuses, Place, Requester, Server,
+    Completion, Event, Failure, NONE, Operation, Output, PageStatuses, Place, Requester, Server,
     Stage,
     op::{Holder, NO_PAGE, Op},
 };
 use crate::Timestamp;
 
-/// A range that moved more often while one operation was under way is not followed.
+/// The most moves of a range that one operation follows.
 pub(super) const HOPS_MAX: u8 = 4;
 
 impl Requester {
-    /// Remembers what a refusal tells besides its status.
+    /// Records the details of a refusal besides its status.
     pub(super) fn note_refusal(
         &mut self,
         index: u16,
@@ -26,11 +26,11 @@ impl Requester {
         let op = &mut self.ops[index];
         match status {
             Status::Busy => {
-                op.route.holder = Holder::told_by(reply);
+                op.route.holder = Holder::from_reply(reply);
             }
             Status::Moved => {
                 let page = op.run.first_page + u8::try_from(page).unwrap_or(0);
-                // Pages that moved to different nodes are asked for one by one.
+                // Pages that moved to different nodes are requested one by one.
                 op.pages.one_by_one |=
                     op.route.moved_page != NO_PAGE && op.route.moved_node != reply.header.node;
                 if page < op.route.moved_page {
@@ -42,19 +42,19 @@ impl Requester {
         }
     }
 
-    /// Gives a page of the run its status.
+    /// Sets the status of a page of the run.
     pub(super) fn settle_page(&mut self, index: u16, page: usize, status: Status) {
         let via = self.is_via(index);
         let op = &mut self.ops[index];
-        op.arrived.answered |= 1 << page;
+        op.arrived.settled |= 1 << page;
         let whole = usize::from(op.run.first_page) + page;
         if let Some(entry) = op.pages.statuses.get_mut(whole) {
             *entry = status;
         }
-        // Whatever becomes of the other pages, this one was changed.
+        // Whatever the status of the other pages, this one was changed.
         op.may_be_applied |= status.is_ok() && op.operation.changes_memory();
-        let passes = is_passing(status, via) || op.is_lost_grant(status);
-        if !(op.may_ask_again() && passes) {
+        let retries = is_temporary(status, via) || op.is_lost_grant(status);
+        if !(op.may_retry() && retries) {
             op.pages.pending &= !(1_u8.checked_shl(u32::try_from(whole).unwrap_or(8)).unwrap_or(0));
         }
     }
@@ -74,7 +74,7 @@ impl Requester {
         self.end_run(now, index);
     }
 
-    /// All pages of the run are answered: ends the operation, or asks again for what is pending.
+    /// All pages of the run have a status: ends the operation, or requests the pending pages again.
     pub(super) fn end_run(&mut self, now: Timestamp, index: u16) {
         self.detach(index);
         self.retire_number(index);
@@ -92,10 +92,10 @@ impl Requester {
         op.pages.one_by_one |= !uniform;
         op.route.home = true;
         if !run.contains(&first) {
-            // This page was last asked for in an earlier run; it begins afresh.
+            // This page was last requested in an earlier run; its counts start again.
             op.route.hops = 0;
             op.route.pauses = 0;
-            self.go_home(now, index);
+            self.continue_at_home(now, index);
             return;
         }
         match status {
@@ -104,7 +104,7 @@ impl Requester {
                 self.set_run(index);
                 self.sleep(now, index);
             }
-            // Only an UPDATE comes here: its grant ended before it was heard.
+            // Only an UPDATE gets here: its grant ended before the requester received it.
             Status::LeaseLost => {
                 self.counters.count(Event::GrantLost);
                 self.set_run(index);
@@ -112,24 +112,24 @@ impl Requester {
             }
             Status::Moved if usize::from(op.route.moved_page) == first => self.follow(now, index),
             Status::NoAuthority => {
-                // Its grant is on its way, or the range moved on: no hop, but a pause.
-                self.forget_move(index);
+                // The node's authority is on its way, or the range moved on: no hop, but a pause.
+                self.discard_move(index);
                 self.ops[index].route.hops = 0;
-                self.wait_for_home(now, index);
+                self.pause_for_home(now, index);
             }
             _ => {
-                self.forget_move(index);
+                self.discard_move(index);
                 self.hop(now, index, None);
             }
         }
     }
 
-    /// The range is served by another node.
+    /// Another node serves the range.
     fn follow(&mut self, now: Timestamp, index: u16) {
         let node = NodeId(self.ops[index].route.moved_node);
         let Some(pointer) = self.ops[index].pointer().filter(|_| node.is_unicast()) else {
             self.counters.count(Event::ReplyViolation);
-            let node = self.asked_node(index);
+            let node = self.contacted_node(index);
             self.fail(index, Failure::Violation { node });
             return;
         };
@@ -138,7 +138,7 @@ impl Requester {
         self.hop(now, index, Some(node));
     }
 
-    /// Asks another node, or the home if `None`, unless that happened too often.
+    /// Continues at another node, or at the home if `None`, unless that happened too often.
     fn hop(&mut self, now: Timestamp, index: u16, node: Option<NodeId>) {
         let op = &mut self.ops[index];
         op.route.hops += 1;
@@ -148,33 +148,33 @@ impl Requester {
             return;
         }
         match node {
-            Some(node) => self.go_to(now, index, node),
-            None => self.go_home(now, index),
+            Some(node) => self.continue_at(now, index, node),
+            None => self.continue_at_home(now, index),
         }
     }
 
-    fn go_home(&mut self, now: Timestamp, index: u16) {
+    fn continue_at_home(&mut self, now: Timestamp, index: u16) {
         let home = self.ops[index].pointer().map(|pointer| pointer.node);
-        self.go_to(now, index, home.unwrap_or(NodeId::ANY));
+        self.continue_at(now, index, home.unwrap_or(NodeId::ANY));
     }
 
-    /// Asks the home again after a pause.
-    fn wait_for_home(&mut self, now: Timestamp, index: u16) {
+    /// Contacts the home again after a pause.
+    fn pause_for_home(&mut self, now: Timestamp, index: u16) {
         let home = self.ops[index].pointer().map(|pointer| pointer.node);
-        if self.turn_to(index, home.unwrap_or(NodeId::ANY)) {
+        if self.route_to(index, home.unwrap_or(NodeId::ANY)) {
             self.sleep(now, index);
         }
     }
 
-    fn go_to(&mut self, now: Timestamp, index: u16, node: NodeId) {
-        if self.turn_to(index, node) {
+    fn continue_at(&mut self, now: Timestamp, index: u16, node: NodeId) {
+        if self.route_to(index, node) {
             self.enqueue(now, index);
         }
     }
 
-    /// Makes a node the one that is asked next; false if there is no place for it and the
-    /// operation ended.
-    fn turn_to(&mut self, index: u16, node: NodeId) -> bool {
+    /// Makes a node the next one to contact; false if no server slot is free and the operation
+    /// ended.
+    fn route_to(&mut self, index: u16, node: NodeId) -> bool {
         let shard = self.ops[index].pointer().map_or(0, |pointer| pointer.location.shard());
         self.leave_peer(index);
         let Some(peer) = self.peer(Server { node, shard }) else {
@@ -187,14 +187,14 @@ impl Requester {
         true
     }
 
-    fn forget_move(&mut self, index: u16) {
+    fn discard_move(&mut self, index: u16) {
         self.counters.count(Event::MovedForget);
         if let Some(pointer) = self.ops[index].pointer() {
             self.moved.forget(pointer);
         }
     }
 
-    /// Lets an operation wait for a while before its next try.
+    /// Lets an operation wait for a while before its next attempt.
     pub(super) fn sleep(&mut self, now: Timestamp, index: u16) {
         let pause = self.pause(self.ops[index].route.pauses);
         let op = &mut self.ops[index];
@@ -216,7 +216,7 @@ impl Requester {
         self.sleep(now, index);
     }
 
-    /// A pause after `count` pauses before: doubled each time, and spread over its upper half.
+    /// A pause after `count` earlier pauses: doubled each time, and randomised over its upper half.
     pub(super) fn pause(&mut self, count: u8) -> Duration {
         let timing = &self.config.timing;
         let longest = timing.back_off_min.saturating_mul(1 << count.min(16));
@@ -227,7 +227,7 @@ impl Requester {
 
     /// All pages have their final status.
     pub(super) fn conclude(&mut self, index: u16) {
-        let node = self.asked_node(index);
+        let node = self.contacted_node(index);
         let op = &self.ops[index];
         let count = op.page_count();
         let statuses = op.pages.statuses.get(..count).unwrap_or(&op.pages.statuses);
@@ -236,40 +236,41 @@ impl Requester {
             let count = u8::try_from(count).unwrap_or(0);
             Err(Failure::Partial(PageStatuses { count, statuses: op.pages.statuses }))
         } else if first.is_ok() {
-            Ok(self.answer(index))
+            Ok(self.output(index))
         } else {
             Err(Failure::Refused { status: first, node })
         };
         self.finish(index, result);
     }
 
-    /// What an operation answers whose pages are all well.
-    fn answer(&mut self, index: u16) -> Answer {
+    /// The result of an operation whose pages all succeeded.
+    fn output(&mut self, index: u16) -> Output {
         let op = &self.ops[index];
         match op.operation {
-            Operation::ReadStale { .. } => Answer::Read { stale: op.pages.stale != 0 },
+            Operation::ReadStale { .. } => Output::Read { stale: op.pages.stale != 0 },
             Operation::Update { .. } => {
                 self.counters.count(Event::Grant);
-                Answer::Leased(op.grant.lease)
+                Output::Leased(op.grant.lease)
             }
-            _ => Answer::Done,
+            _ => Output::Done,
         }
     }
 
-    /// Ends an operation by a failure that says that nothing was done, if that is known.
+    /// Ends an operation with a failure; the failure says that nothing was done only if that is
+    /// known.
     pub(super) fn fail(&mut self, index: u16, failure: Failure) {
         let op = &self.ops[index];
         let failure = if op.may_have_changed() {
-            let answering = self.is_answering(index);
-            Failure::OutcomeUnknown { node: self.asked_node(index), answering }
+            let responding = self.is_responding(index);
+            Failure::OutcomeUnknown { node: self.contacted_node(index), responding }
         } else {
             failure
         };
         self.finish(index, Err(failure));
     }
 
-    /// Ends an operation and tells the caller.
-    pub(super) fn finish(&mut self, index: u16, result: Result<Answer, Failure>) {
+    /// Ends an operation and queues its completion.
+    pub(super) fn finish(&mut self, index: u16, result: Result<Output, Failure>) {
         let token = self.ops[index].token;
         self.counters.count(if result.is_ok() { Event::Success } else { Event::Failure });
         self.release(index);
@@ -283,7 +284,7 @@ impl Requester {
         if closes && self.ops[index].request.sequence != 0 {
             let peer = self.ops[index].route.peer;
             self.peers[peer].closing = false;
-            self.starve(peer);
+            self.mark_backpressured(peer);
         }
         self.retire_number(index);
         self.leave_peer(index);
@@ -293,7 +294,7 @@ impl Requester {
         }
     }
 
-    /// Takes note that the outcome of the operation's current number is known.
+    /// Records that the outcome of the operation's current number is known.
     pub(super) fn retire_number(&mut self, index: u16) {
         let op = &mut self.ops[index];
         let sequence = core::mem::take(&mut op.request.sequence);
@@ -309,7 +310,7 @@ impl Requester {
         self.outstanding_pages = self.outstanding_pages.saturating_sub(cost);
     }
 
-    /// Parts an operation without a number from its peer.
+    /// Detaches an operation without a number from its peer.
     pub(super) fn leave_peer(&mut self, index: u16) {
         let peer = core::mem::replace(&mut self.ops[index].route.peer, NONE);
         if peer != NONE {
@@ -317,21 +318,21 @@ impl Requester {
         }
     }
 
-    pub(super) fn asked_node(&self, index: u16) -> NodeId {
+    pub(super) fn contacted_node(&self, index: u16) -> NodeId {
         self.peers.at(self.ops[index].route.peer).map_or(NodeId::ANY, |peer| peer.server.node)
     }
 
-    /// Whether anything was heard from the node that was asked since the operation began.
-    pub(super) fn is_answering(&self, index: u16) -> bool {
+    /// Whether the contacted node replied since the operation started.
+    pub(super) fn is_responding(&self, index: u16) -> bool {
         let op = &self.ops[index];
-        let heard = self.peers.at(op.route.peer).and_then(|peer| peer.heard);
-        heard.is_some_and(|heard| heard >= op.started)
+        let last_seen = self.peers.at(op.route.peer).and_then(|peer| peer.last_seen);
+        last_seen.is_some_and(|last_seen| last_seen >= op.started)
     }
 
-    /// Whether the node that is asked is not the pointer's home.
+    /// Whether the contacted node is not the pointer's home.
     fn is_via(&self, index: u16) -> bool {
         let home = self.ops[index].pointer().map(|pointer| pointer.node);
-        home.is_some_and(|home| home != self.asked_node(index))
+        home.is_some_and(|home| home != self.contacted_node(index))
     }
 }
 
@@ -343,19 +344,19 @@ impl Op {
         end.div_ceil(bluebridge_wire::address::PAGE_BYTES).min(LINE_PAGES)
     }
 
-    /// Whether an UPDATE was granted, and the grant ended before it was heard.
+    /// Whether an UPDATE was granted, and the grant ended before the requester received it.
     const fn is_lost_grant(&self, status: Status) -> bool {
         matches!((status, self.operation), (Status::LeaseLost, Operation::Update { .. }))
     }
 
-    /// Whether what was refused for now may be asked for again.
-    fn may_ask_again(&self) -> bool {
+    /// Whether a request that was refused temporarily may be repeated.
+    fn may_retry(&self) -> bool {
         matches!(self.stage, Stage::Direct) && self.pointer().is_some()
     }
 }
 
-/// Whether a page's status passes: asked elsewhere or later, the page may be served.
-const fn is_passing(status: Status, via: bool) -> bool {
+/// Whether a page's status is temporary: elsewhere or later, the page may be served.
+const fn is_temporary(status: Status, via: bool) -> bool {
     match status {
         Status::Busy | Status::Moved | Status::NotOwner => true,
         Status::NoAuthority | Status::WrongNode => via,

@@ -1,4 +1,4 @@
-//! Numbers that look random, from the caller's seed.
+//! Pseudorandom numbers from the caller's seed.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): enough for nonces and for spreading retries.
 #[derive(Clone, Debug)]

@@ -1,18 +1,18 @@
-//! Which replies are trusted, and what each status leads to.
+//! Which replies are trusted, and how each status is handled.
 
 use bluebridge_wire::{Command, Datagram, NodeId, Pointer, Status, Usage, tlv::TlvType};
 
 use super::{
-    Answer, Buffers, Event, Failure, NONE, Operation, Place, Queue, Requester, Stage, State,
+    Buffers, Event, Failure, NONE, Operation, Output, Place, Queue, Requester, Stage, State,
     lease::is_queued, op::Op, transmit::ATTEMPT_MAX,
 };
 use crate::Timestamp;
 
 impl Requester {
-    /// Takes a datagram that was received.
+    /// Handles a received datagram.
     ///
-    /// It counts only if space, session, number, command, the replier's node and its incarnation
-    /// agree with what was asked; all else is counted and ignored.
+    /// It is accepted only if space, session, number, command, the replying node and its
+    /// incarnation agree with the request; anything else is counted and ignored.
     pub fn handle_datagram(
         &mut self,
         now: Timestamp,
@@ -20,7 +20,7 @@ impl Requester {
         buffers: &mut impl Buffers,
     ) {
         self.receive(now, datagram, buffers);
-        self.admit_hungry(now);
+        self.admit_backpressured(now);
     }
 
     fn receive(&mut self, now: Timestamp, reply: &Datagram<'_>, buffers: &mut impl Buffers) {
@@ -60,17 +60,17 @@ impl Requester {
             self.handle_redirected(now, index, status, reply, buffers);
             return;
         }
-        // A restarted server speaks of the lost session in its new incarnation.
+        // A restarted server reports the lost session under its new incarnation.
         if reply.header.incarnation != entry.incarnation && status != Status::NoSession {
             self.counters.count(Event::ReplyUntrusted);
             return;
         }
-        self.heard(now, peer, index, status, reply);
+        self.note_reply(now, peer, index, status, reply);
         self.handle_status(now, index, status, reply, buffers);
     }
 
     /// Bookkeeping for every trusted reply in a session.
-    fn heard(
+    fn note_reply(
         &mut self,
         now: Timestamp,
         peer: u16,
@@ -80,20 +80,20 @@ impl Requester {
     ) {
         self.counters.count_status(status);
         let (entry, op) = (&mut self.peers[peer], &self.ops[index]);
-        entry.heard = Some(now);
+        entry.last_seen = Some(now);
         if status == Status::NoSession {
             return;
         }
-        entry.fruitless = 0;
+        entry.failed_sessions = 0;
         if reply.header.credit != entry.credit {
             entry.credit = reply.header.credit;
             self.freed = true;
         }
-        // The first sign of the latest attempt is an honest sample; of a READ's train one is
-        // enough, and a later piece waited for those before it.
+        // The first reply to the latest attempt is a valid round-trip sample; one is enough for a
+        // READ's train, whose later pieces waited for the earlier ones.
         let attempt = reply.header.flags.attempt();
-        let first_sign = !op.is_read() || (op.arrived.done == 0 && op.arrived.answered == 0);
-        // What waited for a lease to end says nothing about the way.
+        let first_sign = !op.is_read() || (op.arrived.done == 0 && op.arrived.settled == 0);
+        // The reply to a request that waited for a lease says nothing about the network.
         let first_sign = first_sign && op.request.queue == Queue::No;
         if attempt == op.request.attempt
             && attempt < ATTEMPT_MAX
@@ -129,7 +129,7 @@ impl Requester {
                 }
                 Operation::Close { .. } => self.closed(now, peer, index),
                 _ => {
-                    self.note_unheard_create(index);
+                    self.note_unexecuted_create(index);
                     self.lose_session(now, peer);
                 }
             },
@@ -146,7 +146,7 @@ impl Requester {
             _ if matches!(op.stage, Stage::Confirm(_)) => self.refuse_confirm(index, status, node),
             Status::LeaseLost if op.command().is_always_home() => self.lose_lease(index, reply),
             Status::Busy if op.operation.may_queue() && is_queued(reply) => {
-                self.queue_up(now, index, reply);
+                self.note_queued(now, index, reply);
             }
             Status::Busy if matches!(op.operation, Operation::Update { wait: false, .. }) => {
                 self.note_refusal(index, 0, status, reply);
@@ -167,15 +167,15 @@ impl Requester {
         }
     }
 
-    /// The server refused the whole request and did nothing of it. What earlier requests of the
-    /// operation did stays done.
+    /// The server refused the whole request and did nothing of it. The effects of earlier requests
+    /// of the operation remain.
     fn refuse(&mut self, index: u16, status: Status, node: NodeId) {
         let op = &mut self.ops[index];
         let refusal = Failure::Refused { status, node };
         if !op.may_be_applied {
             self.finish(index, Err(refusal));
         } else if matches!(op.operation, Operation::Write { .. } | Operation::Zero { .. }) {
-            // Each page that was changed has its status; the others share the refusal.
+            // Each page that was changed has its status; the others get the refusal.
             let pending = core::mem::take(&mut op.pages.pending);
             for (page, entry) in op.pages.statuses.iter_mut().enumerate() {
                 if pending & (1 << page) != 0 {
@@ -188,9 +188,9 @@ impl Requester {
         }
     }
 
-    /// A server without the session answered. If that was the only copy of a CREATE, no pages were
+    /// A server without the session replied. If that was the only copy of a CREATE, no pages were
     /// allocated.
-    fn note_unheard_create(&mut self, index: u16) {
+    fn note_unexecuted_create(&mut self, index: u16) {
         let op = &mut self.ops[index];
         if op.is_directed_create() && op.request.sent_count <= op.train_length() {
             op.request.sent_count = 0;
@@ -208,20 +208,20 @@ impl Requester {
         let node = reply.from.node;
         if let Stage::Confirm(pointer) = op.stage {
             self.counters.count(Event::Confirm);
-            self.finish(index, Ok(Answer::Pointer(pointer)));
+            self.finish(index, Ok(Output::Pointer(pointer)));
             return;
         }
-        let answer = match op.operation {
+        let output = match op.operation {
             Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
                 self.handle_piece(now, index, reply, buffers);
                 return;
             }
-            Operation::Abort { .. } | Operation::Commit { .. } => Some(Answer::Done),
+            Operation::Abort { .. } | Operation::Commit { .. } => Some(Output::Done),
             Operation::Renew { epoch, .. } => {
-                // Whichever try was done, the first one was sent before.
+                // Whichever attempt was executed, the first one was sent before.
                 let lease = super::lease::granted(op.request.first_sent, &reply.header);
                 self.counters.count(Event::Renewal);
-                (lease.epoch == epoch).then_some(Answer::Leased(lease))
+                (lease.epoch == epoch).then_some(Output::Leased(lease))
             }
             Operation::Write { .. } | Operation::Zero { .. } => {
                 self.settle_run(now, index, Status::Ok, reply);
@@ -239,26 +239,26 @@ impl Requester {
                         && pointer.space == self.config.space
                         && pointer.location.is_page_aligned()
                 };
-                pointer.filter(good).map(Answer::Pointer)
+                pointer.filter(good).map(Output::Pointer)
             }
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
                 let word = <[u8; 8]>::try_from(reply.data).ok();
-                word.map(|word| Answer::Previous(u64::from_be_bytes(word)))
+                word.map(|word| Output::Previous(u64::from_be_bytes(word)))
             }
-            Operation::Delete { .. } => Some(Answer::Freed(reply.header.length)),
+            Operation::Delete { .. } => Some(Output::Freed(reply.header.length)),
             Operation::Ping { length, .. } => {
                 let sent = buffers.outgoing(op.token).get(..length as usize);
-                (sent == Some(reply.data)).then_some(Answer::Done)
+                (sent == Some(reply.data)).then_some(Output::Done)
             }
-            Operation::Stat { .. } => Usage::parse(reply.data).map(Answer::Usage),
+            Operation::Stat { .. } => Usage::parse(reply.data).map(Output::Usage),
         };
-        let Some(answer) = answer else {
+        let Some(output) = output else {
             self.counters.count(Event::ReplyViolation);
-            // The operation is done, but its answer says nothing: what it did is not known.
+            // The operation is done, but its reply has no valid result: its effect is not known.
             self.fail(index, Failure::Violation { node });
             return;
         };
-        self.finish(index, Ok(answer));
+        self.finish(index, Ok(output));
     }
 
     /// The pages of a WRITE or a zeroing DELETE ended differently.
@@ -282,7 +282,7 @@ impl Requester {
         self.end_run(now, index);
     }
 
-    /// The server has not all pieces of a train: sends the missing ones.
+    /// The server has not received all pieces of a train: sends the missing ones.
     pub(super) fn repair_train(&mut self, index: u16, reply: &Datagram<'_>) {
         let op = &mut self.ops[index];
         let attempt = reply.header.flags.attempt();
@@ -296,11 +296,11 @@ impl Requester {
         op.arrived.done = reply.header.detail & op.run.cut.all();
         op.request.to_send = op.run.cut.all() & !op.arrived.done;
         if op.request.to_send == 0 {
-            // Nothing is missing, yet nothing was answered: its probe draws the answer.
+            // No piece is missing, yet there is no final reply: its probe requests it.
             op.request.to_send = 1;
         }
         op.request.attempt = (op.request.attempt + 1).min(ATTEMPT_MAX);
-        // At the last attempt rounds cannot be told apart any more; the timer begins the next.
+        // The last attempt number is shared by all later rounds; the timer begins the next round.
         op.request.probing = op.request.attempt < ATTEMPT_MAX;
         op.request.expired = 0;
         self.counters.count(Event::TrainRepair);
@@ -308,11 +308,11 @@ impl Requester {
     }
 
     fn refuse_confirm(&mut self, index: u16, status: Status, node: NodeId) {
-        let gone = matches!(
+        let is_lost = matches!(
             status,
             Status::NotAllocated | Status::OutOfRange | Status::StaleGeneration | Status::StaleTag
         );
-        if gone {
+        if is_lost {
             self.detach(index);
             self.ops[index].link.place = Place::Flight;
             self.confirm_late(index);
@@ -334,7 +334,7 @@ impl Op {
     }
 }
 
-/// Statuses that a server gives before it looks for a recorded answer (protocol, section 7).
+/// Statuses that a server sends before it looks up a recorded reply (protocol, section 7).
 const fn is_before_record(status: Status) -> bool {
     matches!(
         status,

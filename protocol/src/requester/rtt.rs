@@ -12,7 +12,7 @@ pub(super) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// Takes a sample of a request that was sent once and is answered.
+    /// Adds a sample: a request that was sent once and has its reply.
     pub(super) fn sample(&mut self, round_trip: Duration) {
         let sample = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX >> 8).max(1);
         if self.smoothed == 0 {

@@ -1,23 +1,23 @@
-//! Sessions: opening them, losing them, and going on in new ones (protocol, section 2).
+//! Sessions: opening them, losing them, and continuing in new ones (protocol, section 2).
 
 use bluebridge_wire::{ArenaGeneration, Datagram, Status};
 
 use super::{
-    Answer, Event, Failure, NONE, Operation, Place, Requester, Server, Stage, State, op::Op,
+    Event, Failure, NONE, Operation, Output, Place, Requester, Server, Stage, State, op::Op,
     peer::Peer, random::Random,
 };
 use crate::{Timestamp, pieces::PIECE_BYTES_MIN};
 
-/// What becomes of an operation whose session is gone.
+/// How an operation whose session is lost continues.
 enum Resume {
     Again,
-    End(Result<Answer, Failure>),
+    End(Result<Output, Failure>),
 }
 
 impl Requester {
-    /// Begins to open a session, if that was not begun.
+    /// Starts to open a session, if that was not started before.
     pub(super) fn open(&mut self, now: Timestamp, peer: u16) {
-        let pause = match self.peers[peer].fruitless {
+        let pause = match self.peers[peer].failed_sessions {
             0 | 1 => None,
             losses => Some(self.config.timing.back_off_min * (1 << losses.min(6))),
         };
@@ -54,9 +54,9 @@ impl Requester {
         }
     }
 
-    /// Forgets the OPENs that were sent: a session keeps the piece size that it began with, also
-    /// when its OPEN is repeated.
-    pub(super) fn forget_opens(&mut self) {
+    /// Discards the OPENs that were sent: a session keeps the piece size of its first OPEN, also
+    /// when the OPEN is repeated.
+    pub(super) fn discard_opens(&mut self) {
         for peer in 0..u16::try_from(self.peers.count()).unwrap_or(NONE) {
             let nonce = nonce(&mut self.random, peer);
             let entry = &mut self.peers[peer];
@@ -66,7 +66,7 @@ impl Requester {
         }
     }
 
-    /// The timer of an OPEN ran out.
+    /// The timer of an OPEN expired.
     pub(super) fn open_again(&mut self, peer: u16) {
         let entry = &mut self.peers[peer];
         if entry.op_count == 0 {
@@ -102,14 +102,15 @@ impl Requester {
             return;
         };
         if reply.from.node != entry.server.node {
-            // Somebody else answers for the server: the network led the OPEN astray.
+            // Another node replies instead of the server: the network delivered the OPEN to the
+            // wrong node.
             if status == Status::WrongNode {
                 entry.misrouted = Some(reply.from.node);
             }
             self.counters.count(Event::ReplyUntrusted);
             return;
         }
-        entry.heard = Some(now);
+        entry.last_seen = Some(now);
         self.counters.count_status(status);
         match status {
             Status::Ok => self.opened(now, peer, reply),
@@ -161,11 +162,11 @@ impl Requester {
         self.admit(now, peer);
     }
 
-    /// The server does not know the session any more.
+    /// The server no longer knows the session.
     pub(super) fn lose_session(&mut self, now: Timestamp, peer: u16) {
         self.counters.count(Event::SessionLost);
         let entry = &mut self.peers[peer];
-        entry.fruitless = entry.fruitless.saturating_add(1);
+        entry.failed_sessions = entry.failed_sessions.saturating_add(1);
         entry.state = State::Closed;
         entry.closing = false;
         entry.holding = true;
@@ -180,7 +181,7 @@ impl Requester {
         self.open(now, peer);
     }
 
-    /// Decides, in a new session, about every operation of the lost one.
+    /// Decides, in a new session, how every operation of the lost session continues.
     fn resume(&mut self, now: Timestamp, peer: u16, lost_incarnation: u32) {
         let numbers = self.peers[peer].low_water..self.peers[peer].next_sequence;
         for sequence in numbers.rev() {
@@ -193,9 +194,9 @@ impl Requester {
                     self.counters.count(Event::Resumed);
                     let op = &mut self.ops[index];
                     op.may_be_applied |= op.request.sent_count > 0 && op.is_directed_create();
-                    op.asked_before |= op.request.sent_count > 0;
+                    op.sent_before |= op.request.sent_count > 0;
                     op.route.home = true;
-                    // All pages of the run are asked for anew, also those that were complete.
+                    // All pages of the run are requested again, also those that were complete.
                     op.pages.pending |= super::page_bits(op.run_page_count()) << op.run.first_page;
                     self.retire_number(index);
                     self.ops[index].link.place = Place::Waiting;
@@ -222,7 +223,7 @@ impl Requester {
         );
         let Server { node, .. } = peer.server;
         if matches!(op.operation, Operation::Close { .. }) {
-            return Resume::End(Ok(Answer::Done));
+            return Resume::End(Ok(Output::Done));
         }
         if op.request.sent_count == 0
             || idempotent
@@ -237,14 +238,14 @@ impl Requester {
             return Resume::Again;
         }
         let home = op.pointer().filter(|pointer| pointer.node == node);
-        // Whatever has an earlier generation was lost; later ones are of what is there now.
+        // Contents of earlier generations were lost; later ones are current.
         if home.is_some_and(|pointer| pointer.location.generation() < peer.generation) {
             return Resume::End(Err(Failure::Refused { status: Status::StaleGeneration, node }));
         }
-        Resume::End(Err(Failure::OutcomeUnknown { node, answering: true }))
+        Resume::End(Err(Failure::OutcomeUnknown { node, responding: true }))
     }
 
-    /// No session can be had: everything that waits for one fails.
+    /// No session can be opened: all operations that wait for one fail.
     pub(super) fn refuse_open(&mut self, peer: u16, failure: Failure) {
         let entry = &mut self.peers[peer];
         entry.state = State::Closed;
@@ -262,10 +263,10 @@ impl Requester {
         }
     }
 
-    /// CLOSE is answered, or as good as answered.
+    /// CLOSE has its reply, or the session is known to be closed.
     pub(super) fn closed(&mut self, now: Timestamp, peer: u16, index: u16) {
         self.counters.count(Event::SessionClose);
-        self.finish(index, Ok(Answer::Done));
+        self.finish(index, Ok(Output::Done));
         let entry = &mut self.peers[peer];
         entry.state = State::Closed;
         entry.session = 0;
@@ -273,14 +274,13 @@ impl Requester {
     }
 }
 
-/// A number for an OPEN: never 0, and its low bits lead from the answer back to the peer.
+/// A number for an OPEN: never 0, and its low bits identify the peer in the reply.
 fn nonce(random: &mut Random, peer: u16) -> u64 {
     (random.next() & !0xffff) | (1 << 63) | u64::from(peer)
 }
 
 impl Op {
-    /// Whether it is a directed CREATE or ALLOC_WRITE, whose pages nobody knows if it is not
-    /// answered.
+    /// Whether it is a directed CREATE or ALLOC_WRITE: without its reply its pages are unknown.
     pub(super) const fn is_directed_create(&self) -> bool {
         matches!(self.stage, Stage::Direct)
             && matches!(self.operation, Operation::AllocWrite { .. } | Operation::Create { .. })

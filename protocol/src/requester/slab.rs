@@ -1,4 +1,4 @@
-//! The operations under way: a fixed slab, and lists that run through it.
+//! The operations in progress: a fixed slab, and linked lists in it.
 
 use super::{
     op::{Link, Op, Place},
@@ -23,7 +23,7 @@ impl List {
     }
 }
 
-/// All operations; the room for them is made once.
+/// All operations; memory is allocated once.
 #[derive(Debug)]
 pub(super) struct Slab {
     ops: Vec<Op>,
@@ -38,17 +38,17 @@ impl Slab {
         Self { ops: Vec::with_capacity(limit), limit, free: NONE, live: 0 }
     }
 
-    /// Operations under way.
+    /// Operations in progress.
     pub(super) const fn live(&self) -> usize {
         self.live
     }
 
-    /// Operations that may be under way at once.
+    /// Operations that may be in progress at once.
     pub(super) const fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Slots that were ever used; indices are below.
+    /// Slots that were ever used; all indices are below.
     pub(super) fn slots(&self) -> u16 {
         u16::try_from(self.ops.len()).unwrap_or(NONE)
     }
@@ -88,13 +88,13 @@ impl Slab {
         OperationId { index, generation: self[index].link.generation }
     }
 
-    /// The slot of an operation that is still under way.
+    /// The slot of an operation that is still in progress.
     pub(super) fn find(&self, id: OperationId) -> Option<u16> {
         let op = self.at(id.index)?;
         (op.link.generation == id.generation).then_some(id.index)
     }
 
-    /// The operation in a slot that input names.
+    /// The operation in a slot whose index comes from input.
     pub(super) fn at(&self, index: u16) -> Option<&Op> {
         self.ops.get(usize::from(index)).filter(|op| op.link.place != Place::Free)
     }

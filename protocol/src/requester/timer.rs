@@ -1,4 +1,4 @@
-//! Deadlines, retransmission and back-offs that are over.
+//! Deadlines, retransmission, and the ends of back-offs.
 
 use bluebridge_wire::Status;
 
@@ -6,7 +6,7 @@ use super::{Event, Failure, Place, Queue, Requester, Stage, State};
 use crate::Timestamp;
 
 impl Requester {
-    /// Takes note of the time: ends what is past its deadline, and sends again what is due.
+    /// Ends operations whose deadlines passed by `now`, and retransmits requests that are due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         if now < self.next_timeout || self.ops.live() == 0 {
             return;
@@ -33,11 +33,11 @@ impl Requester {
             }
         }
         self.time_out_opens(now);
-        self.admit_hungry(now);
+        self.admit_backpressured(now);
     }
 
-    /// Ends all operations now, each as if its deadline had passed: for a requester that knows that
-    /// nobody will answer any more.
+    /// Ends all operations now, each as if its deadline had passed: for a requester whose endpoint
+    /// knows that no reply will arrive.
     pub fn expire_all(&mut self) {
         for index in 0..self.ops.slots() {
             if self.ops.at(index).is_some() {
@@ -61,7 +61,7 @@ impl Requester {
         }
     }
 
-    /// No answer in time: asks again.
+    /// No reply in time: retransmits.
     fn time_out(&mut self, index: u16) {
         let op = &mut self.ops[index];
         let event = match op.request.queue {
@@ -74,16 +74,17 @@ impl Requester {
         self.send_again(index);
     }
 
-    /// Sends the request once more: of a READ what is missing, of a train its lowest missing piece.
+    /// Sends the request once more: of a READ the missing pieces, of a train its lowest missing
+    /// piece.
     pub(super) fn send_again(&mut self, index: u16) {
         let entropy = self.random.next();
         let op = &mut self.ops[index];
         op.request.attempt = op.next_attempt();
         op.leave_owner();
-        if let Stage::Ask { entropy: current } = &mut op.stage
+        if let Stage::Anywhere { entropy: current } = &mut op.stage
             && op.request.expired > 1
         {
-            // The node that was chosen does not answer: lets another be chosen, which has nothing.
+            // The chosen node does not reply: another one is chosen, which has no pieces.
             *current = entropy;
             op.arrived.done = 0;
         }
@@ -97,14 +98,14 @@ impl Requester {
         self.make_ready(index);
     }
 
-    /// A back-off is over.
+    /// A back-off ended.
     fn wake(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
         if op.request.sequence == 0 {
             self.enqueue(now, index);
             return;
         }
-        let anywhere = matches!(op.stage, Stage::Ask { .. });
+        let anywhere = matches!(op.stage, Stage::Anywhere { .. });
         op.request.attempt = op.next_attempt();
         op.arrived.done = 0;
         op.request.probing = op.is_train();
@@ -112,12 +113,12 @@ impl Requester {
         if anywhere {
             self.counters.count(Event::OverloadedRetry);
             let entropy = self.random.next();
-            self.ops[index].stage = Stage::Ask { entropy };
+            self.ops[index].stage = Stage::Anywhere { entropy };
         }
         self.make_ready(index);
     }
 
-    /// Whether OPEN was answered by OVERLOADED.
+    /// Whether the reply to OPEN was OVERLOADED.
     fn is_opening_refused(&self, peer: u16) -> bool {
         let peer = self.peers.at(peer);
         peer.is_some_and(|peer| peer.state == State::Opening && peer.open_pauses > 0)
@@ -127,8 +128,8 @@ impl Requester {
     fn expire(&mut self, index: u16) {
         self.counters.count(Event::Deadline);
         let op = &self.ops[index];
-        let node = self.asked_node(index);
-        let answering = self.is_answering(index);
+        let node = self.contacted_node(index);
+        let responding = self.is_responding(index);
         let misrouted = self.peers.at(op.route.peer).and_then(|peer| peer.misrouted);
         let waits = op.request.sequence == 0 || op.request.queue != Queue::No;
         let failure = if waits && op.route.holder.owner != 0 {
@@ -143,14 +144,14 @@ impl Requester {
             Failure::Refused { status: Status::Overloaded, node }
         } else if let Some(node) = misrouted {
             Failure::Refused { status: Status::WrongNode, node }
-        } else if answering {
+        } else if responding {
             Failure::TimedOut { node }
         } else {
             Failure::Unreachable { node }
         };
         if let Some(pointer) = op.pointer()
             && pointer.node != node
-            && !answering
+            && !responding
         {
             self.counters.count(Event::MovedForget);
             self.moved.forget(pointer);

@@ -1,4 +1,4 @@
-//! What is sent: OPENs first, then the operations' datagrams in train order.
+//! Sending: OPENs first, then the operations' datagrams in train order.
 
 use core::net::Ipv6Addr;
 
@@ -13,22 +13,22 @@ use super::{
 };
 use crate::{Timestamp, pieces::Piece};
 
-/// Bytes of a [`SealedRequest::head`] at most: the header and the operands of an atomic.
+/// The largest [`SealedRequest::head`] in bytes: the header and the operands of an atomic.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
 
-/// The attempt stays here when there are more.
+/// The largest attempt number; later attempts repeat it.
 pub(super) const ATTEMPT_MAX: u8 = 15;
 
-/// What a datagram was sent for.
+/// The purpose of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Origin {
-    /// The end of a session that was given up; nothing waits for it.
+    /// The end of a session that was abandoned; no reply is expected.
     Leave,
     /// An operation.
     Operation(OperationId),
     /// A session that is to be opened.
     Session {
-        /// The server's place in the requester.
+        /// The server's slot in the requester.
         peer: u16,
     },
 }
@@ -38,9 +38,9 @@ pub enum Origin {
 pub struct SealedRequest<'a> {
     /// The source address.
     pub source: Ipv6Addr,
-    /// The destination address; datagrams of a train follow each other and have the same.
+    /// The destination address; the datagrams of a train are consecutive and have the same one.
     pub destination: Ipv6Addr,
-    /// What it is for.
+    /// Its purpose.
     pub origin: Origin,
     /// The caller's bytes, behind the head.
     pub data: &'a [u8],
@@ -56,7 +56,7 @@ impl SealedRequest<'_> {
     }
 }
 
-/// What distinguishes one datagram of a request from another.
+/// The fields in which the datagrams of one request differ.
 pub(super) struct Part<'a> {
     pub(super) target: Fields,
     /// The node in the destination address.
@@ -100,8 +100,9 @@ impl Requester {
         }
     }
 
-    /// The carrier refused a datagram for good (no route, not permitted, too large): what it was
-    /// for ends at once. `unsent_count` datagrams of this origin were polled and not sent.
+    /// The carrier refused a datagram permanently (no route, not permitted, too large): its
+    /// operation or session ends at once. `unsent_count` datagrams of this origin were polled and
+    /// not sent.
     pub fn transmit_refused(&mut self, now: Timestamp, origin: Origin, unsent_count: u32) {
         self.counters.count(Event::TransmitRefused);
         match origin {
@@ -122,7 +123,7 @@ impl Requester {
                 }
             }
         }
-        self.admit_hungry(now);
+        self.admit_backpressured(now);
     }
 
     fn transmit_open<'b>(&mut self, now: Timestamp, peer: u16) -> Option<SealedRequest<'b>> {
@@ -158,7 +159,7 @@ impl Requester {
         Some(self.emit(Origin::Session { peer }, part))
     }
 
-    /// Takes note that a datagram leaves; behind the last one of a request its timer runs.
+    /// Records that a datagram is sent; after the last one of a request its timer starts.
     fn sent(&mut self, now: Timestamp, index: u16, bit: u32) {
         let op = &mut self.ops[index];
         op.request.to_send &= !(1_u32.checked_shl(bit).unwrap_or(0));
@@ -188,7 +189,7 @@ impl Requester {
     fn part<'b>(&self, index: u16, bit: u32, buffers: &'b impl Buffers) -> Option<Part<'b>> {
         let op = &self.ops[index];
         let (target, node) = self.target(op);
-        // Pieces that only fill a gap ask for no answer of their own; the last one does.
+        // Pieces that only fill a gap request no reply of their own; the last one does.
         let fills = op.request.attempt > 0 && op.request.to_send.count_ones() > 1;
         let attempt = if fills { 0 } else { op.request.attempt };
         let mut part = Part {
@@ -224,8 +225,8 @@ impl Requester {
                 part.header.offset = u16::try_from(range.start).ok()?;
                 part.data =
                     buffers.outgoing(op.token).get(start + range.start..start + range.end)?;
-                if matches!(op.stage, Stage::Ask { .. }) {
-                    // The size that this train was cut with; the configured one may be newer.
+                if matches!(op.stage, Stage::Anywhere { .. }) {
+                    // The piece size of this train; the configured one may be newer.
                     part.header.detail = op.run.cut.piece_bytes();
                 }
                 if let Operation::Commit { epoch, .. } = op.operation {
@@ -248,7 +249,7 @@ impl Requester {
                 if op.request.attempt > 0 {
                     part.header.detail = op.wanted_pieces();
                 } else if let Operation::ReadStale { .. } = op.operation {
-                    // An owner that a redirect leads to knows nothing of the session.
+                    // An owner that a redirect leads to has no record of the session.
                     part.header.detail = op.run.cut.piece_bytes();
                 }
                 if let Operation::Update { lease_ms, .. } = op.operation {
@@ -272,7 +273,7 @@ impl Requester {
     /// The target of a request, and the node in its destination.
     pub(super) fn target(&self, op: &Op) -> (Fields, NodeId) {
         let space = self.config.space;
-        if let Stage::Ask { entropy } = op.stage {
+        if let Stage::Anywhere { entropy } = op.stage {
             let [.., shard] = entropy.to_be_bytes();
             let low = u32::try_from(entropy >> 32).unwrap_or(0);
             return (endpoint(space, NodeId::ANY, shard, low), NodeId::ANY);
@@ -298,7 +299,7 @@ impl Requester {
             Operation::Create { pages, .. } | Operation::Delete { pages, .. } => pages,
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
             Operation::Close { .. } | Operation::Stat { .. } => 0,
-            // What is left has a range.
+            // All other operations have a range.
             _ => u32::try_from(op.run.cut.length()).unwrap_or(0),
         }
     }
@@ -329,7 +330,7 @@ impl Requester {
 }
 
 impl Op {
-    /// What a request says that is answered by pieces.
+    /// The flags of a request whose reply consists of pieces.
     fn read_flags(&self) -> Flags {
         let mut flags = Flags::default();
         if self.request.attempt > 0 {
@@ -344,11 +345,11 @@ impl Op {
         flags
     }
 
-    /// The pieces of a READ that are to be sent again: what is missing, and all of a page that lost
-    /// pieces to a newer version, so that they come from one moment.
+    /// The pieces of a READ that are to be sent again: the missing ones, and all of a page that
+    /// lost pieces to a newer version, so that they are of one version.
     fn wanted_pieces(&self) -> u32 {
         let pages =
-            (0..self.run.cut.page_count()).filter(|page| self.arrived.answered & (1 << page) == 0);
+            (0..self.run.cut.page_count()).filter(|page| self.arrived.settled & (1 << page) == 0);
         pages.fold(0, |wanted, page| {
             let pieces = self.run.cut.page_pieces(page);
             let missing = if self.arrived.restarted & (1 << page) == 0 {

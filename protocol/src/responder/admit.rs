@@ -1,4 +1,4 @@
-//! The checks before a command is looked at, in the order of `docs/protocol.md`, section 7:
+//! The checks before a command is executed, in the order of `docs/protocol.md`, section 7:
 //! destination, features and command, space, session and number.
 
 use bluebridge_wire::{
@@ -11,19 +11,19 @@ use super::{
     config::{PIECE_BYTES_MAX, PIECE_BYTES_MIN},
     cut::Pieces,
     record::{Progress, Record},
-    replies::Way,
-    sessions::{Asker, Place},
+    replies::ReplyPath,
+    sessions::{Place, RequesterId},
     trains::TrainOwner,
 };
 use crate::{Timestamp, store::PageStore};
 
-/// A datagram with what the checks found out about it.
+/// A datagram with the results of the checks.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) now: Timestamp,
     pub(super) port: u16,
     pub(super) datagram: &'a Datagram<'a>,
-    /// Pages of replies that the requester takes at once.
+    /// Pages of reply data that the requester can receive at once.
     pub(super) takes_pages: u16,
 }
 
@@ -32,8 +32,8 @@ impl Request<'_> {
         &self.datagram.header
     }
 
-    pub(super) const fn asker(&self) -> Asker {
-        Asker {
+    pub(super) const fn requester(&self) -> RequesterId {
+        RequesterId {
             space: self.datagram.from.space,
             node: self.datagram.from.node,
             incarnation: self.datagram.header.incarnation,
@@ -45,20 +45,20 @@ impl Request<'_> {
     }
 }
 
-/// A request in a session, with what its commands pass on until it is answered.
+/// A request in a session, with the state that its command needs until the reply.
 #[derive(Clone, Copy)]
 pub(super) struct Execution<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) command: Command,
     /// The session's slot.
     pub(super) slot: u16,
-    /// What is recorded under the request's number so far.
+    /// The record of the request's number so far.
     pub(super) before: &'a Record,
 }
 
 impl Execution<'_> {
-    /// As if nothing of the request had arrived before.
-    pub(super) const fn afresh(&self) -> Self {
+    /// The same without a record, as if nothing of the request had arrived before.
+    pub(super) const fn without_record(&self) -> Self {
         Self { before: &Record::FRESH, ..*self }
     }
 
@@ -69,12 +69,12 @@ impl Execution<'_> {
 
     /// The owner of the train that the request's pieces make.
     pub(super) const fn train_owner(&self) -> TrainOwner {
-        let holder = self.request.asker().holder();
+        let holder = self.request.requester().holder();
         TrainOwner { holder, session: self.slot, sequence: self.request.header().sequence }
     }
 }
 
-/// How the first checks end.
+/// The result of the first checks.
 enum Verdict {
     Drop(Event),
     Pass(Command),
@@ -96,7 +96,7 @@ impl Responder {
         store: &mut S,
     ) {
         let request = Request { now, port, datagram, takes_pages: 1 };
-        match self.judge(datagram) {
+        match self.classify(datagram) {
             Verdict::Drop(event) => self.counters.count(event),
             Verdict::Refuse(refusal) => self.refuse(&request, refusal),
             Verdict::Pass(Command::Open) => self.open(&request, store),
@@ -108,7 +108,7 @@ impl Responder {
     }
 
     /// Steps 2 to 4.
-    fn judge(&self, datagram: &Datagram<'_>) -> Verdict {
+    fn classify(&self, datagram: &Datagram<'_>) -> Verdict {
         let Datagram { from, to, target, header, .. } = datagram;
         let code = datagram.command();
         if datagram.is_reply() {
@@ -134,7 +134,7 @@ impl Responder {
         }
         let is_via = self.is_own_node(to.node);
         let same_node = target.node == to.node || is_via;
-        if !same_node || !same_beside_node(to, target) {
+        if !same_node || !same_except_node(to, target) {
             return Status::Malformed.into();
         }
         let missing = header.required.missing_from(Features::SUPPORTED);
@@ -157,7 +157,7 @@ impl Responder {
     /// OPEN (section 2).
     fn open<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, store: &mut S) {
         let header = request.header();
-        let asker = request.asker();
+        let requester = request.requester();
         let form = if self.is_stale(request) {
             Err(Status::StaleIncarnation)
         } else if self.is_shutting_down {
@@ -173,17 +173,17 @@ impl Responder {
             return self.refuse(request, status.into());
         }
         self.raise_incarnation(request, store);
-        if let Some(slot) = self.sessions.opened_by(&asker, header.sequence) {
+        if let Some(slot) = self.sessions.opened_by(&requester, header.sequence) {
             self.counters.count(Event::OpenRepeated);
-            self.sessions.hear(request.now, slot);
-            return self.answer_open(request, slot, store);
+            self.sessions.touch(request.now, slot);
+            return self.reply_to_open(request, slot, store);
         }
-        match self.sessions.place(request.now, &asker) {
+        match self.sessions.place(request.now, &requester) {
             Ok(Place::Vacant) => {}
             Ok(Place::Instead(slot)) => self.end_session(slot, Event::SessionEvicted, store),
             Err(_) => return self.refuse(request, Status::Overloaded.into()),
         }
-        let Ok(slot) = self.sessions.open_at(request.now, asker, header.sequence) else {
+        let Ok(slot) = self.sessions.open_at(request.now, requester, header.sequence) else {
             return self.refuse(request, Status::Overloaded.into());
         };
         let proposed = u16::try_from(header.length).unwrap_or(u16::MAX);
@@ -194,10 +194,15 @@ impl Responder {
         self.counters.count(Event::SessionOpened);
         self.share_credit();
         self.wake_by(request.now + self.timers.session_idle);
-        self.answer_open(request, slot, store);
+        self.reply_to_open(request, slot, store);
     }
 
-    fn answer_open<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, slot: u16, store: &S) {
+    fn reply_to_open<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        slot: u16,
+        store: &S,
+    ) {
         let session = self.sessions.at(slot);
         let (id, piece_bytes) = (session.id(), session.piece_bytes);
         let request = Request { takes_pages: session.takes_pages, ..*request };
@@ -207,40 +212,40 @@ impl Responder {
         self.push(&request, Status::Ok, &header, &[], &[]);
     }
 
-    /// Whether the asker's incarnation is over. One that claimed to be later, and then was silent
-    /// for so long that its sessions ended and all its datagrams are gone, does not count any
-    /// more: else whoever had the node's id once could spoil it for all that get it later.
+    /// Whether the requester's incarnation is outdated. A higher incarnation is dropped when the
+    /// node was not seen for so long that its sessions ended and all its datagrams are gone:
+    /// otherwise a former holder of the node's id could lock out all later holders.
     pub(super) fn is_stale(&mut self, request: &Request<'_>) -> bool {
-        let asker = request.asker();
-        if asker.incarnation >= self.incarnations.highest(&asker) {
+        let requester = request.requester();
+        if requester.incarnation >= self.incarnations.highest(&requester) {
             return false;
         }
-        let has_rested = self.incarnations.silence(&asker, request.now)
-            >= self.timers.incarnation_rest
-            && !self.sessions.has_node_of(&asker)
-            && !self.provisional.has_node_of(&asker);
-        if has_rested {
-            self.incarnations.forget(&asker);
+        let quarantine_ended = self.incarnations.unseen_for(&requester, request.now)
+            >= self.timers.incarnation_quarantine
+            && !self.sessions.has_node_of(&requester)
+            && !self.provisional.has_node_of(&requester);
+        if quarantine_ended {
+            self.incarnations.forget(&requester);
             self.counters.count(Event::IncarnationForgotten);
         }
-        !has_rested
+        !quarantine_ended
     }
 
-    /// Notes the asker's incarnation; a higher one ends the sessions of older ones.
+    /// Records the requester's incarnation; a higher one ends the sessions of older ones.
     pub(super) fn raise_incarnation<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         store: &mut S,
     ) {
-        let asker = &request.asker();
-        let is_raised = self.incarnations.raise(asker);
-        self.incarnations.note(asker, request.now);
+        let requester = &request.requester();
+        let is_raised = self.incarnations.raise(requester);
+        self.incarnations.note(requester, request.now);
         if !is_raised {
             return;
         }
         self.counters.count(Event::IncarnationRaised);
         self.end_superseded_leases(request);
-        while let Some(slot) = self.sessions.superseded_by(asker) {
+        while let Some(slot) = self.sessions.superseded_by(requester) {
             self.end_session(slot, Event::SessionSuperseded, store);
         }
     }
@@ -253,15 +258,15 @@ impl Responder {
         store: &mut S,
     ) {
         let header = request.header();
-        let asker = request.asker();
-        if header.incarnation < self.incarnations.highest(&asker) {
+        let requester = request.requester();
+        if header.incarnation < self.incarnations.highest(&requester) {
             return self.refuse(request, Status::StaleIncarnation.into());
         }
         let found = self.sessions.slot(header.session);
-        let Some(slot) = found.filter(|&slot| self.sessions.at(slot).asker == asker) else {
+        let Some(slot) = found.filter(|&slot| self.sessions.at(slot).requester == requester) else {
             return self.refuse(request, Status::NoSession.into());
         };
-        let session = self.sessions.hear(request.now, slot);
+        let session = self.sessions.touch(request.now, slot);
         let request = &Request { takes_pages: session.takes_pages, ..*request };
         let is_raised = header.low_water() > session.low_water;
         if is_raised {
@@ -279,52 +284,56 @@ impl Responder {
         if record.progress != Progress::Fresh && record.command != command {
             return self.refuse(request, Status::Malformed.into());
         }
-        let contradicts = record.progress == Progress::Waits
+        let contradicts = record.progress == Progress::Waiting
             && self.queue.at(record.waiter).is_some_and(|waiter| !waiter.is_repeated_by(request));
         if contradicts {
             return self.refuse(request, Status::Malformed.into());
         }
         let execution = Execution { request, command, slot, before: &record };
-        if record.progress == Progress::Answered {
-            self.counters.count(Event::AnswerRepeated);
+        if record.progress == Progress::Replied {
+            self.counters.count(Event::ReplyRepeated);
             if matches!(command, Command::Update | Command::Renew) && record.status.is_ok() {
                 self.counters.count(Event::LeaseRepeated);
             }
-            return self.answer(&execution, &record, store);
+            return self.reply(&execution, &record, store);
         }
         if self.is_shutting_down && record.progress == Progress::Fresh && command != Command::Close
         {
             return self.refuse(request, Status::ShuttingDown.into());
         }
         if command != Command::Confirm {
-            self.keep_if_asked_for(request);
+            self.confirm_implicitly(request);
         }
         self.execute(&execution, store);
     }
 
     /// The header of a reply to a request, before the status is known.
     pub(super) fn reply_header(&self, request: &Request<'_>) -> Header {
-        let asked = request.header();
+        let received = request.header();
         Header {
             flags: Flags::default().with_attempt(request.attempt()),
-            target: asked.target,
-            session: asked.session,
+            target: received.target,
+            session: received.session,
             incarnation: self.incarnation,
-            sequence: asked.sequence,
+            sequence: received.sequence,
             credit: self.credit_pages.min(request.takes_pages),
-            length: asked.length,
+            length: received.length,
             range_epoch: self.authority.map_or(0, |authority| authority.range_epoch),
             ..Header::default()
         }
     }
 
-    /// Where a reply goes: from the own node, with command and status in the source.
-    pub(super) fn way(&self, request: &Request<'_>, status: Status) -> Way {
+    /// The addresses of a reply: the source is the own node, with command and status.
+    pub(super) fn reply_path(&self, request: &Request<'_>, status: Status) -> ReplyPath {
         let to = request.datagram.to;
         let space = if self.incarnations.serves(to.space) { to.space } else { self.home_space };
         let command = bluebridge_wire::WireCommand::REPLY | request.datagram.command().code();
         let source = Fields { space, node: self.node, command, tag: status.code(), ..to };
-        Way { source: source.to_ipv6(), destination: request.datagram.source, port: request.port }
+        ReplyPath {
+            source: source.to_ipv6(),
+            destination: request.datagram.source,
+            port: request.port,
+        }
     }
 
     pub(super) fn push(
@@ -335,12 +344,12 @@ impl Responder {
         statuses: &[Status],
         data: &[u8],
     ) {
-        let way = self.way(request, status);
-        self.counters.count_answer(status);
-        self.replies.push(way, header, statuses, data);
+        let reply_path = self.reply_path(request, status);
+        self.counters.count_reply(status);
+        self.replies.push(reply_path, header, statuses, data);
     }
 
-    /// Answers a refusal that is not recorded.
+    /// Sends a refusal that is not recorded.
     pub(super) fn refuse(&mut self, request: &Request<'_>, refusal: Refusal) {
         let Refusal { status, detail, node, epoch } = refusal;
         let header = Header { detail, node, lease_epoch: epoch, ..self.reply_header(request) };
@@ -355,7 +364,7 @@ impl Responder {
     }
 }
 
-/// The pages of a READ over several that must be refused page by page.
+/// The pages of a READ over several pages that must be refused page by page.
 fn several_pages(request: &Request<'_>, status: Status) -> Option<Pieces> {
     let is_about_pages = matches!(
         status,
@@ -370,11 +379,11 @@ fn several_pages(request: &Request<'_>, status: Status) -> Option<Pieces> {
         return None;
     }
     let location = Location::from_bits(datagram.target.location)?;
-    // Where the parts of pages begin does not depend on the piece size.
+    // The boundaries of the page parts do not depend on the piece size.
     let cut = Pieces::new(location, datagram.header.length, PIECE_BYTES_MAX)?;
     (cut.page_count() > 1).then_some(cut)
 }
 
-fn same_beside_node(to: &Fields, target: &Fields) -> bool {
+fn same_except_node(to: &Fields, target: &Fields) -> bool {
     (to.space, to.tag, to.location) == (target.space, target.tag, target.location)
 }

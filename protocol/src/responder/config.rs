@@ -1,4 +1,4 @@
-//! What a responder is told at its start, and later by the controller.
+//! Configuration of a responder at its start, and changes by the controller.
 
 use core::time::Duration;
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ pub struct Config {
     pub node: NodeId,
     /// The server's incarnation, as the controller issued it.
     pub incarnation: u32,
-    /// The spaces that are served; a request of another is refused with WRONG_SPACE.
+    /// The spaces that are served; requests of other spaces are refused with WRONG_SPACE.
     pub spaces: Vec<Space>,
     /// The shard that is served, below `shard_count`.
     pub shard: u8,
@@ -32,16 +32,16 @@ pub struct Config {
     pub authority: Option<Authority>,
     /// The largest piece of the space, in bytes.
     pub piece_bytes: u16,
-    /// The bounds.
+    /// The limits.
     pub limits: Limits,
-    /// The times.
+    /// The timers.
     pub timers: Timers,
-    /// Makes session ids unpredictable; another one at every start.
+    /// Makes session ids unpredictable; must differ at every start.
     pub seed: u64,
 }
 
 impl Config {
-    /// A server with one shard, one space and the usual limits.
+    /// A server with one shard, one space and the default limits.
     #[must_use]
     pub fn new(space: Space, node: NodeId, incarnation: u32, seed: u64) -> Self {
         Self {
@@ -80,51 +80,51 @@ impl Config {
 /// The right to serve a range under an epoch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Authority {
-    /// The epoch; not 0, which names none.
+    /// The epoch; not 0.
     pub range_epoch: u32,
-    /// When the right ends, if it does by itself.
+    /// When the authority expires; `None` if it does not.
     pub expires_at: Option<Timestamp>,
 }
 
-/// What is bounded; memory for all of it is fixed by these numbers.
+/// The limits; they determine the responder's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Sessions at once, 65,535 at most; each takes about 20 KiB once it was used.
+    /// Sessions at once, 65,535 at most; each takes about 20 KiB after its first use.
     pub session_count: u16,
     /// Sessions that one node may have at once.
     pub node_session_count: u16,
-    /// Pages of trains that are being put together at once, 4 KiB each, 65,534 at most. Each of
-    /// several spaces may use its equal part of them.
+    /// Pages of incomplete trains at once, 4 KiB each, 65,534 at most. If several spaces are
+    /// served, each may use an equal share of them.
     pub buffer_pages: u16,
     /// Those of one node, 8 or more.
     pub node_buffer_pages: u16,
-    /// Anywhere-CREATEs that wait for their CONFIRM.
+    /// Anywhere-CREATEs that may wait for their CONFIRM.
     pub provisional_count: u16,
     /// Pages that they may hold.
     pub provisional_pages: u64,
     /// Anywhere-CREATEs of one node that wait for their CONFIRM.
     pub node_provisional_count: u16,
-    /// Pages that those may hold; an anywhere-CREATE of more is refused for good.
+    /// Pages that those may hold; a larger anywhere-CREATE is refused permanently.
     pub node_provisional_pages: u64,
-    /// Pages that are leased, or whose last lease's end is remembered; about 100 bytes each.
-    /// Each of several spaces may have its equal part of them leased.
+    /// Pages that are leased, or whose last lease is remembered; about 100 bytes each. If several
+    /// spaces are served, each may lease an equal share of them.
     pub lease_count: u16,
-    /// Pages that one node may have leased at once.
+    /// Pages that one node may lease at once.
     pub node_lease_count: u16,
-    /// READs and UPDATEs that wait for leased pages, 65,534 at most; about 256 bytes each.
-    /// Each of several spaces has its equal part of them.
+    /// READs and UPDATEs that wait for leased pages, 65,534 at most; about 256 bytes each. If
+    /// several spaces are served, each may use an equal share of them.
     pub wait_count: u16,
     /// Those of one node.
     pub node_wait_count: u16,
-    /// Ranges that moved away, and ranges that came from other nodes.
+    /// Ranges that moved away, and adopted ranges.
     pub range_count: u16,
-    /// Replies that wait to be sent; 64 or more.
+    /// Replies that may wait to be sent; 64 or more.
     pub reply_count: u16,
     /// Pages that may be outstanding in all sessions together, and at least one per session.
     pub credit_pages: u32,
 }
 
-/// The shares of a space and of a node, each `least` or more.
+/// The shares of a space and of a node, each at least `least`.
 fn shares((all, of_node): (usize, usize), space_count: usize, least: usize) -> (usize, usize) {
     let of_space = (all / space_count.max(1)).max(least);
     (of_space, of_node.min(of_space))
@@ -156,20 +156,20 @@ impl Limits {
     /// Replies that one request can cause, and a few more.
     pub(super) const REPLIES_PER_REQUEST: usize = 40;
 
-    /// Pages that one space and one node may have leased when so many spaces are served: what one
-    /// space leases leaves the shares of the others alone.
+    /// The pages that one space and one node may lease if `space_count` spaces are served: leases
+    /// of one space do not reduce the shares of the others.
     pub(super) fn lease_shares(&self, space_count: usize) -> (usize, usize) {
         let whole = (usize::from(self.lease_count), usize::from(self.node_lease_count));
         shares(whole, space_count, bluebridge_wire::address::LINE_PAGES)
     }
 
-    /// The same of requests that wait.
+    /// The same for requests that wait.
     pub(super) fn wait_shares(&self, space_count: usize) -> (usize, usize) {
         let whole = (usize::from(self.wait_count), usize::from(self.node_wait_count));
         shares(whole, space_count, 1)
     }
 
-    /// The same of the pages of trains; a COMMIT needs a whole line of them at once.
+    /// The same for the pages of trains; a COMMIT needs a whole line of them at once.
     pub(super) fn buffer_shares(&self, space_count: usize) -> (usize, usize) {
         let whole = (usize::from(self.buffer_pages), usize::from(self.node_buffer_pages));
         shares(whole, space_count, bluebridge_wire::address::LINE_PAGES)
@@ -206,22 +206,22 @@ impl Limits {
 /// The times of `docs/protocol.md`, section 9.
 #[derive(Clone, Copy, Debug)]
 pub struct Timers {
-    /// A session without a request for so long ends.
+    /// A session ends after this time without a request.
     pub session_idle: Duration,
-    /// A node that had no session for so long may come with a lower incarnation: longer than
-    /// `session_idle`, and shorter than a controller lets a client's id rest.
-    pub incarnation_rest: Duration,
-    /// An anywhere-CREATE that nobody confirmed for so long is freed; 1 ms to 49 days.
+    /// A node that had no session for this time may use a lower incarnation: longer than
+    /// `session_idle`, and shorter than the controller's quarantine of client ids.
+    pub incarnation_quarantine: Duration,
+    /// Unconfirmed pages of an anywhere-CREATE are freed after this time; 1 ms to 49 days.
     pub provisional: Duration,
-    /// A lease that names no time of its own is for so long; 1 ms to `lease_max`.
+    /// The time of a lease if the request does not state one; 1 ms to `lease_max`.
     pub lease_default: Duration,
-    /// No lease is longer, but it may be renewed; 65,535 ms at most.
+    /// The longest time of a lease, which may be renewed; 65,535 ms at most.
     pub lease_max: Duration,
-    /// Who waits for a leased page must repeat its request within this time; 1 ms to 49 days.
+    /// A request that waits for a leased page must be repeated within this time; 1 ms to 49 days.
     pub lease_wait: Duration,
-    /// A train without a new piece for so long loses its buffers.
+    /// A train without a new piece for this time loses its buffers.
     pub train: Duration,
-    /// A train without a new piece for so long loses its buffers when another needs them.
+    /// A train without a new piece for this time loses its buffers if another train needs them.
     pub train_pressed: Duration,
 }
 
@@ -229,7 +229,7 @@ impl Default for Timers {
     fn default() -> Self {
         Self {
             session_idle: Duration::from_secs(60),
-            incarnation_rest: Duration::from_secs(90),
+            incarnation_quarantine: Duration::from_secs(90),
             provisional: Duration::from_secs(2),
             lease_default: Duration::from_secs(1),
             lease_max: Duration::from_secs(10),
@@ -256,39 +256,39 @@ impl Timers {
     }
 }
 
-/// The configuration is wrong; whoever wrote it must correct it.
+/// The configuration is invalid; its author must correct it.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A limit is out of its bounds.
+    /// A limit is out of bounds.
     #[error("the limit {name} is {value}; it must be {least} to {most}")]
     Limit {
         /// Its field's name.
         name: &'static str,
-        /// What was given.
+        /// The configured value.
         value: u64,
-        /// The least that works.
+        /// The smallest valid value.
         least: u64,
-        /// The most that works.
+        /// The largest valid value.
         most: u64,
     },
-    /// A time is out of its bounds.
+    /// A time is out of bounds.
     #[error("the time {name} is {value} ms; it must be 1 to {most} ms")]
     Timer {
         /// Its field's name.
         name: &'static str,
-        /// What was given, in milliseconds.
+        /// The configured value, in milliseconds.
         value: u64,
-        /// The most that works, in milliseconds.
+        /// The largest valid value, in milliseconds.
         most: u64,
     },
-    /// The node is 0 or 65535, which name no single node.
+    /// The node is 0 or 65535, which are not the id of a single node.
     #[error("node {0} is not the id of one node")]
     Node(NodeId),
-    /// The piece size cannot cut a page in at most four pieces.
+    /// The piece size does not divide a page into at most four pieces.
     #[error("pieces of {0} bytes; they must be 1024 to 4096")]
     PieceBytes(u16),
-    /// There is no such shard.
+    /// The shard does not exist.
     #[error("shard {shard} of {shard_count}; there are 1 to 256, counted from 0")]
     Shard {
         /// The shard.

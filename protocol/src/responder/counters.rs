@@ -1,27 +1,27 @@
-//! What happened, by name.
+//! Counters of a responder's events.
 
 use bluebridge_wire::{DatagramError, Status};
 
 use crate::events::events;
 
 events! {
-    "What a responder counts, beside its answers by status.";
+    "Events that a responder counts, besides its replies by status.";
 
     /// An allocation that an operator freed.
     AllocationPurged = "allocation_purged",
-    /// An ALLOC_WRITE that was given up before its last piece came; its pages were freed.
+    /// An ALLOC_WRITE that was abandoned before its last piece arrived; its pages were freed.
     AllocationAbandoned = "allocation_abandoned",
-    /// The answer of a mutating request was recorded.
-    AnswerRecorded = "answer_recorded",
-    /// A recorded answer was given again.
-    AnswerRepeated = "answer_repeated",
+    /// The reply to a mutating request was recorded.
+    ReplyRecorded = "reply_recorded",
+    /// A recorded reply was sent again.
+    ReplyRepeated = "reply_repeated",
     /// A request that had to wait until queued replies were sent.
     DrainFirst = "drain_first",
     /// Dropped: the CRC32C does not match.
     DropCrc = "drop_crc",
     /// Dropped: neither a request nor a reply.
     DropDirection = "drop_direction",
-    /// Dropped: the asker's address is not an endpoint's own.
+    /// Dropped: the requester's address is not an endpoint's own.
     DropEndpoint = "drop_endpoint",
     /// Dropped: the destination is not in the fabric.
     DropForeignDestination = "drop_foreign_destination",
@@ -29,51 +29,51 @@ events! {
     DropForeignSource = "drop_foreign_source",
     /// Dropped: not a header of version 1.
     DropHeader = "drop_header",
-    /// Dropped: a request sent to every node, which nobody answers.
+    /// Dropped: a multicast request, which gets no reply.
     DropMulticast = "drop_multicast",
-    /// Dropped: a notice, which a memory server has no use for.
+    /// Dropped: a notice, which memory servers do not use.
     DropNotice = "drop_notice",
     /// Dropped: an option does not fit into the header.
     DropOptions = "drop_options",
-    /// Dropped: a reply, though a responder asks nothing.
+    /// Dropped: a reply; a responder sends no requests.
     DropReply = "drop_reply",
-    /// Dropped: the source names no single node.
+    /// Dropped: the source is not a single node.
     DropSource = "drop_source",
-    /// Dropped: the target is no fabric address, or carries a command.
+    /// Dropped: the target is not a fabric address, or has a command.
     DropTarget = "drop_target",
     /// Dropped: the trailer is longer than the datagram.
     DropTrailer = "drop_trailer",
-    /// Dropped: meant for another shard of this server.
+    /// Dropped: for another shard of this server.
     DropWrongShard = "drop_wrong_shard",
-    /// The store refused to take pages back that it gave; the store is at fault.
+    /// The store refused to free pages that it had allocated; the store is at fault.
     FreeRefused = "free_refused",
-    /// A node's incarnation was forgotten, because it had no session for long.
+    /// A node's incarnation was dropped, because the node had no session for long.
     IncarnationForgotten = "incarnation_forgotten",
-    /// A node came with a higher incarnation than before.
+    /// A node used a higher incarnation than before.
     IncarnationRaised = "incarnation_raised",
     /// A READ of a leased page got its last committed contents.
     LastCommittedRead = "last_committed_read",
     /// A page's lease ended by ABORT.
     LeaseAborted = "lease_aborted",
-    /// An UPDATE was refused because its node or space has its share of leases.
+    /// An UPDATE was refused because its node or space has used its share of leases.
     LeaseBeyondShare = "lease_beyond_share",
     /// A page's lease ended by COMMIT.
     LeaseCommitted = "lease_committed",
-    /// An answer said that a lease is fought over.
+    /// A reply reported a lease as contended.
     LeaseContended = "lease_contended",
-    /// A page's lease ran out.
+    /// A page's lease expired.
     LeaseExpired = "lease_expired",
-    /// A page's lease was forgotten, because the page was freed or moved.
+    /// A page's lease was removed, because the page was freed or moved.
     LeaseForgotten = "lease_forgotten",
     /// A page was leased.
     LeaseGranted = "lease_granted",
-    /// A COMMIT, ABORT or RENEW came when the lease was not held.
+    /// A COMMIT, ABORT or RENEW of a lease that was not held.
     LeaseNotHeld = "lease_not_held",
     /// A page's lease was renewed.
     LeaseRenewed = "lease_renewed",
-    /// An UPDATE or RENEW that was answered came again.
+    /// A repeated UPDATE or RENEW whose reply was recorded.
     LeaseRepeated = "lease_repeated",
-    /// A page's lease ended because its owner came with a higher incarnation.
+    /// A page's lease ended because its owner's node used a higher incarnation.
     LeaseSuperseded = "lease_superseded",
     /// An UPDATE was refused because the table of leases is full.
     LeaseTableFull = "lease_table_full",
@@ -81,67 +81,67 @@ events! {
     LowWaterRaised = "low_water_raised",
     /// A notice was sent.
     NoticeSent = "notice_sent",
-    /// An OPEN that came again.
+    /// An OPEN was repeated.
     OpenRepeated = "open_repeated",
-    /// A piece that was not kept because its node or space has its share of train buffers.
+    /// A piece that was not kept because its node or space has used its share of train buffers.
     PieceBeyondShare = "piece_beyond_share",
-    /// A piece that was there already.
+    /// A duplicate piece.
     PieceDuplicate = "piece_duplicate",
     /// A piece that was not kept because no train buffer was left.
     PiecePressed = "piece_pressed",
-    /// A page of an operation over several was refused.
+    /// A page of an operation over several pages was refused.
     PageRefused = "page_refused",
-    /// A page that was written from the pieces of a train.
+    /// A page was written from the buffered pieces of a train.
     PageWrittenJoined = "page_written_joined",
-    /// A page that was written straight from its datagram.
+    /// A page was written directly from its datagram.
     PageWrittenStraight = "page_written_straight",
-    /// An anywhere-CREATE was refused because its node has its share of those that wait.
+    /// An anywhere-CREATE was refused because its node has used its share of unconfirmed ones.
     ProvisionalBeyondShare = "provisional_beyond_share",
-    /// An anywhere-CREATE was kept by CONFIRM.
+    /// An anywhere-CREATE was confirmed by CONFIRM.
     ProvisionalConfirmed = "provisional_confirmed",
-    /// An anywhere-CREATE gave pages.
+    /// An anywhere-CREATE allocated pages.
     ProvisionalCreated = "provisional_created",
-    /// Pages that nobody confirmed were freed.
+    /// Unconfirmed pages were freed.
     ProvisionalFreed = "provisional_freed",
-    /// An anywhere-CREATE was kept by another request on its pointer.
+    /// An anywhere-CREATE was confirmed by another request on its pointer.
     ProvisionalKept = "provisional_kept",
-    /// An anywhere-CREATE that came again.
+    /// An anywhere-CREATE was repeated.
     ProvisionalRepeated = "provisional_repeated",
-    /// A datagram of good form and CRC.
+    /// A well-formed datagram with a valid CRC.
     Received = "received",
-    /// A request on a range that came from another node.
+    /// A request on an adopted range.
     ServedAdopted = "served_adopted",
     /// A session ended by CLOSE.
     SessionClosed = "session_closed",
-    /// A session gave way to another node's.
+    /// A session was evicted for another node's session.
     SessionEvicted = "session_evicted",
-    /// A session ended by idleness.
+    /// A session ended because it was idle.
     SessionIdle = "session_idle",
     /// A session began.
     SessionOpened = "session_opened",
-    /// A session ended because its node came with a higher incarnation.
+    /// A session ended because its node used a higher incarnation.
     SessionSuperseded = "session_superseded",
-    /// A train began to be put together.
+    /// The first piece of a train was buffered.
     TrainBegun = "train_begun",
-    /// A train lost its buffers because its request is no longer wanted.
+    /// A train lost its buffers because its request is no longer outstanding.
     TrainForgotten = "train_forgotten",
     /// A train lost its buffers to another.
     TrainPressed = "train_pressed",
-    /// A train lost its buffers by time.
+    /// A train lost its buffers because it timed out.
     TrainTimedOut = "train_timed_out",
-    /// A request that waited was answered.
+    /// A request that waited got its reply.
     WaiterAnswered = "waiter_answered",
-    /// A request that waits is not wanted any more, or its session ended.
+    /// A request that waits was given up by its requester, or its session ended.
     WaiterForgotten = "waiter_forgotten",
-    /// A request that waited was given up, because it did not come again in time.
+    /// A request that waited was removed, because it was not repeated in time.
     WaiterGone = "waiter_gone",
     /// A request began to wait for leased pages.
     WaiterJoined = "waiter_joined",
-    /// A request came again that waits no more.
+    /// A repeated request stopped waiting.
     WaiterLeft = "waiter_left",
-    /// A request could not wait, because there is no room or its node has its share.
+    /// A request could not wait, because no room is left or its node has used its share.
     WaiterRefused = "waiter_refused",
-    /// A request that waits came again.
+    /// A request that waits was repeated.
     WaiterRepeated = "waiter_repeated",
 }
 
@@ -149,12 +149,12 @@ events! {
 #[derive(Clone, Debug)]
 pub struct Counters {
     events: [u64; Event::ALL.len()],
-    answers: [u64; 256],
+    replies: [u64; 256],
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { events: [0; Event::ALL.len()], answers: [0; 256] }
+        Self { events: [0; Event::ALL.len()], replies: [0; 256] }
     }
 }
 
@@ -167,8 +167,8 @@ impl Counters {
 
     /// Replies sent with `status`.
     #[must_use]
-    pub const fn answers(&self, status: Status) -> u64 {
-        self.answers[status as usize]
+    pub const fn replies(&self, status: Status) -> u64 {
+        self.replies[status as usize]
     }
 
     /// Every event with its count.
@@ -176,23 +176,23 @@ impl Counters {
         Event::ALL.iter().map(|&event| (event, self.event(event)))
     }
 
-    /// Every status with the number of its replies; all but OK are refusals.
+    /// Every status with the number of its replies; all except OK are refusals.
     pub fn statuses(&self) -> impl Iterator<Item = (Status, u64)> {
-        Status::ALL.iter().map(|&status| (status, self.answers(status)))
+        Status::ALL.iter().map(|&status| (status, self.replies(status)))
     }
 
     /// Replies of every status.
     #[must_use]
-    pub fn answered(&self) -> u64 {
-        self.answers.iter().sum()
+    pub fn reply_total(&self) -> u64 {
+        self.replies.iter().sum()
     }
 
     pub(super) const fn count(&mut self, event: Event) {
         self.events[event as usize] += 1;
     }
 
-    pub(super) const fn count_answer(&mut self, status: Status) {
-        self.answers[status as usize] += 1;
+    pub(super) const fn count_reply(&mut self, status: Status) {
+        self.replies[status as usize] += 1;
     }
 
     pub(super) const fn count_drop(&mut self, error: DatagramError) {
@@ -205,7 +205,7 @@ impl Counters {
             DatagramError::Options => Event::DropOptions,
             DatagramError::Target => Event::DropTarget,
             DatagramError::Trailer => Event::DropTrailer,
-            // What later versions of the form refuse is about the header too.
+            // Errors that later versions may add are counted as header errors.
             _ => Event::DropHeader,
         });
     }

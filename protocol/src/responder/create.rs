@@ -12,7 +12,7 @@ use super::{
     execute::{access, memory, no_data},
     provisional::{Excess, Provisional},
     record::{Progress, Record},
-    sessions::Asker,
+    sessions::RequesterId,
     write::piece_of,
 };
 use crate::store::{Access, Creator, Grant, PageStore};
@@ -25,12 +25,12 @@ impl Responder {
     ) -> Result<Record, Refusal> {
         let pages = pages_of_create(request)?;
         let grant = self.allocate(request, pages, store)?;
-        self.tell_created(request, grant, u64::from(pages));
-        Ok(record_of(Command::Create, request, grant, Progress::Answered))
+        self.notify_created(request, grant, u64::from(pages));
+        Ok(record_of(Command::Create, request, grant, Progress::Replied))
     }
 
-    /// ALLOC_WRITE in a session. Its pieces go straight into the new pages, which nobody has a
-    /// pointer to before the answer.
+    /// ALLOC_WRITE in a session. Its pieces go directly into the new pages, whose pointer is not
+    /// known to any client before the reply.
     pub(super) fn alloc_write<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -48,9 +48,9 @@ impl Responder {
             Err(status) => return self.refuse(request, status.into()),
         };
         if arrived == cut.bits() {
-            record = Record { value: 0, progress: Progress::Answered, ..record };
+            record = Record { value: 0, progress: Progress::Replied, ..record };
             let pages = pages_of_bytes(request.header().length);
-            self.tell_created(request, grant, u64::from(pages));
+            self.notify_created(request, grant, u64::from(pages));
             return self.conclude(execution, record, store);
         }
         record.value = u64::from(arrived);
@@ -77,8 +77,9 @@ impl Responder {
         Ok((record, cut, piece))
     }
 
-    /// Writes a piece into new pages and gives the pieces that arrived so far. The pages may be
-    /// another's by now: whoever guessed their pointer could free or lease them.
+    /// Writes a piece into new pages and returns the pieces that arrived so far. The pages may
+    /// belong to another client by now: a client that guessed their pointer could free or lease
+    /// them.
     fn fill<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -109,14 +110,14 @@ impl Responder {
         store: &mut S,
     ) {
         let header = request.header();
-        let asker = request.asker();
+        let requester = request.requester();
         if self.is_stale(request) {
             return self.refuse(request, Status::StaleIncarnation.into());
         }
         if header.session != 0 || header.page_shift != super::execute::HEADER_PAGE_SHIFT {
             return self.refuse(request, Status::Malformed.into());
         }
-        let known = self.provisional.find(&asker, header.sequence);
+        let known = self.provisional.find(&requester, header.sequence);
         if known.is_none() && self.is_shutting_down {
             return self.refuse(request, Status::ShuttingDown.into());
         }
@@ -125,7 +126,7 @@ impl Responder {
             _ => self.write_provisional(request, known, store),
         };
         match outcome {
-            Ok((index, true)) => self.answer_provisional(request, index),
+            Ok((index, true)) => self.reply_provisional(request, index),
             Ok((index, false)) => {
                 let arrived = self.provisional.at(index).arrived;
                 self.incomplete(request, arrived);
@@ -142,10 +143,10 @@ impl Responder {
         store: &mut S,
     ) -> Result<usize, Refusal> {
         let pages = pages_of_create(request)?;
-        self.provide(request, Command::Create, known, (pages, 0), store)
+        self.find_or_create(request, Command::Create, known, (pages, 0), store)
     }
 
-    /// The entry of an anywhere-ALLOC_WRITE, and whether all its pieces are there.
+    /// The entry of an anywhere-ALLOC_WRITE, and whether all its pieces arrived.
     fn write_provisional<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -156,7 +157,7 @@ impl Responder {
         let piece_bytes = u16::try_from(header.detail).unwrap_or(0);
         let (cut, piece) = piece_of_alloc_write(request, piece_bytes)?;
         let shape = (pages_of_bytes(header.length), piece_bytes);
-        let index = self.provide(request, Command::AllocWrite, known, shape, store)?;
+        let index = self.find_or_create(request, Command::AllocWrite, known, shape, store)?;
         let Provisional { grant, arrived, .. } = *self.provisional.at(index);
         let arrived = self.fill(request, grant, arrived, piece, store)?;
         self.provisional.at(index).arrived = arrived;
@@ -164,7 +165,7 @@ impl Responder {
     }
 
     /// The entry that this request made before, or a new one.
-    fn provide<S: PageStore + ?Sized>(
+    fn find_or_create<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         command: Command,
@@ -175,8 +176,8 @@ impl Responder {
         let (length, nonce) = (request.header().length, request.header().sequence);
         if let Some(index) = known {
             let entry = self.provisional.at(index);
-            let said = (entry.command, entry.length, entry.piece_bytes);
-            if said != (command, length, piece_bytes) {
+            let stated = (entry.command, entry.length, entry.piece_bytes);
+            if stated != (command, length, piece_bytes) {
                 return Err(Status::Malformed.into());
             }
             self.counters.count(Event::ProvisionalRepeated);
@@ -184,21 +185,21 @@ impl Responder {
         }
         self.check_epoch(request)?;
         self.check_authority(request)?;
-        let asker = request.asker();
-        self.provisional.admit(&asker, pages).map_err(|excess| {
+        let requester = request.requester();
+        self.provisional.admit(&requester, pages).map_err(|excess| {
             if excess != Excess::Table {
                 self.counters.count(Event::ProvisionalBeyondShare);
             }
             Status::from(excess)
         })?;
-        let grant = store.create(asker.space, pages)?;
+        let grant = store.create(requester.space, pages)?;
         store.note_creator(grant.location, creator(request));
         self.raise_incarnation(request, store);
         let expires_at = request.now + self.timers.provisional;
         self.wake_by(expires_at);
         self.counters.count(Event::ProvisionalCreated);
         Ok(self.provisional.insert(Provisional {
-            asker,
+            requester,
             nonce,
             command,
             grant,
@@ -210,7 +211,7 @@ impl Responder {
         }))
     }
 
-    fn answer_provisional(&mut self, request: &Request<'_>, index: usize) {
+    fn reply_provisional(&mut self, request: &Request<'_>, index: usize) {
         let Provisional { grant, expires_at, .. } = *self.provisional.at(index);
         let header = self.reply_header(request);
         let remaining = (expires_at - request.now).as_millis();
@@ -223,9 +224,9 @@ impl Responder {
         self.push(request, Status::Ok, &header, &[], &[]);
     }
 
-    /// Keeps provisional pages for good if their requester asks for something on them. What will
-    /// be refused changes nothing: its requester may take the pages as not given.
-    pub(super) fn keep_if_asked_for(&mut self, request: &Request<'_>) {
+    /// Confirms provisional pages if their requester sends another request on them. A request that
+    /// will be refused changes nothing: its requester may assume that the pages were not allocated.
+    pub(super) fn confirm_implicitly(&mut self, request: &Request<'_>) {
         let is_plain = request.header().page_shift == super::execute::HEADER_PAGE_SHIFT;
         if !self.provisional.is_empty() && is_plain && self.resolve(request).is_ok() {
             self.keep_provisional(request, Event::ProvisionalKept);
@@ -239,18 +240,18 @@ impl Responder {
             return;
         }
         let Some(index) = self.provisional.holding(location.page()) else { return };
-        let Provisional { asker, grant, pages, .. } = *self.provisional.at(index);
+        let Provisional { requester, grant, pages, .. } = *self.provisional.at(index);
         let is_same = grant.tag.0 == target.tag
             && grant.location.generation() == location.generation()
-            && asker == request.asker();
+            && requester == request.requester();
         if is_same {
             self.provisional.remove(index);
             self.counters.count(event);
-            self.tell_created(request, grant, u64::from(pages));
+            self.notify_created(request, grant, u64::from(pages));
         }
     }
 
-    /// CONFIRM: the pages have to be there, and are kept if they were not before.
+    /// CONFIRM: the pages must still be allocated, and are confirmed if they were not before.
     pub(super) fn confirm<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -268,14 +269,14 @@ impl Responder {
             return Err(Status::Forbidden.into());
         }
         self.keep_provisional(request, Event::ProvisionalConfirmed);
-        Ok(Record::answer(Command::Confirm, Status::Ok, pages))
+        Ok(Record::reply(Command::Confirm, Status::Ok, pages))
     }
 
-    /// Whether the pages wait for the CONFIRM of another endpoint: an OK would promise what the
-    /// server's clock takes back.
+    /// Whether the pages wait for the CONFIRM of another endpoint: after an OK the server could
+    /// still free them when that CONFIRM does not arrive.
     fn awaits_another(&mut self, request: &Request<'_>, local: Location) -> bool {
         let waiting = self.provisional.holding(local.page());
-        waiting.is_some_and(|index| self.provisional.at(index).asker != request.asker())
+        waiting.is_some_and(|index| self.provisional.at(index).requester != request.requester())
     }
 
     fn allocate<S: PageStore + ?Sized>(
@@ -293,7 +294,7 @@ impl Responder {
 }
 
 fn creator(request: &Request<'_>) -> Creator {
-    let Asker { node, incarnation, .. } = request.asker();
+    let RequesterId { node, incarnation, .. } = request.requester();
     Creator { node, incarnation }
 }
 

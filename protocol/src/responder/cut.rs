@@ -1,4 +1,4 @@
-//! The cut of an operation, in the terms of pages.
+//! The pieces of an operation, by page.
 
 use bluebridge_wire::{
     Location,
@@ -7,7 +7,7 @@ use bluebridge_wire::{
 
 use crate::pieces::Cut;
 
-/// The cut of one operation inside of a line.
+/// The pieces of one operation inside of a line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Pieces {
     cut: Cut,
@@ -50,8 +50,8 @@ pub(super) struct Piece {
 }
 
 impl Pieces {
-    /// The cut of `length` bytes at `location`; `None` if that is nothing, crosses a line, or the
-    /// piece size cannot be.
+    /// The pieces of `length` bytes at `location`; `None` if the range is empty or crosses a line,
+    /// or the piece size is invalid.
     pub(super) fn new(location: Location, length: u32, piece_bytes: u16) -> Option<Self> {
         let in_line = usize::try_from(location.offset() % LINE_BYTES as u64).ok()?;
         let length = usize::try_from(length).ok().filter(|&length| length <= LINE_BYTES)?;
@@ -71,7 +71,7 @@ impl Pieces {
         self.cut.all()
     }
 
-    /// The part of a page, counted from the operation's first; `None` behind the last.
+    /// The part of a page, counted from the operation's first; `None` after the last.
     pub(super) fn part(&self, page: usize) -> Option<PagePart> {
         let range = self.cut.page_range(page);
         let start = if page == 0 { self.in_page } else { 0 };
@@ -84,7 +84,7 @@ impl Pieces {
         (0..LINE_PAGES).map_while(|page| self.part(page))
     }
 
-    /// The piece with this number; `None` behind the last.
+    /// The piece with this number; `None` after the last.
     pub(super) fn piece(&self, number: u32) -> Option<Piece> {
         let piece = self.cut.piece(number)?;
         let part = self.part(piece.page)?;

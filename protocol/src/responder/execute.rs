@@ -1,4 +1,4 @@
-//! The commands, once session and number are right: shape, range, resources, effect.
+//! The commands, once session and number are valid: form, range, resources, effect.
 
 use bluebridge_wire::{
     Command, Flags, Header, Location, Status, Tag, Usage,
@@ -11,20 +11,20 @@ use super::{
     cut::{PagePart, Pieces},
     lease::{line_bits, line_of},
     record::Record,
-    replies::{INLINE_BYTES, Way},
+    replies::{INLINE_BYTES, ReplyPath},
 };
 use crate::{
     Timestamp,
     store::{Access, Grant, PageStore},
 };
 
-/// The page shift that every header states.
+/// The page shift in every header.
 pub(super) const HEADER_PAGE_SHIFT: u8 = 12;
 
 const _: () = assert!(HEADER_PAGE_SHIFT as u32 == PAGE_SHIFT);
 
 impl Record {
-    /// The pages that a CREATE or ALLOC_WRITE got.
+    /// The pages that a CREATE or ALLOC_WRITE allocated.
     pub(super) fn grant(&self) -> Option<Grant> {
         let location = Location::from_bits(self.location)?;
         Some(Grant { location, tag: Tag(self.tag) })
@@ -63,7 +63,8 @@ impl Responder {
             Command::Delete => self.delete(request, store),
             Command::FetchAdd => self.fetch_add(request, store),
             Command::Renew => self.renew(execution, store),
-            // Refused or taken out before; an answer all the same if that should ever change.
+            // Refused or removed before; the requester would get a reply if that should ever
+            // change.
             _ => Err(Status::UnknownCommand.into()),
         };
         match outcome {
@@ -72,7 +73,7 @@ impl Responder {
         }
     }
 
-    /// Records the answer of a mutating request and gives it.
+    /// Records the reply to a mutating request and sends it.
     pub(super) fn conclude<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -81,19 +82,19 @@ impl Responder {
     ) {
         if is_recorded(record.command, record.status) {
             self.keep(execution, record);
-            self.counters.count(Event::AnswerRecorded);
+            self.counters.count(Event::ReplyRecorded);
         }
-        self.answer(execution, &record, store);
+        self.reply(execution, &record, store);
     }
 
-    /// Notes under the request's number how far it is.
+    /// Records under the request's number how far it is.
     pub(super) fn keep(&mut self, execution: &Execution<'_>, record: Record) {
         let Execution { request, slot, .. } = execution;
         self.sessions.at(*slot).keep(request.header().sequence, record);
     }
 
-    /// Refuses a request; the refusal is recorded unless a train of the same number is under way,
-    /// which a contradicting piece must not end.
+    /// Refuses a request; the refusal is recorded unless a train with the same number is in
+    /// progress, which a contradictory piece must not end.
     pub(super) fn conclude_refused<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -105,12 +106,12 @@ impl Responder {
             return self.refuse(request, refusal);
         }
         let Refusal { status, detail, node, epoch } = refusal;
-        let answer = Record::answer(execution.command, status, request.header().length);
-        self.conclude(execution, Record { detail, node, value: epoch, ..answer }, store);
+        let reply = Record::reply(execution.command, status, request.header().length);
+        self.conclude(execution, Record { detail, node, value: epoch, ..reply }, store);
     }
 
-    /// Gives the answer that `record` describes.
-    pub(super) fn answer<S: PageStore + ?Sized>(
+    /// Sends the reply that `record` describes.
+    pub(super) fn reply<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
         record: &Record,
@@ -127,12 +128,12 @@ impl Responder {
                 header.target = self.granted(request, record.location, record.tag);
                 self.push(request, record.status, &header, &[], &[]);
             }
-            Command::Update if is_done => self.answer_grant(execution, record, store),
-            Command::Renew if is_done => self.answer_renewal(execution, record, store),
-            _ if record.status == Status::Busy => self.answer_busy(request, false, store),
+            Command::Update if is_done => self.reply_grant(execution, record, store),
+            Command::Renew if is_done => self.reply_renewal(execution, record, store),
+            _ if record.status == Status::Busy => self.reply_busy(request, false, store),
             Command::Update | Command::Commit | Command::Abort | Command::Renew => {
                 header.lease_epoch = record.value;
-                self.push_told(request, record.status, &header, record.contended);
+                self.push_lease_reply(request, record.status, &header, record.contended);
             }
             Command::CompareSwap | Command::FetchAdd if is_done => {
                 self.push(request, record.status, &header, &[], &value);
@@ -145,7 +146,7 @@ impl Responder {
         }
     }
 
-    /// The new pointer that a reply to a CREATE names.
+    /// The new pointer in a reply to a CREATE.
     pub(super) fn granted(
         &self,
         request: &Request<'_>,
@@ -187,7 +188,7 @@ impl Responder {
             used_pages: usage.used_pages,
             provisional_pages: self.provisional.pages(),
             session_count: self.sessions.count() as u64,
-            answered_count: self.counters.answered(),
+            answered_count: self.counters.reply_total(),
             shard_count: u64::from(self.shard_count),
             retired_pages: usage.retired_pages,
         };
@@ -208,7 +209,7 @@ impl Responder {
                 let pages = if is_plain {
                     ReadPages::ALL
                 } else {
-                    self.look_at_leases(execution, &wanted, store)
+                    self.check_leases(execution, &wanted, store)
                 };
                 self.read_pages(request, &wanted, pages, store);
             }
@@ -217,7 +218,7 @@ impl Responder {
     }
 
     /// Which pages of a READ are leased, and whether it waits for them.
-    fn look_at_leases<S: PageStore + ?Sized>(
+    fn check_leases<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
         wanted: &Wanted,
@@ -257,7 +258,7 @@ impl Responder {
         store: &S,
     ) {
         let header = self.reply_header(request);
-        let way = self.way(request, Status::Ok);
+        let reply_path = self.reply_path(request, Status::Ok);
         for (number, part) in wanted.cut.parts().enumerate() {
             let bits = wanted.bits & part.bits;
             if bits == 0 {
@@ -280,14 +281,14 @@ impl Responder {
                 header.flags = header.flags.with(Flags::LAST_COMMITTED);
                 self.counters.count(Event::LastCommittedRead);
             }
-            self.push_part(way, &header, &wanted.cut, bits, access, store);
+            self.push_part(reply_path, &header, &wanted.cut, bits, access, store);
         }
     }
 
     /// Queues the pieces of one page; the data stays in the store until it is sent.
     pub(super) fn push_part<S: PageStore + ?Sized>(
         &mut self,
-        way: Way,
+        reply_path: ReplyPath,
         header: &Header,
         cut: &Pieces,
         bits: u32,
@@ -299,12 +300,12 @@ impl Responder {
         for piece in numbers(bits).filter_map(|number| cut.piece(number)) {
             let header = Header { offset: small(piece.offset), ..header };
             let range = small(piece.start)..small(piece.start + piece.bytes);
-            self.counters.count_answer(Status::Ok);
-            self.replies.push_page(way, &header, access.location, range, store);
+            self.counters.count_reply(Status::Ok);
+            self.replies.push_page(reply_path, &header, access.location, range, store);
         }
     }
 
-    /// Answers for one page of a READ that it cannot be read.
+    /// Sends the refusal of one page of a READ.
     pub(super) fn refuse_page(
         &mut self,
         request: &Request<'_>,
@@ -337,10 +338,10 @@ impl Responder {
         }
         let freed = store.delete(access, length)?;
         self.forget_leases(local.page()..local.page() + u64::from(freed));
-        self.tell_invalid(request, u64::from(freed));
-        // An entry that outlived its pages would stand in the way of whoever gets them next.
+        self.notify_invalid(request, u64::from(freed));
+        // Otherwise the entry would remain for the next owner of the pages.
         self.provisional.forget(local.page());
-        Ok(Record::answer(Command::Delete, Status::Ok, freed))
+        Ok(Record::reply(Command::Delete, Status::Ok, freed))
     }
 
     fn zero<S: PageStore + ?Sized>(
@@ -352,7 +353,7 @@ impl Responder {
         no_data(request)?;
         let cut = self.cut(execution)?;
         let local = self.resolve(request)?;
-        let mut record = Record::answer(Command::Delete, Status::Ok, request.header().length);
+        let mut record = Record::reply(Command::Delete, Status::Ok, request.header().length);
         let mut zeroed_count = 0;
         for (number, part) in cut.parts().enumerate() {
             let access = part_access(request, local, part);
@@ -368,12 +369,12 @@ impl Responder {
         }
         record.conclude_pages();
         if zeroed_count > 0 {
-            self.tell_invalid(request, cut.page_count() as u64);
+            self.notify_invalid(request, cut.page_count() as u64);
         }
         Ok(record)
     }
 
-    /// Step 7 for a part of a page that is about to change.
+    /// Step 7 for a part of a page that is to be changed.
     pub(super) fn check_to_change<S: PageStore + ?Sized>(
         &self,
         request: &Request<'_>,
@@ -398,8 +399,8 @@ impl Responder {
         if previous == expected {
             save(access, new, store);
         }
-        let answer = Record::answer(Command::CompareSwap, Status::Ok, request.header().length);
-        Ok(Record { value: previous, ..answer })
+        let reply = Record::reply(Command::CompareSwap, Status::Ok, request.header().length);
+        Ok(Record { value: previous, ..reply })
     }
 
     fn fetch_add<S: PageStore + ?Sized>(
@@ -411,8 +412,8 @@ impl Responder {
         let access = self.word(request, store)?;
         let previous = load(access, store);
         save(access, previous.wrapping_add(addend), store);
-        let answer = Record::answer(Command::FetchAdd, Status::Ok, request.header().length);
-        Ok(Record { value: previous, ..answer })
+        let reply = Record::reply(Command::FetchAdd, Status::Ok, request.header().length);
+        Ok(Record { value: previous, ..reply })
     }
 
     /// The 8 bytes that an atomic is about.
@@ -427,7 +428,7 @@ impl Responder {
         Ok(access)
     }
 
-    /// The cut of an operation on bytes inside of a line, by the session's piece size.
+    /// The division of an operation inside of a line into pieces of the session's size.
     pub(super) fn cut(&mut self, execution: &Execution<'_>) -> Result<Pieces, Status> {
         let location = memory(execution.request)?;
         let length = execution.request.header().length;
@@ -435,7 +436,7 @@ impl Responder {
         Pieces::new(location, length, piece_bytes).ok_or(Status::BadLength)
     }
 
-    /// Step 7 as far as it is about ranges: where the target is in the store.
+    /// Step 7 for ranges: where the target is in the store.
     pub(super) fn resolve(&self, request: &Request<'_>) -> Result<Location, Refusal> {
         let location = memory(request)?;
         self.check_epoch(request)?;
@@ -461,7 +462,7 @@ impl Responder {
                 .is_some_and(|location| self.ranges.local(target.node, location).is_some())
     }
 
-    /// A request may name the range epoch that it counts on.
+    /// A request may state the range epoch that it expects.
     pub(super) fn check_epoch(&self, request: &Request<'_>) -> Result<(), Status> {
         let named = request.header().range_epoch;
         match self.authority {
@@ -482,25 +483,25 @@ impl Responder {
     }
 }
 
-/// The bytes that a READ or an UPDATE is answered with.
+/// The requested bytes of a READ or an UPDATE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// The pieces of the whole range.
     pub(super) cut: Pieces,
-    /// Those that are asked for, one bit per piece.
+    /// The requested pieces, one bit each.
     pub(super) bits: u32,
     /// Where the range begins in the store.
     pub(super) local: Location,
 }
 
-/// What leases mean for the pages of a READ, one bit per page.
+/// The effect of leases on the pages of a READ, one bit per page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadPages {
-    /// Answered BUSY.
+    /// The reply for these is BUSY.
     busy: u8,
-    /// Answered with their last committed contents.
+    /// The reply for these is their last committed contents.
     stale: u8,
-    /// Whether the READ waits for those that are busy.
+    /// Whether the READ waits for the busy pages.
     waits: bool,
 }
 
@@ -509,7 +510,7 @@ impl ReadPages {
     pub(super) const ALL: Self = Self { busy: 0, stale: 0, waits: false };
 }
 
-/// Which answers are kept for a repetition (section 3).
+/// Which replies are kept for a repetition (section 3).
 const fn is_recorded(command: Command, status: Status) -> bool {
     command.is_mutating()
         && !matches!(
@@ -523,11 +524,11 @@ const fn is_recorded(command: Command, status: Status) -> bool {
         )
 }
 
-/// The pieces that a READ asks for; `None` if it asks for none.
+/// The pieces that a READ requests; `None` if it requests none.
 pub(super) fn wanted(request: &Request<'_>, cut: Pieces) -> Option<u32> {
     let header = request.header();
-    let asked = if header.flags.contains(Flags::SELECTIVE) { header.detail } else { u32::MAX };
-    Some(asked & cut.bits()).filter(|&bits| bits != 0)
+    let requested = if header.flags.contains(Flags::SELECTIVE) { header.detail } else { u32::MAX };
+    Some(requested & cut.bits()).filter(|&bits| bits != 0)
 }
 
 /// The numbers of the bits that are set, from the lowest.
@@ -543,7 +544,7 @@ pub(super) fn memory(request: &Request<'_>) -> Result<Location, Status> {
     Location::from_bits(request.datagram.target.location).ok_or(Status::Malformed)
 }
 
-/// For requests that carry nothing.
+/// For requests without data.
 pub(super) fn no_data(request: &Request<'_>) -> Result<(), Status> {
     let is_bare = request.datagram.data.is_empty() && request.header().offset == 0;
     if is_bare { Ok(()) } else { Err(Status::Malformed) }
@@ -557,12 +558,12 @@ pub(super) const fn access(request: &Request<'_>, location: Location, bytes: u64
 /// The access to the part of one page; `local` is where the operation begins.
 pub(super) fn part_access(request: &Request<'_>, local: Location, part: PagePart) -> Access {
     let offset = local.offset() + part.offset as u64;
-    // A part never leaves its line, so it cannot leave the 48 bits.
+    // A part never leaves its line, so it fits into the 48 bits.
     let location = Location::new(local.generation(), offset).unwrap_or(local);
     access(request, location, part.bytes as u64)
 }
 
-/// The operands of an atomic, of which memory holds `length` 8 bytes, aligned.
+/// The operands of an atomic operation on 8 aligned bytes.
 fn words<const N: usize>(request: &Request<'_>) -> Result<[u64; N], Status> {
     if !memory(request)?.offset().is_multiple_of(8) {
         return Err(Status::Unaligned);
@@ -588,7 +589,7 @@ fn save<S: PageStore + ?Sized>(access: Access, value: u64, store: &mut S) {
     store.write(access.location.page(), access.location.in_page(), &value.to_le_bytes());
 }
 
-/// A number inside of a line.
+/// A number that is valid inside of a line.
 pub(super) fn small(number: usize) -> u16 {
     u16::try_from(number).unwrap_or(u16::MAX)
 }

@@ -1,6 +1,6 @@
-//! UPDATE, ABORT and RENEW, and what a leased page means for other requests
-//! (`docs/protocol.md`, section 10). The table is in [`super::lease_table`], COMMIT in
-//! [`super::lease_commit`], waiting in [`super::lease_wait`].
+//! UPDATE, ABORT and RENEW, and the effect of leases on other requests (`docs/protocol.md`, section
+//! 10). The table is in [`super::lease_table`], COMMIT in [`super::lease_commit`], waiting in
+//! [`super::lease_wait`].
 
 use core::{ops::Range, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     execute::{Wanted, access, memory, no_data, part_access, wanted},
     lease_table::NoRoom,
     record::{Progress, Record},
-    replies::Way,
+    replies::ReplyPath,
 };
 use crate::{Timestamp, store::PageStore};
 
@@ -25,25 +25,25 @@ pub(super) const fn line_of(page: u64) -> u64 {
     page / LINE_PAGES as u64
 }
 
-/// The pages of the store that an operation covers, which begins at `local`.
+/// The pages of the store that an operation at `local` covers.
 pub(super) fn pages_of(local: Location, cut: Pieces) -> Range<u64> {
     local.page()..local.page() + cut.page_count() as u64
 }
 
-/// The same pages as bits of their line.
+/// The same pages as bits in their line.
 pub(super) fn line_bits(pages: &Range<u64>) -> u8 {
     pages.clone().fold(0, |bits, page| bits | 1 << (page % LINE_PAGES as u64))
 }
 
 impl Responder {
-    /// UPDATE that is not answered yet.
+    /// An UPDATE without a recorded reply.
     pub(super) fn update<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &S) {
         let Execution { request, before, .. } = *execution;
         let cut = match self.cut_of_update(execution) {
             Ok((cut, _)) => cut,
             Err(status) => return self.conclude_refused(execution, status.into(), store),
         };
-        let place = (before.progress == Progress::Waits).then_some(before.waiter);
+        let place = (before.progress == Progress::Waiting).then_some(before.waiter);
         let refusal = match self.grant(request, cut, place, store) {
             Ok(record) => {
                 self.stop_waiting(execution, Event::WaiterAnswered);
@@ -55,12 +55,12 @@ impl Responder {
             && let Ok(local) = self.resolve(request)
             && self.wait(execution, &pages_of(local, cut))
         {
-            return self.answer_busy(request, true, store);
+            return self.reply_busy(request, true, store);
         }
         let is_left = refusal.status == Status::Busy;
         let event = if is_left { Event::WaiterLeft } else { Event::WaiterAnswered };
         self.stop_waiting(execution, event);
-        self.conclude_refused(&execution.afresh(), refusal, store);
+        self.conclude_refused(&execution.without_record(), refusal, store);
     }
 
     fn cut_of_update(&mut self, execution: &Execution<'_>) -> Result<(Pieces, u32), Status> {
@@ -69,7 +69,7 @@ impl Responder {
         Ok((cut, wanted(execution.request, cut).ok_or(Status::Malformed)?))
     }
 
-    /// Leases all pages of an UPDATE, or none; `place` is the request's in the queue.
+    /// Leases all pages of an UPDATE, or none; `place` is the request's place in the queue.
     pub(super) fn grant<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -94,7 +94,7 @@ impl Responder {
             self.end_if_expired(now, page);
         }
         let expires_at = now + self.lease_time(request);
-        let owner = request.asker();
+        let owner = request.requester();
         let granted = self.leases.grant(now, owner, pages.clone(), expires_at).or_else(|_| {
             self.end_some_expired(now);
             self.leases.grant(now, owner, pages.clone(), expires_at)
@@ -110,7 +110,7 @@ impl Responder {
         Ok(lease_record(request, Command::Update, epoch))
     }
 
-    /// For how long an UPDATE or RENEW gets what it asks for.
+    /// The time of the lease that an UPDATE or RENEW gets.
     fn lease_time(&self, request: &Request<'_>) -> Duration {
         match request.header().lease_remaining_ms {
             0 => self.timers.lease_default,
@@ -118,9 +118,9 @@ impl Responder {
         }
     }
 
-    /// Gives what an UPDATE got, as long as the lease holds: the contents are those of now, and as
-    /// nobody else changes them they are those of the grant.
-    pub(super) fn answer_grant<S: PageStore + ?Sized>(
+    /// Sends the grant of an UPDATE, as long as the lease holds. The current contents are those of
+    /// the grant, because no other endpoint changes them.
+    pub(super) fn reply_grant<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
         record: &Record,
@@ -136,11 +136,11 @@ impl Responder {
             Err(refusal) => return self.refuse(request, refusal),
         };
         let header = self.lease_header(request, local.page());
-        let way = self.way(request, Status::Ok);
+        let reply_path = self.reply_path(request, Status::Ok);
         for part in cut.parts() {
             let header = Header { target: target_at(request, part.offset), ..header };
             let access = part_access(request, local, part);
-            self.push_part(way, &header, &cut, part.bits & bits, access, store);
+            self.push_part(reply_path, &header, &cut, part.bits & bits, access, store);
         }
     }
 
@@ -158,7 +158,7 @@ impl Responder {
         Ok(self.release_lease(request, pages_of(local, cut), Command::Abort))
     }
 
-    /// Ends leases that are held, and gives the answer to COMMIT or ABORT.
+    /// Ends leases that are held, and returns the reply to COMMIT or ABORT.
     pub(super) fn release_lease(
         &mut self,
         request: &Request<'_>,
@@ -170,7 +170,7 @@ impl Responder {
             _ => (LeaseEnd::Aborted, Event::LeaseAborted),
         };
         let mut record = lease_record(request, command, request.header().lease_epoch);
-        record.node = request.asker().node.0;
+        record.node = request.requester().node.0;
         self.queue.make_ready(line_of(pages.start));
         for page in pages {
             record.contended |= self.leases.end(page, how);
@@ -179,7 +179,7 @@ impl Responder {
         record
     }
 
-    /// RENEW: sets the deadline anew.
+    /// RENEW: sets a new deadline.
     pub(super) fn renew<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -201,9 +201,9 @@ impl Responder {
         Ok(lease_record(request, Command::Renew, epoch))
     }
 
-    /// Tells what is left of a renewed lease, also when the RENEW came again since: its sender
-    /// counts from when it sent this copy.
-    pub(super) fn answer_renewal<S: PageStore + ?Sized>(
+    /// Sends the remaining time of a renewed lease, also for a repeated RENEW: its sender counts
+    /// from when it sent this copy.
+    pub(super) fn reply_renewal<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
         record: &Record,
@@ -219,13 +219,13 @@ impl Responder {
                 let header = self.lease_header(request, local.page());
                 let lease = self.leases.holder(request.now, local.page());
                 let contended = lease.is_some_and(|lease| lease.contended_at.is_some());
-                self.push_told(request, Status::Ok, &header, contended);
+                self.push_lease_reply(request, Status::Ok, &header, contended);
             }
             Err(refusal) => self.refuse(request, refusal),
         }
     }
 
-    /// For a repetition of UPDATE or RENEW: whether it is the same, and its lease still holds.
+    /// For a repeated UPDATE or RENEW: whether it is the same request, and its lease still holds.
     fn same_and_held<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -241,7 +241,7 @@ impl Responder {
         self.held(request, cut, record.value, store)
     }
 
-    /// Where the pages of an operation are, if the asker holds all of them under `epoch`.
+    /// Where the pages of an operation are, if the requester holds all of them under `epoch`.
     pub(super) fn held<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
@@ -253,16 +253,16 @@ impl Responder {
         for part in cut.parts() {
             store.check(part_access(request, local, part))?;
         }
-        let asker = request.asker();
+        let requester = request.requester();
         let lost = pages_of(local, cut)
-            .find_map(|page| self.leases.held(request.now, page, &asker, epoch).err());
+            .find_map(|page| self.leases.held(request.now, page, &requester, epoch).err());
         let Some(lost) = lost else { return Ok(local) };
         self.counters.count(Event::LeaseNotHeld);
         let (node, epoch) = lost.to.map_or((0, 0), |(node, epoch)| (node.0, epoch));
         Err(Refusal { status: Status::LeaseLost, detail: lost.end.code(), node, epoch })
     }
 
-    /// The header of an answer about a page that is leased.
+    /// The header of a reply about a leased page.
     fn lease_header(&self, request: &Request<'_>, page: u64) -> Header {
         let mut header = self.reply_header(request);
         if let Some(lease) = self.leases.holder(request.now, page) {
@@ -272,9 +272,9 @@ impl Responder {
         header
     }
 
-    /// Answers BUSY for a whole operation, by the first of its pages that is leased now. Also a
-    /// recorded BUSY tells of now: what it told before may long be over.
-    pub(super) fn answer_busy<S: PageStore + ?Sized>(
+    /// Sends BUSY for a whole operation, about the first of its pages that is leased now. A
+    /// repeated BUSY also reports the current lease: the recorded one may be over.
+    pub(super) fn reply_busy<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
         waits: bool,
@@ -285,7 +285,7 @@ impl Responder {
         self.push_busy(request, &header, blocking, waits);
     }
 
-    /// Answers BUSY because of the page that the operation reaches after so many bytes.
+    /// Sends BUSY about the page at `offset` bytes from the operation's start.
     pub(super) fn push_busy(
         &mut self,
         request: &Request<'_>,
@@ -307,10 +307,10 @@ impl Responder {
             let millis = self.timers.lease_wait.as_millis();
             header.detail = u32::try_from(millis).unwrap_or(u32::MAX);
         }
-        self.push_told(request, Status::Busy, &header, contended);
+        self.push_lease_reply(request, Status::Busy, &header, contended);
     }
 
-    /// The first leased page of an operation, and after how many bytes it reaches it.
+    /// The first leased page of an operation, and its offset in bytes from the operation's start.
     fn blocking<S: PageStore + ?Sized>(
         &self,
         request: &Request<'_>,
@@ -327,7 +327,7 @@ impl Responder {
             return Some((page, usize::try_from(offset).ok()?));
         }
         let cut = Pieces::new(memory(request).ok()?, header.length, PIECE_BYTES_MAX)?;
-        // The pages may be another's since, who leases them is not for this asker to know.
+        // The pages may belong to another space by now, whose leases this requester must not see.
         cut.parts()
             .map(|part| (part_access(request, local, part), part.offset))
             .filter(|&(access, _)| store.check(access).is_ok())
@@ -335,24 +335,24 @@ impl Responder {
             .find(|&(page, _)| self.leases.holder(request.now, page).is_some())
     }
 
-    /// Queues an answer that may tell the switch that a lease is fought over.
-    pub(super) fn push_told(
+    /// Queues a reply that may report to the switch that a lease is contended.
+    pub(super) fn push_lease_reply(
         &mut self,
         request: &Request<'_>,
         status: Status,
         header: &Header,
         contended: bool,
     ) {
-        let way = self.way(request, status);
-        let way = if contended { way.contended() } else { way };
+        let reply_path = self.reply_path(request, status);
+        let reply_path = if contended { reply_path.contended() } else { reply_path };
         if contended {
             self.counters.count(Event::LeaseContended);
         }
-        self.counters.count_answer(status);
-        self.replies.push(way, header, &[], &[]);
+        self.counters.count_reply(status);
+        self.replies.push(reply_path, header, &[], &[]);
     }
 
-    /// Ends a page's lease if it ran out.
+    /// Ends a page's lease if it expired.
     pub(super) fn end_if_expired(&mut self, now: Timestamp, page: u64) {
         if self.leases.end_if_expired(now, page) {
             self.counters.count(Event::LeaseExpired);
@@ -360,7 +360,7 @@ impl Responder {
         }
     }
 
-    /// Ends all leases that ran out.
+    /// Ends all expired leases.
     pub(super) fn end_all_expired(&mut self, now: Timestamp) {
         let Self { leases, queue, counters, .. } = self;
         leases.end_expired(now, |page| {
@@ -369,7 +369,7 @@ impl Responder {
         });
     }
 
-    /// Ends some of the leases that ran out: what an UPDATE without room may cost.
+    /// Ends some of the expired leases: bounded work for an UPDATE without room.
     fn end_some_expired(&mut self, now: Timestamp) {
         let Self { leases, queue, counters, .. } = self;
         leases.end_some_expired(now, |page| {
@@ -378,10 +378,10 @@ impl Responder {
         });
     }
 
-    /// Ends the leases of older incarnations of the asker's node.
+    /// Ends the leases of older incarnations of the requester's node.
     pub(super) fn end_superseded_leases(&mut self, request: &Request<'_>) {
         let Self { leases, queue, counters, .. } = self;
-        leases.end_superseded(request.now, &request.asker(), |page, how| {
+        leases.end_superseded(request.now, &request.requester(), |page, how| {
             counters.count(match how {
                 LeaseEnd::Superseded => Event::LeaseSuperseded,
                 _ => Event::LeaseExpired,
@@ -390,7 +390,7 @@ impl Responder {
         });
     }
 
-    /// Forgets the leases of pages of the store that are not what they were.
+    /// Removes the leases of pages of the store that were freed, zeroed or moved.
     pub(super) fn forget_leases(&mut self, pages: Range<u64>) {
         let Self { leases, queue, counters, .. } = self;
         leases.forget(pages, |page| {
@@ -400,15 +400,15 @@ impl Responder {
     }
 }
 
-impl Way {
-    /// The same way, telling the switch that a lease is fought over.
+impl ReplyPath {
+    /// The same addresses with the contended flag for the switch.
     fn contended(self) -> Self {
         let contended = u128::from(bluebridge_wire::WireCommand::CONTENDED) << COMMAND_SHIFT;
         Self { source: (self.source.to_bits() | contended).into(), ..self }
     }
 }
 
-/// Where the command byte is in an address: behind it are the tag and the location.
+/// The position of the command byte in an address: the tag and the location follow it.
 const COMMAND_SHIFT: u32 = 8 + 64;
 
 fn lease_record(request: &Request<'_>, command: Command, epoch: u64) -> Record {
@@ -417,11 +417,11 @@ fn lease_record(request: &Request<'_>, command: Command, epoch: u64) -> Record {
         value: epoch,
         location: target.location,
         tag: target.tag,
-        ..Record::answer(command, Status::Ok, request.header().length)
+        ..Record::reply(command, Status::Ok, request.header().length)
     }
 }
 
-/// The first byte of a page that an operation covers, `offset` bytes into it.
+/// The first covered byte of the page at `offset` bytes from the operation's start.
 pub(super) fn target_at(request: &Request<'_>, offset: usize) -> std::net::Ipv6Addr {
     let target = request.datagram.target;
     Fields { location: target.location + offset as u64, ..target }.to_ipv6()

@@ -34,10 +34,10 @@ impl Responder {
         if record.progress == Progress::Fresh {
             record = Record { value: epoch, ..begin(execution) };
         }
-        // A lease that is lost stays lost: no piece that is still to come can help.
+        // A lost lease cannot be regained, so the remaining pieces do not matter.
         let local = match self.held(request, cut, epoch, store) {
             Ok(local) => local,
-            Err(refusal) => return self.give_commit_up(execution, &record, refusal, store),
+            Err(refusal) => return self.refuse_commit(execution, &record, refusal, store),
         };
         if cut.bits() == piece.bit {
             let access = part_access(request, local, part);
@@ -86,8 +86,8 @@ impl Responder {
         self.conclude(execution, record, store);
     }
 
-    /// Refuses a COMMIT for good, also in the middle of its train.
-    fn give_commit_up<S: PageStore + ?Sized>(
+    /// Refuses a COMMIT permanently, also in the middle of its train.
+    fn refuse_commit<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
         record: &Record,
@@ -97,6 +97,6 @@ impl Responder {
         if record.train != NO_TRAIN {
             self.trains.end(record.train);
         }
-        self.conclude_refused(&execution.afresh(), refusal, store);
+        self.conclude_refused(&execution.without_record(), refusal, store);
     }
 }

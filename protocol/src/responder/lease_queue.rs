@@ -1,4 +1,4 @@
-//! Requests that wait for leased pages, in the order in which they came.
+//! Requests that wait for leased pages, in order of arrival.
 
 use std::net::Ipv6Addr;
 
@@ -20,13 +20,13 @@ pub(super) struct Waiter {
     pub(super) session: u16,
     pub(super) command: Command,
     pub(super) port: u16,
-    /// Pages of replies that the requester takes at once.
+    /// Pages of reply data that the requester can receive at once.
     pub(super) takes_pages: u16,
     /// The line of its pages in the store.
     pub(super) line: u64,
     /// The pages of the line that it waits for, bit 0 the first.
     pub(super) pages: u8,
-    /// It is given up when it did not come again by then.
+    /// It is removed if it is not repeated by then.
     pub(super) repeat_by: Timestamp,
     pub(super) source: Ipv6Addr,
     pub(super) from: Fields,
@@ -36,12 +36,12 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// The request as it came last.
+    /// The last copy of the request.
     pub(super) const fn datagram(&self) -> Datagram<'static> {
         Datagram::bare(self.source, self.from, self.to, self.target, self.header)
     }
 
-    /// The same with what the checks found out about it when it came.
+    /// The same with the results of the checks on arrival.
     pub(super) const fn request<'a>(
         &self,
         now: Timestamp,
@@ -50,7 +50,7 @@ impl Waiter {
         Request { now, port: self.port, datagram, takes_pages: self.takes_pages }
     }
 
-    /// The same in its session; `before` is what is recorded under its number.
+    /// The same in its session; `before` is the record of its number.
     pub(super) const fn execution<'a>(
         &self,
         request: &'a Request<'a>,
@@ -59,12 +59,12 @@ impl Waiter {
         Execution { request, command: self.command, slot: self.session, before }
     }
 
-    /// Whether it did not come again in time.
-    pub(super) fn is_gone(&self, now: Timestamp) -> bool {
+    /// Whether it was not repeated in time.
+    pub(super) fn is_overdue(&self, now: Timestamp) -> bool {
         now >= self.repeat_by
     }
 
-    /// Whether a request under its number asks for the same as it did.
+    /// Whether a request with its number is a repetition of it.
     pub(super) fn is_repeated_by(&self, request: &Request<'_>) -> bool {
         let header = request.header();
         (header.session, header.sequence) == (self.header.session, self.header.sequence)
@@ -89,17 +89,18 @@ struct Bucket {
 /// A bounded pool of waiters, in lists by the hash of their lines.
 pub(super) struct WaitQueue {
     places: Vec<Place>,
-    /// The waiters' nodes, apart because every newcomer's share is counted; node 0 is vacant.
+    /// The waiters' nodes, in a separate array because each join counts its node's waiters; node 0
+    /// is vacant.
     nodes: Vec<(Space, NodeId)>,
     vacant: Vec<u16>,
     buckets: Vec<Bucket>,
     node_limit: usize,
     space_limit: usize,
-    /// Lines whose waiters may be answered.
+    /// Lines whose waiters may get a reply.
     ready: Vec<u64>,
 }
 
-const NOBODY: (Space, NodeId) = (Space(0), NodeId::ANY);
+const VACANT: (Space, NodeId) = (Space(0), NodeId::ANY);
 
 impl WaitQueue {
     pub(super) fn new(limits: &Limits, space_count: usize) -> Self {
@@ -108,7 +109,7 @@ impl WaitQueue {
         let bucket = Bucket { first: NONE, last: NONE };
         Self {
             places: vec![Place { waiter: None, before: NONE, behind: NONE }; count],
-            nodes: vec![NOBODY; count],
+            nodes: vec![VACANT; count],
             vacant: (0..limits.wait_count).rev().collect(),
             buckets: vec![bucket; count.next_power_of_two()],
             node_limit,
@@ -125,16 +126,16 @@ impl WaitQueue {
         self.count() == 0
     }
 
-    /// Whether anybody of this node may still join.
+    /// Whether a request of this node may still join.
     pub(super) fn has_room(&self, of: (Space, NodeId)) -> bool {
-        // A vacant place is nobody's, also when space 0 is served.
-        let of_space = self.nodes.iter().filter(|node| node.0 == of.0 && node.1 != NOBODY.1);
+        // A vacant place must not count for space 0.
+        let of_space = self.nodes.iter().filter(|node| node.0 == of.0 && node.1 != VACANT.1);
         let (in_space, held) = of_space
             .fold((0, 0), |(in_space, held), &node| (in_space + 1, held + usize::from(node == of)));
         !self.vacant.is_empty() && in_space < self.space_limit && held < self.node_limit
     }
 
-    /// Puts a waiter behind all others; room was checked.
+    /// Appends a waiter; room was checked.
     pub(super) fn join(&mut self, waiter: Waiter) -> Option<u16> {
         let number = self.vacant.pop()?;
         let bucket = self.bucket(waiter.line);
@@ -152,7 +153,7 @@ impl WaitQueue {
         self.places.get_mut(usize::from(number))?.waiter.as_mut()
     }
 
-    /// Takes a waiter out; whoever waits behind it may be next.
+    /// Removes a waiter; the next one may then be ready.
     pub(super) fn remove(&mut self, number: u16) -> Option<Waiter> {
         let Place { waiter, before, behind } = *self.places.get(usize::from(number))?;
         let waiter = waiter?;
@@ -166,13 +167,13 @@ impl WaitQueue {
             None => self.buckets[bucket].last = before,
         }
         self.places[usize::from(number)].waiter = None;
-        self.nodes[usize::from(number)] = NOBODY;
+        self.nodes[usize::from(number)] = VACANT;
         self.vacant.push(number);
         if self.first(waiter.line).is_some() {
             self.make_ready(waiter.line);
         } else {
-            // A line without waiters would be due for ever.
-            self.settle(waiter.line);
+            // A line without waiters would stay ready forever.
+            self.clear_ready(waiter.line);
         }
         Some(waiter)
     }
@@ -182,7 +183,7 @@ impl WaitQueue {
         self.from(self.buckets[self.bucket(line)].first, line)
     }
 
-    /// The waiter of a line behind another.
+    /// The next waiter of a line.
     pub(super) fn behind(&self, number: u16, line: u64) -> Option<(u16, &Waiter)> {
         self.from(self.places[usize::from(number)].behind, line)
     }
@@ -197,8 +198,8 @@ impl WaitQueue {
         None
     }
 
-    /// The pages of a line that UPDATEs in front of a waiter, or all of them, wait for; those that
-    /// are gone want nothing.
+    /// The pages of a line that UPDATEs in front of a waiter, or all UPDATEs, wait for; waiters
+    /// that were not repeated in time do not count.
     pub(super) fn wanted(&self, now: Timestamp, line: u64, until: Option<u16>) -> u8 {
         let mut wanted = 0;
         let mut next = if self.is_empty() { None } else { self.first(line) };
@@ -206,7 +207,7 @@ impl WaitQueue {
             if Some(number) == until {
                 break;
             }
-            let is_in_front = waiter.command == Command::Update && !waiter.is_gone(now);
+            let is_in_front = waiter.command == Command::Update && !waiter.is_overdue(now);
             wanted |= if is_in_front { waiter.pages } else { 0 };
             next = self.behind(number, line);
         }
@@ -218,33 +219,33 @@ impl WaitQueue {
         self.places.iter().filter_map(|place| place.waiter.as_ref())
     }
 
-    /// Somebody that was to come again by now and did not.
-    pub(super) fn gone(&self, now: Timestamp) -> Option<u16> {
-        let is_gone = |place: &Place| place.waiter.is_some_and(|waiter| waiter.is_gone(now));
-        let number = self.places.iter().position(is_gone)?;
+    /// A waiter that was not repeated in time.
+    pub(super) fn overdue(&self, now: Timestamp) -> Option<u16> {
+        let is_overdue = |place: &Place| place.waiter.is_some_and(|waiter| waiter.is_overdue(now));
+        let number = self.places.iter().position(is_overdue)?;
         u16::try_from(number).ok()
     }
 
-    /// Notes that waiters of a line may be answered.
+    /// Records that waiters of a line may get a reply.
     pub(super) fn make_ready(&mut self, line: u64) {
         if !self.is_empty() && self.first(line).is_some() && !self.ready.contains(&line) {
             self.ready.push(line);
         }
     }
 
-    /// A line whose waiters may be answered.
+    /// A line whose waiters may get a reply.
     pub(super) fn ready(&self) -> Option<u64> {
         self.ready.last().copied()
     }
 
-    /// Notes that those of a line were.
-    pub(super) fn settle(&mut self, line: u64) {
+    /// Records that the waiters of a line were served.
+    pub(super) fn clear_ready(&mut self, line: u64) {
         self.ready.retain(|&other| other != line);
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the mask is below 65,536")]
     fn bucket(&self, line: u64) -> usize {
-        // The same hash as of the table of leases.
+        // The hash function of the lease table.
         let mixed = line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         mixed as usize & (self.buckets.len() - 1)
     }

@@ -1,4 +1,5 @@
-//! Which pages are leased, to whom and until when, and how the last lease of a page ended.
+//! Which pages are leased, to which endpoint and until when, and how the last lease of a page
+//! ended.
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
@@ -8,19 +9,19 @@ use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};
 
-use super::{config::Limits, sessions::Asker, shares::Shares};
+use super::{config::Limits, sessions::RequesterId, shares::Shares};
 use crate::Timestamp;
 
-/// A lease that is fought over is told to the switch only when it has run for so long, ...
+/// A contended lease is reported to the switch only when it has run for this time, ...
 const CONTENDED_AFTER: Duration = Duration::from_millis(2);
 
-/// ... when so much of it is left, ...
+/// ... when at least this time remains, ...
 const CONTENDED_LEFT: Duration = Duration::from_millis(5);
 
-/// ... and not again before so long.
+/// ... and at most once in this time.
 const CONTENDED_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Bits of an epoch that count; those above them are of the server's incarnation.
+/// Bits of an epoch that count grants; the bits above are of the server's incarnation.
 const EPOCH_COUNT_BITS: u32 = 40;
 
 const NONE: u32 = u32::MAX;
@@ -30,13 +31,13 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Lease {
     /// The page's number in the store.
     pub(super) page: u64,
-    pub(super) owner: Asker,
+    pub(super) owner: RequesterId,
     pub(super) epoch: u64,
     pub(super) granted_at: Timestamp,
     pub(super) expires_at: Timestamp,
-    /// When a reply said that it is fought over, if one ever did.
+    /// When a reply last reported it as contended; `None` if never.
     pub(super) contended_at: Option<Timestamp>,
-    /// `None` while it runs, or ran out and nobody looked since.
+    /// `None` while it runs, or if it expired and that was not noticed yet.
     end: Option<LeaseEnd>,
 }
 
@@ -55,7 +56,7 @@ impl Lease {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Lost {
     pub(super) end: LeaseEnd,
-    /// To whom the page is leased instead, and under which epoch.
+    /// The current owner of the page, and its epoch.
     pub(super) to: Option<(NodeId, u64)>,
 }
 
@@ -65,30 +66,30 @@ impl From<LeaseEnd> for Lost {
     }
 }
 
-/// Slots that are looked at in one call for leases that ran out, so that nobody whom the table
-/// has no room for can keep the serving core from others.
+/// Slots that one call searches for expired leases, so that requests without room in the table
+/// cannot occupy the serving core.
 const SWEEP_SLOTS: usize = 512;
 
 /// Why a lease cannot be granted now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum NoRoom {
-    /// The asker's node has its share.
+    /// The requester's node has used its share.
     Node,
-    /// The asker's space has its share.
+    /// The requester's space has used its share.
     Space,
-    /// As many pages are leased as can be.
+    /// The table is full.
     Table,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
     lease: Lease,
-    /// Neighbours in the order in which leases ended; of no meaning while it runs.
+    /// Neighbours in the order in which leases ended; unused while it runs.
     older: u32,
     newer: u32,
 }
 
-/// A bounded table; what ended longest ago gives way to what is new.
+/// A bounded table; a new lease replaces the one that ended longest ago.
 pub(super) struct LeaseTable {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
@@ -98,14 +99,14 @@ pub(super) struct LeaseTable {
     newest_ended: u32,
     ended_count: usize,
     running_count: usize,
-    /// Whose the running leases are.
+    /// The number of running leases by node and space.
     shares: Shares,
     last_epoch: u64,
     /// No running lease ends by time before this.
     expires_from: Timestamp,
-    /// The slot that is looked at next for leases that ran out.
+    /// The next slot to search for expired leases.
     sweep_at: usize,
-    /// What `expires_from` is to be when all slots were looked at.
+    /// The value of `expires_from` after all slots were searched.
     sweep_from: Timestamp,
 }
 
@@ -131,24 +132,23 @@ impl LeaseTable {
         }
     }
 
-    /// Whether no page is leased: what every access looks at first.
+    /// Whether no page is leased: the first check of every access.
     pub(super) const fn is_idle(&self) -> bool {
         self.running_count == 0
     }
 
-    /// Whether nothing is known of any page.
+    /// Whether the table has no entry.
     pub(super) const fn is_empty(&self) -> bool {
         self.running_count == 0 && self.ended_count == 0
     }
 
-    /// Leases that run, or ran out and nobody looked since.
+    /// Leases that run, or expired and were not ended yet.
     pub(super) const fn running_count(&self) -> usize {
         self.running_count
     }
 
-    /// The next number for a grant. It comes round after 2^48 grants, and by then nobody remembers
-    /// the first ones.
-    pub(super) const fn draw_epoch(&mut self) -> u64 {
+    /// The next epoch for a grant. It wraps after 2^48 grants, when the first ones are long over.
+    pub(super) const fn next_epoch(&mut self) -> u64 {
         self.last_epoch = if self.last_epoch >= LEASE_EPOCH_MAX { 1 } else { self.last_epoch + 1 };
         self.last_epoch
     }
@@ -162,7 +162,7 @@ impl LeaseTable {
         lease.holds_at(now).then_some(lease)
     }
 
-    /// One of the leases that pages of a range are under, of the first of them if they are few.
+    /// A lease on one of the pages of a range; on the first leased page if the range is short.
     pub(super) fn holder_in(&self, now: Timestamp, pages: Range<u64>) -> Option<&Lease> {
         if self.is_idle() {
             return None;
@@ -175,15 +175,15 @@ impl LeaseTable {
         leases.filter(|lease| pages.contains(&lease.page)).find(|lease| lease.holds_at(now))
     }
 
-    /// Whether `asker` holds a page under `epoch`.
+    /// Whether `requester` holds a page under `epoch`.
     ///
     /// # Errors
-    /// What became of that lease.
+    /// How that lease ended.
     pub(super) fn held(
         &self,
         now: Timestamp,
         page: u64,
-        asker: &Asker,
+        requester: &RequesterId,
         epoch: u64,
     ) -> Result<&Lease, Lost> {
         let Some(slot) = self.find(page) else { return Err(LeaseEnd::Unknown.into()) };
@@ -196,30 +196,30 @@ impl LeaseTable {
             let to = lease.holds_at(now).then_some((lease.owner.node, lease.epoch));
             return Err(Lost { end: LeaseEnd::LeasedAgain, to });
         }
-        if !lease.owner.is_node_of(asker) {
+        if !lease.owner.is_node_of(requester) {
             return Err(LeaseEnd::Unknown.into());
         }
         match lease.end {
             Some(end) => Err(end.into()),
             None if now >= lease.expires_at => Err(LeaseEnd::Expired.into()),
-            None if lease.owner != *asker => Err(LeaseEnd::Unknown.into()),
+            None if lease.owner != *requester => Err(LeaseEnd::Unknown.into()),
             None => Ok(lease),
         }
     }
 
-    /// Leases pages, none of which is leased, all under one epoch.
+    /// Leases pages under one epoch; none of them may be leased.
     ///
     /// # Errors
-    /// [`NoRoom`]; then nothing changed. [`Self::end_some_expired`] may make room.
+    /// [`NoRoom`]; then nothing changed. [`Self::end_some_expired`] may free entries.
     pub(super) fn grant(
         &mut self,
         now: Timestamp,
-        owner: Asker,
+        owner: RequesterId,
         pages: Range<u64>,
         expires_at: Timestamp,
     ) -> Result<u64, NoRoom> {
         self.admit(&owner, pages.clone())?;
-        let epoch = self.draw_epoch();
+        let epoch = self.next_epoch();
         let new = |page| Lease {
             page,
             owner,
@@ -229,7 +229,7 @@ impl LeaseTable {
             contended_at: None,
             end: None,
         };
-        // Pages that are known first, so that what gives way to the others is none of them.
+        // Pages with an entry first, so that new entries replace none of theirs.
         for page in pages.clone() {
             if let Some(slot) = self.find(page) {
                 self.end_slot(slot, LeaseEnd::Expired);
@@ -247,9 +247,9 @@ impl LeaseTable {
         Ok(epoch)
     }
 
-    fn admit(&self, owner: &Asker, pages: Range<u64>) -> Result<(), NoRoom> {
+    fn admit(&self, owner: &RequesterId, pages: Range<u64>) -> Result<(), NoRoom> {
         let count = pages.clone().count();
-        // What ran out and was not looked at yet counts, until there is no room.
+        // Leases that expired and were not ended yet count; ending them may make room.
         if !self.shares.node_has_room(owner.holder(), count) {
             return Err(NoRoom::Node);
         }
@@ -266,7 +266,7 @@ impl LeaseTable {
         if self.shares.space_has_room(owner.space, count) { Ok(()) } else { Err(NoRoom::Space) }
     }
 
-    /// Sets the deadline of a page's running lease anew.
+    /// Sets a new deadline for the running lease of a page.
     pub(super) fn renew(&mut self, page: u64, expires_at: Timestamp) {
         if let Some(slot) = self.find(page) {
             self.slots[slot].lease.expires_at = expires_at;
@@ -274,26 +274,26 @@ impl LeaseTable {
         }
     }
 
-    /// Ends the running lease of a page; says whether it was ever told to be fought over.
+    /// Ends the running lease of a page; returns whether it was ever reported as contended.
     pub(super) fn end(&mut self, page: u64, how: LeaseEnd) -> bool {
         let Some(slot) = self.find(page) else { return false };
         self.end_slot(slot, how);
         self.slots[slot].lease.contended_at.is_some()
     }
 
-    /// Notes that somebody was refused because of a page's lease; says whether the switch should
-    /// hear of it.
+    /// Records that a request was refused because of a page's lease; returns whether to notify the
+    /// switch.
     pub(super) fn contend(&mut self, now: Timestamp, page: u64) -> bool {
         let Some(slot) = self.find(page) else { return false };
         let lease = &mut self.slots[slot].lease;
         let is_due = lease.contended_at.is_none_or(|at| now - at >= CONTENDED_INTERVAL);
-        let is_told = is_due
+        let is_reported = is_due
             && now - lease.granted_at >= CONTENDED_AFTER
             && lease.expires_at - now >= CONTENDED_LEFT;
-        if is_told {
+        if is_reported {
             lease.contended_at = Some(now);
         }
-        is_told
+        is_reported
     }
 
     fn expect_end(&mut self, expires_at: Timestamp) {
@@ -301,7 +301,7 @@ impl LeaseTable {
         self.sweep_from = self.sweep_from.min(expires_at);
     }
 
-    /// Ends what ran out by `now`, and names its pages.
+    /// Ends the leases that expired by `now`, and calls `ended` with their pages.
     pub(super) fn end_expired(&mut self, now: Timestamp, mut ended: impl FnMut(u64)) {
         self.sweep_at = 0;
         for _ in 0..self.slots.len().div_ceil(SWEEP_SLOTS) {
@@ -309,8 +309,8 @@ impl LeaseTable {
         }
     }
 
-    /// Ends what ran out by `now` in the slots whose turn it is, and names its pages: the same
-    /// again and again finds all.
+    /// Ends the leases that expired by `now` in the next slots, and calls `ended` with their pages:
+    /// repeated calls find all.
     pub(super) fn end_some_expired(&mut self, now: Timestamp, mut ended: impl FnMut(u64)) {
         if self.is_idle() || now < self.expires_from {
             return;
@@ -333,13 +333,13 @@ impl LeaseTable {
         }
         self.sweep_at = end;
         if end == self.slots.len() {
-            // What was granted or renewed since the first slot is in this, too.
+            // This includes leases that were granted or renewed since the first slot was searched.
             self.expires_from = self.sweep_from;
             self.sweep_at = 0;
         }
     }
 
-    /// Ends a page's lease if it ran out by `now`; says whether it did.
+    /// Ends a page's lease if it expired by `now`; returns whether it did.
     pub(super) fn end_if_expired(&mut self, now: Timestamp, page: u64) -> bool {
         let Some(slot) = self.find(page) else { return false };
         let lease = &self.slots[slot].lease;
@@ -350,26 +350,26 @@ impl LeaseTable {
         is_over
     }
 
-    /// Ends the leases of older incarnations of the asker's node, and says how those of which pages
-    /// ended: what ran out by `now` did that before.
+    /// Ends the leases of older incarnations of the requester's node, and calls `ended` with their
+    /// pages and how they ended: leases that expired by `now` ended by that.
     pub(super) fn end_superseded(
         &mut self,
         now: Timestamp,
-        asker: &Asker,
+        requester: &RequesterId,
         mut ended: impl FnMut(u64, LeaseEnd),
     ) {
-        let mut left = self.shares.of_node(asker.holder());
+        let mut left = self.shares.of_node(requester.holder());
         for slot in 0..self.slots.len() {
             if left == 0 {
                 break;
             }
             let Lease { page, owner, end, expires_at, .. } = self.slots[slot].lease;
-            if end.is_some() || !owner.is_node_of(asker) {
+            if end.is_some() || !owner.is_node_of(requester) {
                 continue;
             }
             left -= 1;
             let is_over = expires_at <= now;
-            if is_over || owner.incarnation < asker.incarnation {
+            if is_over || owner.incarnation < requester.incarnation {
                 let how = if is_over { LeaseEnd::Expired } else { LeaseEnd::Superseded };
                 self.end_slot(slot, how);
                 ended(page, how);
@@ -377,8 +377,8 @@ impl LeaseTable {
         }
     }
 
-    /// Forgets all about the pages of a range, because they are not what they were; names those
-    /// whose leases ran.
+    /// Removes the entries of the pages of a range, because the pages were freed, zeroed or moved;
+    /// calls `ended` with the pages whose leases ran.
     pub(super) fn forget(&mut self, pages: Range<u64>, mut ended: impl FnMut(u64)) {
         if self.is_empty() {
             return;
@@ -396,14 +396,14 @@ impl LeaseTable {
         }
         for slot in 0..self.slots.len() {
             let page = self.slots[slot].lease.page;
-            // A vacant slot still names a page, which then leads to no slot or to another.
+            // A vacant slot still contains a page, which then maps to no slot or to another.
             if pages.contains(&page) && self.find(page) == Some(slot) && self.forget_slot(slot) {
                 ended(page);
             }
         }
     }
 
-    /// Forgets a slot; says whether its lease ran.
+    /// Removes the entry in a slot; returns whether its lease ran.
     fn forget_slot(&mut self, slot: usize) -> bool {
         let has_run = self.slots[slot].lease.end.is_none();
         self.end_slot(slot, LeaseEnd::Unknown);
@@ -456,7 +456,7 @@ impl LeaseTable {
         if let Some(slot) = self.vacant.pop() {
             let slot = slot as usize;
             if slot >= self.slots.len() {
-                // The capacity is there since the start.
+                // The capacity was allocated at the start.
                 self.slots.resize(slot + 1, Slot { lease, older: NONE, newer: NONE });
             }
             return slot;
@@ -502,7 +502,7 @@ impl LeaseTable {
         while self.index[hole] != NONE && self.slots[self.index[hole] as usize].lease.page != page {
             hole = (hole + 1) & mask;
         }
-        // What probed past the hole moves up, so that no search ends early.
+        // Entries that probed past the hole move up, so that no search ends early.
         let mut place = hole;
         loop {
             self.index[hole] = NONE;

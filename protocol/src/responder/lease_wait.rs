@@ -14,11 +14,11 @@ use super::{
 };
 use crate::{Timestamp, store::PageStore};
 
-/// Replies that the answer to a waiter takes at most: the pieces of a line.
+/// The most replies to one waiter: the pieces of a line.
 const WAITER_REPLIES: usize = bluebridge_wire::TRAIN_PIECES_MAX;
 
 impl Responder {
-    /// Lets a request wait for pages of one line if it may, or notes that it came again; says
+    /// Lets a request wait for pages of one line if it may, or records its repetition; returns
     /// whether it waits.
     pub(super) fn wait(&mut self, execution: &Execution<'_>, pages: &Range<u64>) -> bool {
         self.wait_for(execution, line_of(pages.start), line_bits(pages))
@@ -45,20 +45,20 @@ impl Responder {
             target,
             header,
         };
-        if before.progress == Progress::Waits
+        if before.progress == Progress::Waiting
             && let Some(place) = self.queue.at(before.waiter)
             && place.line == line
         {
             *place = waiter;
             self.counters.count(Event::WaiterRepeated);
         } else {
-            // The same pages may be elsewhere since: one number never waits twice.
+            // The same request may now map to other pages: one number never waits twice.
             self.stop_waiting(execution, Event::WaiterLeft);
             let of = (from.space, from.node);
             while !self.queue.has_room(of)
-                && let Some(gone) = self.queue.gone(request.now)
+                && let Some(overdue) = self.queue.overdue(request.now)
             {
-                self.give_up(gone);
+                self.remove_overdue(overdue);
             }
             let place = if self.queue.has_room(of) { self.queue.join(waiter) } else { None };
             let Some(place) = place else {
@@ -66,7 +66,7 @@ impl Responder {
                 return false;
             };
             let record =
-                Record { command, progress: Progress::Waits, waiter: place, ..Record::FRESH };
+                Record { command, progress: Progress::Waiting, waiter: place, ..Record::FRESH };
             self.keep(execution, record);
             self.counters.count(Event::WaiterJoined);
         }
@@ -75,21 +75,21 @@ impl Responder {
         true
     }
 
-    /// Takes a request out of the queue, and forgets that it came, if it was waiting.
+    /// Removes a request from the queue, and its record, if it was waiting.
     pub(super) fn stop_waiting(&mut self, execution: &Execution<'_>, event: Event) {
         let Execution { request, slot, before, .. } = *execution;
-        if before.progress == Progress::Waits && self.queue.remove(before.waiter).is_some() {
+        if before.progress == Progress::Waiting && self.queue.remove(before.waiter).is_some() {
             self.sessions.at(slot).forget(request.header().sequence);
             self.counters.count(event);
         }
     }
 
-    /// Gives up a waiter that did not come again in time.
-    fn give_up(&mut self, place: u16) {
+    /// Removes a waiter that was not repeated in time.
+    fn remove_overdue(&mut self, place: u16) {
         self.take_out(place, Event::WaiterGone);
     }
 
-    /// Takes a waiter out of the queue, and forgets that its request came.
+    /// Removes a waiter from the queue, and the record of its request.
     fn take_out(&mut self, place: u16, event: Event) {
         let Some(waiter) = self.queue.at(place).copied() else { return };
         if self.is_of_its_session(place, &waiter) {
@@ -99,19 +99,19 @@ impl Responder {
         self.counters.count(event);
     }
 
-    /// Whether a waiter's session still knows it. A slot may be another client's by now, who must
-    /// never be touched by what this one asked for.
+    /// Whether a waiter's session still has its record. The slot may belong to another client by
+    /// now, whose session this waiter must not affect.
     fn is_of_its_session(&mut self, place: u16, waiter: &Waiter) -> bool {
         let session = self.sessions.at(waiter.session);
         let record = session.record(waiter.header.sequence);
         session.id() == waiter.header.session
-            && record.progress == Progress::Waits
+            && record.progress == Progress::Waiting
             && record.waiter == place
     }
 
-    /// Before a request is looked at: whoever waits for pages of its line comes first, also when
-    /// their leases ran out just now. Says whether all who could be answered were.
-    pub(super) fn settle_before<S: PageStore + ?Sized>(
+    /// Before a request is executed: the waiters for pages of its line come first, also when their
+    /// leases expired just now. Returns whether all waiters that could be served were.
+    pub(super) fn serve_waiters_before<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
         datagram: &Datagram<'_>,
@@ -120,32 +120,33 @@ impl Responder {
         let place = self.place(&datagram.target);
         if let Some(location) = bluebridge_wire::Location::from_bits(place) {
             let line = line_of(location.page());
-            self.give_up_gone_of_line(now, line);
+            self.remove_overdue_of_line(now, line);
             self.end_expired_of_line(now, line, u8::MAX);
         }
-        self.settle(now, store)
+        self.serve_waiters(now, store)
     }
 
-    fn give_up_gone_of_line(&mut self, now: Timestamp, line: u64) {
-        let mut next = self.queue.first(line).map(|(place, waiter)| (place, waiter.is_gone(now)));
-        while let Some((place, is_gone)) = next {
+    fn remove_overdue_of_line(&mut self, now: Timestamp, line: u64) {
+        let mut next =
+            self.queue.first(line).map(|(place, waiter)| (place, waiter.is_overdue(now)));
+        while let Some((place, is_overdue)) = next {
             let behind = self.queue.behind(place, line);
-            next = behind.map(|(place, waiter)| (place, waiter.is_gone(now)));
-            if is_gone {
-                self.give_up(place);
+            next = behind.map(|(place, waiter)| (place, waiter.is_overdue(now)));
+            if is_overdue {
+                self.remove_overdue(place);
             }
         }
     }
 
-    /// When time passed: gives up waiters that did not come again, and ends the leases that others
-    /// wait for and that ran out.
+    /// When time passed: removes waiters that were not repeated in time, and ends expired leases
+    /// that others wait for.
     pub(super) fn end_awaited(&mut self, now: Timestamp) {
         let mut place = 0;
         while !self.queue.is_empty() && place < self.limits.wait_count {
             if let Some(&mut waiter) = self.queue.at(place) {
                 let Waiter { line, pages, .. } = waiter;
-                if waiter.is_gone(now) {
-                    self.give_up(place);
+                if waiter.is_overdue(now) {
+                    self.remove_overdue(place);
                 }
                 self.end_expired_of_line(now, line, pages);
             }
@@ -159,8 +160,8 @@ impl Responder {
         }
     }
 
-    /// The first deadline of a waiter, or of a lease that it waits for; `now` if somebody can be
-    /// answered.
+    /// The first deadline of a waiter, or of a lease that it waits for; `now` if a waiter can be
+    /// served.
     pub(super) fn next_release(&self, now: Timestamp) -> Option<Timestamp> {
         if self.queue.ready().is_some() {
             return Some(now);
@@ -182,15 +183,19 @@ impl Responder {
         }
     }
 
-    /// Answers waiters whose pages are free, as far as there is room for replies; says whether
-    /// that was enough.
-    pub(super) fn settle<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &S) -> bool {
+    /// Serves waiters whose pages are free, as far as there is room for replies; returns whether
+    /// there was enough.
+    pub(super) fn serve_waiters<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        store: &S,
+    ) -> bool {
         while let Some(line) = self.queue.ready() {
-            if !self.settle_line(now, line, store) {
+            if !self.serve_line(now, line, store) {
                 self.wake_by(now);
                 return false;
             }
-            self.queue.settle(line);
+            self.queue.clear_ready(line);
             if self.queue.first(line).is_some() {
                 self.wake_for_line(now, line);
             }
@@ -198,15 +203,15 @@ impl Responder {
         true
     }
 
-    /// Goes through a line's waiters in their order: nobody gets pages that are leased, or that
-    /// an UPDATE in front waits for.
-    fn settle_line<S: PageStore + ?Sized>(&mut self, now: Timestamp, line: u64, store: &S) -> bool {
+    /// Serves a line's waiters in order: a waiter does not get pages that are leased, or that an
+    /// UPDATE in front of it waits for.
+    fn serve_line<S: PageStore + ?Sized>(&mut self, now: Timestamp, line: u64, store: &S) -> bool {
         let mut blocked = self.leased_bits(now, line);
         let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
         while let Some((place, waiter)) = next {
             next = self.queue.behind(place, line).map(|(place, waiter)| (place, *waiter));
-            if waiter.is_gone(now) {
-                self.give_up(place);
+            if waiter.is_overdue(now) {
+                self.remove_overdue(place);
                 continue;
             }
             if !self.is_of_its_session(place, &waiter) {
@@ -220,10 +225,10 @@ impl Responder {
                 return false;
             }
             if is_next && is_update {
-                self.answer_waiting_update(now, &waiter, store);
+                self.serve_waiting_update(now, &waiter, store);
                 blocked |= self.leased_bits(now, line);
             } else if is_next {
-                self.answer_waiting_read(now, &waiter, free, store);
+                self.serve_waiting_read(now, &waiter, free, store);
             } else if is_update {
                 blocked |= waiter.pages;
             }
@@ -237,8 +242,8 @@ impl Responder {
         leased.fold(0, |bits, page| bits | 1 << (page % LINE_PAGES as u64))
     }
 
-    /// Offers an UPDATE that waits again, as it came last.
-    fn answer_waiting_update<S: PageStore + ?Sized>(
+    /// Executes a waiting UPDATE again, from its last copy.
+    fn serve_waiting_update<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
         waiter: &Waiter,
@@ -250,8 +255,8 @@ impl Responder {
         self.update(&waiter.execution(&request, &before), store);
     }
 
-    /// Answers the pages of a READ that are free, and ends its waiting if these were the last.
-    fn answer_waiting_read<S: PageStore + ?Sized>(
+    /// Sends the free pages of a READ, and ends its waiting if no others remain.
+    fn serve_waiting_read<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
         waiter: &Waiter,

@@ -1,22 +1,23 @@
 //! The end that serves one shard of memory.
 //!
-//! The verbs: [`Responder::handle_datagram`] takes a request, [`Responder::transmits`] or
-//! [`Responder::poll_transmit`] give the replies, [`Responder::poll_timeout`] and
-//! [`Responder::handle_timeout`] keep the time. Replies to a READ lie in the store's pages until
-//! they are sent. A request that could change such a page, or find no room in the queue of
-//! replies, is not taken: [`DrainFirst`] asks to send what waits and to offer it again.
+//! Methods: [`Responder::handle_datagram`] takes a request, [`Responder::transmits`] or
+//! [`Responder::poll_transmit`] return the replies, [`Responder::poll_timeout`] and
+//! [`Responder::handle_timeout`] drive the timers. The data of a READ stays in the store's pages
+//! until its replies are sent. A request that could change such a page, or has no room in the reply
+//! queue, is not taken: [`DrainFirst`] requests that the caller sends the queued replies and
+//! retries.
 //!
-//! Memory is bounded by [`Limits`] and allocated at the start, at the first use of a session's
-//! slot and at the first OPEN in a space; never by a request alone.
+//! Memory is bounded by [`Limits`] and allocated at the start, at the first use of a session's slot
+//! and at the first OPEN in a space; never by a request alone.
 //!
-//! * `admit`: the checks before a command is looked at, and what is passed on from there (`Execution`);
-//!   `execute`: the small commands, READ and atomics; `write`, `create`: the commands with pieces.
-//! * `lease`, `lease_commit`, `lease_wait`: UPDATE, COMMIT, ABORT, RENEW and waiting; `lease_table` and
-//!   `lease_queue` hold the leases and those who wait.
-//! * `sessions`, `session_ids` and `session_index`: who may ask; `record`: what is remembered of a request.
-//! * `trains`: pieces of pages that are not complete; `provisional`: pages that nobody confirmed;
-//!   `shares`: how much of either a node may have.
-//! * `ranges`: pages that moved; `notice`: what everybody is notified of; `replies`: what waits to be sent.
+//! * `admit`: the checks before a command is executed, and their results (`Execution`); `execute`:
+//!   the small commands, READ and atomics; `write`, `create`: the commands with pieces.
+//! * `lease`, `lease_commit`, `lease_wait`: UPDATE, COMMIT, ABORT, RENEW and waiting; `lease_table`
+//!   and `lease_queue` hold the leases and the waiters.
+//! * `sessions`, `session_ids` and `session_index`: the sessions; `record`: the state of one request.
+//! * `trains`: pieces of incomplete pages; `provisional`: unconfirmed pages; `shares`: how much of
+//!   either a node may use.
+//! * `ranges`: pages that moved; `notice`: multicast notices; `replies`: the reply queue.
 
 mod admit;
 mod config;
@@ -68,12 +69,12 @@ use replies::ReplyQueue;
 use sessions::{Incarnations, SessionTable};
 use trains::TrainPool;
 
-/// Queued replies must be sent before the request can be taken; nothing happened.
+/// Queued replies must be sent before the request can be taken; nothing was done.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("send the waiting replies, then offer the same again")]
+#[error("send the queued replies, then retry")]
 pub struct DrainFirst;
 
-/// Serves one shard of memory; see the module.
+/// Serves one shard of memory; see the module's documentation.
 pub struct Responder {
     node: NodeId,
     incarnation: u32,
@@ -96,7 +97,7 @@ pub struct Responder {
     replies: ReplyQueue,
     counters: Counters,
     credit_pages: u16,
-    /// No timer ends before this.
+    /// No timer expires before this.
     wake_at: Option<Timestamp>,
     is_shutting_down: bool,
 }
@@ -105,7 +106,7 @@ impl Responder {
     /// A responder without sessions.
     ///
     /// # Errors
-    /// [`ConfigError`] says what is wrong with the configuration.
+    /// [`ConfigError`] names the invalid setting.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         config.check()?;
         let limits = config.limits;
@@ -144,11 +145,11 @@ impl Responder {
         Ok(responder)
     }
 
-    /// Takes a received datagram that came from UDP port `source_port`.
+    /// Handles a received datagram from UDP port `source_port`.
     ///
     /// # Errors
-    /// [`DrainFirst`] if replies must be sent before; then nothing happened to it (others that
-    /// waited for their pages may have been answered).
+    /// [`DrainFirst`] if replies must be sent before; then the datagram had no effect (requests
+    /// that waited for its pages may have been served).
     pub fn handle_datagram<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
@@ -156,7 +157,7 @@ impl Responder {
         datagram: &Datagram<'_>,
         store: &mut S,
     ) -> Result<(), DrainFirst> {
-        let is_settled = self.queue.is_empty() || self.settle_before(now, datagram, store);
+        let is_settled = self.queue.is_empty() || self.serve_waiters_before(now, datagram, store);
         let has_room = self.replies.room() >= Limits::REPLIES_PER_REQUEST;
         if !is_settled || !has_room || self.may_tear(datagram) {
             self.counters.count(Event::DrainFirst);
@@ -165,17 +166,17 @@ impl Responder {
         self.counters.count(Event::Received);
         self.admit(now, source_port, datagram, store);
         if !self.queue.is_empty() {
-            self.settle(now, store);
+            self.serve_waiters(now, store);
         }
         Ok(())
     }
 
-    /// Counts a datagram that [`Datagram::parse`] refused; nobody is answered.
+    /// Counts a datagram that [`Datagram::parse`] refused; it gets no reply.
     pub const fn count_malformed(&mut self, error: DatagramError) {
         self.counters.count_drop(error);
     }
 
-    /// The next reply, which leaves the queue: it must be sent, or counts as lost.
+    /// Removes the next reply from the queue: a reply that is not sent then counts as lost.
     pub fn poll_transmit<'a, S: PageStore + ?Sized>(
         &'a mut self,
         store: &'a S,
@@ -183,7 +184,7 @@ impl Responder {
         self.replies.pop().map(|reply| reply.transmit(store))
     }
 
-    /// All waiting replies, in order; [`Self::release`] those that were sent.
+    /// All queued replies, in order; [`Self::release`] those that were sent.
     pub fn transmits<'a, S: PageStore + ?Sized>(
         &'a self,
         store: &'a S,
@@ -191,19 +192,19 @@ impl Responder {
         self.replies.iter(store)
     }
 
-    /// Lets the first `count` waiting replies go, because they were sent.
+    /// Removes the first `count` queued replies, because they were sent.
     pub fn release(&mut self, count: usize) {
         self.replies.release(count);
     }
 
-    /// Replies that wait to be sent.
+    /// Queued replies.
     #[must_use]
     pub fn reply_count(&self) -> usize {
         self.replies.len()
     }
 
-    /// Whether waiting replies refer to pages of the store. Until they are sent the store must
-    /// not be changed from outside; the responder itself answers [`DrainFirst`] before it would.
+    /// Whether queued replies refer to pages of the store. Until they are sent the store must not
+    /// be changed from outside; the responder itself returns [`DrainFirst`] before it would.
     #[must_use]
     pub const fn has_page_replies(&self) -> bool {
         self.replies.has_page_replies()
@@ -215,12 +216,12 @@ impl Responder {
         self.wake_at
     }
 
-    /// Ends what is over: idle sessions, trains without new pieces, pages nobody confirmed, leases
-    /// that others wait for. These are answered, so there may be replies to send afterwards; if
+    /// Ends idle sessions, trains without new pieces, unconfirmed pages, and expired leases that
+    /// requests wait for. These requests are served, so there may be replies to send afterwards; if
     /// there was no room for all, [`Self::poll_timeout`] is due again at once.
     ///
     /// # Errors
-    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    /// [`DrainFirst`] if replies must be sent before; then nothing was done.
     pub fn handle_timeout<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
@@ -233,7 +234,7 @@ impl Responder {
             return Err(DrainFirst);
         }
         while let Some(entry) = self.provisional.take_expired(now) {
-            self.free(entry.asker.space, entry.grant.location, entry.grant.tag, store);
+            self.free(entry.requester.space, entry.grant.location, entry.grant.tag, store);
             self.counters.count(Event::ProvisionalFreed);
         }
         while let Some(oldest) = self.trains.oldest() {
@@ -251,7 +252,7 @@ impl Responder {
             self.end_all_expired(now);
         } else {
             self.end_awaited(now);
-            self.settle(now, store);
+            self.serve_waiters(now, store);
         }
         self.wake_at = [
             self.next_release(now),
@@ -265,13 +266,12 @@ impl Responder {
         Ok(())
     }
 
-    /// Grants or takes the right to serve.
+    /// Grants or revokes the authority to serve.
     pub const fn set_authority(&mut self, authority: Option<Authority>) {
         self.authority = authority;
     }
 
-    /// Notes that own pages are served by another node from now on: requests on them are answered
-    /// MOVED.
+    /// Records that another node serves some own pages from now on: requests on them get MOVED.
     ///
     /// # Errors
     /// [`RangeError`]; nothing changed.
@@ -282,12 +282,12 @@ impl Responder {
         Ok(())
     }
 
-    /// Takes a range back that was noted as moved; says whether it was.
+    /// Removes a range that was recorded as moved; returns whether there was one.
     pub fn remove_moved(&mut self, pages: &Range<u64>) -> bool {
         self.ranges.remove_moved(pages)
     }
 
-    /// Notes that pages of another node are served here from now on.
+    /// Records that pages of another node are served here from now on.
     ///
     /// # Errors
     /// [`RangeError`]; nothing changed.
@@ -295,7 +295,7 @@ impl Responder {
         self.ranges.add_adopted(adopted)
     }
 
-    /// Gives a range of another node up; says whether it was served here.
+    /// Removes a range of another node; returns whether it was served here.
     pub fn remove_adopted(&mut self, adopted: &Adopted) -> bool {
         let is_removed = self.ranges.remove_adopted(adopted);
         if is_removed {
@@ -306,8 +306,8 @@ impl Responder {
         is_removed
     }
 
-    /// Sends notices of what is created and deleted in a space, or stops that; a space that is not
-    /// served has none.
+    /// Turns notices of allocations and deletions in a space on or off; no effect for a space that
+    /// is not served.
     pub fn set_notices(&mut self, space: Space, is_on: bool) {
         self.notices.retain(|&other| other != space);
         if is_on && self.incarnations.serves(space) {
@@ -315,19 +315,19 @@ impl Responder {
         }
     }
 
-    /// Answers SHUTTING_DOWN to whatever is new from now on.
+    /// Refuses all new requests with SHUTTING_DOWN from now on.
     pub const fn begin_shutdown(&mut self) {
         self.is_shutting_down = true;
     }
 
-    /// What happened so far.
+    /// Events so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Whether an id names an open session of a node: what a serving loop looks at before it decides
-    /// what to serve first.
+    /// Whether an id is an open session of a node: a serving loop uses it to decide what to serve
+    /// first.
     #[must_use]
     pub fn has_session(&self, session: u64, space: Space, node: NodeId) -> bool {
         self.sessions.is_open(session, (space, node))
@@ -339,7 +339,7 @@ impl Responder {
         self.sessions.count()
     }
 
-    /// Pages that are leased; some may have run out since somebody looked.
+    /// Pages that are leased; some may have expired and not be ended yet.
     #[must_use]
     pub const fn leased_pages(&self) -> usize {
         self.leases.running_count()
@@ -351,13 +351,13 @@ impl Responder {
         self.queue.count()
     }
 
-    /// Pages that anywhere-CREATEs gave and nobody confirmed yet.
+    /// Unconfirmed pages of anywhere-CREATEs.
     #[must_use]
     pub const fn provisional_pages(&self) -> u64 {
         self.provisional.pages()
     }
 
-    /// Whether taking the request now could change a page that a waiting reply refers to.
+    /// Whether taking the request now could change a page that a queued reply refers to.
     fn may_tear(&self, datagram: &Datagram<'_>) -> bool {
         if !self.replies.has_page_replies() {
             return false;
@@ -369,7 +369,8 @@ impl Responder {
                 may_hold()
             }
             Some(Command::Delete) if zeroes => may_hold(),
-            // These may free pages, or fill pages that were guessed and read before their answer.
+            // These may free pages, or fill pages whose pointer was guessed and read before the
+            // reply.
             Some(
                 Command::AllocWrite
                 | Command::Close
@@ -381,7 +382,7 @@ impl Responder {
         }
     }
 
-    /// The location in the store: one page may have two names, an own and an adopted one.
+    /// The location in the store: a page may have two addresses, an own and an adopted one.
     fn place(&self, target: &Fields) -> u64 {
         let adopted = Location::from_bits(target.location)
             .filter(|_| !self.is_own_node(target.node))
@@ -402,17 +403,17 @@ impl Responder {
     fn end_session<S: PageStore + ?Sized>(&mut self, slot: u16, event: Event, store: &mut S) {
         self.forget_below(slot, u64::MAX, store);
         let session = self.sessions.at(slot);
-        self.incarnations.note(&session.asker, session.last_seen);
+        self.incarnations.note(&session.requester, session.last_seen);
         self.sessions.close(slot);
         self.share_credit();
         self.counters.count(event);
     }
 
-    /// Raises a session's low water, and ends whatever was unfinished below it.
+    /// Raises a session's low water, and ends all unfinished requests below it.
     fn forget_below<S: PageStore + ?Sized>(&mut self, slot: u16, to: u64, store: &mut S) {
-        let space = self.sessions.at(slot).asker.space;
+        let space = self.sessions.at(slot).requester.space;
         while let Some(record) = self.sessions.at(slot).forget_below(to) {
-            if record.progress == Progress::Waits && self.queue.remove(record.waiter).is_some() {
+            if record.progress == Progress::Waiting && self.queue.remove(record.waiter).is_some() {
                 self.counters.count(Event::WaiterForgotten);
             }
             if record.progress != Progress::Pieces {
@@ -457,13 +458,13 @@ impl Responder {
     }
 }
 
-/// A refusal: what the requester is told.
+/// A refusal, as the requester receives it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Refusal {
     status: Status,
     detail: u32,
     node: u16,
-    /// Of a lease, if one is named.
+    /// Of a lease, if the refusal is about one.
     epoch: u64,
 }
 

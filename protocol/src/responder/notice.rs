@@ -1,36 +1,36 @@
-//! Notices: what was created and deleted, for whoever keeps copies (`docs/protocol.md`,
-//! section 10).
+//! Notices: multicast messages about allocations and deletions, for endpoints that keep copies
+//! (`docs/protocol.md`, section 10).
 
 use bluebridge_wire::{
     Command, EndpointAddress, Header, NodeId, Space, UDP_PORT, WireCommand, address::Fields,
 };
 
-use super::{Event, Responder, admit::Request, replies::Way};
+use super::{Event, Responder, admit::Request, replies::ReplyPath};
 use crate::store::Grant;
 
 impl Responder {
-    /// Tells that the pages of a DELETE are gone or zero.
-    pub(super) fn tell_invalid(&mut self, request: &Request<'_>, pages: u64) {
+    /// Sends a notice that the pages of a DELETE are freed or zero.
+    pub(super) fn notify_invalid(&mut self, request: &Request<'_>, pages: u64) {
         let target = request.datagram.target;
-        self.tell(Command::Invalidate, target, pages);
+        self.send_notice(Command::Invalidate, target, pages);
     }
 
-    /// Tells that an operator freed pages of this server's own.
-    pub(super) fn tell_purged(&mut self, space: Space, grant: Grant, pages: u64) {
+    /// Sends a notice that an operator freed pages of this server's own.
+    pub(super) fn notify_purged(&mut self, space: Space, grant: Grant, pages: u64) {
         let location = grant.location.bits();
         let target = Fields { space, node: self.node, command: 0, tag: grant.tag.0, location };
-        self.tell(Command::Invalidate, target, pages);
+        self.send_notice(Command::Invalidate, target, pages);
     }
 
-    /// Tells that pages were given.
-    pub(super) fn tell_created(&mut self, request: &Request<'_>, grant: Grant, pages: u64) {
+    /// Sends a notice that pages were allocated.
+    pub(super) fn notify_created(&mut self, request: &Request<'_>, grant: Grant, pages: u64) {
         let space = request.datagram.target.space;
         let location = grant.location.bits();
         let target = Fields { space, node: self.node, command: 0, tag: grant.tag.0, location };
-        self.tell(Command::Notice, target, pages);
+        self.send_notice(Command::Notice, target, pages);
     }
 
-    fn tell(&mut self, command: Command, target: Fields, pages: u64) {
+    fn send_notice(&mut self, command: Command, target: Fields, pages: u64) {
         let space = target.space;
         if !self.notices.contains(&space) {
             return;
@@ -45,8 +45,8 @@ impl Responder {
             range_epoch: self.authority.map_or(0, |authority| authority.range_epoch),
             ..Header::default()
         };
-        let way = Way { source, destination: to.to_ipv6(), port: UDP_PORT };
+        let reply_path = ReplyPath { source, destination: to.to_ipv6(), port: UDP_PORT };
         self.counters.count(Event::NoticeSent);
-        self.replies.push(way, &header, &[], &[]);
+        self.replies.push(reply_path, &header, &[], &[]);
     }
 }

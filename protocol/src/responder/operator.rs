@@ -1,4 +1,5 @@
-//! What an operator orders past any session: freeing what a space or a client left.
+//! Commands of an operator, outside of any session: freeing the allocations that a space or a
+//! client left.
 
 use core::ops::Range;
 
@@ -17,23 +18,23 @@ impl Responder {
         self.ranges.moved_to(page).is_none() && !self.ranges.is_adopted(page)
     }
 
-    /// Whether any of some pages of the store is leased.
+    /// Whether any of the pages is leased.
     #[must_use]
     pub fn are_leased(&self, now: Timestamp, pages: Range<u64>) -> bool {
         self.leases.holder_in(now, pages).is_some()
     }
 
-    /// Whether a page belongs to an anywhere-CREATE that nobody confirmed yet.
+    /// Whether a page belongs to an unconfirmed anywhere-CREATE.
     #[must_use]
     pub fn is_provisional(&self, page: u64) -> bool {
         self.provisional.holding(page).is_some()
     }
 
-    /// Frees an allocation of this server's own range as a DELETE by its space would; answers its
-    /// pages, or why it stays: [`Status::Busy`] if it is leased or waits for its CONFIRM.
+    /// Frees an allocation of this server's own range as a DELETE by its space would; returns its
+    /// pages, or why it was not freed: [`Status::Busy`] if it is leased or waits for its CONFIRM.
     ///
     /// # Errors
-    /// [`DrainFirst`] if replies must be sent before; then nothing happened.
+    /// [`DrainFirst`] if replies must be sent before; then nothing was done.
     pub fn purge<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
@@ -46,7 +47,7 @@ impl Responder {
         }
         let purged = self.try_purge(now, space, grant, store);
         if purged.is_ok() && !self.queue.is_empty() {
-            self.settle(now, store);
+            self.serve_waiters(now, store);
         }
         Ok(purged)
     }
@@ -72,7 +73,7 @@ impl Responder {
         }
         let freed = store.delete(access, 0)?;
         self.forget_leases(pages);
-        self.tell_purged(space, grant, u64::from(freed));
+        self.notify_purged(space, grant, u64::from(freed));
         self.counters.count(Event::AllocationPurged);
         Ok(freed)
     }

@@ -1,19 +1,19 @@
-//! Pages of anywhere-CREATEs that nobody confirmed yet (`docs/protocol.md`, section 6).
+//! Unconfirmed pages of anywhere-CREATEs (`docs/protocol.md`, section 6).
 
 use bluebridge_wire::{Command, NodeId, Space, Status};
 
-use super::{config::Limits, sessions::Asker};
+use super::{config::Limits, sessions::RequesterId};
 use crate::{Timestamp, store::Grant};
 
 /// One anywhere-CREATE or anywhere-ALLOC_WRITE.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Provisional {
-    pub(super) asker: Asker,
+    pub(super) requester: RequesterId,
     pub(super) nonce: u64,
     pub(super) command: Command,
     pub(super) grant: Grant,
     pub(super) pages: u32,
-    /// As the request said: pages of a CREATE, bytes of an ALLOC_WRITE.
+    /// The length in the request: pages of a CREATE, bytes of an ALLOC_WRITE.
     pub(super) length: u32,
     /// Of an ALLOC_WRITE; else 0.
     pub(super) piece_bytes: u16,
@@ -25,9 +25,9 @@ pub(super) struct Provisional {
 /// A bounded table, in the order of the pages' locations.
 pub(super) struct ProvisionalTable {
     entries: Vec<Provisional>,
-    /// The entries' nonces, apart because every anywhere-CREATE looks through them.
+    /// The entries' nonces, in a separate array because every anywhere-CREATE searches them.
     nonces: Vec<u64>,
-    /// What each node has, in the order of spaces and nodes.
+    /// The use of each node, in the order of spaces and nodes.
     shares: Vec<Share>,
     limit: usize,
     page_limit: u64,
@@ -36,7 +36,7 @@ pub(super) struct ProvisionalTable {
     pages: u64,
 }
 
-/// What the entries of one node come to; a node is here while it has one.
+/// The sum of the entries of one node; only nodes with entries have one.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     of: (Space, NodeId),
@@ -44,21 +44,21 @@ struct Share {
     pages: u64,
 }
 
-/// Why an anywhere-CREATE is not taken.
+/// Why an anywhere-CREATE is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Excess {
-    /// More pages than one node may ever have waiting.
-    ForGood,
-    /// Its node has its share of what waits.
+    /// It has more pages than one node may ever have unconfirmed.
+    Permanent,
+    /// Its node has used its share.
     Node,
-    /// All that may wait does.
+    /// The table is full.
     Table,
 }
 
 impl From<Excess> for Status {
     fn from(excess: Excess) -> Self {
         match excess {
-            Excess::ForGood => Self::QuotaExceeded,
+            Excess::Permanent => Self::QuotaExceeded,
             Excess::Node | Excess::Table => Self::Overloaded,
         }
     }
@@ -91,10 +91,10 @@ impl ProvisionalTable {
         self.entries.iter().map(|entry| entry.expires_at).min()
     }
 
-    pub(super) fn find(&self, asker: &Asker, nonce: u64) -> Option<usize> {
+    pub(super) fn find(&self, requester: &RequesterId, nonce: u64) -> Option<usize> {
         (0..)
             .zip(&self.nonces)
-            .find(|&(index, &other)| other == nonce && self.entries[index].asker == *asker)
+            .find(|&(index, &other)| other == nonce && self.entries[index].requester == *requester)
             .map(|(index, _)| index)
     }
 
@@ -102,16 +102,17 @@ impl ProvisionalTable {
         &mut self.entries[index]
     }
 
-    /// Whether `pages` more of a node fit, so that no node takes the place of all others.
+    /// Whether `pages` more pages of a node fit, so that one node cannot fill the table.
     ///
     /// # Errors
-    /// Unless it is for good, the requester may try again when others are confirmed or freed.
-    pub(super) fn admit(&self, asker: &Asker, pages: u32) -> Result<(), Excess> {
+    /// Unless the refusal is permanent, the requester may retry when others are confirmed or freed.
+    pub(super) fn admit(&self, requester: &RequesterId, pages: u32) -> Result<(), Excess> {
         let pages = u64::from(pages);
-        let (count, held) =
-            self.share(asker).map_or((0, 0), |at| (self.shares[at].count, self.shares[at].pages));
+        let (count, held) = self
+            .share(requester)
+            .map_or((0, 0), |at| (self.shares[at].count, self.shares[at].pages));
         if pages > self.node_page_limit {
-            Err(Excess::ForGood)
+            Err(Excess::Permanent)
         } else if count >= self.node_limit || held + pages > self.node_page_limit {
             Err(Excess::Node)
         } else if self.entries.len() >= self.limit || self.pages + pages > self.page_limit {
@@ -121,28 +122,28 @@ impl ProvisionalTable {
         }
     }
 
-    pub(super) fn has_node_of(&self, asker: &Asker) -> bool {
-        self.share(asker).is_ok()
+    pub(super) fn has_node_of(&self, requester: &RequesterId) -> bool {
+        self.share(requester).is_ok()
     }
 
-    /// Where the share of the asker's node is; `Err`: where it would be.
-    fn share(&self, asker: &Asker) -> Result<usize, usize> {
-        self.shares.binary_search_by_key(&(asker.space, asker.node), |share| share.of)
+    /// The position of the requester's node in `shares`; `Err`: where it would be inserted.
+    fn share(&self, requester: &RequesterId) -> Result<usize, usize> {
+        self.shares.binary_search_by_key(&(requester.space, requester.node), |share| share.of)
     }
 
-    /// Adds an entry that was admitted, and says where.
+    /// Adds an entry that was admitted, and returns its position.
     pub(super) fn insert(&mut self, entry: Provisional) -> usize {
         let index = self
             .entries
             .partition_point(|other| other.grant.location.page() < entry.grant.location.page());
         let pages = u64::from(entry.pages);
-        match self.share(&entry.asker) {
+        match self.share(&entry.requester) {
             Ok(at) => {
                 self.shares[at].count += 1;
                 self.shares[at].pages += pages;
             }
             Err(at) => {
-                let of = (entry.asker.space, entry.asker.node);
+                let of = (entry.requester.space, entry.requester.node);
                 self.shares.insert(at, Share { of, count: 1, pages });
             }
         }
@@ -152,7 +153,7 @@ impl ProvisionalTable {
         index
     }
 
-    /// The entry whose pages hold `page`.
+    /// The entry whose pages include `page`.
     pub(super) fn holding(&self, page: u64) -> Option<usize> {
         let index = self
             .entries
@@ -166,7 +167,7 @@ impl ProvisionalTable {
         let entry = self.entries.remove(index);
         self.nonces.remove(index);
         self.pages -= u64::from(entry.pages);
-        if let Ok(at) = self.share(&entry.asker) {
+        if let Ok(at) = self.share(&entry.requester) {
             self.shares[at].count -= 1;
             self.shares[at].pages -= u64::from(entry.pages);
             if self.shares[at].count == 0 {
@@ -176,14 +177,14 @@ impl ProvisionalTable {
         entry
     }
 
-    /// Forgets the entry whose pages hold `page`, because they were freed.
+    /// Removes the entry whose pages include `page`, because they were freed.
     pub(super) fn forget(&mut self, page: u64) {
         if let Some(index) = self.holding(page) {
             self.remove(index);
         }
     }
 
-    /// Takes out an entry that expired by `now`.
+    /// Removes an entry that expired by `now`.
     pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<Provisional> {
         let index = self.entries.iter().position(|entry| entry.expires_at <= now)?;
         Some(self.remove(index))

@@ -1,4 +1,4 @@
-//! Ranges that moved away, and ranges that came from other nodes (`docs/protocol.md`, section 8).
+//! Ranges that moved away, and adopted ranges of other nodes (`docs/protocol.md`, section 8).
 
 use core::ops::Range;
 
@@ -6,7 +6,7 @@ use bluebridge_wire::{ArenaGeneration, Location, NodeId, address::LINE_PAGES};
 
 const LINE: u64 = LINE_PAGES as u64;
 
-/// A range of another node's pages that this server serves, and where they are here.
+/// A range of another node's pages that this server serves, and its place in the store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Adopted {
     /// The home node, which stays in the pointers.
@@ -23,18 +23,18 @@ pub struct Adopted {
     pub local_generation: ArenaGeneration,
 }
 
-/// Why a range cannot be noted.
+/// Why a range cannot be recorded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// As many ranges as the limit allows are noted; aggregate them or raise the limit.
+    /// The table of ranges is full; aggregate ranges or raise the limit.
     #[error("the table of ranges is full; aggregate ranges or raise the limit")]
     Full,
-    /// The range overlaps one that is noted; take that one back first.
-    #[error("the range overlaps one that is noted already")]
+    /// The range overlaps a recorded one; remove that one first.
+    #[error("the range overlaps a recorded one; remove that one first")]
     Overlap,
-    /// The range is empty or not made of whole lines of 8 pages.
-    #[error("a range is one or more whole lines of 8 pages")]
+    /// The range is empty or does not consist of whole lines of 8 pages.
+    #[error("a range consists of one or more whole lines of 8 pages")]
     Unaligned,
 }
 

@@ -1,4 +1,4 @@
-//! What a server remembers of one mutating request.
+//! The state of one mutating request.
 
 use bluebridge_wire::{Command, Status, address::LINE_PAGES};
 
@@ -12,32 +12,33 @@ pub(super) enum Progress {
     /// Some of its pieces arrived.
     Pieces,
     /// It waits for leased pages.
-    Waits,
-    /// It is answered.
-    Answered,
+    Waiting,
+    /// Its reply was sent.
+    Replied,
 }
 
 /// No train.
 pub(super) const NO_TRAIN: u16 = u16::MAX;
 
-/// One request of a session's window: its answer, or how far it is.
+/// One request of a session's window: its reply, or its progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    /// Answered CAS and FETCH_ADD: what was there. WRITE and ZERO: a status per page. ALLOC_WRITE
-    /// with pieces missing: those that arrived. UPDATE, COMMIT, ABORT and RENEW: the lease's epoch.
+    /// CAS and FETCH_ADD with a reply: the earlier value. WRITE and ZERO: a status per page.
+    /// ALLOC_WRITE with pieces missing: the pieces that arrived. UPDATE, COMMIT, ABORT and RENEW:
+    /// the lease's epoch.
     pub(super) value: u64,
-    /// Location bits: of a WRITE or COMMIT with pieces missing and of an answered UPDATE or RENEW its
-    /// target's, of a CREATE the new pages'.
+    /// Location bits: the target's for a WRITE or COMMIT with pieces missing and for an UPDATE or
+    /// RENEW with a reply, the new pages' for a CREATE.
     pub(super) location: u64,
-    /// Bytes or pages, as the answer says.
+    /// Bytes or pages, as in the reply.
     pub(super) length: u32,
-    /// The answer's detail.
+    /// The detail in the reply.
     pub(super) detail: u32,
-    /// The answer's node.
+    /// The node in the reply.
     pub(super) node: u16,
     /// Where the pieces of unfinished pages are.
     pub(super) train: u16,
-    /// The place in the queue of one that waits.
+    /// The place in the queue of a request that waits.
     pub(super) waiter: u16,
     pub(super) command: Command,
     pub(super) status: Status,
@@ -46,7 +47,7 @@ pub(super) struct Record {
     pub(super) progress: Progress,
     /// One bit per page that is written or refused.
     pub(super) pages_done: u8,
-    /// Whether the answer tells the switch that the lease was fought over.
+    /// Whether the reply reports to the switch that the lease was contended.
     pub(super) contended: bool,
 }
 
@@ -69,12 +70,12 @@ impl Record {
         contended: false,
     };
 
-    /// An answer without anything beside its status and length.
-    pub(super) const fn answer(command: Command, status: Status, length: u32) -> Self {
-        Self { command, status, length, progress: Progress::Answered, ..Self::FRESH }
+    /// A reply with nothing but a status and a length.
+    pub(super) const fn reply(command: Command, status: Status, length: u32) -> Self {
+        Self { command, status, length, progress: Progress::Replied, ..Self::FRESH }
     }
 
-    /// Notes how a page ended.
+    /// Records the status of a page.
     pub(super) const fn finish_page(&mut self, page: usize, status: Status) {
         let mut statuses = self.value.to_be_bytes();
         statuses[page] = status.code();
@@ -95,11 +96,11 @@ impl Record {
         (statuses, self.pages_done.count_ones() as usize)
     }
 
-    /// Ends an operation over pages: the one status of all, or PARTIAL.
+    /// Ends an operation over pages: one status if all are equal, or PARTIAL.
     pub(super) fn conclude_pages(&mut self) {
         let (statuses, count) = self.page_statuses();
         let (first, rest) = (statuses[0], &statuses[1..count.max(1)]);
         self.status = if rest.iter().all(|&s| s == first) { first } else { Status::Partial };
-        self.progress = Progress::Answered;
+        self.progress = Progress::Replied;
     }
 }

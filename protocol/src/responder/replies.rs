@@ -1,4 +1,4 @@
-//! Replies that wait to be sent: sealed heads, and data that stays in the store's pages.
+//! Queued replies: sealed heads, and data that stays in the store's pages.
 
 use core::ops::Range;
 use std::{collections::VecDeque, net::Ipv6Addr};
@@ -12,10 +12,10 @@ use bluebridge_wire::{
 
 use crate::store::PageStore;
 
-/// Room for a header with the statuses of a line's pages.
+/// Space for a header with the statuses of a line's pages.
 const HEAD_BYTES: usize = HEADER_BYTES + tlv::emitted_bytes(LINE_PAGES);
 
-/// The most data that a reply carries outside of pages.
+/// The most data of a reply that is not stored in pages.
 pub(super) const INLINE_BYTES: usize = 64;
 
 /// One datagram to be sent from the server's port, whole and sealed.
@@ -29,7 +29,7 @@ pub struct SealedReply<'a> {
     pub destination_port: u16,
     /// Header and options.
     pub head: &'a [u8],
-    /// What follows them, in the store's page or in the reply itself.
+    /// The data that follows, in the store's page or in the reply itself.
     pub data: &'a [u8],
 }
 
@@ -39,7 +39,7 @@ enum Body {
     Page { page: u64, start: u16, bytes: u16 },
 }
 
-/// A reply that waits.
+/// A queued reply.
 pub(super) struct Reply {
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -71,9 +71,9 @@ impl Reply {
     }
 }
 
-/// Where a reply goes.
+/// The addresses of a reply.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct ReplyPath {
     pub(super) source: Ipv6Addr,
     pub(super) destination: Ipv6Addr,
     pub(super) port: u16,
@@ -83,10 +83,10 @@ pub(super) struct Way {
 pub(super) struct ReplyQueue {
     replies: VecDeque<Reply>,
     limit: usize,
-    /// The reply that was taken out last.
+    /// The reply that was last returned.
     taken: Option<Reply>,
     page_replies: usize,
-    /// One bit per line (modulo 64) that a waiting reply has data of.
+    /// One bit per line (modulo 64) whose data a queued reply refers to.
     lines: u64,
 }
 
@@ -108,14 +108,20 @@ impl ReplyQueue {
         self.page_replies > 0
     }
 
-    /// Whether a waiting reply may have data of the line at `location_bits`.
+    /// Whether a queued reply may refer to data of the line at `location_bits`.
     pub(super) const fn may_hold_line(&self, location_bits: u64) -> bool {
         self.page_replies > 0 && self.lines & line_bit(location_bits) != 0
     }
 
-    pub(super) fn push(&mut self, way: Way, header: &Header, statuses: &[Status], data: &[u8]) {
+    pub(super) fn push(
+        &mut self,
+        reply_path: ReplyPath,
+        header: &Header,
+        statuses: &[Status],
+        data: &[u8],
+    ) {
         let inline = u8::try_from(data.len()).unwrap_or(u8::MAX);
-        let reply = self.append(way, Body::Inline { bytes: inline });
+        let reply = self.append(reply_path, Body::Inline { bytes: inline });
         let options = match statuses {
             [] => 0,
             _ => tlv::emit_page_statuses(&mut reply.bytes[HEADER_BYTES..], statuses),
@@ -124,15 +130,15 @@ impl ReplyQueue {
         header.emit(&mut reply.bytes, options);
         let (head, rest) = reply.bytes.split_at_mut(head_bytes);
         rest[..data.len()].copy_from_slice(data);
-        seal(way.source, way.destination, head, data);
+        seal(reply_path.source, reply_path.destination, head, data);
         reply.head_bytes = head_bytes;
     }
 
-    /// Queues a piece whose data stays in the store until it is sent: at `location`, whose page it is
-    /// a range of.
+    /// Queues a piece whose data stays in the store until it is sent; the piece is a range of the
+    /// page at `location`.
     pub(super) fn push_page<S: PageStore + ?Sized>(
         &mut self,
-        way: Way,
+        reply_path: ReplyPath,
         header: &Header,
         location: Location,
         range: Range<u16>,
@@ -142,15 +148,15 @@ impl ReplyQueue {
         self.page_replies += 1;
         self.lines |= line_bit(location.bits());
         let bytes = range.end - range.start;
-        let reply = self.append(way, Body::Page { page, start: range.start, bytes });
+        let reply = self.append(reply_path, Body::Page { page, start: range.start, bytes });
         header.emit(&mut reply.bytes, 0);
         let data = store.read(page, usize::from(range.start)..usize::from(range.end));
-        seal(way.source, way.destination, &mut reply.bytes[..HEADER_BYTES], data);
+        seal(reply_path.source, reply_path.destination, &mut reply.bytes[..HEADER_BYTES], data);
     }
 
-    fn append(&mut self, way: Way, body: Body) -> &mut Reply {
+    fn append(&mut self, reply_path: ReplyPath, body: Body) -> &mut Reply {
         debug_assert!(self.replies.len() < self.limit, "room was checked before the request");
-        let Way { source, destination, port } = way;
+        let ReplyPath { source, destination, port } = reply_path;
         let bytes = [0; HEAD_BYTES + INLINE_BYTES];
         self.replies.push_back(Reply {
             source,
@@ -173,18 +179,18 @@ impl ReplyQueue {
 
     pub(super) fn pop(&mut self) -> Option<&Reply> {
         let reply = self.replies.pop_front()?;
-        self.let_go(reply.body);
+        self.release_body(reply.body);
         Some(self.taken.insert(reply))
     }
 
     pub(super) fn release(&mut self, count: usize) {
         for _ in 0..count {
             let Some(reply) = self.replies.pop_front() else { break };
-            self.let_go(reply.body);
+            self.release_body(reply.body);
         }
     }
 
-    const fn let_go(&mut self, body: Body) {
+    const fn release_body(&mut self, body: Body) {
         self.page_replies -= matches!(body, Body::Page { .. }) as usize;
         if self.page_replies == 0 {
             self.lines = 0;

@@ -1,19 +1,20 @@
-//! How the sessions of a table are found: by the OPEN that made them, by their node, and by how many
-//! their node has. Every step but the search for one that may give way takes the same time whatever
-//! the number of sessions, because an OPEN must not cost more than what it could be replaced by.
+//! Indexes of the sessions of a table: by the OPEN that opened them, by node, and by the number of
+//! sessions of a node. Each operation takes constant time, except the search for a session to
+//! evict, because an OPEN must not cost more than the session that it may evict.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 
-use super::{sessions::Asker, shares::Holder};
+use super::{sessions::RequesterId, shares::Holder};
 
 const NONE: u16 = u16::MAX;
 
-/// Sessions that are looked at in one search for one that may give way, so that the search costs
-/// little when none may. Those of the nodes with most sessions that were silent longest come first.
-const LOOK_LIMIT: usize = 64;
+/// The most sessions that one search for an evictable session examines, so that an unsuccessful
+/// search is cheap. The search begins with the nodes that have most sessions, and with the sessions
+/// of a node that were last seen longest ago.
+const SEARCH_LIMIT: usize = 64;
 
 /// The place of a session in its node's list.
 #[derive(Clone, Copy)]
@@ -28,24 +29,24 @@ struct Link {
 struct Node {
     holder: Holder,
     count: u16,
-    /// The ends of the list of its sessions, in the order in which they were heard last.
+    /// The ends of the list of its sessions, in the order in which they were last seen.
     oldest: u16,
     newest: u16,
-    /// Neighbours among the nodes with as many sessions.
+    /// Neighbours in the list of nodes with equally many sessions.
     before: u16,
     behind: u16,
 }
 
-/// Which sessions there are; a session is named by its slot.
+/// The sessions by key; a session is identified by its slot.
 pub(super) struct SessionIndex {
-    by_open: HashMap<(Asker, u64), u16>,
+    by_open: HashMap<(RequesterId, u64), u16>,
     by_holder: HashMap<Holder, u16>,
     links: Vec<Link>,
     nodes: Vec<Node>,
     vacant_nodes: Vec<u16>,
-    /// The first node with so many sessions.
+    /// The first node of each session count.
     by_count: Vec<u16>,
-    /// No node has more sessions.
+    /// The largest session count of a node.
     most: usize,
 }
 
@@ -61,7 +62,7 @@ impl SessionIndex {
             behind: NONE,
         };
         Self {
-            // Twice of what is ever in them, so that they never grow.
+            // Twice the largest number of entries, so that they never grow.
             by_open: HashMap::with_capacity(2 * capacity),
             by_holder: HashMap::with_capacity(2 * capacity),
             links: vec![Link { node: NONE, older: NONE, newer: NONE }; capacity],
@@ -72,23 +73,23 @@ impl SessionIndex {
         }
     }
 
-    /// The session that an OPEN made.
-    pub(super) fn opened_by(&self, asker: &Asker, nonce: u64) -> Option<u16> {
-        self.by_open.get(&(*asker, nonce)).copied()
+    /// The session that an OPEN opened.
+    pub(super) fn opened_by(&self, requester: &RequesterId, nonce: u64) -> Option<u16> {
+        self.by_open.get(&(*requester, nonce)).copied()
     }
 
-    /// Sessions of a node.
+    /// The number of sessions of a node.
     pub(super) fn count_of(&self, holder: Holder) -> usize {
         self.node_of(holder).map_or(0, |node| usize::from(node.count))
     }
 
-    /// The sessions of a node, those heard longest ago first.
+    /// The sessions of a node, in the order in which they were last seen.
     pub(super) fn of_node(&self, holder: Holder) -> impl Iterator<Item = u16> {
         self.list(self.node_of(holder).map_or(NONE, |node| node.oldest))
     }
 
-    /// The sessions of the nodes that have more than `count`, those of the nodes with most first, and
-    /// of one node those heard longest ago. There may be more than are named.
+    /// Sessions of the nodes that have more than `count`: nodes with most sessions first, and for
+    /// each node in the order in which its sessions were last seen. Some may be left out.
     pub(super) fn of_nodes_with_more(&self, count: usize) -> impl Iterator<Item = u16> {
         let counts = (count + 1..=self.most).rev();
         let nodes = counts.flat_map(|count| {
@@ -100,12 +101,12 @@ impl SessionIndex {
         nodes
             .filter_map(|node| self.nodes.get(usize::from(node)))
             .flat_map(|node| self.list(node.oldest))
-            .take(LOOK_LIMIT)
+            .take(SEARCH_LIMIT)
     }
 
     /// Adds a session that was opened now.
-    pub(super) fn insert(&mut self, slot: u16, asker: Asker, nonce: u64) {
-        let holder = asker.holder();
+    pub(super) fn insert(&mut self, slot: u16, requester: RequesterId, nonce: u64) {
+        let holder = requester.holder();
         let known = self.by_holder.get(&holder).copied();
         let Some(node) = known.or_else(|| self.vacant_nodes.pop()) else { return };
         if known.is_none() {
@@ -113,26 +114,26 @@ impl SessionIndex {
             let new = &mut self.nodes[usize::from(node)];
             (new.holder, new.count, new.oldest, new.newest) = (holder, 0, NONE, NONE);
         }
-        self.by_open.insert((asker, nonce), slot);
+        self.by_open.insert((requester, nonce), slot);
         self.links[usize::from(slot)].node = node;
         self.link_newest(slot);
         self.count(node, |count| count + 1);
     }
 
-    /// Takes a session out.
-    pub(super) fn remove(&mut self, slot: u16, asker: Asker, nonce: u64) {
-        self.by_open.remove(&(asker, nonce));
+    /// Removes a session.
+    pub(super) fn remove(&mut self, slot: u16, requester: RequesterId, nonce: u64) {
+        self.by_open.remove(&(requester, nonce));
         let node = self.links[usize::from(slot)].node;
         self.unlink(slot);
         self.count(node, |count| count - 1);
         if self.nodes[usize::from(node)].count == 0 {
-            self.by_holder.remove(&asker.holder());
+            self.by_holder.remove(&requester.holder());
             self.vacant_nodes.push(node);
         }
     }
 
-    /// Notes that a session was heard now.
-    pub(super) fn hear(&mut self, slot: u16) {
+    /// Records that a session was seen now.
+    pub(super) fn touch(&mut self, slot: u16) {
         let node = self.links[usize::from(slot)].node;
         if self.nodes[usize::from(node)].newest != slot {
             self.unlink(slot);
@@ -175,7 +176,7 @@ impl SessionIndex {
         }
     }
 
-    /// Changes how many sessions a node has, by one.
+    /// Changes the session count of a node by one.
     fn count(&mut self, number: u16, change: impl FnOnce(u16) -> u16) {
         let Node { count, before, behind, .. } = self.nodes[usize::from(number)];
         if count > 0 {

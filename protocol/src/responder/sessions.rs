@@ -1,4 +1,4 @@
-//! Sessions: who may ask, which numbers were heard, and what was answered.
+//! Sessions: the requesters, the numbers that arrived, and their recorded replies.
 
 use core::time::Duration;
 
@@ -16,15 +16,15 @@ const WINDOW: usize = 512;
 
 const _: () = assert!(WINDOW as u64 == SESSION_WINDOW);
 
-/// An endpoint that asks.
+/// The endpoint that sent a request.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub(super) struct Asker {
+pub(super) struct RequesterId {
     pub(super) space: Space,
     pub(super) node: NodeId,
     pub(super) incarnation: u32,
 }
 
-impl Asker {
+impl RequesterId {
     pub(super) fn is_node_of(&self, other: &Self) -> bool {
         self.holder() == other.holder()
     }
@@ -38,16 +38,16 @@ impl Asker {
 pub(super) struct Session {
     /// 0 while the slot is free; its low 16 bits are the slot.
     id: u64,
-    pub(super) asker: Asker,
+    pub(super) requester: RequesterId,
     pub(super) nonce: u64,
     pub(super) low_water: u64,
     pub(super) last_seen: Timestamp,
     pub(super) piece_bytes: u16,
-    /// Pages of replies that the requester takes at once.
+    /// Pages of reply data that the requester can receive at once.
     pub(super) takes_pages: u16,
     /// Records at or above low water that are not fresh.
     record_count: u16,
-    /// Made at the slot's first use and kept, so that its memory is bounded and reused.
+    /// Allocated at the slot's first use and kept, so that its memory is bounded and reused.
     window: Vec<Record>,
 }
 
@@ -73,7 +73,7 @@ impl Session {
         }
     }
 
-    /// Forgets what is known of `sequence`, as if it never came.
+    /// Removes the record of `sequence`, as if the request never arrived.
     pub(super) fn forget(&mut self, sequence: u64) {
         if let Some(slot) = self.window.get_mut(slot_of(sequence)) {
             let was_fresh = slot.progress == Progress::Fresh;
@@ -82,12 +82,12 @@ impl Session {
         }
     }
 
-    /// Raises low water towards `to` and gives the first record on the way that is not fresh; to
+    /// Raises low water towards `to` and returns the first record on the way that is not fresh; to
     /// be called until there is none.
     pub(super) fn forget_below(&mut self, to: u64) -> Option<Record> {
         let window_end = self.low_water.saturating_add(SESSION_WINDOW);
         while self.low_water < to {
-            // Without records, or behind the window, nothing is on the way, however far it is.
+            // Without records in between, low water is set to `to` at once.
             if self.record_count == 0 || self.low_water >= window_end {
                 (self.low_water, self.record_count) = (to, 0);
                 return None;
@@ -115,26 +115,27 @@ pub(super) struct SessionTable {
     vacant: Vec<u16>,
     index: SessionIndex,
     node_limit: usize,
-    /// After so long without a request nobody repeats one that was answered in the session.
-    forgotten_after: Duration,
+    /// After this time without a request, no recorded reply of the session is requested again.
+    reply_retention: Duration,
     ids: SessionIds,
 }
 
-/// A node with so many sessions gets no more of the last quarter of a table, which is for others.
-const MODEST_SESSION_COUNT: usize = 8;
+/// A node with this many sessions gets no more from the last quarter of the table, which is
+/// reserved for other nodes.
+const LIGHT_NODE_SESSIONS: usize = 8;
 
-/// Sessions of its own that are looked at for one that may give way to a node's next.
-const OWN_LOOK_LIMIT: usize = 64;
+/// The most own sessions that are examined to find one to evict for the node's next session.
+const OWN_SEARCH_LIMIT: usize = 64;
 
 /// Why a session cannot be opened now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Full;
 
-/// Where a new session may go.
+/// The slot for a new session.
 pub(super) enum Place {
     /// A free slot.
     Vacant,
-    /// The slot of a session that must end first.
+    /// The slot of a session that must be ended first.
     Instead(u16),
 }
 
@@ -147,9 +148,10 @@ impl SessionTable {
             vacant: (0..limit).rev().collect(),
             index: SessionIndex::new(limit),
             node_limit,
-            // Requesters repeat in a new session what they began less than three quarters of the
-            // idle time ago (section 2); the twentieth is for clocks that disagree.
-            forgotten_after: idle / 20 * 16,
+            // Requesters repeat in a new session only requests that they started within three
+            // quarters of the idle time (section 2); another twentieth is for the difference of
+            // clocks.
+            reply_retention: idle / 20 * 16,
             ids: SessionIds::new(seed),
         }
     }
@@ -169,37 +171,38 @@ impl SessionTable {
         &mut self.sessions[usize::from(slot)]
     }
 
-    /// Notes that an open session was heard, and gives it.
-    pub(super) fn hear(&mut self, now: Timestamp, slot: u16) -> &mut Session {
-        self.index.hear(slot);
+    /// Records that an open session was seen, and returns it.
+    pub(super) fn touch(&mut self, now: Timestamp, slot: u16) -> &mut Session {
+        self.index.touch(slot);
         let session = self.at(slot);
         session.last_seen = now;
         session
     }
 
-    /// Whether an id names an open session of a node.
+    /// Whether an id is an open session of a node.
     pub(super) fn is_open(&self, id: u64, holder: Holder) -> bool {
         let slot = self.slot(id).and_then(|slot| self.sessions.get(usize::from(slot)));
-        slot.is_some_and(|session| session.asker.holder() == holder)
+        slot.is_some_and(|session| session.requester.holder() == holder)
     }
 
-    /// The session that the same OPEN made before.
-    pub(super) fn opened_by(&self, asker: &Asker, nonce: u64) -> Option<u16> {
-        self.index.opened_by(asker, nonce)
+    /// The session that the same OPEN opened before.
+    pub(super) fn opened_by(&self, requester: &RequesterId, nonce: u64) -> Option<u16> {
+        self.index.opened_by(requester, nonce)
     }
 
-    /// A session of an older incarnation of the asker's node.
-    pub(super) fn superseded_by(&self, asker: &Asker) -> Option<u16> {
-        let is_older =
-            |&slot: &u16| self.sessions[usize::from(slot)].asker.incarnation < asker.incarnation;
-        self.index.of_node(asker.holder()).find(is_older)
+    /// A session of an older incarnation of the requester's node.
+    pub(super) fn superseded_by(&self, requester: &RequesterId) -> Option<u16> {
+        let is_older = |&slot: &u16| {
+            self.sessions[usize::from(slot)].requester.incarnation < requester.incarnation
+        };
+        self.index.of_node(requester.holder()).find(is_older)
     }
 
-    pub(super) fn has_node_of(&self, asker: &Asker) -> bool {
-        self.index.count_of(asker.holder()) > 0
+    pub(super) fn has_node_of(&self, requester: &RequesterId) -> bool {
+        self.index.count_of(requester.holder()) > 0
     }
 
-    /// A session that was silent for `idle`.
+    /// A session that was not seen for `idle`.
     pub(super) fn idle_at(&self, now: Timestamp, idle: Duration) -> Option<u16> {
         self.find(|session| now - session.last_seen >= idle)
     }
@@ -208,23 +211,24 @@ impl SessionTable {
         self.open().map(|(_, session)| session.last_seen).min()
     }
 
-    /// Where a session of `asker` may go. A session with recorded answers is not given up while its
-    /// requester may still ask for them. Of the others, the node with most sessions loses the one
-    /// that was silent longest, but never one that has no more sessions than the asker.
-    pub(super) fn place(&self, now: Timestamp, asker: &Asker) -> Result<Place, Full> {
-        let own_count = self.index.count_of(asker.holder());
-        let is_modest = own_count < MODEST_SESSION_COUNT;
+    /// The slot for a session of `requester`. A session with recorded replies is not evicted while
+    /// its requester may still request them. Of the other sessions, the least recently seen one of
+    /// the node with most sessions is evicted, but none of a node that has no more sessions than
+    /// the requester's.
+    pub(super) fn place(&self, now: Timestamp, requester: &RequesterId) -> Result<Place, Full> {
+        let own_count = self.index.count_of(requester.holder());
+        let is_modest = own_count < LIGHT_NODE_SESSIONS;
         let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
         if own_count < self.node_limit && may_take && !self.vacant.is_empty() {
             return Ok(Place::Vacant);
         }
         let may_go = |&slot: &u16| {
             let session = &self.sessions[usize::from(slot)];
-            session.record_count == 0 || now - session.last_seen >= self.forgotten_after
+            session.record_count == 0 || now - session.last_seen >= self.reply_retention
         };
         let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
         let found = if own_only {
-            self.index.of_node(asker.holder()).take(OWN_LOOK_LIMIT).find(may_go)
+            self.index.of_node(requester.holder()).take(OWN_SEARCH_LIMIT).find(may_go)
         } else {
             self.index.of_nodes_with_more(own_count).find(may_go)
         };
@@ -235,7 +239,7 @@ impl SessionTable {
     pub(super) fn open_at(
         &mut self,
         now: Timestamp,
-        asker: Asker,
+        requester: RequesterId,
         nonce: u64,
     ) -> Result<u16, Full> {
         let slot = self.vacant.pop().ok_or(Full)?;
@@ -244,22 +248,22 @@ impl SessionTable {
         if session.window.is_empty() {
             session.window = vec![Record::FRESH; WINDOW];
         }
-        // All records of the last session here were forgotten one by one, so that an OPEN need not
-        // clear 20 KiB: nothing of it answers this one.
+        // All records of the slot's last session were removed one by one, so that an OPEN need not
+        // clear 20 KiB: no old record remains.
         debug_assert!(session.window.iter().all(|record| record.progress == Progress::Fresh));
-        (session.id, session.asker, session.nonce) = (id, asker, nonce);
+        (session.id, session.requester, session.nonce) = (id, requester, nonce);
         (session.low_water, session.last_seen, session.record_count) = (1, now, 0);
-        self.index.insert(slot, asker, nonce);
+        self.index.insert(slot, requester, nonce);
         Ok(slot)
     }
 
-    /// Frees the slot of a session whose records were all forgotten.
+    /// Frees the slot of a session whose records were all removed.
     pub(super) fn close(&mut self, slot: u16) {
         let session = self.at(slot);
         debug_assert!(session.record_count == 0, "records are forgotten first");
         session.id = 0;
-        let (asker, nonce) = (session.asker, session.nonce);
-        self.index.remove(slot, asker, nonce);
+        let (requester, nonce) = (session.requester, session.nonce);
+        self.index.remove(slot, requester, nonce);
         self.vacant.push(slot);
     }
 
@@ -272,18 +276,18 @@ impl SessionTable {
     }
 }
 
-/// The highest incarnation that every node came with, because it fences the lower ones.
+/// The highest incarnation of every node, which fences lower ones.
 pub(super) struct Incarnations {
-    /// Per served space, made at its first OPEN: a fence by node, 512 KiB.
+    /// Per served space, allocated at its first OPEN: a fence by node, 512 KiB.
     spaces: Vec<(Space, Vec<Fence>)>,
 }
 
 /// A node's highest incarnation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fence {
-    /// 0 if the node never came, or was forgotten.
+    /// 0 if the node was never seen, or its incarnation was dropped.
     incarnation: u32,
-    /// When the node was last known to be heard, in [`FENCE_UNIT_NANOS`].
+    /// When the node was last seen, as far as known, in units of [`FENCE_UNIT_NANOS`].
     last_seen: u32,
 }
 
@@ -301,53 +305,53 @@ impl Incarnations {
         self.index(space).is_some()
     }
 
-    /// The highest incarnation of the asker's node; 0 if it never came.
-    pub(super) fn highest(&self, asker: &Asker) -> u32 {
-        let node = usize::from(asker.node.0);
-        self.index(asker.space)
+    /// The highest incarnation of the requester's node; 0 if it was never seen.
+    pub(super) fn highest(&self, requester: &RequesterId) -> u32 {
+        let node = usize::from(requester.node.0);
+        self.index(requester.space)
             .and_then(|index| self.spaces[index].1.get(node))
             .map_or(0, |fence| fence.incarnation)
     }
 
-    /// Notes an incarnation; says whether it is higher than an earlier one of the node.
-    pub(super) fn raise(&mut self, asker: &Asker) -> bool {
-        let Some(index) = self.index(asker.space) else { return false };
+    /// Records an incarnation; returns whether it is higher than an earlier one of the node.
+    pub(super) fn raise(&mut self, requester: &RequesterId) -> bool {
+        let Some(index) = self.index(requester.space) else { return false };
         let nodes = &mut self.spaces[index].1;
         if nodes.is_empty() {
             nodes.resize(usize::from(u16::MAX) + 1, Fence::default());
         }
-        let highest = &mut nodes[usize::from(asker.node.0)].incarnation;
-        let is_higher = asker.incarnation > *highest;
+        let highest = &mut nodes[usize::from(requester.node.0)].incarnation;
+        let is_higher = requester.incarnation > *highest;
         let was_known = *highest != 0;
-        *highest = (*highest).max(asker.incarnation);
+        *highest = (*highest).max(requester.incarnation);
         is_higher && was_known
     }
 
-    /// Notes that the asker's node was heard at a moment.
-    pub(super) fn note(&mut self, asker: &Asker, last_seen: Timestamp) {
-        if let Some(fence) = self.fence(asker) {
+    /// Records when the requester's node was last seen.
+    pub(super) fn note(&mut self, requester: &RequesterId, last_seen: Timestamp) {
+        if let Some(fence) = self.fence(requester) {
             let last_seen = u32::try_from(last_seen.as_nanos() / FENCE_UNIT_NANOS);
             fence.last_seen = fence.last_seen.max(last_seen.unwrap_or(u32::MAX));
         }
     }
 
-    /// For how long the asker's node is known to be silent at least; a node with sessions may
-    /// have been heard later.
-    pub(super) fn silence(&mut self, asker: &Asker, now: Timestamp) -> Duration {
-        let Some(fence) = self.fence(asker) else { return Duration::ZERO };
-        let heard_before = (u64::from(fence.last_seen) + 1) * FENCE_UNIT_NANOS;
-        Duration::from_nanos(now.as_nanos().saturating_sub(heard_before))
+    /// The least time for which the requester's node was not seen; sessions of the node may have
+    /// been seen later.
+    pub(super) fn unseen_for(&mut self, requester: &RequesterId, now: Timestamp) -> Duration {
+        let Some(fence) = self.fence(requester) else { return Duration::ZERO };
+        let seen_before = (u64::from(fence.last_seen) + 1) * FENCE_UNIT_NANOS;
+        Duration::from_nanos(now.as_nanos().saturating_sub(seen_before))
     }
 
-    pub(super) fn forget(&mut self, asker: &Asker) {
-        if let Some(fence) = self.fence(asker) {
+    pub(super) fn forget(&mut self, requester: &RequesterId) {
+        if let Some(fence) = self.fence(requester) {
             fence.incarnation = 0;
         }
     }
 
-    fn fence(&mut self, asker: &Asker) -> Option<&mut Fence> {
-        let index = self.index(asker.space)?;
-        self.spaces[index].1.get_mut(usize::from(asker.node.0))
+    fn fence(&mut self, requester: &RequesterId) -> Option<&mut Fence> {
+        let index = self.index(requester.space)?;
+        self.spaces[index].1.get_mut(usize::from(requester.node.0))
     }
 
     fn index(&self, space: Space) -> Option<usize> {

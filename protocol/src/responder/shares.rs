@@ -1,18 +1,19 @@
-//! How much of a bounded resource each node and each space holds, so that none of them takes it all.
+//! How much of a bounded resource each node and each space holds, so that none of them can exhaust
+//! it.
 
 use bluebridge_wire::{NodeId, Space};
 
 /// A node of a space.
 pub(super) type Holder = (Space, NodeId);
 
-/// What one node holds; a node is here while it holds something.
+/// The units of one node; only nodes that hold units have an entry.
 #[derive(Clone, Copy, Debug)]
 struct NodeShare {
     of: Holder,
     count: usize,
 }
 
-/// The units of one resource that each node and each space holds, and how many they may hold.
+/// The units of one resource that each node and each space holds, and the limits.
 pub(super) struct Shares {
     /// In the order of spaces and nodes.
     nodes: Vec<NodeShare>,
@@ -23,8 +24,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Shares of at most `capacity` units, none of which is held; the limits are of a space and of
-    /// a node.
+    /// Shares of at most `capacity` units, all free; the limits are per space and per node.
     pub(super) fn new(
         capacity: usize,
         spaces: &[Space],
@@ -32,9 +32,9 @@ impl Shares {
     ) -> Self {
         let mut spaces: Vec<_> = spaces.iter().map(|&space| (space, 0)).collect();
         spaces.sort_unstable_by_key(|&(space, _)| space);
-        // What one space alone may hold is bounded by the resource itself.
+        // The only space may hold all units.
         let space_limit = if spaces.len() > 1 { space_limit } else { usize::MAX };
-        // A node holds a unit at least, so there are never more nodes than units.
+        // Each node holds at least one unit, so there are never more nodes than units.
         Self { nodes: Vec::with_capacity(capacity), node_limit, spaces, space_limit }
     }
 
@@ -53,7 +53,7 @@ impl Shares {
         self.space(space).map_or(0, |at| self.spaces[at].1) + count <= self.space_limit
     }
 
-    /// Notes that a node holds a unit more.
+    /// Records that a node holds one more unit.
     pub(super) fn take(&mut self, holder: Holder) {
         if let Some(at) = self.space(holder.0) {
             self.spaces[at].1 += 1;
@@ -64,7 +64,7 @@ impl Shares {
         }
     }
 
-    /// Notes that a node holds a unit less.
+    /// Records that a node holds one unit less.
     pub(super) fn give_back(&mut self, holder: Holder) {
         if let Some(at) = self.space(holder.0) {
             self.spaces[at].1 -= 1;
@@ -77,7 +77,7 @@ impl Shares {
         }
     }
 
-    /// Where a node is; `Err`: where it would be.
+    /// The position of a node; `Err`: where it would be inserted.
     fn node(&self, holder: Holder) -> Result<usize, usize> {
         self.nodes.binary_search_by_key(&holder, |share| share.of)
     }

@@ -1,4 +1,4 @@
-//! Pages that are being put together from pieces, in a fixed pool of buffers.
+//! Pages that are assembled from pieces, in a fixed pool of buffers.
 
 use core::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::Timestamp;
 
 const NONE: u16 = u16::MAX;
 
-/// Whose pieces a train holds.
+/// The request that a train belongs to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct TrainOwner {
     pub(super) holder: Holder,
@@ -24,47 +24,47 @@ pub(super) struct TrainOwner {
     pub(super) sequence: u64,
 }
 
-/// A train that has a buffer at least.
+/// A train with at least one buffer.
 #[derive(Clone, Copy)]
 struct Train {
     owner: TrainOwner,
-    /// When it got its last new piece.
+    /// When its last new piece was stored.
     stored_at: Timestamp,
     /// Pieces in the buffers.
     arrived: u32,
     buffers: [u16; LINE_PAGES],
-    /// Neighbours in the order of `stored_at`; of no meaning while the train is vacant.
+    /// Neighbours in the order of `stored_at`; unused while the train is vacant.
     older: u16,
     newer: u16,
 }
 
-/// What storing a piece came to.
+/// The result of storing a piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stored {
-    /// All pieces of the page are there.
+    /// All pieces of the page are stored.
     Complete,
-    /// The piece was there already.
+    /// The piece was stored before.
     Duplicate,
     /// More pieces of the page are missing.
     More,
-    /// No buffer can be had.
+    /// No buffer is available.
     No(NoBuffer),
 }
 
 /// Why a page of a train gets no buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum NoBuffer {
-    /// Its node has its share.
+    /// Its node has used its share.
     Node,
     /// All are in use.
     Pool,
-    /// Its space has its share.
+    /// Its space has used its share.
     Space,
 }
 
-/// A train that may have to give its buffers up.
+/// A train whose buffers may be reclaimed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Silent {
+pub(super) struct IdleTrain {
     pub(super) train: u16,
     pub(super) owner: TrainOwner,
     pub(super) stored_at: Timestamp,
@@ -72,7 +72,7 @@ pub(super) struct Silent {
 
 /// A fixed number of page buffers, and the trains that use them.
 ///
-/// A train has a buffer at least, so there are never more trains than buffers.
+/// Each train has at least one buffer, so there are never more trains than buffers.
 pub(super) struct TrainPool {
     trains: Vec<Train>,
     vacant: Vec<u16>,
@@ -81,7 +81,7 @@ pub(super) struct TrainPool {
     newest: u16,
     buffers: Vec<u8>,
     free_buffers: Vec<u16>,
-    /// Whose the buffers in use are.
+    /// The number of used buffers by node and space.
     shares: Shares,
 }
 
@@ -113,9 +113,9 @@ impl TrainPool {
         self.trains.get(usize::from(train)).map_or(0, |train| train.arrived)
     }
 
-    /// Stores a piece, which is not larger than a page from where it begins, in a train or, if that
-    /// is `None`, in a new one; gives the train that has it. Only a piece that is stored counts as
-    /// a sign of life: a repeated one must not keep the buffers from others.
+    /// Stores a piece, which does not cross the end of its page, in a train or, if that is `None`,
+    /// in a new one; returns the train. Only a stored piece keeps a train active: a repeated one
+    /// must not keep the buffers from others.
     pub(super) fn store(
         &mut self,
         now: Timestamp,
@@ -159,7 +159,7 @@ impl TrainPool {
         &self.buffers[start..start + part.bytes]
     }
 
-    /// Gives up the pieces of one page; says whether the train ended with its last buffer.
+    /// Frees the buffer of one page; returns whether the train ended with its last buffer.
     pub(super) fn release_page(&mut self, train: u16, page: usize, part: PagePart) -> bool {
         let slot = &mut self.trains[usize::from(train)];
         slot.arrived &= !part.bits;
@@ -175,7 +175,7 @@ impl TrainPool {
         is_over
     }
 
-    /// Ends a train and gives its buffers up.
+    /// Ends a train and frees its buffers.
     pub(super) fn end(&mut self, train: u16) {
         let slot = &mut self.trains[usize::from(train)];
         let holder = slot.owner.holder;
@@ -188,38 +188,39 @@ impl TrainPool {
         self.vacant.push(train);
     }
 
-    /// The train that was silent longest.
-    pub(super) fn oldest(&self) -> Option<Silent> {
-        self.silent(self.oldest)
+    /// The train whose last new piece is oldest.
+    pub(super) fn oldest(&self) -> Option<IdleTrain> {
+        self.idle(self.oldest)
     }
 
-    /// The train to take buffers from for a page of `owner` that got none: silent for at least
-    /// `silence`, and not the owner itself. Who has its share takes from itself.
-    pub(super) fn oldest_silent(
+    /// The train to reclaim buffers from for a page of `owner` that got none: idle for at least
+    /// `idle_time`, and not the owner itself. A node or space that has used its share reclaims its
+    /// own.
+    pub(super) fn oldest_idle(
         &self,
         now: Timestamp,
-        silence: Duration,
+        idle_time: Duration,
         owner: TrainOwner,
         why: NoBuffer,
-    ) -> Option<Silent> {
-        let mut next = self.silent(self.oldest);
-        while let Some(silent) = next.filter(|silent| now - silent.stored_at >= silence) {
-            let has_to = match why {
-                NoBuffer::Node => silent.owner.holder == owner.holder,
+    ) -> Option<IdleTrain> {
+        let mut next = self.idle(self.oldest);
+        while let Some(idle) = next.filter(|idle| now - idle.stored_at >= idle_time) {
+            let is_eligible = match why {
+                NoBuffer::Node => idle.owner.holder == owner.holder,
                 NoBuffer::Pool => true,
-                NoBuffer::Space => silent.owner.holder.0 == owner.holder.0,
+                NoBuffer::Space => idle.owner.holder.0 == owner.holder.0,
             };
-            if has_to && silent.owner != owner {
-                return Some(silent);
+            if is_eligible && idle.owner != owner {
+                return Some(idle);
             }
-            next = self.silent(self.trains[usize::from(silent.train)].newer);
+            next = self.idle(self.trains[usize::from(idle.train)].newer);
         }
         None
     }
 
-    fn silent(&self, train: u16) -> Option<Silent> {
+    fn idle(&self, train: u16) -> Option<IdleTrain> {
         let Train { owner, stored_at, .. } = *self.trains.get(usize::from(train))?;
-        Some(Silent { train, owner, stored_at })
+        Some(IdleTrain { train, owner, stored_at })
     }
 
     fn take_buffer(&mut self, holder: Holder) -> Result<u16, NoBuffer> {
@@ -239,7 +240,7 @@ impl TrainPool {
         self.shares.give_back(holder);
     }
 
-    /// Begins a train without buffers.
+    /// Starts a train without buffers.
     fn begin(&mut self, owner: TrainOwner) -> Option<u16> {
         let number = self.vacant.pop()?;
         let train = &mut self.trains[usize::from(number)];

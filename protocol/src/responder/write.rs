@@ -1,4 +1,4 @@
-//! WRITE: trains of pieces, put together page by page (`docs/protocol.md`, section 4).
+//! WRITE: trains of pieces, assembled page by page (`docs/protocol.md`, section 4).
 
 use bluebridge_wire::{Header, Location, Status};
 
@@ -8,7 +8,7 @@ use super::{
     cut::{PagePart, Piece, Pieces, PlacedPiece},
     execute::{memory, part_access},
     record::{NO_TRAIN, Progress, Record},
-    trains::{NoBuffer, Silent, Stored},
+    trains::{IdleTrain, NoBuffer, Stored},
 };
 use crate::store::PageStore;
 
@@ -41,7 +41,7 @@ impl Responder {
                         store,
                     );
                 }
-                // The range went before the first page: all of it is refused.
+                // The range moved away before the first page: all of it is refused.
                 Err(refusal) if execution.is_fresh() => {
                     return self.conclude_refused(execution, refusal, store);
                 }
@@ -54,8 +54,8 @@ impl Responder {
         self.go_on(execution, record, cut, store);
     }
 
-    /// The cut and the piece that a datagram carries, if it fits the piece rule and what earlier
-    /// pieces said.
+    /// The pieces of a WRITE and the piece in a datagram, if it obeys the piece rule and agrees
+    /// with earlier pieces.
     pub(super) fn piece_of_write(
         &mut self,
         execution: &Execution<'_>,
@@ -64,15 +64,15 @@ impl Responder {
         let cut = self.cut(execution)?;
         let piece = piece_of(request, cut)?;
         let location = memory(request)?.bits();
-        let said = (before.location, before.tag, before.length);
+        let stated = (before.location, before.tag, before.length);
         let says = (location, request.datagram.target.tag, request.header().length);
-        if before.progress == Progress::Pieces && said != says {
+        if before.progress == Progress::Pieces && stated != says {
             return Err(Status::Malformed);
         }
         Ok((cut, piece))
     }
 
-    /// Takes a piece of a page that is not finished.
+    /// Handles a piece of a page that is not finished.
     fn take_piece<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -134,7 +134,8 @@ impl Responder {
         record.finish_page(page, status);
     }
 
-    /// Stores a piece in the record's train; takes buffers from a silent train if none can be had.
+    /// Stores a piece in the record's train; reclaims buffers from an idle train if none is
+    /// available.
     pub(super) fn store_piece(
         &mut self,
         execution: &Execution<'_>,
@@ -143,12 +144,12 @@ impl Responder {
     ) -> Stored {
         let stored = self.try_store_piece(execution, record, placed);
         let Stored::No(why) = stored else { return stored };
-        let (now, silence) = (execution.request.now, self.timers.train_pressed);
+        let (now, idle_time) = (execution.request.now, self.timers.train_pressed);
         let owner = execution.train_owner();
-        let Some(silent) = self.trains.oldest_silent(now, silence, owner, why) else {
+        let Some(idle) = self.trains.oldest_idle(now, idle_time, owner, why) else {
             return stored;
         };
-        self.drop_train(silent);
+        self.drop_train(idle);
         self.counters.count(Event::TrainPressed);
         self.try_store_piece(execution, record, placed)
     }
@@ -181,7 +182,7 @@ impl Responder {
         });
     }
 
-    /// Answers if all pages are finished, else keeps what there is.
+    /// Sends the reply if all pages are finished, else keeps the record.
     fn go_on<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
@@ -207,7 +208,7 @@ impl Responder {
         self.incomplete(execution.request, arrived);
     }
 
-    /// Tells which pieces arrived, if the request asks for it by being a repetition.
+    /// Reports which pieces arrived, if the request is a repetition and so requests them.
     pub(super) fn incomplete(&mut self, request: &Request<'_>, arrived: u32) {
         if request.attempt() > 0 {
             let header = Header { detail: arrived, ..self.reply_header(request) };
@@ -215,8 +216,8 @@ impl Responder {
         }
     }
 
-    /// Ends a train and notes it in its owner's record.
-    pub(super) fn drop_train(&mut self, Silent { train, owner, .. }: Silent) {
+    /// Ends a train and updates its owner's record.
+    pub(super) fn drop_train(&mut self, IdleTrain { train, owner, .. }: IdleTrain) {
         self.trains.end(train);
         let session = self.sessions.at(owner.session);
         let record = session.record(owner.sequence);
@@ -226,7 +227,7 @@ impl Responder {
     }
 }
 
-/// The record of a request of which the first piece arrived.
+/// The record of a request whose first piece arrived.
 pub(super) fn begin(execution: &Execution<'_>) -> Record {
     let Execution { request, command, .. } = *execution;
     let target = request.datagram.target;

@@ -537,7 +537,7 @@ fn server(index: u16, life: u32) -> Server {
     config.limits = limits(node.0);
     config.timers = Timers {
         session_idle: Duration::from_secs(3),
-        incarnation_rest: INCARNATION_REST,
+        incarnation_quarantine: INCARNATION_REST,
         provisional: Duration::from_millis(200),
         train: Duration::from_millis(if index == 2 { 40 } else { 300 }),
         train_pressed: Duration::from_millis(2),

@@ -3,7 +3,7 @@
 use bluebridge::NodeId;
 use bluebridge_protocol::Timestamp;
 use bluebridge_protocol::requester::{
-    Answer, Buffers, Config, Failure, Lease, Operation, Requester, SealedRequest,
+    Buffers, Config, Failure, Lease, Operation, Output, Requester, SealedRequest,
 };
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
@@ -76,7 +76,7 @@ impl RawClient {
         let mut incoming = vec![0; 4096];
         let operation = Operation::Update { pointer: page, length: 4096, lease_ms, wait: false };
         match self.ask(operation, &[], &mut incoming)? {
-            Answer::Leased(lease) => Ok((lease, incoming)),
+            Output::Leased(lease) => Ok((lease, incoming)),
             other => panic!("an UPDATE ends with a lease: {other:?}"),
         }
     }
@@ -85,7 +85,7 @@ impl RawClient {
     ///
     /// # Errors
     /// The requester's failures.
-    pub fn commit(&mut self, page: Pointer, epoch: u64, data: &[u8]) -> Result<Answer, Failure> {
+    pub fn commit(&mut self, page: Pointer, epoch: u64, data: &[u8]) -> Result<Output, Failure> {
         let length = u32::try_from(data.len()).expect("a page");
         self.ask(Operation::Commit { pointer: page, length, epoch }, data, &mut [])
     }
@@ -102,7 +102,7 @@ impl RawClient {
         operation: Operation,
         outgoing: &[u8],
         incoming: &mut [u8],
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Output, Failure> {
         let mut memory = Memory { outgoing, incoming };
         let mut now = self.transport.now();
         self.requester.start(now, operation, 0).expect("it can be sent");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bluebridge_protocol::{
     Timestamp,
-    requester::{Answer, Failure},
+    requester::{Failure, Output},
 };
 use bluebridge_wire::{ArenaGeneration, NodeId, Pointer, Status, address::PAGE_BYTES};
 
@@ -124,7 +124,7 @@ impl Ledger {
         now: Timestamp,
         client: usize,
         slot: &Slot,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let outcome = match &result {
             Ok(_) => "ok".to_owned(),
@@ -148,7 +148,7 @@ impl Ledger {
         now: Timestamp,
         client: usize,
         slot: &Slot,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         match slot.task {
             Task::Create { purpose, server, pages, .. } => {
@@ -189,7 +189,7 @@ impl Ledger {
         &self,
         start: Timestamp,
         server: usize,
-        result: &Result<Answer, Failure>,
+        result: &Result<Output, Failure>,
     ) -> Result<(), String> {
         let refuser = match result {
             Err(Failure::Refused { node, .. }) => self.servers.iter().position(|s| s.node == *node),
@@ -218,7 +218,7 @@ impl Ledger {
         slot: &Slot,
         server: usize,
         refusals: &[Status],
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         match result {
             Err(Failure::Refused { status, .. }) if refusals.contains(&status) => Ok(()),
@@ -239,7 +239,7 @@ impl Ledger {
         &self,
         slot: &Slot,
         region: usize,
-        result: &Result<Answer, Failure>,
+        result: &Result<Output, Failure>,
     ) -> Result<Outcome, String> {
         let facts = &self.regions[region];
         let gone_at = facts.deleted_at.or(facts.lost_at);
@@ -303,7 +303,7 @@ impl Ledger {
                 }
                 return Ok(());
             }
-            _ => Err(Failure::OutcomeUnknown { node: NodeId(0), answering: false }),
+            _ => Err(Failure::OutcomeUnknown { node: NodeId(0), responding: false }),
         };
         self.complete(now, client, slot, result)
     }

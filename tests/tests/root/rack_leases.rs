@@ -14,7 +14,7 @@ use bluebridge::{
 };
 use bluebridge_northbound::proto::LeaseStatus;
 use bluebridge_p4::proto::bluebridge::switch::v1::Impairment;
-use bluebridge_protocol::requester::{Answer, Failure, Operation};
+use bluebridge_protocol::requester::{Failure, Operation, Output};
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{DataPlane, Node, Redirects};
 use bluebridge_testkit::{Scratch, program, until};
@@ -190,7 +190,7 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
     let mut stranger = RawClient::open(&rack, &two, 2, 2);
     let renew = |epoch| Operation::Renew { pointer: page, length: 4096, epoch, lease_ms: 1000 };
     let abort = |epoch| Operation::Abort { pointer: page, length: 4096, epoch };
-    let lost = |result: Result<Answer, Failure>| match result {
+    let lost = |result: Result<Output, Failure>| match result {
         Err(Failure::LeaseLost { how, owner, .. }) => (how, owner),
         other => panic!("{other:?}"),
     };
@@ -208,7 +208,7 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
 
     // The lease is the endpoint's: any of its requesters may end it, once.
     let mut other = RawClient::open(&rack, &one, 1, 3);
-    assert_eq!(other.commit(page, held.epoch, &[2; 4096]), Ok(Answer::Done));
+    assert_eq!(other.commit(page, held.epoch, &[2; 4096]), Ok(Output::Done));
     assert_page(&mut reader, page, 2);
     for client in [&mut owner, &mut other] {
         let committed = (LeaseEnd::Committed, None);
@@ -231,7 +231,7 @@ fn commits_and_renewals_of_leases_that_are_not_held_are_refused() {
     assert_eq!(lost(owner.ask(renew(held.epoch), &[], &mut [])), again);
     assert_eq!(lost(owner.commit(page, held.epoch, &[9; 4096])), again);
     assert_eq!(lost(owner.ask(abort(held.epoch), &[], &mut [])), again);
-    assert_eq!(stranger.commit(page, next.epoch, &[3; 4096]), Ok(Answer::Done));
+    assert_eq!(stranger.commit(page, next.epoch, &[3; 4096]), Ok(Output::Done));
     assert_page(&mut reader, page, 3);
 }
 

@@ -1,4 +1,4 @@
-//! An owner, its clock, and what is sent to it.
+//! An owner, its clock, and the datagrams for it.
 
 use core::{net::Ipv6Addr, time::Duration};
 
@@ -18,16 +18,16 @@ pub(super) const PORT: u16 = 4242;
 pub(super) const EPOCH: u64 = 77;
 pub(super) const SESSION: u64 = 0x5e55;
 
-/// A request or notice; every field can be bent.
+/// A request or notice; every field can be changed.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct TestRequest {
     pub(super) from: Fields,
     pub(super) to: Fields,
     pub(super) header: Header,
     pub(super) port: u16,
 }
 
-impl Ask {
+impl TestRequest {
     /// The request with number 1 about 100 bytes of memory.
     pub(super) fn new(command: Command, offset: u64) -> Self {
         let pointer = pointer(offset);
@@ -59,15 +59,15 @@ impl Ask {
         self
     }
 
-    pub(super) fn bent(mut self, change: impl FnOnce(&mut Self)) -> Self {
+    pub(super) fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
 }
 
-/// A reply that was sent, taken apart.
+/// A parsed reply.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct TestReply {
     pub(super) status: Status,
     pub(super) from: Fields,
     pub(super) destination: Ipv6Addr,
@@ -90,7 +90,7 @@ impl Bench {
         Self { now: Timestamp::from_nanos(1_000_000_000), owner: Owner::new(config) }
     }
 
-    /// An owner of one page, for a second, by a policy.
+    /// An owner of one page, for a second, with a policy.
     pub(super) fn holding(policy: Policy) -> Self {
         let mut bench = Self::with(|config| config.policy = policy);
         bench.hold(0, EPOCH);
@@ -110,16 +110,16 @@ impl Bench {
         held.expect("there is room");
     }
 
-    pub(super) fn give(&mut self, ask: &Ask) -> Option<Notice> {
-        let (source, destination) = (ask.from.to_ipv6(), ask.to.to_ipv6());
+    pub(super) fn give(&mut self, request: &TestRequest) -> Option<Notice> {
+        let (source, destination) = (request.from.to_ipv6(), request.to.to_ipv6());
         let mut payload = vec![0; HEADER_BYTES];
-        ask.header.emit(&mut payload, 0);
+        request.header.emit(&mut payload, 0);
         seal(source, destination, &mut payload, &[]);
         let datagram = Datagram::parse(source, destination, &payload).expect("well formed");
-        self.owner.handle_datagram(self.now, ask.port, &datagram)
+        self.owner.handle_datagram(self.now, request.port, &datagram)
     }
 
-    pub(super) fn sent(&mut self) -> Vec<Answer> {
+    pub(super) fn sent(&mut self) -> Vec<TestReply> {
         let mut all = Vec::new();
         while let Some(transmit) = self.owner.poll_transmit() {
             let payload = [transmit.head, transmit.data].concat();
@@ -128,7 +128,7 @@ impl Bench {
             assert!(reply.is_reply());
             assert_eq!((reply.from.space, reply.from.node), (SPACE, OWNER));
             assert_eq!(reply.header.incarnation, 5);
-            all.push(Answer {
+            all.push(TestReply {
                 status: Status::from_code(reply.from.tag).expect("known"),
                 from: reply.from,
                 destination,
@@ -140,14 +140,14 @@ impl Bench {
         all
     }
 
-    /// The only answer to a request, which repeats what every answer repeats.
-    pub(super) fn answer(&mut self, ask: &Ask) -> Answer {
-        self.give(ask);
+    /// The only reply to a request, which repeats the request's fields.
+    pub(super) fn reply(&mut self, request: &TestRequest) -> TestReply {
+        self.give(request);
         let mut sent = self.sent();
         assert_eq!(sent.len(), 1, "{sent:?}");
-        let answer = sent.remove(0);
-        answers(&answer, ask);
-        answer
+        let reply = sent.remove(0);
+        check_reply(&reply, request);
+        reply
     }
 
     pub(super) fn pass(&mut self, time: Duration) {
@@ -159,21 +159,21 @@ impl Bench {
         self.owner.counters().of(event)
     }
 
-    /// Nothing is left to be sent; answers what was counted.
+    /// No reply is left to be sent; returns the counters.
     pub(super) fn end(mut self) -> Counters {
         assert_eq!(self.sent().len(), 0);
         self.owner.counters().clone()
     }
 }
 
-/// An answer repeats what every answer repeats of its request.
-pub(super) fn answers(answer: &Answer, ask: &Ask) {
-    assert_eq!((answer.destination, answer.port), (ask.from.to_ipv6(), ask.port));
-    assert_eq!(answer.from.location, ask.to.location);
-    let (told, asked) = (&answer.header, &ask.header);
-    assert_eq!((told.session, told.sequence), (asked.session, asked.sequence));
-    assert_eq!((told.length, told.target), (asked.length, asked.target));
-    assert_eq!(told.flags.attempt(), asked.flags.attempt());
+/// Checks that a reply repeats the fields of its request.
+pub(super) fn check_reply(reply: &TestReply, request: &TestRequest) {
+    assert_eq!((reply.destination, reply.port), (request.from.to_ipv6(), request.port));
+    assert_eq!(reply.from.location, request.to.location);
+    let (received, expected) = (&reply.header, &request.header);
+    assert_eq!((received.session, received.sequence), (expected.session, expected.sequence));
+    assert_eq!((received.length, received.target), (expected.length, expected.target));
+    assert_eq!(received.flags.attempt(), expected.flags.attempt());
 }
 
 pub(super) fn fields(address: Ipv6Addr) -> Fields {

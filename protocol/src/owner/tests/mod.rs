@@ -1,11 +1,11 @@
-//! Scenarios: the owner against requests and notices made by hand.
+//! Scenarios: the owner against constructed requests and notices.
 //!
-//! Each scenario is a test and returns what was counted, so that one more test can see that every
+//! Each scenario is a test and returns the counters, so that one more test can check that every
 //! event happens in some scenario.
 
-mod answers;
 mod bench;
 mod drops;
+mod replies;
 mod table;
 mod waiting;
 
@@ -22,11 +22,11 @@ mod run {
     use super::{Counters, Event};
 
     scenarios! {
-        answers: a_held_page_is_busy_until_it_is_released, every_command_that_is_led_here_goes_home,
-            last_committed_contents_are_served, contents_that_are_not_known_are_not_served,
-            leases_are_bounded_and_swept, an_answer_names_the_try_that_it_answers;
-        drops: what_was_not_led_here_is_dropped, notices_come_from_their_memorys_node;
-        waiting: who_waits_is_told_when_the_lease_ends, who_waits_for_too_long_goes_home_alone,
+        replies: a_held_page_is_busy_until_it_is_released, every_redirected_command_is_referred_to_the_home,
+            last_committed_contents_are_served, contents_that_are_not_kept_are_not_served,
+            leases_are_bounded_and_swept, a_reply_names_the_attempt_of_its_request;
+        drops: requests_that_no_redirect_forwards_are_dropped, notices_come_from_their_memorys_node;
+        waiting: a_waiter_is_notified_when_the_lease_ends, a_waiter_whose_time_is_over_gets_no_reply,
             waiting_is_bounded_and_in_order, replies_are_bounded;
     }
 

@@ -73,9 +73,9 @@ proptest! {
         }
     }
 
-    /// Room is made of all leases that ran out, and of no other.
+    /// Expired leases are replaced, and no others.
     #[test]
-    fn what_ran_out_is_swept(ends in prop::collection::btree_map(0_u64..1000, 1_u64..9, 20..21)) {
+    fn expired_leases_are_swept(ends in prop::collection::btree_map(0_u64..1000, 1_u64..9, 20..21)) {
         let mut bench = Bench::with(|config| config.lease_count = LEASES);
         let begin = bench.now;
         for (number, end) in &ends {

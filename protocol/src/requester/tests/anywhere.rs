@@ -1,6 +1,6 @@
 use bluebridge_wire::{Command, Flags, NodeId, Status};
 
-use super::super::{Answer, Counters, Event, Failure, Operation};
+use super::super::{Counters, Event, Failure, Operation, Output};
 use super::bench::{Bench, CLIENT, HOME, OTHER, PIECE, Reply, Sent, pattern, pointer};
 
 fn grant(sent: &Sent, offset: u64) -> Reply {
@@ -12,14 +12,14 @@ fn grant(sent: &Sent, offset: u64) -> Reply {
     })
 }
 
-pub(super) fn a_create_is_asked_anywhere_and_confirmed() -> Counters {
+pub(super) fn a_create_is_sent_anywhere_and_confirmed() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::Create { server: None, pages: 3 }, 1);
     let create = bench.sent_one();
     assert_eq!((create.command, create.node), (Command::Create, NodeId::ANY));
     assert_eq!((create.header.session, create.header.length), (0, 3));
     bench.reply(&grant(&create, 0));
-    // A second answer, of another server that got a copy, is not taken.
+    // A second reply, of another server that received a copy, is ignored.
     bench.reply(&grant(&create, 0x4000));
     assert_eq!(bench.count(Event::ReplyStale), 1);
     let confirm = bench.sent_one();
@@ -28,7 +28,7 @@ pub(super) fn a_create_is_asked_anywhere_and_confirmed() -> Counters {
     assert_eq!(confirm.header.length, 3);
     bench.completed_nothing();
     bench.reply(&Reply::to(&confirm, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
 
     bench.start(Operation::Create { server: None, pages: 3 }, 2);
     assert_eq!(bench.pass_to_end().result, Err(Failure::Unreachable { node: NodeId::ANY }));
@@ -45,7 +45,7 @@ pub(super) fn a_create_is_asked_anywhere_and_confirmed() -> Counters {
     bench.end()
 }
 
-pub(super) fn pages_that_were_freed_too_early_are_asked_for_anew() -> Counters {
+pub(super) fn a_create_is_repeated_if_its_pages_were_freed_early() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::Create { server: None, pages: 1 }, 1);
     let create = bench.sent_one();
@@ -77,7 +77,7 @@ pub(super) fn a_full_node_leads_to_another() -> Counters {
     let refused = Failure::Refused { status: Status::OutOfMemory, node: HOME };
     assert_eq!(bench.failure(), refused);
     destinations.dedup();
-    assert_eq!(destinations.len(), 4, "each try may lead to another node");
+    assert_eq!(destinations.len(), 4, "each attempt may reach another node");
 
     bench.start(Operation::Create { server: None, pages: 1 }, 2);
     let create = bench.sent_one();
@@ -114,7 +114,7 @@ pub(super) fn an_anywhere_train_is_repaired_and_varies_its_choice() -> Counters 
         last = bench.pass_to_sent().remove(0);
     }
     assert_ne!(last.destination, train[0].destination, "another node may be chosen");
-    assert_eq!(last.header.offset, 0, "and that one has nothing");
+    assert_eq!(last.header.offset, 0, "and that one has no pieces");
     bench.reply(&Reply::to(&last, Status::Incomplete).by_node(HOME).with(there(0b0001)));
     assert_eq!(bench.sent().len(), 3);
     bench.reply(&grant(&last, 0));
@@ -126,11 +126,11 @@ pub(super) fn an_anywhere_train_is_repaired_and_varies_its_choice() -> Counters 
         Some(CLIENT)
     );
     bench.reply(&Reply::to(&confirm, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
     bench.end()
 }
 
-pub(super) fn a_smaller_link_is_heeded_from_the_next_train_on() -> Counters {
+pub(super) fn a_smaller_piece_size_applies_from_the_next_train_on() -> Counters {
     let mut bench = Bench::open();
     for (piece_bytes, taken) in [(1100, 1100), (100, 1024), (9000, 4096)] {
         bench.requester.set_piece_bytes(piece_bytes);
@@ -144,17 +144,17 @@ pub(super) fn a_smaller_link_is_heeded_from_the_next_train_on() -> Counters {
         bench.reply(&grant(&train[0], 0));
         let confirm = bench.sent_one();
         bench.reply(&Reply::to(&confirm, Status::Ok));
-        assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+        assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
     }
     bench.end()
 }
 
-pub(super) fn a_train_names_the_piece_size_that_it_was_cut_with() -> Counters {
+pub(super) fn a_train_states_its_own_piece_size() -> Counters {
     let mut bench = Bench::open();
     bench.memory.0.insert(1, pattern(4096));
     bench.start(Operation::AllocWrite { server: None, length: 4096 }, 1);
     let mut train = bench.sent();
-    // The links change while the train is on its way, both ways.
+    // The piece size changes while the train is in flight, in both directions.
     for piece_bytes in [1100, 4096] {
         bench.requester.set_piece_bytes(piece_bytes);
         let probe = bench.pass_to_sent();
@@ -171,6 +171,6 @@ pub(super) fn a_train_names_the_piece_size_that_it_was_cut_with() -> Counters {
     bench.reply(&grant(&train[8], 0));
     let confirm = bench.sent_one();
     bench.reply(&Reply::to(&confirm, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
     bench.end()
 }

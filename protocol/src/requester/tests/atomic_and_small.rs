@@ -1,9 +1,9 @@
 use bluebridge_wire::{Command, Status, Usage};
 
-use super::super::{Answer, Counters, Event, Operation};
+use super::super::{Counters, Event, Operation, Output};
 use super::bench::{Bench, PIECE, Reply, SERVER, SESSION, pattern, pointer};
 
-pub(super) fn atomics_answer_what_was_there() -> Counters {
+pub(super) fn atomics_return_the_previous_value() -> Counters {
     let mut bench = Bench::open();
     bench.start(
         Operation::CompareSwap { pointer: pointer(64), expected: 0x0102, new: 0xa1b2_c3d4 },
@@ -17,25 +17,25 @@ pub(super) fn atomics_answer_what_was_there() -> Counters {
     assert_eq!(sent[1].data, [0xff; 8]);
     bench.reply(&Reply::to(&sent[1], Status::Ok).with_data(&7_u64.to_be_bytes()));
     bench.reply(&Reply::to(&sent[0], Status::Ok).with_data(&9_u64.to_be_bytes()));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(7)));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(9)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(7)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(9)));
     bench.end()
 }
 
-pub(super) fn small_requests_and_their_answers() -> Counters {
+pub(super) fn small_requests_and_their_replies() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::Stat { server: SERVER }, 1);
     let stat = bench.sent_one();
     let usage = Usage { capacity_pages: 10, free_pages: 4, shard_count: 2, ..Usage::default() };
     bench.reply(&Reply::to(&stat, Status::Ok).with_data(&usage.emit()));
-    assert_eq!(bench.completed().result, Ok(Answer::Usage(usage)));
+    assert_eq!(bench.completed().result, Ok(Output::Usage(usage)));
 
     bench.memory.0.insert(2, pattern(30));
     bench.start(Operation::Ping { server: SERVER, length: 30 }, 2);
     let ping = bench.sent_one();
     assert_eq!(ping.data, pattern(30));
     bench.reply(&Reply::to(&ping, Status::Ok).with_data(&ping.data));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
 
     bench.start(Operation::Create { server: Some(SERVER), pages: 5 }, 3);
     let create = bench.sent_one();
@@ -43,7 +43,7 @@ pub(super) fn small_requests_and_their_answers() -> Counters {
     assert_eq!(create.header.session, SESSION);
     let target = pointer(0).to_ipv6();
     bench.reply(&Reply::to(&create, Status::Ok).with(|header| header.target = target));
-    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
 
     bench.memory.0.insert(4, pattern(5000));
     bench.start(Operation::AllocWrite { server: Some(SERVER), length: 5000 }, 4);
@@ -52,12 +52,12 @@ pub(super) fn small_requests_and_their_answers() -> Counters {
     assert_eq!(train[1].data.len(), usize::from(PIECE));
     assert!(train.iter().all(|piece| piece.header.detail == 0));
     bench.reply(&Reply::to(&train[3], Status::Ok).with(|header| header.target = target));
-    assert_eq!(bench.completed().result, Ok(Answer::Pointer(pointer(0))));
+    assert_eq!(bench.completed().result, Ok(Output::Pointer(pointer(0))));
 
     bench.start(Operation::Delete { pointer: pointer(0), pages: 0 }, 5);
     let delete = bench.sent_one();
     bench.reply(&Reply::to(&delete, Status::Ok).with(|header| header.length = 2));
-    assert_eq!(bench.completed().result, Ok(Answer::Freed(2)));
+    assert_eq!(bench.completed().result, Ok(Output::Freed(2)));
     bench.end()
 }
 
@@ -73,7 +73,7 @@ pub(super) fn a_close_waits_for_what_was_started_before() -> Counters {
     let request = bench.sent_one();
     assert_eq!(request.command, Command::Close);
     bench.reply(&Reply::to(&request, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     let open = bench.sent_one();
     assert_eq!(open.command, Command::Open, "what was started after it needs a new session");
     bench.accept(&open, SESSION + 1);
@@ -85,13 +85,13 @@ pub(super) fn a_close_waits_for_what_was_started_before() -> Counters {
     bench.start(close, 4);
     let request = bench.sent_one();
     bench.reply(&Reply::to(&request, Status::NoSession));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.start(close, 5);
-    assert_eq!(bench.completed().result, Ok(Answer::Done), "there is no session");
+    assert_eq!(bench.completed().result, Ok(Output::Done), "there is no session");
     bench.sent_nothing();
     assert_eq!(bench.count(Event::SessionClose), 2);
 
-    // A CLOSE that nobody answers holds nothing up for ever.
+    // A CLOSE without a reply does not block other operations forever.
     bench.open_session(SERVER, SESSION + 2);
     bench.start(close, 6);
     bench.sent_one();

@@ -1,4 +1,4 @@
-//! A requester on the bench: its clock, its caller's memory, and a server played by hand.
+//! A requester with its clock, its caller's memory, and a server simulated by the test.
 
 use core::{net::Ipv6Addr, time::Duration};
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use bluebridge_wire::{
 };
 
 use super::super::{
-    Answer, Buffers, Completion, Config, Counters, Event, Failure, Operation, OperationId, Origin,
+    Buffers, Completion, Config, Counters, Event, Failure, Operation, OperationId, Origin, Output,
     Requester, Server, StartError,
 };
 use crate::Timestamp;
@@ -37,7 +37,7 @@ impl Buffers for Memory {
     }
 }
 
-/// A request that the requester sent, taken apart.
+/// A parsed request.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) source: Ipv6Addr,
@@ -56,7 +56,7 @@ impl Sent {
     }
 }
 
-/// A reply that is still to be changed or sealed.
+/// A reply that can still be changed before it is sealed.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) from: ReplySource,
@@ -67,7 +67,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// What the asked server answers to a request.
+    /// The reply of the contacted server to a request.
     pub(super) fn to(sent: &Sent, status: Status) -> Self {
         let request = sent.header;
         let location = bluebridge_wire::address::Fields::unpack(sent.destination);
@@ -112,7 +112,7 @@ impl Reply {
         self
     }
 
-    /// The piece of a READ's answer that begins at `offset`.
+    /// The piece of the reply to a READ that begins at `offset`.
     pub(super) fn piece(sent: &Sent, offset: usize, version: u64, data: &[u8]) -> Self {
         Self::to(sent, Status::Ok).with_data(data).with(|header| {
             header.offset = u16::try_from(offset).expect("inside of a line");
@@ -160,10 +160,10 @@ impl Bench {
         self.accept(&open, session);
         let ping = self.sent_one();
         self.reply(&Reply::to(&ping, Status::Ok));
-        assert_eq!(self.completed().result, Ok(Answer::Done));
+        assert_eq!(self.completed().result, Ok(Output::Done));
     }
 
-    /// Answers OPEN.
+    /// Replies to OPEN.
     pub(super) fn accept(&mut self, open: &Sent, session: u64) {
         let reply = Reply::to(open, Status::Ok).with(|header| {
             header.session = session;
@@ -197,7 +197,7 @@ impl Bench {
         self.start(Operation::Write { pointer: pointer(offset), length }, token)
     }
 
-    /// All that is to be sent now, checked as a server would.
+    /// All datagrams to be sent now, checked as a server would.
     pub(super) fn sent(&mut self) -> Vec<Sent> {
         let mut all = Vec::new();
         while let Some(transmit) = self.requester.poll_transmit(self.now, &self.memory) {
@@ -217,7 +217,7 @@ impl Bench {
                 data: datagram.data.to_vec(),
                 origin: transmit.origin,
             });
-            assert!(all.len() < 1000, "it never ends");
+            assert!(all.len() < 1000, "transmission does not end");
         }
         all
     }
@@ -277,10 +277,10 @@ impl Bench {
             }
             self.pass_to_timer();
         }
-        panic!("nothing is sent any more");
+        panic!("no datagram is sent");
     }
 
-    /// Lets time pass, and nobody answers, until an operation ends.
+    /// Lets time pass without replies until an operation ends.
     pub(super) fn pass_to_end(&mut self) -> Completion {
         for _ in 0..1000 {
             self.sent();
@@ -289,14 +289,14 @@ impl Bench {
             }
             self.pass_to_timer();
         }
-        panic!("nothing ends");
+        panic!("no operation ends");
     }
 
     pub(super) fn count(&self, event: Event) -> u64 {
         self.requester.counters().of(event)
     }
 
-    /// Nothing is left over; answers what was counted.
+    /// No completion or datagram is left; returns the counters.
     pub(super) fn end(mut self) -> Counters {
         self.completed_nothing();
         assert_eq!(self.requester.operation_count(), 0);
@@ -315,7 +315,7 @@ pub(super) fn pointer(offset: u64) -> Pointer {
     Pointer { space: SPACE, node: HOME, tag: Tag(77), location }
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on their position.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| u8::try_from(at % 251).expect("small") ^ 0x5a).collect()
 }

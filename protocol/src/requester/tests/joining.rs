@@ -1,9 +1,9 @@
-//! Joining under a random network: whatever comes, a page that counts is from one version.
+//! Reassembly with a random network: a completed page is always from one version.
 
 use bluebridge_wire::Status;
 use proptest::prelude::*;
 
-use super::super::Answer;
+use super::super::Output;
 use super::bench::{Bench, Reply, SERVER, SESSION};
 use crate::pieces::Cut;
 
@@ -18,7 +18,7 @@ proptest! {
         in_page in 0_u32..4096,
         length in 1_u32..=32768,
         piece_bytes in 1024_u16..=4096,
-        // Which pieces of an answer arrive, in which order, and how much is written meanwhile.
+        // Which pieces of a reply arrive, in which order, and how many writes happen in between.
         rounds in prop::collection::vec((any::<u32>(), any::<u64>(), 0_u64..3), 1..40),
     ) {
         let length = length.min(32768 - in_page);
@@ -66,7 +66,7 @@ proptest! {
             }
             request = bench.pass_to_sent().remove(0);
         };
-        prop_assert_eq!(done.result, Ok(Answer::Done));
+        prop_assert_eq!(done.result, Ok(Output::Done));
         let memory = &bench.memory.0[&1];
         for page in 0..cut.page_count() {
             let bytes = &memory[cut.page_range(page)];

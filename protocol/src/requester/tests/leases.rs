@@ -2,7 +2,7 @@ use core::time::Duration;
 
 use bluebridge_wire::{Command, Flags, LeaseEnd, NodeId, SESSION_WINDOW, Status};
 
-use super::super::{Answer, Counters, Event, Failure, Lease, Operation};
+use super::super::{Counters, Event, Failure, Lease, Operation, Output};
 use super::bench::{
     Bench, CLIENT, HOME, OTHER, PIECE, Reply, SERVER, SERVER_INCARNATION, SESSION, Sent, pattern,
     pointer,
@@ -17,7 +17,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// When a lease of [`LEASE`] ends that was asked for at a moment: less 1 ms and a 64th.
+/// When a lease of [`LEASE`] ends that was requested at a moment: less 1 ms and a 64th.
 fn expiry(sent: Timestamp) -> Timestamp {
     sent + ms(640 - 10 - 1)
 }
@@ -53,8 +53,8 @@ fn lost(sent: &Sent, how: LeaseEnd) -> Reply {
     Reply::to(sent, Status::LeaseLost).with(|header| header.detail = how.code())
 }
 
-fn leased(expires_at: Timestamp) -> Result<Answer, Failure> {
-    Ok(Answer::Leased(Lease { epoch: EPOCH, expires_at, granted_ms: LEASE }))
+fn leased(expires_at: Timestamp) -> Result<Output, Failure> {
+    Ok(Output::Leased(Lease { epoch: EPOCH, expires_at, granted_ms: LEASE }))
 }
 
 pub(super) fn an_update_is_joined_and_committed() -> Counters {
@@ -77,10 +77,10 @@ pub(super) fn an_update_is_joined_and_committed() -> Counters {
     assert!(sent_again > sent);
     assert_eq!((again.header.sequence, again.header.detail), (request.header.sequence, 0b10));
     assert_eq!(again.header.flags, Flags::QUEUED.with(Flags::SELECTIVE).with_attempt(1));
-    // The home tells what is left: less than at first, but of the later try.
+    // The home sends the remaining time: less than at first, but for the later attempt.
     bench
         .reply(&grant(&again, P, &bytes[P..2 * P]).with(|header| header.lease_remaining_ms -= 200));
-    assert_eq!(bench.completed().result, leased(expiry(sent)), "the latest that is true");
+    assert_eq!(bench.completed().result, leased(expiry(sent)), "the latest end applies");
     assert_eq!(bench.memory.0[&1], bytes);
 
     commit(&mut bench, 3000, 2);
@@ -88,24 +88,24 @@ pub(super) fn an_update_is_joined_and_committed() -> Counters {
     assert_eq!(train.len(), 3);
     for sent in &train {
         assert_eq!((sent.command, sent.header.lease_epoch), (Command::Commit, EPOCH));
-        assert!(sent.home, "no redirect is for it");
+        assert!(sent.home, "it bypasses redirects");
     }
     let probe = bench.pass_to_sent().remove(0);
     bench.reply(&Reply::to(&probe, Status::Incomplete).with(|header| header.detail = 0b101));
     let missing = bench.sent_one();
     assert_eq!(usize::from(missing.header.offset), P);
     bench.reply(&Reply::to(&missing, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
 
     // Applied as a whole: it cannot end page by page.
     commit(&mut bench, 5000, 3);
     let request = bench.sent().pop().expect("a train");
     bench.reply(&Reply::to(&request, Status::Partial));
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
     bench.end()
 }
 
-pub(super) fn a_lease_counts_from_the_try_that_was_answered() -> Counters {
+pub(super) fn a_lease_counts_from_the_attempt_of_its_reply() -> Counters {
     let mut bench = Bench::open();
     update(&mut bench, 0, 10, 1);
     let first = bench.now;
@@ -123,16 +123,16 @@ pub(super) fn a_lease_counts_from_the_try_that_was_answered() -> Counters {
     bench.reply(&grant(&again, 0, &pattern(10)));
     assert_eq!(bench.completed().result, leased(expiry(second)));
 
-    // What is too short for the margin is over at once.
+    // A lease shorter than the margin has expired at once.
     update(&mut bench, 0, 10, 3);
     let request = bench.sent_one();
     bench.reply(&grant(&request, 0, &pattern(10)).with(|header| header.lease_remaining_ms = 1));
-    let Ok(Answer::Leased(lease)) = bench.completed().result else { panic!("it was granted") };
+    let Ok(Output::Leased(lease)) = bench.completed().result else { panic!("it was granted") };
     assert_eq!(lease.expires_at, bench.now);
     bench.end()
 }
 
-pub(super) fn a_grant_to_somebody_else_is_not_taken() -> Counters {
+pub(super) fn a_grant_to_another_endpoint_is_ignored() -> Counters {
     let mut bench = Bench::open();
     update(&mut bench, 0, 4096, 1);
     let request = bench.sent_one();
@@ -144,7 +144,7 @@ pub(super) fn a_grant_to_somebody_else_is_not_taken() -> Counters {
     bench.reply(&piece(0));
     bench.reply(&piece(P).with(|header| header.lease_epoch += 1));
     assert_eq!(bench.count(Event::ReplyViolation), 4);
-    // Waiting is over once the grant was heard.
+    // A queued reply after the grant is stale.
     bench.reply(&queued(&request, 50));
     assert_eq!(bench.count(Event::ReplyStale), 1);
     bench.reply(&piece(P));
@@ -160,22 +160,22 @@ pub(super) fn an_update_waits_at_the_home() -> Counters {
     update(&mut bench, 0, 32768, 1);
     let request = bench.sent_one();
     bench.reply(&queued(&request, 40));
-    let asked = bench.now;
-    assert_eq!(bench.requester.outstanding_pages, 0, "what waits holds up nothing else");
+    let sent_at = bench.now;
+    assert_eq!(bench.requester.outstanding_pages, 0, "a waiting request holds no credit");
     let repeat = bench.pass_to_sent().remove(0);
-    assert_eq!(bench.now - asked, ms(20), "early enough to be repeated once more");
+    assert_eq!(bench.now - sent_at, ms(20), "early enough to be repeated once more");
     assert_eq!(repeat.header.sequence, request.header.sequence);
     assert!(repeat.home && repeat.attempt() == 1);
     assert_eq!(bench.count(Event::QueueRepeat), 1);
-    // It is lost; the next one is answered, and the answer to the first one is old by then.
+    // It is lost; the next one gets a reply, and the reply to the first one is stale by then.
     let again = bench.pass_to_sent().remove(0);
-    assert!(bench.now - asked < ms(40));
+    assert!(bench.now - sent_at < ms(40));
     bench.reply(&queued(&repeat, 40));
     assert_eq!(bench.count(Event::ReplyStale), 1);
-    let heard = bench.now;
+    let repeated_at = bench.now;
     bench.reply(&queued(&again, 40));
     bench.pass(ms(15));
-    // The lease before ended: pieces come, to the last try that the home heard.
+    // The earlier lease ended: pieces arrive for the last attempt that the home received.
     let bytes = pattern(32768);
     for page in 0..8 {
         for start in [page * 4096, page * 4096 + P, page * 4096 + 2 * P] {
@@ -183,7 +183,7 @@ pub(super) fn an_update_waits_at_the_home() -> Counters {
             bench.reply(&grant(&again, start, &bytes[start..end]));
         }
     }
-    assert_eq!(bench.completed().result, leased(expiry(heard)));
+    assert_eq!(bench.completed().result, leased(expiry(repeated_at)));
     assert_eq!(bench.memory.0[&1], bytes);
     assert_eq!(bench.requester.round_trip(SERVER), trip, "waiting is no sample");
     bench.end()
@@ -208,7 +208,7 @@ pub(super) fn a_long_wait_keeps_its_place_and_its_time() -> Counters {
         .with(|header| header.flags = Flags::default().with_attempt(attempts[38]));
     bench.pass(ms(1));
     bench.reply(&old);
-    // It was given after the try before was answered by BUSY.
+    // It was granted after the BUSY reply to the attempt before.
     assert_eq!(bench.completed().result, leased(expiry(before)));
     assert_eq!(bench.count(Event::Queue), 40);
     bench.end()
@@ -228,12 +228,12 @@ pub(super) fn a_read_waits_for_the_page_that_is_leased() -> Counters {
     assert_eq!(bench.count(Event::ReplyStale), 1, "that page was read");
     bench.reply(&about(&request, 4096));
     let repeat = bench.pass_to_sent().remove(0);
-    assert_eq!(repeat.header.detail, 0b11_1000, "what is missing");
+    assert_eq!(repeat.header.detail, 0b11_1000, "the missing pieces");
     bench.reply(&about(&repeat, 4096));
     for start in [4096, 4096 + P, 4096 + 2 * P] {
         bench.reply(&Reply::piece(&repeat, start, 2, &bytes[start..(start + P).min(8192)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], bytes);
 
     // The place in the queue is lost: a new number, after a pause.
@@ -252,9 +252,9 @@ pub(super) fn a_read_waits_for_the_page_that_is_leased() -> Counters {
     bench.reply(&queued(&repeat, u32::MAX));
     let soon = bench.now;
     let repeat = bench.pass_to_sent().remove(0);
-    assert_eq!(bench.now - soon, ms(250), "an answer that is lost has to be seen");
+    assert_eq!(bench.now - soon, ms(250), "a lost reply must be detected");
     bench.reply(&Reply::piece(&repeat, 0, 2, &bytes[..10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
@@ -275,7 +275,8 @@ pub(super) fn waiting_ends_at_the_deadline() -> Counters {
     assert_eq!(result, Err(busy));
     assert_eq!(bench.now - begin, Duration::from_secs(5));
 
-    // Who does not want to wait hears at once; but not from an owner, who may be out of date.
+    // A request that must not wait fails at once; but not because of an owner, whose state may be
+    // old.
     bench.memory.0.insert(2, vec![0; 10]);
     let operation = Operation::Update { pointer: pointer(0), length: 10, lease_ms: 0, wait: false };
     bench.start(operation, 2);
@@ -289,7 +290,7 @@ pub(super) fn waiting_ends_at_the_deadline() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_grant_that_ran_out_is_asked_for_anew() -> Counters {
+pub(super) fn an_update_is_repeated_if_its_grant_expired() -> Counters {
     let mut bench = Bench::open();
     let bytes = pattern(4096);
     update(&mut bench, 0, 4096, 1);
@@ -305,10 +306,10 @@ pub(super) fn a_grant_that_ran_out_is_asked_for_anew() -> Counters {
         let piece = grant(&anew, start, &bytes[start..(start + P).min(4096)]);
         bench.reply(&piece.with(|header| header.lease_epoch = EPOCH + 1));
     }
-    let Ok(Answer::Leased(lease)) = bench.completed().result else { panic!("it was granted") };
+    let Ok(Output::Leased(lease)) = bench.completed().result else { panic!("it was granted") };
     assert_eq!(lease.epoch, EPOCH + 1);
 
-    // An UPDATE that nobody answers has changed nothing that lasts.
+    // An UPDATE without a reply had no permanent effect.
     bench.pass(ms(1));
     update(&mut bench, 0, 10, 2);
     assert_eq!(bench.pass_to_end().result, Err(Failure::Unreachable { node: HOME }));
@@ -328,17 +329,17 @@ pub(super) fn a_lease_is_extended_and_ended() -> Counters {
     let again = bench.pass_to_sent().remove(0);
     assert_eq!(again.header.sequence, request.header.sequence);
     assert_ne!(bench.now, sent);
-    let told = |sent: &Sent| {
+    let renewed = |sent: &Sent| {
         Reply::to(sent, Status::Ok).with(|header| {
             (header.lease_epoch, header.lease_remaining_ms) = (EPOCH, LEASE);
         })
     };
-    // The first try may have been done, and its answer is the later one's.
-    bench.reply(&told(&again));
+    // The first attempt may have been executed, and the later one got its reply.
+    bench.reply(&renewed(&again));
     assert_eq!(bench.completed().result, leased(expiry(sent)));
     bench.start(renew, 2);
     let request = bench.sent_one();
-    bench.reply(&told(&request).with(|header| header.lease_epoch = 1));
+    bench.reply(&renewed(&request).with(|header| header.lease_epoch = 1));
     assert_eq!(bench.failure(), Failure::Violation { node: HOME });
 
     let abort = Operation::Abort { pointer: about.0, length: about.1, epoch: EPOCH };
@@ -347,8 +348,8 @@ pub(super) fn a_lease_is_extended_and_ended() -> Counters {
     assert_eq!((request.command, request.header.lease_epoch), (Command::Abort, EPOCH));
     assert!(request.home);
     bench.reply(&Reply::to(&request, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
-    // Nothing that lasts depends on it.
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    // It had no permanent effect.
     bench.pass(ms(1));
     bench.start(abort, 4);
     assert_eq!(bench.pass_to_end().result, Err(Failure::Unreachable { node: HOME }));
@@ -383,7 +384,7 @@ pub(super) fn leases_outlive_the_session() -> Counters {
     commit(&mut bench, 10, 4);
     let sent = bench.sent();
     bench.pass(ms(1));
-    // The server was restarted: it may have committed before, and nobody can tell.
+    // The server was restarted: it may have committed before, which nobody can determine.
     bench.reply(&Reply::to(&sent[0], Status::NoSession).with(|header| header.incarnation += 1));
     let open = bench.sent_one();
     let accept = Reply::to(&open, Status::Ok).with(|header| {
@@ -392,7 +393,7 @@ pub(super) fn leases_outlive_the_session() -> Counters {
     });
     bench.reply(&accept);
     let completion = bench.completed();
-    let unknown = Failure::OutcomeUnknown { node: HOME, answering: true };
+    let unknown = Failure::OutcomeUnknown { node: HOME, responding: true };
     assert_eq!((completion.token, completion.result), (4, Err(unknown)));
     let new_incarnation =
         |reply: Reply| reply.with(|header| header.incarnation = SERVER_INCARNATION + 1);
@@ -400,7 +401,7 @@ pub(super) fn leases_outlive_the_session() -> Counters {
         assert_eq!(request.header.session, SESSION + 1);
         match request.command {
             Command::Update => bench.reply(&new_incarnation(grant(&request, 0, &pattern(10)))),
-            // The one in the lost session was heard.
+            // The one in the lost session was received.
             Command::Abort => bench.reply(&new_incarnation(lost(&request, LeaseEnd::Aborted))),
             command => {
                 assert_eq!(command, Command::Renew);
@@ -409,7 +410,7 @@ pub(super) fn leases_outlive_the_session() -> Counters {
         }
     }
     assert_eq!(bench.completed().result, leased(expiry(bench.now)));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     let (how, owner) = (LeaseEnd::Unknown, None);
     assert_eq!(bench.failure(), Failure::LeaseLost { node: HOME, how, owner });
     bench.end()
@@ -420,7 +421,7 @@ fn read_stale(bench: &mut Bench, length: u32, token: u64) -> Sent {
     bench.start(Operation::ReadStale { pointer: pointer(0), length }, token);
     let request = bench.sent_one();
     assert_eq!((request.command, request.header.flags), (Command::Read, Flags::MAY_BE_STALE));
-    assert_eq!(request.header.detail, u32::from(PIECE), "for an owner, who knows no session");
+    assert_eq!(request.header.detail, u32::from(PIECE), "for an owner, which has no session");
     request
 }
 
@@ -437,9 +438,9 @@ pub(super) fn last_committed_contents_are_read() -> Counters {
         let reply = Reply::piece(&request, 0, 7, &[9; 100]);
         let flag = if stale { Flags::LAST_COMMITTED } else { Flags::default() };
         bench.reply(&reply.with(|header| header.flags = flag));
-        assert_eq!(bench.completed().result, Ok(Answer::Read { stale }));
+        assert_eq!(bench.completed().result, Ok(Output::Read { stale }));
     }
-    // The owner answers, and one of its pieces is lost: the home is asked for the whole page.
+    // The owner replies, and one of its pieces is lost: the home is contacted for the whole page.
     let request = read_stale(&mut bench, 4096, 3);
     assert!(!request.home);
     bench.reply(&committed(&request, 0, EPOCH, 1).by_node(OTHER));
@@ -450,7 +451,7 @@ pub(super) fn last_committed_contents_are_read() -> Counters {
     for start in [0, P, 2 * P] {
         bench.reply(&committed(&again, start, 3, 2));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: true }));
+    assert_eq!(bench.completed().result, Ok(Output::Read { stale: true }));
     assert_eq!(bench.memory.0[&3], [2; 4096]);
     // A copy of the request reached the home: never half a page of each.
     let request = read_stale(&mut bench, 4096, 4);
@@ -463,16 +464,16 @@ pub(super) fn last_committed_contents_are_read() -> Counters {
     bench.completed_nothing();
     bench.reply(&committed(&request, 0, 3, 2));
     bench.reply(&committed(&request, P, 3, 2));
-    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: true }));
+    assert_eq!(bench.completed().result, Ok(Output::Read { stale: true }));
     assert_eq!(bench.memory.0[&4], [2; 4096]);
     // All of the owner's arrive.
     let request = read_stale(&mut bench, 4096, 5);
     for start in [0, P, 2 * P] {
         bench.reply(&committed(&request, start, EPOCH, 1).by_node(OTHER));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: true }));
+    assert_eq!(bench.completed().result, Ok(Output::Read { stale: true }));
     assert_eq!(bench.memory.0[&5], [1; 4096]);
-    // Who did not ask for it does not take it, neither from an owner nor from the home.
+    // Other READs do not accept it, neither from an owner nor from the home.
     bench.read(0, 100, 6);
     let request = bench.sent_one();
     let stale =
@@ -482,21 +483,21 @@ pub(super) fn last_committed_contents_are_read() -> Counters {
     bench.reply(&Reply::piece(&request, 0, 7, &[8; 100]).by_node(OTHER));
     assert_eq!((bench.count(Event::ReplyUntrusted), bench.count(Event::ReplyViolation)), (3, 1));
     bench.reply(&Reply::piece(&request, 0, 7, &[7; 100]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&6], [7; 100]);
     bench.end()
 }
 
-pub(super) fn what_is_fresh_is_not_called_stale() -> Counters {
+pub(super) fn fresh_contents_are_not_reported_as_stale() -> Counters {
     let mut bench = Bench::open();
-    // An owner's pieces are dropped; the home answers after the lease ended.
+    // An owner's pieces are dropped; the home replies after the lease ended.
     let request = read_stale(&mut bench, 4096, 1);
     bench.reply(&committed(&request, 0, EPOCH, 1).by_node(OTHER));
     let again = bench.pass_to_sent().remove(0);
     for start in [0, P, 2 * P] {
         bench.reply(&Reply::piece(&again, start, 3, &vec![2; P.min(4096 - start)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: false }));
+    assert_eq!(bench.completed().result, Ok(Output::Read { stale: false }));
     assert_eq!(bench.memory.0[&1], [2; 4096]);
     // The same, when a copy of the request reached the home.
     let request = read_stale(&mut bench, 4096, 2);
@@ -504,7 +505,7 @@ pub(super) fn what_is_fresh_is_not_called_stale() -> Counters {
     for start in [0, P, 2 * P] {
         bench.reply(&Reply::piece(&request, start, 3, &vec![2; P.min(4096 - start)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Read { stale: false }));
+    assert_eq!(bench.completed().result, Ok(Output::Read { stale: false }));
     // A page's newer version replaces the last committed one; that of another page stays.
     let stale_pages = [false, true];
     for stale in stale_pages {
@@ -520,7 +521,7 @@ pub(super) fn what_is_fresh_is_not_called_stale() -> Counters {
                 bench.reply(&reply.with(|header| header.flags = flags));
             }
         }
-        assert_eq!(bench.completed().result, Ok(Answer::Read { stale }));
+        assert_eq!(bench.completed().result, Ok(Output::Read { stale }));
         assert_eq!(bench.memory.0[&3], [2; 8192]);
     }
     bench.end()
@@ -528,7 +529,7 @@ pub(super) fn what_is_fresh_is_not_called_stale() -> Counters {
 
 pub(super) fn an_owner_lets_a_request_wait() -> Counters {
     let mut bench = Bench::open();
-    // It says when the lease ends.
+    // It reports when the lease ends.
     update(&mut bench, 0, 10, 1);
     let request = bench.sent_one();
     bench.reply(&queued(&request, 300).by_node(OTHER));
@@ -536,13 +537,13 @@ pub(super) fn an_owner_lets_a_request_wait() -> Counters {
     bench.pass(ms(299));
     bench.sent_nothing();
     bench.reply(&queued(&request, 300).by_node(OTHER));
-    assert_eq!(bench.count(Event::ReplyStale), 1, "it told its time before");
+    assert_eq!(bench.count(Event::ReplyStale), 1, "it stated its time before");
     bench.reply(&Reply::to(&request, Status::NotOwner).by_node(OTHER));
     let home = bench.sent_one();
     assert!(home.home && home.header.sequence == request.header.sequence);
     bench.reply(&grant(&home, 0, &pattern(10)));
     assert_eq!(bench.completed().result, leased(expiry(bench.now)));
-    // Its time is over.
+    // The waiting time is over.
     bench.read(0, 10, 2);
     let request = bench.sent_one();
     let begin = bench.now;
@@ -554,9 +555,9 @@ pub(super) fn an_owner_lets_a_request_wait() -> Counters {
     bench.reply(&Reply::to(&request, Status::NotOwner).by_node(OTHER));
     bench.sent_nothing();
     bench.reply(&Reply::piece(&home, 0, 2, &pattern(10)));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.count(Event::RedirectReturn), 2);
-    // Who never lets go leaves time for the home.
+    // If the owner does not release the lease, time is left for the home.
     bench.read(0, 10, 3);
     let request = bench.sent_one();
     let begin = bench.now;
@@ -564,14 +565,14 @@ pub(super) fn an_owner_lets_a_request_wait() -> Counters {
     let home = bench.pass_to_sent().remove(0);
     assert_eq!(bench.now - begin, ms(2500));
     bench.reply(&Reply::piece(&home, 0, 2, &pattern(10)));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
-    // What cannot wait goes home at once.
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    // A request that cannot wait goes to the home at once.
     bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 4);
     let request = bench.sent_one();
     bench.reply(&queued(&request, 300).by_node(OTHER));
     let home = bench.sent_one();
     bench.reply(&Reply::to(&home, Status::Ok).with_data(&[0; 8]));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(0)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(0)));
     bench.end()
 }
 
@@ -591,7 +592,7 @@ pub(super) fn waiting_does_not_use_the_window_up() -> Counters {
     bench.start(ping, 3);
     assert_eq!(bench.count(Event::QueueLeave), 1);
     let ping = bench.sent_one();
-    assert_eq!(ping.header.answered_distance, 0, "the number of what waited is let go");
+    assert_eq!(ping.header.answered_distance, 0, "the number of the waiting request is released");
     bench.reply(&Reply::to(&ping, Status::Ok));
     assert_eq!(bench.completed().token, 3);
     bench.reply(&grant(&request, 0, &pattern(10)));
@@ -603,7 +604,7 @@ pub(super) fn waiting_does_not_use_the_window_up() -> Counters {
     bench.end()
 }
 
-pub(super) fn the_longest_time_that_a_piece_tells_counts() -> Counters {
+pub(super) fn the_longest_lease_time_of_all_pieces_counts() -> Counters {
     let mut bench = Bench::open();
     let bytes = pattern(2 * P);
     update(&mut bench, 0, 2 * PIECE as u32, 1);
@@ -616,7 +617,7 @@ pub(super) fn the_longest_time_that_a_piece_tells_counts() -> Counters {
     bench.end()
 }
 
-pub(super) fn what_only_names_a_lease_costs_the_credit_of_one_page() -> Counters {
+pub(super) fn requests_without_page_data_cost_one_page_of_credit() -> Counters {
     let mut bench = Bench::with(|config| config.credit_pages = 3);
     bench.open_session(SERVER, SESSION);
     let (pointer, length) = (pointer(0), 8 * 4096);

@@ -1,13 +1,13 @@
 use bluebridge_wire::{Command, NodeId, Status, tlv};
 
-use super::super::{Answer, Counters, Event, Failure, Operation, Server};
+use super::super::{Counters, Event, Failure, Operation, Output, Server};
 use super::bench::{Bench, HOME, OTHER, Reply, SESSION, pattern, pointer};
 
-const THERE: Server = Server { node: OTHER, shard: 0 };
+const OTHER_SERVER: Server = Server { node: OTHER, shard: 0 };
 
 fn bench() -> Bench {
     let mut bench = Bench::open();
-    bench.open_session(THERE, SESSION + 1);
+    bench.open_session(OTHER_SERVER, SESSION + 1);
     bench
 }
 
@@ -22,20 +22,20 @@ pub(super) fn a_moved_range_is_followed_and_remembered() -> Counters {
     assert_eq!(first.node, HOME);
     bench.reply(&moved(&first, OTHER));
     let second = bench.sent_one();
-    assert_eq!(second.node, OTHER, "the address names the node");
-    assert_eq!(second.header.target, pointer(0).to_ipv6(), "the header the pointer");
+    assert_eq!(second.node, OTHER, "the address contains the node");
+    assert_eq!(second.header.target, pointer(0).to_ipv6(), "the header contains the pointer");
     assert_eq!(second.header.session, SESSION + 1);
     bench.reply(&Reply::to(&second, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.start(Operation::FetchAdd { pointer: pointer(4096), addend: 1 }, 2);
     let third = bench.sent_one();
     assert_eq!(third.node, OTHER, "the line is known to have moved");
     bench.reply(&Reply::to(&third, Status::Ok).with_data(&[0; 8]));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(0)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(0)));
     bench.end()
 }
 
-pub(super) fn a_wrong_memory_leads_home() -> Counters {
+pub(super) fn a_wrong_cached_move_leads_to_the_home() -> Counters {
     let mut bench = bench();
     bench.read(0, 10, 1);
     let first = bench.sent_one();
@@ -45,15 +45,15 @@ pub(super) fn a_wrong_memory_leads_home() -> Counters {
     let third = bench.sent_one();
     assert_eq!(third.node, HOME, "the range may have come back");
     bench.reply(&Reply::piece(&third, 0, 1, &[1; 10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.read(0, 10, 2);
     let fourth = bench.sent_one();
     assert_eq!(fourth.node, HOME);
     bench.reply(&Reply::to(&fourth, Status::WrongNode));
     let refused = Failure::Refused { status: Status::WrongNode, node: HOME };
-    assert_eq!(bench.failure(), refused, "the home's word is final");
+    assert_eq!(bench.failure(), refused, "the status of the home is final");
 
-    // A node that does not answer is forgotten too.
+    // The move to a node that does not reply is removed from the cache, too.
     bench.pass(core::time::Duration::from_millis(1));
     bench.read(0, 10, 3);
     let fifth = bench.sent_one();
@@ -63,11 +63,11 @@ pub(super) fn a_wrong_memory_leads_home() -> Counters {
     let sixth = bench.sent_one();
     assert_eq!(sixth.node, HOME);
     bench.reply(&Reply::piece(&sixth, 0, 1, &[1; 10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_grant_that_is_late_is_waited_for() -> Counters {
+pub(super) fn a_late_authority_is_waited_for() -> Counters {
     let mut bench = bench();
     bench.write(0, 10, 1);
     let mut pauses = 0;
@@ -87,17 +87,17 @@ pub(super) fn a_grant_that_is_late_is_waited_for() -> Counters {
     bench.reply(&moved(&home, OTHER));
     let there = bench.sent_one();
     bench.reply(&Reply::to(&there, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
 
-    // The grant never comes.
+    // The authority never arrives.
     bench.write(0x8000, 10, 2);
     let result = loop {
         for request in bench.sent() {
-            let answer = match request.node {
+            let reply = match request.node {
                 HOME => moved(&request, OTHER),
                 _ => Reply::to(&request, Status::NoAuthority),
             };
-            bench.reply(&answer);
+            bench.reply(&reply);
         }
         match bench.requester.poll_completion() {
             Some(completion) => break completion.result,
@@ -110,7 +110,7 @@ pub(super) fn a_grant_that_is_late_is_waited_for() -> Counters {
     bench.end()
 }
 
-pub(super) fn pages_that_moved_apart_are_asked_one_by_one() -> Counters {
+pub(super) fn pages_that_moved_to_different_nodes_are_requested_one_by_one() -> Counters {
     let mut bench = bench();
     bench.read(0, 3 * 4096, 1);
     let read = bench.sent_one();
@@ -136,7 +136,7 @@ pub(super) fn pages_that_moved_apart_are_asked_one_by_one() -> Counters {
     for start in [0, 1400, 2800] {
         bench.reply(&Reply::piece(&last, start, 4, &vec![3; (4096 - start).min(1400)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], [vec![1; 4096], vec![2; 4096], vec![3; 4096]].concat());
 
     bench.start(Operation::Zero { pointer: pointer(0x8000), length: 8192 }, 2);
@@ -150,11 +150,11 @@ pub(super) fn pages_that_moved_apart_are_asked_one_by_one() -> Counters {
     assert_eq!((rest.header.length, rest.data), (4096, Vec::new()));
     let rest = super::bench::Sent { data: pattern(0), ..rest };
     bench.reply(&Reply::to(&rest, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_range_that_moves_for_ever_is_given_up() -> Counters {
+pub(super) fn a_range_that_keeps_moving_ends_in_a_failure() -> Counters {
     let mut bench = bench();
     bench.read(0, 10, 1);
     for hop in 0..5 {
@@ -172,7 +172,7 @@ pub(super) fn a_range_that_moves_for_ever_is_given_up() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_page_that_was_changed_is_not_forgotten() -> Counters {
+pub(super) fn the_effect_on_a_changed_page_is_reported() -> Counters {
     let mut bench = bench();
     bench.start(Operation::Zero { pointer: pointer(0), length: 8192 }, 1);
     let zero = bench.sent_one();
@@ -191,7 +191,7 @@ pub(super) fn a_page_that_was_changed_is_not_forgotten() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_page_is_asked_for_anew_in_a_new_session() -> Counters {
+pub(super) fn a_page_is_requested_again_in_a_new_session() -> Counters {
     let mut bench = bench();
     bench.read(0, 8192, 1);
     let lost = bench.sent_one();
@@ -206,14 +206,14 @@ pub(super) fn a_page_is_asked_for_anew_in_a_new_session() -> Counters {
     for start in [0, 1400, 2800] {
         bench.reply(&Reply::piece(&again, start, 1, &vec![2; (4096 - start).min(1400)]));
     }
-    // It was complete in the lost session, but what counts is what is said now.
+    // It was complete in the lost session, but only the new session counts.
     bench.reply(&moved(&again, OTHER).with(|header| header.offset = 4096));
     let rest = bench.sent_one();
     assert_eq!((rest.node, rest.header.length), (OTHER, 4096));
     for start in [0, 1400, 2800] {
         bench.reply(&Reply::piece(&rest, start, 9, &vec![3; (4096 - start).min(1400)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], [vec![2; 4096], vec![3; 4096]].concat());
     bench.end()
 }

@@ -1,4 +1,4 @@
-//! A server that answers anything at all: nothing panics, and every operation ends once, in time.
+//! A server with arbitrary replies: nothing panics, and every operation ends once, in time.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use super::super::{Operation, Server};
 use super::bench::{Bench, CLIENT, HOME, OTHER, PIECE, Reply, SERVER, Sent, pattern, pointer};
 
-/// What a reply says, beside what belongs to the request.
+/// The fields of a reply that do not depend on the request.
 #[derive(Clone, Debug)]
-struct Whim {
+struct ReplyFields {
     status: Status,
     from_other: bool,
     offset: u16,
@@ -28,7 +28,7 @@ struct Whim {
     epoch: u64,
 }
 
-fn whims() -> impl Strategy<Value = Whim> {
+fn reply_fields() -> impl Strategy<Value = ReplyFields> {
     let status = prop_oneof![
         3 => Just(Status::Ok),
         4 => prop::sample::select(Status::ALL),
@@ -40,12 +40,12 @@ fn whims() -> impl Strategy<Value = Whim> {
     let place = (status, any::<bool>(), offset, data_bytes, 0_u64..4, any::<u32>(), node);
     let rest =
         (0_u16..80, prop::bool::weighted(0.1), prop::bool::weighted(0.1), 0_usize..9, 0_u64..9000);
-    // Any of the flags, seldom with the try of something else.
+    // Any of the flags, rarely with the attempt of another request.
     let lease = (prop_oneof![4 => 0_u16..64, 1 => any::<u16>()], 0_u64..3);
     (place, rest, lease).prop_map(|(place, rest, (flags, epoch))| {
         let (status, from_other, offset, data_bytes, version, detail, node) = place;
         let (credit, wrong_number, new_incarnation, pages, pass_us) = rest;
-        Whim {
+        ReplyFields {
             status,
             from_other,
             offset,
@@ -64,35 +64,35 @@ fn whims() -> impl Strategy<Value = Whim> {
     })
 }
 
-fn answer(sent: &Sent, whim: &Whim, session: u64) -> Reply {
-    let mut reply = Reply::to(sent, whim.status).with_data(&vec![1; whim.data_bytes]);
-    if whim.status == Status::Partial {
-        reply.options = vec![0; tlv::emitted_bytes(whim.pages)];
+fn reply(sent: &Sent, fields: &ReplyFields, session: u64) -> Reply {
+    let mut reply = Reply::to(sent, fields.status).with_data(&vec![1; fields.data_bytes]);
+    if fields.status == Status::Partial {
+        reply.options = vec![0; tlv::emitted_bytes(fields.pages)];
         let statuses = [Status::Ok, Status::Moved, Status::Busy, Status::StaleTag, Status::Ok];
-        let statuses: Vec<_> = (0..whim.pages).map(|at| statuses[(at + 3) % 5]).collect();
+        let statuses: Vec<_> = (0..fields.pages).map(|at| statuses[(at + 3) % 5]).collect();
         tlv::emit_page_statuses(&mut reply.options, &statuses);
     }
     let opens = sent.command == Command::Open;
     let creates = matches!(sent.command, Command::Create | Command::AllocWrite);
     let reply = reply.with(|header| {
-        header.offset = whim.offset;
-        header.page_version = whim.version;
-        header.detail = if opens { 2 } else { whim.detail };
-        header.node = whim.node;
-        header.credit = whim.credit;
-        header.flags = Flags::from_bits(header.flags.bits() ^ (whim.flags & !(0b11 << 8)));
-        (header.lease_epoch, header.lease_remaining_ms) = (whim.epoch, whim.credit);
-        header.sequence = header.sequence.wrapping_add(u64::from(whim.wrong_number));
-        header.incarnation += u32::from(whim.new_incarnation);
+        header.offset = fields.offset;
+        header.page_version = fields.version;
+        header.detail = if opens { 2 } else { fields.detail };
+        header.node = fields.node;
+        header.credit = fields.credit;
+        header.flags = Flags::from_bits(header.flags.bits() ^ (fields.flags & !(0b11 << 8)));
+        (header.lease_epoch, header.lease_remaining_ms) = (fields.epoch, fields.credit);
+        header.sequence = header.sequence.wrapping_add(u64::from(fields.wrong_number));
+        header.incarnation += u32::from(fields.new_incarnation);
         if opens {
             header.session = session;
             header.length = u32::from(PIECE);
         }
         if creates {
-            header.target = pointer(u64::from(whim.offset)).to_ipv6();
+            header.target = pointer(u64::from(fields.offset)).to_ipv6();
         }
     });
-    let node = if whim.from_other { OTHER } else { sent.node };
+    let node = if fields.from_other { OTHER } else { sent.node };
     reply.by_node(if node.is_unicast() { node } else { HOME })
 }
 
@@ -122,9 +122,9 @@ fn operation(kind: u8, offset: u64, length: u32) -> Operation {
 
 proptest! {
     #[test]
-    fn every_operation_ends_once_whatever_is_answered(
+    fn every_operation_ends_once_with_arbitrary_replies(
         operations in prop::collection::vec((any::<u8>(), 0_u64..20_000, 1_u32..12_000), 1..20),
-        whims in prop::collection::vec(whims(), 1..200),
+        reply_fields in prop::collection::vec(reply_fields(), 1..200),
     ) {
         let mut bench = Bench::with(|config| config.server_count = 3);
         let deadline = bench.now + Duration::from_secs(5);
@@ -133,7 +133,7 @@ proptest! {
         let mut session = 1;
         let mut recent: Vec<Sent> = Vec::new();
         let mut operations = operations.into_iter();
-        for (at, whim) in whims.iter().enumerate() {
+        for (at, fields) in reply_fields.iter().enumerate() {
             if let Some((kind, offset, length)) = operations.next() {
                 let token = at as u64;
                 bench.memory.0.insert(token, pattern(length as usize));
@@ -144,13 +144,13 @@ proptest! {
             recent.extend(bench.sent());
             let keep = recent.len().saturating_sub(40);
             recent.drain(..keep);
-            let pick = usize::try_from(whim.detail).expect("fits");
+            let pick = usize::try_from(fields.detail).expect("fits");
             if let Some(sent) = recent.get(pick % recent.len().max(1)) {
                 session += 1;
-                let reply = answer(sent, whim, session);
+                let reply = reply(sent, fields, session);
                 bench.reply(&reply);
             }
-            bench.pass(Duration::from_micros(whim.pass_us));
+            bench.pass(Duration::from_micros(fields.pass_us));
             while let Some(completion) = bench.requester.poll_completion() {
                 ended.push(completion.token);
             }

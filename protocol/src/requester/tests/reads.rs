@@ -1,6 +1,6 @@
 use bluebridge_wire::{Command, Flags, Pointer, SESSION_WINDOW, Status};
 
-use super::super::{Answer, Counters, Event, Failure, Operation};
+use super::super::{Counters, Event, Failure, Operation, Output};
 use super::bench::{Bench, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
 
 const P: usize = PIECE as usize;
@@ -16,18 +16,18 @@ pub(super) fn a_page_is_read_in_one_round_trip() -> Counters {
     assert_eq!(request.header.answered_distance, 0);
     assert!(!request.home && request.attempt() == 0);
     bench.reply(&Reply::piece(&request, 0, 9, &pattern(50)));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], pattern(50));
     bench.sent_nothing();
     bench.end()
 }
 
-pub(super) fn pieces_come_in_any_order_and_twice() -> Counters {
+pub(super) fn pieces_arrive_in_any_order_and_twice() -> Counters {
     let mut bench = Bench::open();
     // The end of a page, a page, and the start of one.
     bench.read(4000, 96 + 4096 + 10, 1);
     let request = bench.sent_one();
-    assert!(request.home, "more than one page passes over redirects");
+    assert!(request.home, "more than one page bypasses redirects");
     let bytes = pattern(96 + 4096 + 10);
     let pieces = [(4192, 10), (96 + 2 * P, 4096 - 2 * P), (96, P), (0, 96), (96 + P, P)];
     for (start, length) in pieces {
@@ -36,7 +36,7 @@ pub(super) fn pieces_come_in_any_order_and_twice() -> Counters {
         bench.reply(&reply);
         bench.reply(&reply);
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], bytes);
     assert_eq!(bench.count(Event::PieceJoin), 5);
     assert_eq!(bench.count(Event::PieceDuplicate), 4);
@@ -44,7 +44,7 @@ pub(super) fn pieces_come_in_any_order_and_twice() -> Counters {
     bench.end()
 }
 
-pub(super) fn missing_pieces_are_asked_for_again() -> Counters {
+pub(super) fn missing_pieces_are_requested_again() -> Counters {
     let mut bench = Bench::open();
     let bytes = pattern(8192);
     bench.read(0, 8192, 1);
@@ -63,7 +63,7 @@ pub(super) fn missing_pieces_are_asked_for_again() -> Counters {
     assert!(again.header.flags.contains(Flags::SELECTIVE));
     assert_eq!(again.header.detail, 0b00_0010);
     bench.reply(&Reply::piece(&again, starts[1], 1, &bytes[piece(1)]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], bytes);
     assert_eq!(bench.count(Event::Retransmit), 1);
     bench.end()
@@ -82,11 +82,11 @@ pub(super) fn a_newer_version_restarts_its_page() -> Counters {
     assert_eq!(bench.count(Event::PageRestart), 1);
     assert_eq!(bench.count(Event::PieceOutdated), 1);
     let again = bench.pass_to_sent().remove(0);
-    assert_eq!(again.header.detail, 0b111, "all pieces, so that they are from one moment");
+    assert_eq!(again.header.detail, 0b111, "all pieces, so that they are of one version");
     for start in [0, P, 2 * P] {
         bench.reply(&Reply::piece(&again, start, 7, &vec![3; (4096 - start).min(P)]));
     }
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     assert_eq!(bench.memory.0[&1], vec![3; 4096]);
     bench.end()
 }
@@ -131,7 +131,7 @@ pub(super) fn credit_and_window_hold_operations_back() -> Counters {
     for token in 0..10 {
         bench.read(0, 16384, token);
     }
-    // 64 pages of credit, four each; the first answer takes the credit away.
+    // 64 pages of credit, four each; the first reply revokes the credit.
     let requests = bench.sent();
     assert_eq!(requests.len(), 10);
     let full = |bench: &mut Bench, request: &Sent, credit: u16| {
@@ -140,7 +140,7 @@ pub(super) fn credit_and_window_hold_operations_back() -> Counters {
             let piece = Reply::piece(request, page + start, 1, &pattern(length));
             bench.reply(&piece.with(|header| header.credit = credit));
         }
-        assert_eq!(bench.completed().result, Ok(Answer::Done));
+        assert_eq!(bench.completed().result, Ok(Output::Done));
     };
     full(&mut bench, &requests[0], 1);
     bench.read(0, 100, 100);
@@ -152,13 +152,13 @@ pub(super) fn credit_and_window_hold_operations_back() -> Counters {
     let one = bench.sent_one();
     assert_eq!(one.header.length, 100);
     bench.reply(&Reply::piece(&one, 0, 1, &pattern(100)).with(|header| header.credit = 1));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     let alone = bench.sent_one();
-    assert_eq!(alone.header.length, 16384, "more than all credit goes alone");
+    assert_eq!(alone.header.length, 16384, "an operation beyond all credit runs alone");
     full(&mut bench, &alone, u16::MAX);
     assert!(bench.count(Event::Throttle) > 0);
 
-    // The first number stays open, so the window ends 512 numbers on.
+    // The first number stays open, so the window ends after 512 numbers.
     let first: Pointer = pointer(0);
     for token in 0..u64::from(u16::try_from(SESSION_WINDOW).expect("small")) + 5 {
         bench.start(Operation::FetchAdd { pointer: first, addend: 1 }, token);
@@ -166,20 +166,20 @@ pub(super) fn credit_and_window_hold_operations_back() -> Counters {
     let sent = bench.sent();
     assert_eq!(sent.len() as u64, SESSION_WINDOW);
     assert_eq!(u64::from(sent[511].header.answered_distance), SESSION_WINDOW - 1);
-    let answer = |request: &Sent| {
+    let reply = |request: &Sent| {
         let reply = Reply::to(request, Status::Ok).with_data(&[0; 8]);
         reply.with(|header| header.credit = u16::MAX)
     };
-    bench.reply(&answer(&sent[1]));
+    bench.reply(&reply(&sent[1]));
     bench.sent_nothing();
-    bench.reply(&answer(&sent[0]));
+    bench.reply(&reply(&sent[0]));
     let more = bench.sent();
-    assert_eq!(more.len(), 2, "two numbers are known now");
+    assert_eq!(more.len(), 2, "the outcomes of two numbers are known");
     for request in sent[2..].iter().chain(&more) {
-        bench.reply(&answer(request));
+        bench.reply(&reply(request));
     }
     for request in bench.sent() {
-        bench.reply(&answer(&request));
+        bench.reply(&reply(&request));
     }
     while bench.requester.poll_completion().is_some() {}
     bench.end()
@@ -192,7 +192,7 @@ pub(super) fn the_first_piece_measures_the_round_trip() -> Counters {
     let bytes = pattern(2 * piece);
     bench.read(0, 2 * u32::from(PIECE), 1);
     let request = bench.sent_one();
-    // Less than the timer, which would send it again.
+    // Less than the timer, which would retransmit.
     let trip = bench.requester.poll_timeout().expect("a timer runs") - bench.now;
     bench.now = bench.now + trip / 4;
     bench.reply(&Reply::piece(&request, 0, 1, &bytes[..piece]));
@@ -201,6 +201,6 @@ pub(super) fn the_first_piece_measures_the_round_trip() -> Counters {
     bench.now = bench.now + trip / 2;
     bench.reply(&Reply::piece(&request, piece, 1, &bytes[piece..]));
     assert_eq!(bench.requester.round_trip(SERVER), Some(measured), "one sample for each READ");
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }

@@ -2,10 +2,10 @@ use core::time::Duration;
 
 use bluebridge_wire::{Status, Tag};
 
-use super::super::{Answer, Counters, Event, Failure, Operation, StartError};
+use super::super::{Counters, Event, Failure, Operation, Output, StartError};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, pointer};
 
-pub(super) fn busy_is_tried_again_at_home() -> Counters {
+pub(super) fn busy_is_retried_at_the_home() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::FetchAdd { pointer: pointer(8), addend: 3 }, 1);
     let mut request = bench.sent_one();
@@ -16,7 +16,11 @@ pub(super) fn busy_is_tried_again_at_home() -> Counters {
         let before = bench.now;
         let again = bench.pass_to_sent().remove(0);
         pauses.push(bench.now - before);
-        assert_eq!(again.header.sequence, request.header.sequence + 1, "a try, a number");
+        assert_eq!(
+            again.header.sequence,
+            request.header.sequence + 1,
+            "each attempt has its own number"
+        );
         assert!(again.home && again.attempt() == 0);
         request = again;
     }
@@ -24,7 +28,7 @@ pub(super) fn busy_is_tried_again_at_home() -> Counters {
     assert!(pauses[9] >= Duration::from_millis(50), "{pauses:?}");
     assert!(pauses[9] <= Duration::from_millis(100), "{pauses:?}");
     bench.reply(&Reply::to(&request, Status::Ok).with_data(&5_u64.to_be_bytes()));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(5)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(5)));
     bench.end()
 }
 
@@ -57,9 +61,9 @@ pub(super) fn overload_is_waited_out() -> Counters {
     assert_eq!(again.len(), 2, "the whole train");
     assert_eq!(again[0].header.sequence, train[0].header.sequence, "the same number");
     bench.reply(&Reply::to(&train[1], Status::Overloaded));
-    assert_eq!(bench.count(Event::OverloadedRetry), 1, "an old answer changes nothing");
+    assert_eq!(bench.count(Event::OverloadedRetry), 1, "an old reply changes nothing");
     bench.reply(&Reply::to(&again[1], Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
 
     bench.read(0, 10, 2);
     let read = bench.sent_one();
@@ -69,7 +73,7 @@ pub(super) fn overload_is_waited_out() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_refusal_is_told() -> Counters {
+pub(super) fn a_refusal_is_reported() -> Counters {
     let mut bench = Bench::open();
     for status in Status::ALL.iter().copied() {
         let ends = !matches!(
@@ -94,12 +98,13 @@ pub(super) fn a_refusal_is_told() -> Counters {
         assert_eq!(bench.failure(), Failure::Refused { status, node: HOME });
         assert_eq!(bench.requester.counters().of_status(status), 1);
     }
-    // What a server says before it looks for a recorded answer does not tell what a copy did.
+    // A status that a server sends before it looks up a recorded reply does not tell the effect of
+    // a copy.
     bench.start(Operation::Delete { pointer: pointer(0), pages: 0 }, 1);
     bench.sent();
     let again = bench.pass_to_sent().remove(0);
     bench.reply(&Reply::to(&again, Status::ShuttingDown));
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
 
     let pointer = pointer(0);
     let foreign = bluebridge_wire::Pointer { space: bluebridge_wire::Space(1), ..pointer };
@@ -129,7 +134,7 @@ pub(super) fn a_refusal_is_told() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_redirect_leads_back_home() -> Counters {
+pub(super) fn a_redirect_is_referred_back_to_the_home() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 1);
     let request = bench.sent_one();
@@ -139,13 +144,13 @@ pub(super) fn a_redirect_leads_back_home() -> Counters {
     assert_eq!(again.header.sequence, request.header.sequence, "a copy may have reached the home");
     assert!(again.home && again.attempt() == 1);
     bench.reply(&Reply::to(&again, Status::Busy).by_node(OTHER));
-    assert_eq!(bench.count(Event::ReplyUntrusted), 1, "nothing redirects it any more");
+    assert_eq!(bench.count(Event::ReplyUntrusted), 1, "no redirect applies");
     bench.reply(&Reply::to(&again, Status::Ok).with_data(&[0; 8]));
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(0)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(0)));
     bench.end()
 }
 
-pub(super) fn a_deadline_tells_what_is_known() -> Counters {
+pub(super) fn a_failure_at_the_deadline_reports_what_is_known() -> Counters {
     let mut bench = Bench::new();
     bench.write(0, 10, 1);
     let unreachable = Failure::Unreachable { node: HOME };
@@ -156,7 +161,7 @@ pub(super) fn a_deadline_tells_what_is_known() -> Counters {
     bench.read(0, 10, 1);
     assert_eq!(bench.pass_to_end().result, Err(unreachable));
     bench.write(0, 10, 2);
-    let unknown = |answering| Failure::OutcomeUnknown { node: HOME, answering };
+    let unknown = |responding| Failure::OutcomeUnknown { node: HOME, responding };
     assert_eq!(bench.pass_to_end().result, Err(unknown(false)));
     bench.read(0, 4096, 3);
     bench.write(0, 10, 4);
@@ -164,7 +169,7 @@ pub(super) fn a_deadline_tells_what_is_known() -> Counters {
     bench.reply(&Reply::piece(&read, 0, 1, &vec![1; usize::from(PIECE)]));
     assert_eq!(bench.pass_to_end().result, Err(Failure::TimedOut { node: HOME }));
     assert_eq!(bench.pass_to_end().result, Err(unknown(true)));
-    // The same is known when the deadline is brought forward.
+    // The same is known when the deadline is moved forward.
     bench.write(0, 10, 2);
     bench.sent();
     bench.write(0, 10, 3);
@@ -174,32 +179,32 @@ pub(super) fn a_deadline_tells_what_is_known() -> Counters {
     let ends: std::collections::BTreeMap<_, _> = ends.collect();
     assert_eq!(ends[&2], Err(unknown(false)));
     assert_eq!((ends[&3], ends[&4]), (Err(unreachable), Err(unreachable)), "they were not sent");
-    assert!(bench.count(Event::Retransmit) > 20, "it tried");
-    assert!(bench.count(Event::Retransmit) < 200, "but not in a hurry");
-    // Low water passes what was given up.
+    assert!(bench.count(Event::Retransmit) > 20, "it was retransmitted");
+    assert!(bench.count(Event::Retransmit) < 200, "but not too often");
+    // Low water passes the numbers of failed operations.
     bench.read(0, 10, 5);
     let last = bench.sent_one();
     assert_eq!(last.header.answered_distance, 0);
     bench.reply(&Reply::piece(&last, 0, 1, &[1; 10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_cancelled_operation_is_forgotten() -> Counters {
+pub(super) fn a_cancelled_operation_leaves_nothing_behind() -> Counters {
     let mut bench = Bench::open();
     let waiting = bench.read(0, 10, 1);
     assert!(bench.requester.cancel(bench.now, waiting));
     bench.sent_nothing();
-    let flying = bench.read(0, 10, 2);
+    let in_flight = bench.read(0, 10, 2);
     let request = bench.sent_one();
-    assert!(bench.requester.cancel(bench.now, flying));
-    assert!(!bench.requester.cancel(bench.now, flying));
+    assert!(bench.requester.cancel(bench.now, in_flight));
+    assert!(!bench.requester.cancel(bench.now, in_flight));
     bench.read(0, 10, 3);
     let next = bench.sent_one();
     assert_eq!(next.header.answered_distance, 0, "low water passed the cancelled one");
     bench.reply(&Reply::piece(&request, 0, 1, &[9; 10]));
-    assert_eq!(bench.memory.0[&2], [0; 10], "its memory is not written any more");
-    assert!(!bench.requester.cancel(bench.now, flying), "the slot is another's now");
+    assert_eq!(bench.memory.0[&2], [0; 10], "its memory is no longer written");
+    assert!(!bench.requester.cancel(bench.now, in_flight), "the slot has another operation");
     let servers: Vec<_> = bench.requester.open_servers().collect();
     assert_eq!(servers, [SERVER]);
     bench.reply(&Reply::piece(&next, 0, 1, &[1; 10]));
@@ -224,18 +229,18 @@ pub(super) fn the_carrier_refuses() -> Counters {
     bench.write(0, 10, 1);
     let write = bench.sent_one();
     bench.requester.transmit_refused(bench.now, write.origin, 1);
-    assert_eq!(bench.failure(), not_sent, "nothing left");
+    assert_eq!(bench.failure(), not_sent, "nothing was sent");
     bench.requester.transmit_refused(bench.now, write.origin, 1);
     bench.write(0, 10, 2);
     bench.sent_one();
     let again = bench.pass_to_sent().remove(0);
     bench.requester.transmit_refused(bench.now, again.origin, 1);
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
     assert_eq!(bench.count(Event::TransmitRefused), 3);
     bench.end()
 }
 
-pub(super) fn broken_replies_end_in_a_violation() -> Counters {
+pub(super) fn invalid_replies_end_in_a_violation() -> Counters {
     let mut bench = Bench::open();
     bench.start(Operation::Stat { server: SERVER }, 1);
     let stat = bench.sent_one();
@@ -250,13 +255,13 @@ pub(super) fn broken_replies_end_in_a_violation() -> Counters {
     bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 1);
     let add = bench.sent_one();
     bench.reply(&Reply::to(&add, Status::Ok));
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
     bench.start(Operation::Create { server: Some(SERVER), pages: 1 }, 1);
     let create = bench.sent_one();
     let unaligned = pointer(1).to_ipv6();
     bench.reply(&Reply::to(&create, Status::Ok).with(|header| header.target = unaligned));
     assert!(matches!(bench.failure(), Failure::OutcomeUnknown { .. }));
-    // Pieces that fit nowhere are not written anywhere.
+    // Pieces outside of the range are not written.
     bench.read(0, 2000, 2);
     let read = bench.sent_one();
     let piece = usize::from(PIECE);
@@ -268,7 +273,7 @@ pub(super) fn broken_replies_end_in_a_violation() -> Counters {
     assert_eq!(bench.count(Event::ReplyViolation), 5 + 1 + 1 + 6);
     bench.reply(&Reply::piece(&read, 0, 1, &vec![7; piece]));
     bench.reply(&Reply::piece(&read, piece, 1, &vec![7; 2000 - piece]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 

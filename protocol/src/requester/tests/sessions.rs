@@ -2,7 +2,7 @@ use core::time::Duration;
 
 use bluebridge_wire::{Command, Flags, Header, Status};
 
-use super::super::{Answer, Counters, Event, Failure, Operation, Server, StartError};
+use super::super::{Counters, Event, Failure, Operation, Output, Server, StartError};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
 
 const NEW_SESSION: u64 = 0x2222;
@@ -16,7 +16,7 @@ pub(super) fn a_session_is_opened_first_and_once() -> Counters {
     assert_eq!((open.header.session, open.header.length), (0, u32::from(PIECE)));
     assert_eq!(open.header.credit, 64);
     assert_ne!(open.header.sequence, 0);
-    // Answers that no server may give are no answer.
+    // Invalid replies to OPEN are ignored.
     let changes: [fn(&mut Reply); 4] = [
         |reply| reply.header.session = 0,
         |reply| reply.header.length = 9000,
@@ -36,10 +36,10 @@ pub(super) fn a_session_is_opened_first_and_once() -> Counters {
     let numbers: Vec<_> = requests.iter().map(|sent| sent.header.sequence).collect();
     assert_eq!(numbers, [1, 2]);
     bench.accept(&open, SESSION + 1);
-    assert_eq!(bench.count(Event::ReplyStale), 1, "one answer to OPEN is enough");
+    assert_eq!(bench.count(Event::ReplyStale), 1, "one reply to OPEN is enough");
     for request in &requests {
         bench.reply(&Reply::piece(request, 0, 1, &[1; 10]));
-        assert_eq!(bench.completed().result, Ok(Answer::Done));
+        assert_eq!(bench.completed().result, Ok(Output::Done));
     }
     assert_eq!(bench.count(Event::SessionOpen), 1);
     bench.end()
@@ -52,7 +52,7 @@ pub(super) fn open_is_repeated_and_backs_off() -> Counters {
     let again = bench.pass_to_sent().remove(0);
     assert_eq!(again.header.sequence, open.header.sequence, "one nonce, one session");
     assert_eq!(again.attempt(), 1);
-    assert_eq!((open.home, again.home), (false, true), "a repetition passes by redirects");
+    assert_eq!((open.home, again.home), (false, true), "a repetition bypasses redirects");
     bench.reply(&Reply::to(&again, Status::Overloaded));
     bench.sent_nothing();
     let later = bench.pass_to_sent().remove(0);
@@ -64,7 +64,7 @@ pub(super) fn open_is_repeated_and_backs_off() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_lost_session_is_opened_anew() -> Counters {
+pub(super) fn a_lost_session_is_opened_again() -> Counters {
     let mut bench = Bench::open();
     bench.read(0, 10, 1);
     bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 2);
@@ -76,7 +76,7 @@ pub(super) fn a_lost_session_is_opened_anew() -> Counters {
     assert_eq!(open.command, Command::Open);
     bench.reply(&Reply::to(&lost[1], Status::NoSession));
     assert_eq!(bench.count(Event::ReplyStale), 1, "it is known already");
-    // An answer that was under way still counts.
+    // A reply that was in flight still counts.
     bench.reply(&Reply::piece(&third, 0, 1, &[3; 10]));
     assert_eq!(bench.completed().token, 3);
     bench.accept(&open, NEW_SESSION);
@@ -91,7 +91,7 @@ pub(super) fn a_lost_session_is_opened_anew() -> Counters {
     bench.reply(&Reply::piece(&again[0], 0, 1, &[1; 10]));
     bench.reply(&Reply::to(&again[1], Status::Ok).with_data(&[0; 8]));
     assert_eq!(bench.completed().token, 1);
-    assert_eq!(bench.completed().result, Ok(Answer::Previous(0)));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(0)));
     assert_eq!(bench.count(Event::Resumed), 2);
     bench.end()
 }
@@ -114,10 +114,10 @@ pub(super) fn a_restarted_server_leaves_writes_unknown() -> Counters {
     bench.start(Operation::Create { server: Some(SERVER), pages: 4 }, 2);
     let sent = bench.sent();
     let again = restart(&mut bench, &sent[0], 2);
-    let unknown = Failure::OutcomeUnknown { node: HOME, answering: true };
+    let unknown = Failure::OutcomeUnknown { node: HOME, responding: true };
     assert_eq!(bench.failure(), unknown);
     assert_eq!(again[0].command, Command::Create);
-    // The first CREATE may have left pages behind, whatever becomes of the second.
+    // The first CREATE may have left pages behind, regardless of the second one.
     let result = bench.pass_to_end().result;
     assert!(matches!(result, Err(Failure::OutcomeUnknown { .. })), "{result:?}");
 
@@ -134,8 +134,8 @@ pub(super) fn a_restarted_server_leaves_writes_unknown() -> Counters {
     bench.write(0, 100, 2);
     let again = restart(&mut bench, &sent[0], 3);
     let refused = Failure::Refused { status: Status::StaleGeneration, node: HOME };
-    assert_eq!(bench.failure(), refused, "its bytes are gone in any case");
-    assert_eq!(again[0].command, Command::Write, "what was not sent is");
+    assert_eq!(bench.failure(), refused, "its contents are lost in any case");
+    assert_eq!(again[0].command, Command::Write, "the unsent one is sent");
     bench.reply(
         &Reply::to(&again[0], Status::StaleGeneration).with(|header| header.incarnation = 22),
     );
@@ -155,7 +155,7 @@ pub(super) fn an_old_operation_is_not_repeated() -> Counters {
     let open = bench.pass_to_sent().remove(0);
     bench.accept(&open, NEW_SESSION);
     bench.sent_nothing();
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
     bench.end()
 }
 
@@ -170,15 +170,15 @@ pub(super) fn an_open_that_is_refused_fails_all() -> Counters {
     bench.end()
 }
 
-pub(super) fn a_servers_place_is_given_on() -> Counters {
+pub(super) fn a_servers_slot_is_reused() -> Counters {
     let mut bench = Bench::new();
     let server = |node| Server { node: bluebridge_wire::NodeId(node), shard: 1 };
     for node in 10..20_u16 {
         bench.start(Operation::Ping { server: server(node), length: 0 }, 0);
         let mut sent = bench.sent();
         if let Some(gone) = node.checked_sub(14) {
-            // Who loses the place need not wait until the session idles out.
-            let close = sent.pop().expect("behind OPEN");
+            // The session whose slot is reused is closed, so that it need not idle out.
+            let close = sent.pop().expect("after OPEN");
             assert_eq!((close.command, close.node.0), (Command::Close, 10 + gone));
             let Header { session, sequence, .. } = close.header;
             assert_eq!(
@@ -209,11 +209,11 @@ pub(super) fn a_servers_place_is_given_on() -> Counters {
     bench.end()
 }
 
-pub(super) fn who_leaves_closes_every_session_once() -> Counters {
+pub(super) fn leaving_closes_every_session_once() -> Counters {
     let mut bench = Bench::open();
     let other = Server { node: OTHER, shard: 2 };
     bench.open_session(other, NEW_SESSION);
-    // Operations under way are given up, and an OPEN is not waited for.
+    // Operations in progress are abandoned, and no OPEN is completed.
     bench.write(0, 100, 1);
     let write = bench.sent_one();
     bench.start(Operation::Ping { server: Server { node: OTHER, shard: 3 }, length: 0 }, 2);
@@ -224,12 +224,12 @@ pub(super) fn who_leaves_closes_every_session_once() -> Counters {
     let (close, home) = (Command::Close, SERVER.node);
     assert_eq!(said, [(close, home, SESSION), (close, OTHER, NEW_SESSION)]);
     assert_eq!(closes[0].header.low_water(), write.header.sequence + 1, "copies are too late");
-    // Nobody listens for answers, and a refusal of the carrier harms nothing.
+    // Replies are ignored, and a refusal of the carrier has no effect.
     bench.reply(&Reply::to(&closes[0], Status::Ok));
     bench.requester.transmit_refused(bench.now, closes[1].origin, 1);
     bench.requester.leave();
     bench.sent_nothing();
-    // It may begin anew.
+    // It may start again.
     bench.read(0, 10, 3);
     let open = bench.sent_one();
     assert_eq!(open.command, Command::Open);
@@ -237,11 +237,11 @@ pub(super) fn who_leaves_closes_every_session_once() -> Counters {
     let read = bench.sent_one();
     assert_eq!(read.header.sequence, 1);
     bench.reply(&Reply::piece(&read, 0, 1, &[1; 10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_smaller_link_is_heeded_by_an_open_under_way() -> Counters {
+pub(super) fn a_smaller_piece_size_applies_to_an_open_in_progress() -> Counters {
     let mut bench = Bench::new();
     bench.read(0, 10, 1);
     let open = bench.sent_one();
@@ -259,11 +259,11 @@ pub(super) fn a_smaller_link_is_heeded_by_an_open_under_way() -> Counters {
     let read = bench.sent_one();
     assert_eq!(read.header.session, NEW_SESSION);
     bench.reply(&Reply::piece(&read, 0, 1, &[1; 10]));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_misrouted_open_is_told() -> Counters {
+pub(super) fn a_misrouted_open_is_reported() -> Counters {
     let mut bench = Bench::new();
     bench.read(0, 10, 1);
     let open = bench.sent_one();
@@ -272,7 +272,7 @@ pub(super) fn a_misrouted_open_is_told() -> Counters {
     let refused = Failure::Refused { status: Status::WrongNode, node: OTHER };
     assert_eq!(bench.pass_to_end().result, Err(refused));
     assert!(bench.count(Event::OpenRetransmit) > 3);
-    // The nonce lives on, so a late answer opens the session of the next operation.
+    // The nonce stays valid, so a late reply opens the session of the next operation.
     bench.memory.0.insert(2, pattern(10));
     bench.start(Operation::Write { pointer: pointer(0), length: 10 }, 2);
     let again = bench.pass_to_sent().remove(0);
@@ -281,7 +281,7 @@ pub(super) fn a_misrouted_open_is_told() -> Counters {
     bench.accept(&again, SESSION);
     let write = bench.sent_one();
     bench.reply(&Reply::to(&write, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
@@ -304,14 +304,14 @@ pub(super) fn servers_may_issue_the_same_session() -> Counters {
 
 pub(super) fn many_sessions_one_after_another_are_found() -> Counters {
     let mut bench = Bench::open();
-    // More than the table of sessions holds at once, so that it is made anew.
+    // More than the table of sessions holds at once, so that it is rebuilt.
     for session in 0..100 {
         bench.start(Operation::Close { server: SERVER }, 1);
         let close = bench.sent_one();
         bench.reply(&Reply::to(&close, Status::Ok));
-        assert_eq!(bench.completed().result, Ok(Answer::Done));
+        assert_eq!(bench.completed().result, Ok(Output::Done));
         bench.open_session(SERVER, 0x1_0000 * (session + 1));
-        // An answer of the session before is none.
+        // A reply of the earlier session is ignored.
         let mut late = Reply::to(&close, Status::Ok);
         late.header.sequence = 2;
         bench.reply(&late);

@@ -1,9 +1,9 @@
 use bluebridge_wire::{Command, NodeId, Space, Status, address::Fields};
 
-use super::super::{Answer, Counters, Event};
+use super::super::{Counters, Event, Output};
 use super::bench::{Bench, OTHER, Reply};
 
-pub(super) fn nothing_foreign_is_taken() -> Counters {
+pub(super) fn foreign_datagrams_are_ignored() -> Counters {
     let mut bench = Bench::open();
     bench.read(0, 4, 1);
     let request = bench.sent_one();
@@ -52,6 +52,6 @@ pub(super) fn nothing_foreign_is_taken() -> Counters {
     assert_eq!(bench.memory.0[&1], [0; 4]);
     assert_eq!(bench.requester.counters().of_status(Status::Ok), 2, "OPEN and PING alone");
     bench.reply(&good);
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }

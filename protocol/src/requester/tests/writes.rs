@@ -1,6 +1,6 @@
 use bluebridge_wire::{Command, Flags, Status, tlv};
 
-use super::super::{Answer, Counters, Event, Failure, Operation};
+use super::super::{Counters, Event, Failure, Operation, Output};
 use super::bench::{Bench, HOME, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
 
 const P: usize = PIECE as usize;
@@ -12,7 +12,7 @@ fn partial(sent: &Sent, statuses: &[Status]) -> Reply {
     reply
 }
 
-pub(super) fn a_train_is_sent_and_answered_once() -> Counters {
+pub(super) fn a_train_is_sent_once_and_has_one_reply() -> Counters {
     let mut bench = Bench::open();
     bench.write(4090, 4102, 1);
     let train = bench.sent();
@@ -28,24 +28,24 @@ pub(super) fn a_train_is_sent_and_answered_once() -> Counters {
     }
     assert_eq!(joined, pattern(4102));
     bench.reply(&Reply::to(&train[3], Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
 
     bench.start(Operation::Zero { pointer: pointer(8), length: 100 }, 2);
     let zero = bench.sent_one();
     assert_eq!(zero.command, Command::Delete);
     assert!(zero.header.flags.contains(Flags::ZERO) && zero.data.is_empty());
     bench.reply(&Reply::to(&zero, Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn a_broken_train_is_repaired() -> Counters {
+pub(super) fn an_incomplete_train_is_repaired() -> Counters {
     let mut bench = Bench::open();
     bench.write(0, 8192, 1);
     let train = bench.sent();
     assert_eq!(train.len(), 6);
     let probe = bench.pass_to_sent();
-    assert_eq!(probe.len(), 1, "one piece asks how the train fares");
+    assert_eq!(probe.len(), 1, "one piece requests the state of the train");
     assert_eq!((probe[0].header.offset, probe[0].attempt()), (0, 1));
     assert!(probe[0].home);
     let incomplete = Reply::to(&probe[0], Status::Incomplete).with(|h| h.detail = 0b1_0101);
@@ -54,15 +54,15 @@ pub(super) fn a_broken_train_is_repaired() -> Counters {
     let offsets: Vec<_> = rest.iter().map(|piece| usize::from(piece.header.offset)).collect();
     assert_eq!(offsets, [P, 4096 + P - P, 4096 + 2 * P].map(|at| at), "{offsets:?}");
     let attempts: Vec<_> = rest.iter().map(Sent::attempt).collect();
-    assert_eq!(attempts, [0, 0, 2], "only the last asks for an answer");
+    assert_eq!(attempts, [0, 0, 2], "only the last requests a reply");
     bench.reply(&incomplete);
     bench.sent_nothing();
     assert_eq!(bench.count(Event::TrainRepair), 1);
-    // What had arrived was dropped meanwhile: its bits are gone again.
+    // The server dropped pieces that had arrived: their bits are cleared.
     bench.reply(&Reply::to(&rest[2], Status::Incomplete).with(|h| h.detail = 0b10_0000));
     assert_eq!(bench.sent().len(), 5);
     bench.reply(&Reply::to(&train[0], Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
@@ -81,7 +81,7 @@ pub(super) fn pages_end_differently() -> Counters {
     bench.write(0, 2 * 4096, 3);
     let train = bench.sent();
     bench.reply(&partial(&train[0], &[Status::Ok]));
-    let unknown = Failure::OutcomeUnknown { node: HOME, answering: true };
+    let unknown = Failure::OutcomeUnknown { node: HOME, responding: true };
     assert_eq!(bench.failure(), unknown, "two pages need two statuses");
     assert_eq!(bench.count(Event::ReplyViolation), 1);
     bench.end()
@@ -102,13 +102,13 @@ pub(super) fn a_busy_page_is_written_later() -> Counters {
     let data: Vec<u8> = again.iter().flat_map(|piece| piece.data.clone()).collect();
     assert_eq!(data, pattern(3 * 4096)[3996..3996 + 4096]);
     bench.reply(&Reply::to(&again[0], Status::Ok));
-    assert_eq!(bench.completed().result, Ok(Answer::Done));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
 
-pub(super) fn what_was_written_is_told_when_the_rest_is_refused() -> Counters {
+pub(super) fn written_pages_are_reported_when_the_rest_is_refused() -> Counters {
     let mut bench = Bench::open();
-    // These say that this request did nothing, not what an earlier one did.
+    // These mean that this request did nothing, not that an earlier one did nothing.
     for status in [Status::QuotaExceeded, Status::BadLength, Status::ShuttingDown] {
         bench.write(0, 3 * 4096, 1);
         let train = bench.sent();
@@ -128,8 +128,8 @@ pub(super) fn what_was_written_is_told_when_the_rest_is_refused() -> Counters {
     bench.pass_to_sent();
     let copy = bench.pass_to_sent().remove(0);
     bench.reply(&Reply::to(&copy, Status::ShuttingDown));
-    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, answering: true });
-    // So may a CREATE that was sent twice in a session that is gone.
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
+    // The same holds for a CREATE that was sent twice in a lost session.
     let create = Operation::Create { server: Some(SERVER), pages: 1 };
     for (session, copies) in [(SESSION + 1, 1), (SESSION + 2, 2)] {
         bench.start(create, 3);
@@ -145,7 +145,7 @@ pub(super) fn what_was_written_is_told_when_the_rest_is_refused() -> Counters {
         let expected = if copies == 1 {
             Failure::Refused { status: Status::OutOfMemory, node: HOME }
         } else {
-            Failure::OutcomeUnknown { node: HOME, answering: true }
+            Failure::OutcomeUnknown { node: HOME, responding: true }
         };
         assert_eq!(bench.failure(), expected, "{copies} copies");
     }

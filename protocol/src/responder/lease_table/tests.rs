@@ -21,7 +21,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Pages that collide in a small index, and lie far apart.
+    // Pages that collide in a small index, and are far apart.
     let page = || (0_u64..24).prop_map(|page| page * 1031);
     prop_oneof![
         3 => page().prop_map(Step::Abort),
@@ -37,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    owner: Asker,
+    owner: RequesterId,
     epoch: u64,
     expires_at: u64,
     end: Option<LeaseEnd>,
@@ -65,9 +65,9 @@ impl World {
         Timestamp::from_nanos(self.now)
     }
 
-    fn asker(&self, node: u16) -> Asker {
+    fn requester(&self, node: u16) -> RequesterId {
         let incarnation = self.incarnations[usize::from(node)];
-        Asker { space: Space(1), node: NodeId(node), incarnation }
+        RequesterId { space: Space(1), node: NodeId(node), incarnation }
     }
 
     fn is_leased(&self, page: u64) -> bool {
@@ -98,13 +98,13 @@ impl World {
             }
             Step::Supersede(node) => {
                 self.incarnations[usize::from(node)] += 1;
-                let asker = self.asker(node);
+                let requester = self.requester(node);
                 let mut ended = BTreeMap::new();
-                self.table.end_superseded(self.now(), &asker, |page, how| {
+                self.table.end_superseded(self.now(), &requester, |page, how| {
                     ended.insert(page, how);
                 });
                 for (page, known) in &mut self.model {
-                    if known.owner.node == asker.node && known.end.is_none() {
+                    if known.owner.node == requester.node && known.end.is_none() {
                         let is_over = known.expires_at <= self.now;
                         let how = if is_over { LeaseEnd::Expired } else { LeaseEnd::Superseded };
                         prop_assert_eq!(ended.remove(page), Some(how));
@@ -121,7 +121,7 @@ impl World {
         Ok(())
     }
 
-    /// All that ran out is found, each once.
+    /// All expired leases are found, each once.
     fn sweep(&mut self) -> Result<(), TestCaseError> {
         let mut ended = Vec::new();
         self.table.end_expired(self.now(), |page| ended.push(page));
@@ -142,7 +142,7 @@ impl World {
         if !is_free {
             return Ok(());
         }
-        let owner = self.asker(node);
+        let owner = self.requester(node);
         let expires_at = Timestamp::from_nanos(self.now + time);
         self.sweep()?;
         let own = self
@@ -169,7 +169,7 @@ impl World {
         Ok(())
     }
 
-    /// Compares all that is known; what ended may be forgotten, what runs may not.
+    /// Compares all entries; those of ended leases may be missing, those of running leases may not.
     fn check(&self) -> Result<(), TestCaseError> {
         let now = self.now();
         for (&page, known) in &self.model {
@@ -209,12 +209,12 @@ proptest! {
 }
 
 #[test]
-fn epochs_never_come_twice_and_go_on_behind_the_largest() {
+fn epochs_never_repeat_and_wrap_after_the_largest() {
     let mut table = LeaseTable::new(&Limits::default(), &[Space(1)], 0xffff_ff07);
-    assert_eq!(table.draw_epoch(), (7 << 40) + 1);
-    assert_eq!(table.draw_epoch(), (7 << 40) + 2);
+    assert_eq!(table.next_epoch(), (7 << 40) + 1);
+    assert_eq!(table.next_epoch(), (7 << 40) + 2);
     table.last_epoch = LEASE_EPOCH_MAX - 1;
-    assert_eq!((table.draw_epoch(), table.draw_epoch()), (LEASE_EPOCH_MAX, 1));
+    assert_eq!((table.next_epoch(), table.next_epoch()), (LEASE_EPOCH_MAX, 1));
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_space_leaves_the_shares_of_the_others_alone() {
     let mut page = 0;
     for space in [2, 9, 5] {
         let mut grant = |node, count| {
-            let owner = Asker { space: Space(space), node: NodeId(node), incarnation: 1 };
+            let owner = RequesterId { space: Space(space), node: NodeId(node), incarnation: 1 };
             page += count;
             table.grant(now, owner, page - count..page, later)
         };
@@ -237,20 +237,20 @@ fn a_space_leaves_the_shares_of_the_others_alone() {
         assert!(grant(4, 1).is_ok());
     }
     assert_eq!(table.running_count(), 48);
-    // What ended leaves room in its space.
+    // An ended lease frees its share of the space.
     table.end_expired(later, |_| {});
     assert_eq!(table.shares.totals(), (0, 0));
 }
 
 #[test]
-fn whoever_finds_no_room_pays_for_few_slots() {
+fn a_refused_grant_searches_few_slots() {
     let mut table = LeaseTable::new(&Limits::default(), &[Space(1)], 1);
-    let owner = |node| Asker { space: Space(1), node: NodeId(node), incarnation: 1 };
+    let owner = |node| RequesterId { space: Space(1), node: NodeId(node), incarnation: 1 };
     let ends_at = Timestamp::from_nanos(1000);
     for page in 0..3000 {
         table.grant(Timestamp::default(), owner(1), page..page + 1, ends_at).unwrap();
     }
-    // Of leases that ran out, each call finds those of a few slots.
+    // Each call finds the expired leases in a few slots.
     let now = Timestamp::from_nanos(900_000);
     let mut ended = Vec::new();
     for calls in 1..=6 {
@@ -258,7 +258,7 @@ fn whoever_finds_no_room_pays_for_few_slots() {
         assert_eq!(ended.len(), (calls * SWEEP_SLOTS).min(3000));
     }
     assert_eq!(table.running_count(), 0);
-    // What was granted, renewed and granted again on the way is not lost from sight.
+    // Leases that were granted or renewed in between are not missed.
     for page in 0..2000 {
         table.grant(now, owner(1), page..page + 1, now + Duration::from_nanos(100)).unwrap();
     }

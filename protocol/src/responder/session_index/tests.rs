@@ -11,27 +11,28 @@ const LIMIT: u16 = 24;
 enum Step {
     Insert(u16, u32),
     Remove(usize),
-    Hear(usize),
+    Touch(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..5_u16, 0..3_u32).prop_map(|(node, incarnation)| Step::Insert(node, incarnation)),
         2 => any::<usize>().prop_map(Step::Remove),
-        2 => any::<usize>().prop_map(Step::Hear),
+        2 => any::<usize>().prop_map(Step::Touch),
     ]
 }
 
-/// Slot, asker and nonce of every session, those heard longest ago first.
-type Model = Vec<(u16, Asker, u64)>;
+/// Slot, requester and nonce of every session, least recently seen first.
+type Model = Vec<(u16, RequesterId, u64)>;
 
 fn check(index: &SessionIndex, model: &Model) -> Result<(), TestCaseError> {
-    for &(slot, asker, nonce) in model {
-        prop_assert_eq!(index.opened_by(&asker, nonce), Some(slot));
-        prop_assert_eq!(index.opened_by(&asker, nonce + 1000), None);
+    for &(slot, requester, nonce) in model {
+        prop_assert_eq!(index.opened_by(&requester, nonce), Some(slot));
+        prop_assert_eq!(index.opened_by(&requester, nonce + 1000), None);
     }
     let of_node = |node: u16| {
-        let is_of = move |(_, asker, _): &&(u16, Asker, u64)| asker.node == NodeId(node);
+        let is_of =
+            move |(_, requester, _): &&(u16, RequesterId, u64)| requester.node == NodeId(node);
         model.iter().filter(is_of).map(|&(slot, ..)| slot).collect::<Vec<_>>()
     };
     for node in 0..5 {
@@ -47,9 +48,12 @@ fn check(index: &SessionIndex, model: &Model) -> Result<(), TestCaseError> {
         let mut expected: Vec<_> = more.flat_map(of_node).collect();
         expected.sort_unstable();
         prop_assert_eq!(sorted, expected);
-        // Those of nodes with most come first.
+        // Sessions of the nodes with most sessions come first.
         let size = |slot: &u16| {
-            let of = model.iter().find(|(other, ..)| other == slot).map(|(_, asker, _)| asker.node);
+            let of = model
+                .iter()
+                .find(|(other, ..)| other == slot)
+                .map(|(_, requester, _)| requester.node);
             of.map_or(0, |NodeId(node)| of_node(node).len())
         };
         prop_assert!(named.is_sorted_by_key(|slot| core::cmp::Reverse(size(slot))));
@@ -70,21 +74,21 @@ proptest! {
             match step {
                 Step::Insert(node, incarnation) => {
                     let Some(slot) = vacant.pop() else { continue };
-                    let asker = Asker { space: Space(1), node: NodeId(node), incarnation };
-                    index.insert(slot, asker, nonce);
-                    model.push((slot, asker, nonce));
+                    let requester = RequesterId { space: Space(1), node: NodeId(node), incarnation };
+                    index.insert(slot, requester, nonce);
+                    model.push((slot, requester, nonce));
                 }
                 Step::Remove(at) if !model.is_empty() => {
-                    let (slot, asker, nonce) = model.remove(at % model.len());
-                    index.remove(slot, asker, nonce);
+                    let (slot, requester, nonce) = model.remove(at % model.len());
+                    index.remove(slot, requester, nonce);
                     vacant.push(slot);
                 }
-                Step::Hear(at) if !model.is_empty() => {
-                    let heard = model.remove(at % model.len());
-                    index.hear(heard.0);
-                    model.push(heard);
+                Step::Touch(at) if !model.is_empty() => {
+                    let touched = model.remove(at % model.len());
+                    index.touch(touched.0);
+                    model.push(touched);
                 }
-                Step::Remove(_) | Step::Hear(_) => {}
+                Step::Remove(_) | Step::Touch(_) => {}
             }
             check(&index, &model)?;
             prop_assert!(index.by_open.capacity() <= opens);
@@ -94,12 +98,12 @@ proptest! {
 }
 
 #[test]
-fn a_search_looks_at_few_sessions_however_many_there_are() {
+fn a_search_examines_few_sessions_in_any_table() {
     let mut index = SessionIndex::new(1000);
     for slot in 0..1000 {
-        let asker = Asker { space: Space(1), node: NodeId(slot % 10), incarnation: 1 };
-        index.insert(slot, asker, u64::from(slot));
+        let requester = RequesterId { space: Space(1), node: NodeId(slot % 10), incarnation: 1 };
+        index.insert(slot, requester, u64::from(slot));
     }
-    assert_eq!(index.of_nodes_with_more(5).count(), LOOK_LIMIT);
+    assert_eq!(index.of_nodes_with_more(5).count(), SEARCH_LIMIT);
     assert_eq!(index.of_nodes_with_more(100).count(), 0);
 }

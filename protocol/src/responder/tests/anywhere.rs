@@ -8,34 +8,34 @@ fn pointer_of(reply: &Reply) -> Pointer {
     Pointer::from_ipv6(reply.header.target).unwrap()
 }
 
-fn confirm(at: Pointer, pages: u32) -> Ask {
-    Ask::new(Command::Confirm, at.to_ipv6()).with(|header| header.length = pages)
+fn confirm(at: Pointer, pages: u32) -> TestRequest {
+    TestRequest::new(Command::Confirm, at.to_ipv6()).with(|header| header.length = pages)
 }
 
 #[test]
 pub(super) fn repetitions_get_the_same_pages_and_time_runs_on() {
     let mut world = World::unopened(&config(), 16);
-    let ask = Ask::anywhere(Command::Create, 77, 3);
-    let first = world.one(&ask);
+    let request = TestRequest::anywhere(Command::Create, 77, 3);
+    let first = world.one(&request);
     let at = pointer_of(&first);
     assert_eq!((at.node, at.space, first.header.detail), (SERVER, SPACE, 2000));
     assert_eq!((first.header.sequence, first.header.session), (77, 0));
-    assert_eq!(first.from.location, ask.to.location);
+    assert_eq!(first.from.location, request.to.location);
     world.pass(Duration::from_millis(500));
-    let again = world.one(&ask.clone().attempt(1));
+    let again = world.one(&request.clone().attempt(1));
     assert_eq!((pointer_of(&again), again.header.detail), (at, 1500));
     assert_eq!(world.store.used_pages(), 3);
-    let other = world.one(&Ask::anywhere(Command::Create, 78, 3));
+    let other = world.one(&TestRequest::anywhere(Command::Create, 78, 3));
     assert_ne!(pointer_of(&other), at);
     assert_eq!(world.responder.provisional_pages(), 6);
-    assert_eq!(world.status(&ask.with(|header| header.length = 4)), Status::Malformed);
+    assert_eq!(world.status(&request.with(|header| header.length = 4)), Status::Malformed);
 }
 
 #[test]
 pub(super) fn unconfirmed_pages_are_freed_by_the_servers_clock() {
     let mut world = World::new();
-    let ask = Ask::anywhere(Command::Create, 77, 3);
-    let at = pointer_of(&world.one(&ask));
+    let request = TestRequest::anywhere(Command::Create, 77, 3);
+    let at = pointer_of(&world.one(&request));
     world.pass(Duration::from_millis(1999));
     assert_eq!(world.store.used_pages(), 3);
     assert!(world.responder.poll_timeout().unwrap() <= world.now + Duration::from_millis(1));
@@ -49,9 +49,9 @@ pub(super) fn unconfirmed_pages_are_freed_by_the_servers_clock() {
 #[test]
 pub(super) fn confirm_keeps_the_pages() {
     let mut world = World::new();
-    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
-    let ask = world.next(confirm(at, 3));
-    assert_eq!(world.status(&ask), Status::Ok);
+    let at = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 77, 3)));
+    let request = world.next(confirm(at, 3));
+    assert_eq!(world.status(&request), Status::Ok);
     world.pass(Duration::from_secs(5));
     assert_eq!(world.store.used_pages(), 3);
     assert_eq!(world.event(Event::ProvisionalConfirmed), 1);
@@ -62,12 +62,12 @@ pub(super) fn confirm_keeps_the_pages() {
 }
 
 #[test]
-pub(super) fn a_refused_confirm_keeps_nothing() {
+pub(super) fn a_refused_confirm_confirms_nothing() {
     let mut world = World::new();
-    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
-    let mut refused = |ask: Ask, status| {
-        let ask = world.next(ask);
-        assert_eq!(world.status(&ask), status);
+    let at = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 77, 3)));
+    let mut refused = |request: TestRequest, status| {
+        let request = world.next(request);
+        assert_eq!(world.status(&request), status);
         assert_eq!(world.responder.provisional_pages(), 3, "{status:?}");
     };
     refused(confirm(at, 0), Status::BadLength);
@@ -80,9 +80,9 @@ pub(super) fn a_refused_confirm_keeps_nothing() {
         if moved {
             world.responder.add_moved(0..8, NodeId(2)).unwrap();
         }
-        for ask in [confirm(at, 3), Ask::new(Command::Delete, at.to_ipv6())] {
-            let ask = world.next(ask);
-            assert_eq!(world.status(&ask), status);
+        for request in [confirm(at, 3), TestRequest::new(Command::Delete, at.to_ipv6())] {
+            let request = world.next(request);
+            assert_eq!(world.status(&request), status);
             assert_eq!(world.responder.provisional_pages(), 3, "{status:?}");
         }
     };
@@ -95,9 +95,9 @@ pub(super) fn a_refused_confirm_keeps_nothing() {
 #[test]
 pub(super) fn any_request_of_the_same_endpoint_on_the_pointer_keeps_them() {
     let mut world = World::new();
-    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
-    let ask = world.read_ask(page_of(at, 2), 8);
-    assert_eq!(world.status(&ask), Status::Ok);
+    let at = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 77, 3)));
+    let request = world.read_request(page_of(at, 2), 8);
+    assert_eq!(world.status(&request), Status::Ok);
     assert_eq!(world.event(Event::ProvisionalKept), 1);
     world.pass(Duration::from_secs(5));
     assert_eq!(world.store.used_pages(), 3);
@@ -106,14 +106,14 @@ pub(super) fn any_request_of_the_same_endpoint_on_the_pointer_keeps_them() {
 #[test]
 pub(super) fn another_endpoint_or_colour_does_not_keep_them() {
     let mut world = World::new();
-    let mut ask = Ask::anywhere(Command::Create, 77, 3);
-    ask.from = endpoint(NodeId(33));
-    let at = pointer_of(&world.one(&ask));
-    let ask = world.read_ask(at, 8);
-    assert_eq!(world.status(&ask), Status::Ok);
-    let own = pointer_of(&world.one(&Ask::anywhere(Command::Create, 78, 1)));
-    let ask = world.read_ask(Pointer { tag: Tag(own.tag.0 + 1), ..own }, 8);
-    assert_eq!(world.status(&ask), Status::StaleTag);
+    let mut request = TestRequest::anywhere(Command::Create, 77, 3);
+    request.from = endpoint(NodeId(33));
+    let at = pointer_of(&world.one(&request));
+    let request = world.read_request(at, 8);
+    assert_eq!(world.status(&request), Status::Ok);
+    let own = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 78, 1)));
+    let request = world.read_request(Pointer { tag: Tag(own.tag.0 + 1), ..own }, 8);
+    assert_eq!(world.status(&request), Status::StaleTag);
     world.pass(Duration::from_secs(2));
     assert_eq!(world.store.used_pages(), 0);
 }
@@ -121,39 +121,40 @@ pub(super) fn another_endpoint_or_colour_does_not_keep_them() {
 #[test]
 pub(super) fn deleting_provisional_pages_ends_them_once() {
     let mut world = World::new();
-    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 3)));
+    let at = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 77, 3)));
     assert_eq!(world.delete(at, 3), Status::Ok);
     let next = world.create(3);
     world.pass(Duration::from_secs(5));
-    assert_eq!(world.store.used_pages(), 3, "the timer freed another's pages");
+    assert_eq!(world.store.used_pages(), 3, "the timer freed a page of anothers");
     assert_eq!(next.location, at.location);
     assert_eq!(world.event(Event::FreeRefused), 0);
 }
 
 #[test]
-pub(super) fn pages_that_another_endpoint_freed_can_be_confirmed_by_whom_they_go_to() {
+pub(super) fn pages_freed_by_another_endpoint_can_be_confirmed_by_their_next_requester() {
     let mut world = World::new();
-    let at = pointer_of(&world.one(&Ask::anywhere(Command::Create, 77, 1)));
+    let at = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 77, 1)));
     let other = world.one(&open(NodeId(21), 1, 3, 4096)).header.session;
-    let mut delete = Ask::new(Command::Delete, at.to_ipv6());
+    let mut delete = TestRequest::new(Command::Delete, at.to_ipv6());
     delete.from = endpoint(NodeId(21));
     let delete = delete.with(|header| (header.session, header.sequence) = (other, 1));
     assert_eq!(world.status(&delete), Status::Ok);
     assert_eq!(world.responder.provisional_pages(), 0);
-    let next = pointer_of(&world.one(&Ask::anywhere(Command::Create, 78, 1)));
+    let next = pointer_of(&world.one(&TestRequest::anywhere(Command::Create, 78, 1)));
     assert_eq!(next.location, at.location);
-    let ask = world.next(confirm(next, 1));
-    assert_eq!(world.status(&ask), Status::Ok);
+    let request = world.next(confirm(next, 1));
+    assert_eq!(world.status(&request), Status::Ok);
     world.pass(Duration::from_secs(5));
-    assert_eq!(world.store.used_pages(), 1, "what was confirmed stays");
+    assert_eq!(world.store.used_pages(), 1, "confirmed pages stay");
 }
 
 #[test]
-pub(super) fn alloc_write_anywhere_brings_its_piece_size() {
+pub(super) fn an_anywhere_alloc_write_states_its_piece_size() {
     let mut world = World::new();
     let data = stamp(5000, 9);
-    let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1368);
-    let mut train = pieces(ask, 0, &data, 1368);
+    let request =
+        TestRequest::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1368);
+    let mut train = pieces(request, 0, &data, 1368);
     assert_eq!(train.len(), 4);
     assert_eq!(world.status(&train[0].clone().with(|h| h.detail = 0)), Status::Malformed);
     assert_eq!(world.status(&train[0].clone().with(|h| h.detail = 70000)), Status::Malformed);
@@ -175,8 +176,9 @@ pub(super) fn alloc_write_anywhere_brings_its_piece_size() {
 #[test]
 pub(super) fn an_unfinished_alloc_write_is_freed_with_its_time() {
     let mut world = World::unopened(&config(), 16);
-    let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
-    let train = pieces(ask, 0, &stamp(5000, 9), 1024);
+    let request =
+        TestRequest::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
+    let train = pieces(request, 0, &stamp(5000, 9), 1024);
     assert_eq!(world.send(&train[0]), []);
     assert_eq!(world.store.used_pages(), 2);
     world.pass(Duration::from_secs(2));
@@ -189,17 +191,18 @@ pub(super) fn pages_that_were_guessed_and_freed_are_filled_no_further() {
     for is_anywhere in [true, false] {
         let mut world = World::with(&config(), 16, 1024);
         let train = if is_anywhere {
-            let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
-            pieces(ask, 0, &data, 1024)
+            let request = TestRequest::anywhere(Command::AllocWrite, 99, 0)
+                .with(|header| header.detail = 1024);
+            pieces(request, 0, &data, 1024)
         } else {
             world.sequence = 1;
-            let train = pieces(Ask::server(Command::AllocWrite), 0, &data, 1024);
-            train.into_iter().map(|ask| world.numbered(ask, 1)).collect()
+            let train = pieces(TestRequest::server(Command::AllocWrite), 0, &data, 1024);
+            train.into_iter().map(|request| world.numbered(request, 1)).collect()
         };
         assert_eq!(world.send(&train[0]), []);
         let other = world.one(&open(NodeId(21), 1, 3, 4096)).header.session;
         let guess = pointer(0, 1);
-        let mut delete = Ask::new(Command::Delete, guess.to_ipv6());
+        let mut delete = TestRequest::new(Command::Delete, guess.to_ipv6());
         delete.from = endpoint(NodeId(21));
         let delete = delete.with(|header| (header.session, header.sequence) = (other, 1));
         assert_eq!(world.status(&delete), Status::Ok);
@@ -209,12 +212,12 @@ pub(super) fn pages_that_were_guessed_and_freed_are_filled_no_further() {
         let grant = world.store.create(Space(77), 1).unwrap();
         assert_eq!(grant.location, guess.location, "the same page for another space");
         let replies = world.send(&train[1]);
-        // In a session the number still means those pages; without one it begins anew.
+        // In a session the number still refers to those pages; without one it starts again.
         assert!(replies.iter().all(|reply| reply.status == Status::StaleTag));
         assert_eq!(replies.is_empty(), is_anywhere);
-        assert!((0..4096).all(|place| world.store.byte(0, place) == 0), "it is not theirs");
+        assert!((0..4096).all(|place| world.store.byte(0, place) == 0), "it is not written");
         world.pass(Duration::from_secs(5));
-        assert_eq!(world.store.used_pages(), 1, "the timer freed another's page");
+        assert_eq!(world.store.used_pages(), 1, "the timer freed a page of another");
     }
 }
 
@@ -224,12 +227,13 @@ pub(super) fn guessed_pages_that_are_leased_are_not_filled_meanwhile() {
         let data = stamp(3000, 9);
         let mut world = World::with(&config(), 16, 1024);
         let train = if is_anywhere {
-            let ask = Ask::anywhere(Command::AllocWrite, 99, 0).with(|header| header.detail = 1024);
-            pieces(ask, 0, &data, 1024)
+            let request = TestRequest::anywhere(Command::AllocWrite, 99, 0)
+                .with(|header| header.detail = 1024);
+            pieces(request, 0, &data, 1024)
         } else {
             world.sequence = 1;
-            let train = pieces(Ask::server(Command::AllocWrite), 0, &data, 1024);
-            train.into_iter().map(|ask| world.numbered(ask, 1)).collect()
+            let train = pieces(TestRequest::server(Command::AllocWrite), 0, &data, 1024);
+            train.into_iter().map(|request| world.numbered(request, 1)).collect()
         };
         assert_eq!(world.send(&train[0]), []);
         let mut other = Client::open(&mut world, NodeId(21), 1);
@@ -237,7 +241,10 @@ pub(super) fn guessed_pages_that_are_leased_are_not_filled_meanwhile() {
         for piece in &train[1..] {
             assert_eq!(world.status(piece), Status::Busy);
         }
-        assert!((1024..4096).all(|place| world.store.byte(0, place) == 0), "the owner's alone");
+        assert!(
+            (1024..4096).all(|place| world.store.byte(0, place) == 0),
+            "only the owner may write"
+        );
         let abort = other.under(Command::Abort, pointer(0, 1), 1, epoch);
         assert_eq!(world.status(&abort), Status::Ok);
         assert_eq!(world.send(&train[1]), []);
@@ -251,37 +258,37 @@ pub(super) fn entries_and_pages_are_bounded() {
     let limits = Limits { provisional_count: 3, provisional_pages: 8, ..Limits::default() };
     let config = Config { limits, ..config() };
     let mut world = World::unopened(&config, 64);
-    let ask = |nonce, pages| Ask::anywhere(Command::Create, nonce, pages);
-    assert_eq!(world.status(&ask(1, 9)), Status::QuotaExceeded);
-    assert_eq!(world.status(&ask(1, u32::MAX)), Status::QuotaExceeded);
+    let request = |nonce, pages| TestRequest::anywhere(Command::Create, nonce, pages);
+    assert_eq!(world.status(&request(1, 9)), Status::QuotaExceeded);
+    assert_eq!(world.status(&request(1, u32::MAX)), Status::QuotaExceeded);
     for nonce in 1..=3 {
-        assert_eq!(world.status(&ask(nonce, 2)), Status::Ok);
+        assert_eq!(world.status(&request(nonce, 2)), Status::Ok);
     }
-    assert_eq!(world.status(&ask(4, 1)), Status::Overloaded);
-    assert_eq!(world.status(&ask(2, 2)), Status::Ok);
+    assert_eq!(world.status(&request(4, 1)), Status::Overloaded);
+    assert_eq!(world.status(&request(2, 2)), Status::Ok);
     world.pass(Duration::from_secs(2));
-    assert_eq!(world.status(&ask(4, 1)), Status::Ok);
+    assert_eq!(world.status(&request(4, 1)), Status::Ok);
 }
 
 #[test]
 pub(super) fn refusals_leave_nothing_behind() {
     let mut world = World::with(&config(), 4, 4096);
-    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 5)), Status::OutOfMemory);
-    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 0)), Status::BadLength);
-    let in_session = Ask::anywhere(Command::Create, 1, 1).with(|header| header.session = 4);
+    assert_eq!(world.status(&TestRequest::anywhere(Command::Create, 1, 5)), Status::OutOfMemory);
+    assert_eq!(world.status(&TestRequest::anywhere(Command::Create, 1, 0)), Status::BadLength);
+    let in_session = TestRequest::anywhere(Command::Create, 1, 1).with(|header| header.session = 4);
     assert_eq!(world.status(&in_session), Status::Malformed);
-    let stale = Ask::anywhere(Command::Create, 1, 1).with(|header| header.incarnation = 0);
+    let stale = TestRequest::anywhere(Command::Create, 1, 1).with(|header| header.incarnation = 0);
     assert_eq!(world.status(&stale), Status::StaleIncarnation);
-    let stale = Ask::anywhere(Command::Create, 1, 1).with(|header| header.range_epoch = 9);
+    let stale = TestRequest::anywhere(Command::Create, 1, 1).with(|header| header.range_epoch = 9);
     assert_eq!(world.status(&stale), Status::StaleRangeEpoch);
     assert_eq!((world.store.used_pages(), world.responder.provisional_pages()), (0, 0));
-    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 4)), Status::Ok);
+    assert_eq!(world.status(&TestRequest::anywhere(Command::Create, 1, 4)), Status::Ok);
 }
 
 #[test]
 pub(super) fn a_store_that_keeps_its_pages_is_counted() {
     let mut world = World::unopened(&config(), 4);
-    assert_eq!(world.status(&Ask::anywhere(Command::Create, 1, 4)), Status::Ok);
+    assert_eq!(world.status(&TestRequest::anywhere(Command::Create, 1, 4)), Status::Ok);
     world.store.keeps = true;
     world.pass(Duration::from_secs(2));
     assert_eq!((world.event(Event::FreeRefused), world.responder.provisional_pages()), (1, 0));
@@ -290,13 +297,13 @@ pub(super) fn a_store_that_keeps_its_pages_is_counted() {
 #[test]
 pub(super) fn another_endpoint_cannot_confirm() {
     let mut world = World::new();
-    let mut ask = Ask::anywhere(Command::Create, 77, 3);
-    ask.from = endpoint(NodeId(33));
-    let at = pointer_of(&world.one(&ask));
+    let mut request = TestRequest::anywhere(Command::Create, 77, 3);
+    request.from = endpoint(NodeId(33));
+    let at = pointer_of(&world.one(&request));
     let foreign = world.next(confirm(at, 3));
     assert_eq!(world.status(&foreign), Status::Forbidden);
     assert_eq!(world.responder.provisional_pages(), 3);
-    // Whose pages they are can, and what is kept for good may be confirmed by all.
+    // The requester of the pages can, and confirmed pages may be confirmed by all.
     let session = world.one(&open(NodeId(33), 1, 3, 4096)).header.session;
     let mut own = confirm(at, 3).with(|h| (h.session, h.sequence) = (session, 1));
     own.from = endpoint(NodeId(33));
@@ -317,33 +324,33 @@ pub(super) fn a_node_has_at_most_its_share() {
         ..Limits::default()
     };
     let mut world = World::with(&Config { limits, ..config() }, 64, 4096);
-    let ask = |node, nonce, pages| {
-        let mut ask = Ask::anywhere(Command::Create, nonce, pages);
-        ask.from = endpoint(NodeId(node));
-        ask
+    let request = |node, nonce, pages| {
+        let mut request = TestRequest::anywhere(Command::Create, nonce, pages);
+        request.from = endpoint(NodeId(node));
+        request
     };
-    assert_eq!(world.status(&ask(50, 1, 9)), Status::QuotaExceeded, "never");
-    assert_eq!(world.status(&ask(50, 1, 6)), Status::Ok);
-    assert_eq!(world.status(&ask(50, 2, 3)), Status::Overloaded, "not now");
+    assert_eq!(world.status(&request(50, 1, 9)), Status::QuotaExceeded, "never");
+    assert_eq!(world.status(&request(50, 1, 6)), Status::Ok);
+    assert_eq!(world.status(&request(50, 2, 3)), Status::Overloaded, "not now");
     assert_eq!(world.event(Event::ProvisionalBeyondShare), 2);
     for (node, nonce) in [(50, 3), (50, 4), (51, 1), (51, 2), (51, 3)] {
-        assert_eq!(world.status(&ask(node, nonce, 1)), Status::Ok);
+        assert_eq!(world.status(&request(node, nonce, 1)), Status::Ok);
     }
-    assert_eq!(world.status(&ask(50, 5, 1)), Status::Overloaded);
-    assert_eq!(world.status(&ask(51, 4, 1)), Status::Overloaded);
+    assert_eq!(world.status(&request(50, 5, 1)), Status::Overloaded);
+    assert_eq!(world.status(&request(51, 4, 1)), Status::Overloaded);
     assert_eq!(world.event(Event::ProvisionalBeyondShare), 4);
-    assert_eq!(world.status(&ask(52, 1, 8)), Status::Ok, "others have theirs");
-    // A share is free again when its pages are freed, or kept for good.
+    assert_eq!(world.status(&request(52, 1, 8)), Status::Ok, "other nodes have their own shares");
+    // A share is free again when its pages are freed or confirmed.
     world.pass(Duration::from_secs(2));
     for (node, nonce) in [(50, 6), (50, 7), (50, 8)] {
-        assert_eq!(world.status(&ask(node, nonce, 1)), Status::Ok);
+        assert_eq!(world.status(&request(node, nonce, 1)), Status::Ok);
     }
     let mut at = None;
     for nonce in 1..=3 {
-        let ask = Ask::anywhere(Command::Create, nonce, 2);
-        at = Some(pointer_of(&world.one(&ask)));
+        let request = TestRequest::anywhere(Command::Create, nonce, 2);
+        at = Some(pointer_of(&world.one(&request)));
     }
-    let own = Ask::anywhere(Command::Create, 4, 2);
+    let own = TestRequest::anywhere(Command::Create, 4, 2);
     assert_eq!(world.status(&own), Status::Overloaded);
     let keep = world.next(confirm(at.unwrap(), 2));
     assert_eq!(world.status(&keep), Status::Ok);
@@ -354,14 +361,14 @@ pub(super) fn a_node_has_at_most_its_share() {
 fn pages_of_all_nodes_together_are_bounded() {
     let limits = Limits { provisional_pages: 8, ..Limits::default() };
     let mut world = World::unopened(&Config { limits, ..config() }, 64);
-    let ask = |node, pages| {
-        let mut ask = Ask::anywhere(Command::Create, 1, pages);
-        ask.from = endpoint(NodeId(node));
-        ask
+    let request = |node, pages| {
+        let mut request = TestRequest::anywhere(Command::Create, 1, pages);
+        request.from = endpoint(NodeId(node));
+        request
     };
-    assert_eq!(world.status(&ask(50, 6)), Status::Ok);
-    assert_eq!(world.status(&ask(51, 4)), Status::Overloaded);
-    assert_eq!(world.status(&ask(51, 3)), Status::Overloaded);
-    assert_eq!(world.status(&ask(52, 2)), Status::Ok, "exactly what is left");
+    assert_eq!(world.status(&request(50, 6)), Status::Ok);
+    assert_eq!(world.status(&request(51, 4)), Status::Overloaded);
+    assert_eq!(world.status(&request(51, 3)), Status::Overloaded);
+    assert_eq!(world.status(&request(52, 2)), Status::Ok, "exactly the remaining pages");
     assert_eq!(world.responder.provisional_pages(), 8);
 }

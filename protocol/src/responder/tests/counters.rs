@@ -1,17 +1,17 @@
-//! Everything that is counted can happen.
+//! Every counted event can happen.
 
 use core::cell::RefCell;
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// What only an owner answers, and what a server of another version would.
+/// Statuses that only an owner or a server of another version uses.
 const UNREACHED: [Status; 2] = [Status::NotOwner, Status::UnsupportedVersion];
 
 type Totals = BTreeSet<&'static str>;
 
 thread_local! {
-    /// What the worlds of this thread counted at least once.
+    /// The events that the worlds of this thread counted at least once.
     static TOTALS: RefCell<Totals> = const { RefCell::new(BTreeSet::new()) };
 }
 
@@ -25,38 +25,39 @@ impl Drop for World {
     }
 }
 
-fn bent(world: &mut World, bend: impl FnOnce(&mut Ipv6Addr, &mut Ipv6Addr, &mut Vec<u8>)) {
-    let ask = Ask::server(Command::Ping).carrying(b"data");
-    let (mut from, mut to, mut bytes) = (ask.from, ask.to.to_ipv6(), ask.bytes());
-    bend(&mut from, &mut to, &mut bytes);
-    let error = Datagram::parse(from, to, &bytes).expect_err("it was bent");
+fn changed(world: &mut World, change: impl FnOnce(&mut Ipv6Addr, &mut Ipv6Addr, &mut Vec<u8>)) {
+    let request = TestRequest::server(Command::Ping).carrying(b"data");
+    let (mut from, mut to, mut bytes) = (request.from, request.to.to_ipv6(), request.bytes());
+    change(&mut from, &mut to, &mut bytes);
+    let error = Datagram::parse(from, to, &bytes).expect_err("it was changed");
     world.responder.count_malformed(error);
 }
 
-fn resealed(world: &mut World, bend: impl FnOnce(&mut Ask)) {
-    let mut ask = Ask::server(Command::Ping);
-    bend(&mut ask);
-    let error = Datagram::parse(ask.from, ask.to.to_ipv6(), &ask.bytes()).expect_err("bent");
+fn resealed(world: &mut World, change: impl FnOnce(&mut TestRequest)) {
+    let mut request = TestRequest::server(Command::Ping);
+    change(&mut request);
+    let error =
+        Datagram::parse(request.from, request.to.to_ipv6(), &request.bytes()).expect_err("changed");
     world.responder.count_malformed(error);
 }
 
 #[test]
-fn every_way_to_be_malformed_has_its_counter() {
+fn every_malformed_datagram_has_its_counter() {
     let mut world = World::new();
-    bent(&mut world, |from, _, _| *from = Ipv6Addr::LOCALHOST);
-    bent(&mut world, |_, to, _| *to = Ipv6Addr::LOCALHOST);
-    bent(&mut world, |_, _, bytes| bytes.truncate(20));
-    bent(&mut world, |_, _, bytes| bytes[86] ^= 1);
-    resealed(&mut world, |ask| ask.header.flags = Flags::default().with_trailer_units(3));
-    resealed(&mut world, |ask| ask.header.target = Ipv6Addr::LOCALHOST);
-    resealed(&mut world, |ask| ask.to.command = 0);
-    resealed(&mut world, |ask| ask.from = pointer(0, 1).to_ipv6());
-    let mut ask = Ask::server(Command::Ping).bytes();
-    let (from, to) = (endpoint(CLIENT), Ask::server(Command::Ping).to.to_ipv6());
-    ask[1] += 1;
-    ask.extend_from_slice(&[9, 200, 0, 0]);
-    seal(from, to, &mut ask, &[]);
-    let error = Datagram::parse(from, to, &ask).expect_err("the option is too long");
+    changed(&mut world, |from, _, _| *from = Ipv6Addr::LOCALHOST);
+    changed(&mut world, |_, to, _| *to = Ipv6Addr::LOCALHOST);
+    changed(&mut world, |_, _, bytes| bytes.truncate(20));
+    changed(&mut world, |_, _, bytes| bytes[86] ^= 1);
+    resealed(&mut world, |request| request.header.flags = Flags::default().with_trailer_units(3));
+    resealed(&mut world, |request| request.header.target = Ipv6Addr::LOCALHOST);
+    resealed(&mut world, |request| request.to.command = 0);
+    resealed(&mut world, |request| request.from = pointer(0, 1).to_ipv6());
+    let mut request = TestRequest::server(Command::Ping).bytes();
+    let (from, to) = (endpoint(CLIENT), TestRequest::server(Command::Ping).to.to_ipv6());
+    request[1] += 1;
+    request.extend_from_slice(&[9, 200, 0, 0]);
+    seal(from, to, &mut request, &[]);
+    let error = Datagram::parse(from, to, &request).expect_err("the option is too long");
     world.responder.count_malformed(error);
     for event in [
         Event::DropForeignSource,
@@ -76,8 +77,8 @@ fn every_way_to_be_malformed_has_its_counter() {
 #[test]
 fn a_reply_is_dropped() {
     let mut world = World::new();
-    let ask = world.next(Ask::server(Command::Ping));
-    world.offer(&ask).unwrap();
+    let request = world.next(TestRequest::server(Command::Ping));
+    world.offer(&request).unwrap();
     let transmit = world.responder.poll_transmit(&world.store).unwrap();
     let bytes = transmit.head.to_vec();
     let datagram = Datagram::parse(transmit.source, transmit.destination, &bytes).unwrap();
@@ -94,20 +95,20 @@ fn names_are_distinct_and_iteration_is_complete() {
     assert_eq!(counters.statuses().count(), Status::ALL.len());
 }
 
-/// Runs the other tests, in one thread, and looks at what their worlds counted together.
+/// Runs the other tests, in one thread, and checks what their worlds counted together.
 #[test]
-fn everything_that_is_counted_happens_in_some_test() {
+fn every_counted_event_happens_in_some_test() {
     let tests: &[fn()] = &[
-        every_way_to_be_malformed_has_its_counter,
+        every_malformed_datagram_has_its_counter,
         a_reply_is_dropped,
         anywhere::repetitions_get_the_same_pages_and_time_runs_on,
         anywhere::unconfirmed_pages_are_freed_by_the_servers_clock,
         anywhere::confirm_keeps_the_pages,
-        anywhere::a_refused_confirm_keeps_nothing,
+        anywhere::a_refused_confirm_confirms_nothing,
         anywhere::any_request_of_the_same_endpoint_on_the_pointer_keeps_them,
         anywhere::another_endpoint_or_colour_does_not_keep_them,
         anywhere::deleting_provisional_pages_ends_them_once,
-        anywhere::alloc_write_anywhere_brings_its_piece_size,
+        anywhere::an_anywhere_alloc_write_states_its_piece_size,
         anywhere::an_unfinished_alloc_write_is_freed_with_its_time,
         anywhere::entries_and_pages_are_bounded,
         anywhere::refusals_leave_nothing_behind,
@@ -123,84 +124,84 @@ fn everything_that_is_counted_happens_in_some_test() {
         checks::the_range_is_checked_in_order,
         checks::another_spaces_page_is_refused,
         checks::whole_refusals_of_reads_name_every_page,
-        checks::what_nobody_may_answer_is_dropped,
-        checks::shards_answer_only_for_themselves,
+        checks::requests_that_must_get_no_reply_are_dropped,
+        checks::shards_reply_only_to_their_own_requests,
         checks::adopted_ranges_are_served_via_and_directly,
         checks::ranges_are_whole_lines_without_overlap_and_bounded,
-        checks::wrong_configurations_are_refused,
+        checks::invalid_configurations_are_refused,
         commands::bytes_come_back_at_any_alignment_and_piece_size,
-        commands::replies_repeat_what_was_asked,
-        commands::a_new_version_shows_with_every_change,
-        commands::selective_reads_answer_the_wanted_pieces,
-        commands::refused_pages_of_a_read_are_answered_one_by_one,
+        commands::replies_repeat_fields_of_the_request,
+        commands::every_change_increments_the_version,
+        commands::selective_reads_return_the_requested_pieces,
+        commands::refused_pages_of_a_read_have_one_reply_each,
         commands::zeroing_keeps_the_allocation,
-        commands::delete_says_how_many_pages_it_freed,
-        commands::atomics_are_big_endian_outside_and_little_endian_inside,
-        commands::out_of_memory_and_quota_are_told_apart,
-        commands::stat_and_ping_answer,
+        commands::delete_returns_the_number_of_freed_pages,
+        commands::atomics_are_big_endian_on_the_wire_and_little_endian_in_memory,
+        commands::out_of_memory_and_quota_have_different_statuses,
+        commands::stat_and_ping_have_replies,
         commands::alloc_write_takes_pieces_in_any_order,
-        operator::an_operator_frees_what_nobody_holds,
+        operator::an_operator_frees_unleased_allocations,
         operator::an_operator_frees_nothing_that_is_leased_or_unconfirmed,
         operator::an_operator_frees_only_what_is_served_here_with_authority,
-        sessions::a_claimed_incarnation_fences_only_until_the_node_was_silent_for_long,
-        sessions::open_answers_what_the_session_is,
-        sessions::credit_is_what_both_sides_take,
-        sessions::ids_do_not_come_again,
+        sessions::an_incarnation_fences_only_until_its_quarantine_ends,
+        sessions::the_reply_to_open_describes_the_session,
+        sessions::credit_is_limited_by_both_sides,
+        sessions::session_ids_are_not_reused,
         sessions::idle_sessions_end_and_others_stay,
         sessions::a_higher_incarnation_ends_the_older_ones_sessions,
-        sessions::a_full_table_takes_from_the_node_with_most_and_nothing_unacknowledged,
-        sessions::a_node_at_its_own_limit_gives_up_its_own,
+        sessions::a_full_table_evicts_from_the_node_with_most_sessions,
+        sessions::a_node_at_its_limit_evicts_its_own_sessions,
         leases::a_grant_brings_contents_owner_epoch_and_time,
-        leases::a_leased_page_is_busy_for_everybody_and_nothing_changes,
+        leases::a_leased_page_is_busy_for_all_others_and_unchanged,
         leases::stale_reads_get_the_last_committed_contents,
         leases::a_commit_is_applied_as_a_whole_and_once,
-        leases::what_is_late_changes_nothing,
+        leases::late_requests_change_nothing,
         leases::only_the_owner_commits,
         leases::a_newer_incarnation_ends_the_leases_of_the_older,
         leases::abort_and_commit_release_what_they_cover,
-        leases::a_renewal_sets_the_deadline_anew,
+        leases::a_renewal_sets_a_new_deadline,
         leases::a_repeated_update_gets_the_same_grant_while_it_lasts,
         leases::an_update_gets_all_its_pages_or_none,
-        leases::the_table_is_bounded_and_old_ends_give_way,
-        leases::freed_and_moved_pages_forget_their_leases,
-        leases::a_page_with_two_names_has_one_lease,
-        leases::a_lease_that_is_fought_over_is_told_sparingly,
-        leases::a_recorded_busy_tells_of_now,
-        leases::a_waiting_read_is_sent_before_a_commit_changes_its_page,
+        leases::the_table_is_bounded_and_replaces_the_oldest_ended_leases,
+        leases::freed_and_moved_pages_lose_their_leases,
+        leases::a_page_with_two_addresses_has_one_lease,
+        leases::a_contended_lease_is_reported_rarely,
+        leases::a_recorded_busy_reports_the_current_lease,
+        leases::a_queued_read_is_sent_before_a_commit_changes_its_page,
         leases::commits_obey_the_rules_of_trains,
-        leases::wrong_times_are_refused,
-        leases::notices_are_sent_where_somebody_asked,
-        sessions::a_slot_that_is_used_again_remembers_nothing,
+        leases::invalid_times_are_refused,
+        leases::notices_are_sent_only_where_enabled,
+        sessions::a_reused_slot_has_no_old_records,
         trains::any_order_with_duplicates_writes_once,
         trains::interleaved_trains_of_two_sessions_stay_apart,
         trains::a_page_is_written_only_when_all_its_pieces_are_there,
         trains::a_late_copy_of_a_piece_does_not_undo_a_newer_write,
-        trains::incomplete_names_what_arrived,
+        trains::incomplete_reports_the_arrived_pieces,
         trains::a_page_refused_in_the_middle_makes_it_partial,
-        trains::one_status_for_all_pages_is_the_answer_itself,
-        trains::a_range_that_moves_amid_a_train_is_partial_and_names_the_node,
+        trains::a_status_common_to_all_pages_is_the_status_of_the_reply,
+        trains::a_range_that_moves_during_a_train_is_partial_and_names_the_node,
         trains::contradicting_pieces_do_not_disturb_a_train,
-        trains::a_train_that_is_given_up_gives_its_buffers_back,
-        trains::pressed_trains_lose_their_buffers_only_after_some_silence,
+        trains::an_abandoned_train_frees_its_buffers,
+        trains::trains_lose_their_buffers_to_others_only_when_idle,
         trains::repeated_pieces_do_not_keep_buffers_that_others_need,
-        trains::a_waiting_read_is_sent_before_its_page_changes,
+        trains::a_queued_read_is_sent_before_its_page_changes,
         trains::the_queue_of_replies_is_bounded,
-        waiting::waiters_are_answered_in_their_order,
-        waiting::whoever_does_not_come_again_never_gets_a_lease,
-        waiting::time_alone_ends_the_waiting,
-        waiting::what_is_newer_does_not_overtake_a_lease_that_just_ran_out,
+        waiting::waiters_are_served_in_order,
+        waiting::a_waiter_that_is_not_repeated_gets_no_lease,
+        waiting::waiting_ends_when_the_lease_expires,
+        waiting::a_new_request_does_not_overtake_waiters_of_an_expired_lease,
         waiting::a_read_gets_the_free_pages_at_once_and_the_others_later,
         waiting::an_update_of_several_pages_is_not_starved,
-        waiting::what_is_not_wanted_any_more_waits_no_more,
+        waiting::abandoned_requests_stop_waiting,
         waiting::the_queue_is_bounded_in_all_and_per_node,
-        waiting::waiters_are_refused_by_what_happens_to_their_pages,
-        waiting::more_waiters_than_replies_fit_are_answered_step_by_step,
+        waiting::waiters_are_refused_when_their_pages_change,
+        waiting::more_waiters_than_reply_slots_are_served_in_steps,
         window::every_mutating_command_is_repeated_from_its_record,
         window::a_duplicate_has_no_second_effect_until_its_number_expires,
         window::reads_execute_again,
         window::the_window_is_512_numbers_from_the_highest_low_water,
         window::numbers_may_come_in_any_order,
-        window::a_number_means_one_command,
+        window::a_number_identifies_one_command,
         window::overload_and_shutdown_are_not_recorded,
     ];
     TOTALS.with_borrow_mut(Totals::clear);

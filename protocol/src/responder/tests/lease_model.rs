@@ -14,28 +14,28 @@ const PAGES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Abort(usize, usize, usize),
-    /// One of the last requests comes again.
+    /// One of the last requests is repeated.
     Again(usize),
-    /// Somebody who waits asks for another page under the same number.
-    Bend(usize, usize),
+    /// A waiting number is used for another page.
+    Renumber(usize, usize),
     Commit(usize, usize, usize),
     Pass(u64),
     Read(usize, usize, usize),
     Renew(usize, u16),
     Restart(usize),
     Update(usize, usize, usize, u16),
-    /// An UPDATE that waits if it must.
+    /// An UPDATE that waits if necessary.
     Wait(usize, usize, usize),
     Write(usize, usize, usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // A client, a page and so many of them, inside of a line.
+    // A client, a page and a number of pages, inside of a line.
     let place = || (0_usize..3, 0..PAGES, 1_usize..4);
     prop_oneof![
         2 => place().prop_map(|(client, lease, count)| Step::Abort(client, lease, count)),
         4 => any::<usize>().prop_map(Step::Again),
-        1 => (any::<usize>(), 0..PAGES).prop_map(|(which, page)| Step::Bend(which, page)),
+        1 => (any::<usize>(), 0..PAGES).prop_map(|(which, page)| Step::Renumber(which, page)),
         4 => place().prop_map(|(client, lease, count)| Step::Commit(client, lease, count)),
         2 => (1_u64..300).prop_map(Step::Pass),
         3 => place().prop_map(|(client, page, count)| Step::Read(client, page, count)),
@@ -68,14 +68,14 @@ struct Model {
     at: Pointer,
     clients: Vec<Client>,
     grants: [Option<Grant>; 3],
-    /// What every byte of a page is, and its lease.
+    /// The value of every byte of a page, and its lease.
     pages: [(u8, Option<Held>); PAGES],
-    sent: Vec<Ask>,
-    /// Grants that somebody waits for: client and number, and what was asked.
+    sent: Vec<TestRequest>,
+    /// Grants that clients wait for: client and number, and the requested pages.
     waiting: Vec<(usize, u64, usize, usize)>,
-    /// The first final answer to every mutating request, by session and number: its status and
-    /// lease epoch.
-    answers: BTreeMap<(u64, u64), (Status, u64)>,
+    /// The first final reply to every mutating request, by session and number: its status and lease
+    /// epoch.
+    first_replies: BTreeMap<(u64, u64), (Status, u64)>,
 }
 
 impl Model {
@@ -93,7 +93,7 @@ impl Model {
             pages,
             sent: Vec::new(),
             waiting: Vec::new(),
-            answers: BTreeMap::new(),
+            first_replies: BTreeMap::new(),
         }
     }
 
@@ -106,15 +106,16 @@ impl Model {
             && self.pages[page].1.is_some_and(|held| (held.client, held.epoch) == (client, epoch))
     }
 
-    /// Sends datagrams, of which all replies but those to waiters are given.
-    fn send(&mut self, asks: &[Ask]) -> Vec<Reply> {
-        let replies: Vec<_> = asks.iter().flat_map(|ask| self.world.send(ask)).collect();
-        self.sent.extend(asks.iter().cloned());
-        self.sort_out(replies)
+    /// Sends datagrams, and returns all replies but those to waiters.
+    fn send(&mut self, requests: &[TestRequest]) -> Vec<Reply> {
+        let replies: Vec<_> =
+            requests.iter().flat_map(|request| self.world.send(request)).collect();
+        self.sent.extend(requests.iter().cloned());
+        self.record_grants(replies)
     }
 
-    /// Notes the grants of UPDATEs that waited.
-    fn sort_out(&mut self, replies: Vec<Reply>) -> Vec<Reply> {
+    /// Records the grants of UPDATEs that waited.
+    fn record_grants(&mut self, replies: Vec<Reply>) -> Vec<Reply> {
         let mut own = Vec::new();
         for reply in replies {
             self.compare_with_first(&reply);
@@ -141,20 +142,21 @@ impl Model {
         own
     }
 
-    /// A repetition is answered as the first copy was; only a lease may have been lost since.
+    /// The reply to a repetition is that to the first copy; only a lease may have been lost since.
     fn compare_with_first(&mut self, reply: &Reply) {
         let Reply { status, header, .. } = reply;
         let command = WireCommand::from_bits(reply.from.command).command();
-        let is_told_again = matches!(
+        let is_temporary = matches!(
             status,
             Status::Expired | Status::Incomplete | Status::NoSession | Status::StaleIncarnation
         );
         let waits = header.flags.contains(Flags::QUEUED);
-        if command.is_none_or(|command| !command.is_mutating()) || is_told_again || waits {
+        if command.is_none_or(|command| !command.is_mutating()) || is_temporary || waits {
             return;
         }
         let name = (header.session, header.sequence);
-        let (first, epoch) = *self.answers.entry(name).or_insert((*status, header.lease_epoch));
+        let (first, epoch) =
+            *self.first_replies.entry(name).or_insert((*status, header.lease_epoch));
         let is_lease = matches!(command, Some(Command::Renew | Command::Update));
         if is_lease && first.is_ok() {
             let is_same = status.is_ok() && header.lease_epoch == epoch;
@@ -164,7 +166,7 @@ impl Model {
         }
     }
 
-    /// Compares all pages with what they are to be.
+    /// Compares all pages with the model.
     fn check_pages(&self) -> Result<(), TestCaseError> {
         for (page, &(byte, _)) in self.pages.iter().enumerate() {
             let is_same = (0..PAGE_BYTES).all(|at| self.world.store.byte(page as u64, at) == byte);
@@ -173,24 +175,25 @@ impl Model {
         Ok(())
     }
 
-    /// A number that waits comes again for another page: nobody hears of that but its sender.
-    fn bend(&mut self, which: usize, page: usize) -> Result<(), TestCaseError> {
+    /// A waiting number is repeated for another page: only its sender gets a reply.
+    fn reuse_number(&mut self, which: usize, page: usize) -> Result<(), TestCaseError> {
         self.world.pass(Duration::ZERO);
         let replies = self.world.drain();
-        prop_assert_eq!(self.sort_out(replies), []);
+        prop_assert_eq!(self.record_grants(replies), []);
         let name_of = |header: &Header| (header.session, header.sequence);
         let waiting = self.world.responder.queue.iter().map(|waiter| name_of(&waiter.header));
         let names: Vec<_> = waiting.collect();
         let Some(&name) = which.checked_rem(names.len()).and_then(|index| names.get(index)) else {
             return Ok(());
         };
-        let ask = self.sent.iter().find(|ask| name_of(&ask.header) == name).expect("it was sent");
+        let request =
+            self.sent.iter().find(|request| name_of(&request.header) == name).expect("it was sent");
         let at = page_of(self.at, page);
-        let to = Fields { location: at.location.bits(), ..ask.to };
-        let bent = Ask { to, ..ask.clone() }.with(|header| {
+        let to = Fields { location: at.location.bits(), ..request.to };
+        let changed = TestRequest { to, ..request.clone() }.with(|header| {
             (header.target, header.length) = (at.to_ipv6(), 1);
         });
-        prop_assert_eq!(self.world.status(&bent), Status::Malformed);
+        prop_assert_eq!(self.world.status(&changed), Status::Malformed);
         prop_assert_eq!(self.world.responder.waiting_count(), names.len());
         Ok(())
     }
@@ -208,7 +211,7 @@ impl Model {
     }
 
     fn run(&mut self, number: usize, step: Step) -> Result<(), TestCaseError> {
-        // The last 20 numbers of everybody stay in the window.
+        // The last 20 numbers of each client stay in the window.
         for client in &mut self.clients {
             client.low_water = Some(client.sequence.saturating_sub(19).max(1));
         }
@@ -217,17 +220,17 @@ impl Model {
             Step::Pass(time) => {
                 self.world.pass(millis(time));
                 let replies = self.world.drain();
-                prop_assert_eq!(self.sort_out(replies), []);
+                prop_assert_eq!(self.record_grants(replies), []);
             }
             Step::Read(client, page, count) => {
                 let count = in_line(page, count);
                 let at = page_of(self.at, page);
-                let ask = self.clients[client].ask(Command::Read, at, count * PAGE_BYTES);
-                let replies = self.send(&[ask]);
+                let request = self.clients[client].request(Command::Read, at, count * PAGE_BYTES);
+                let replies = self.send(&[request]);
                 for page in page..page + count {
                     let offset = page_of(self.at, page).location.bits() - at.location.bits();
                     let first = replies.iter().find(|r| u64::from(r.header.offset) == offset);
-                    let first = first.expect("an answer for the page");
+                    let first = first.expect("a reply for the page");
                     let expected = if self.is_leased(page) { Status::Busy } else { Status::Ok };
                     prop_assert_eq!(first.status, expected, "page {}", page);
                     prop_assert!(first.data.iter().all(|&byte| byte == self.pages[page].0));
@@ -237,8 +240,8 @@ impl Model {
                 let count = in_line(page, count);
                 let stamp = (number % 256) as u8;
                 let at = page_of(self.at, page);
-                let ask = self.clients[client].ask(Command::Write, at, count * PAGE_BYTES);
-                let reply = self.whole_train(ask, &vec![stamp; count * PAGE_BYTES])?;
+                let request = self.clients[client].request(Command::Write, at, count * PAGE_BYTES);
+                let reply = self.whole_train(request, &vec![stamp; count * PAGE_BYTES])?;
                 let expected = (page..page + count)
                     .map(|page| if self.is_leased(page) { Status::Busy } else { Status::Ok });
                 let expected: Vec<_> = expected.collect();
@@ -259,13 +262,13 @@ impl Model {
                 let (page, count) = part(grant, skip, count);
                 let at = page_of(self.at, page);
                 let length = count * PAGE_BYTES;
-                let ask = self.clients[client].under(Command::Commit, at, length, grant.epoch);
+                let request = self.clients[client].under(Command::Commit, at, length, grant.epoch);
                 let stamp = (number % 256) as u8;
                 let holds = (page..page + count).all(|page| self.holds(client, page, grant.epoch));
                 if holds {
                     self.pages[page..page + count].fill((stamp, None));
                 }
-                let reply = self.whole_train(ask, &vec![stamp; length])?;
+                let reply = self.whole_train(request, &vec![stamp; length])?;
                 let expected = if holds { Status::Ok } else { Status::LeaseLost };
                 prop_assert_eq!(reply.status, expected);
             }
@@ -279,9 +282,10 @@ impl Model {
                     return Ok(());
                 };
                 let at = page_of(self.at, page);
-                let ask = self.clients[client].under(Command::Renew, at, count * PAGE_BYTES, epoch);
+                let request =
+                    self.clients[client].under(Command::Renew, at, count * PAGE_BYTES, epoch);
                 let holds = (page..page + count).all(|page| self.holds(client, page, epoch));
-                let replies = self.send(&[ask.with(|header| header.lease_remaining_ms = time)]);
+                let replies = self.send(&[request.with(|header| header.lease_remaining_ms = time)]);
                 let expected = if holds { Status::Ok } else { Status::LeaseLost };
                 prop_assert_eq!(replies[0].status, expected);
                 let expires_at = self.world.now + millis(u64::from(time));
@@ -297,9 +301,9 @@ impl Model {
                 for page in &mut self.pages {
                     page.1 = page.1.filter(|held| held.client != client);
                 }
-                let ask = open(node, incarnation + 1, number as u64, 2048);
-                let replies = self.world.send(&ask);
-                let replies = self.sort_out(replies);
+                let request = open(node, incarnation + 1, number as u64, 2048);
+                let replies = self.world.send(&request);
+                let replies = self.record_grants(replies);
                 prop_assert_eq!(replies.len(), 1);
                 let session = replies[0].header.session;
                 let of = &mut self.clients[client];
@@ -309,12 +313,12 @@ impl Model {
             }
             Step::Again(which) if !self.sent.is_empty() => {
                 let recent = self.sent.len().min(40);
-                let ask = self.sent[self.sent.len() - 1 - which % recent].clone();
-                let replies = self.world.send(&ask.clone().attempt(1));
-                let is_read = ask.to.command == Command::Read.code();
-                for reply in self.sort_out(replies) {
-                    let is_told = matches!(reply.status, Status::Ok | Status::Busy);
-                    if is_read && is_told {
+                let request = self.sent[self.sent.len() - 1 - which % recent].clone();
+                let replies = self.world.send(&request.clone().attempt(1));
+                let is_read = request.to.command == Command::Read.code();
+                for reply in self.record_grants(replies) {
+                    let is_final = matches!(reply.status, Status::Ok | Status::Busy);
+                    if is_read && is_final {
                         let place = reply.target.location - self.at.location.bits();
                         let page = (place as usize + usize::from(reply.header.offset)) / PAGE_BYTES;
                         let is_busy = reply.status == Status::Busy;
@@ -325,20 +329,20 @@ impl Model {
                 }
                 self.check_pages()?;
             }
-            Step::Bend(which, page) => self.bend(which, page)?,
+            Step::Renumber(which, page) => self.reuse_number(which, page)?,
             Step::Again(_) => {}
         }
         Ok(())
     }
 
     /// Sends a train in another order, with a piece twice.
-    fn whole_train(&mut self, ask: Ask, data: &[u8]) -> Result<Reply, TestCaseError> {
-        let mut train = pieces(ask, 0, data, 2048);
+    fn whole_train(&mut self, request: TestRequest, data: &[u8]) -> Result<Reply, TestCaseError> {
+        let mut train = pieces(request, 0, data, 2048);
         train.rotate_left(data.len() / PAGE_BYTES);
         train.push(train[0].clone());
         let mut replies = self.send(&train);
         prop_assert!(!replies.is_empty());
-        // A train that was refused early is refused for every later piece; all say the same.
+        // A train that was refused early is refused for every later piece, with the same status.
         let first = replies.remove(0);
         prop_assert!(replies.iter().all(|reply| reply.status == first.status));
         Ok(first)
@@ -353,16 +357,16 @@ impl Model {
     ) -> Result<(), TestCaseError> {
         let count = count.min(8 - page % 8);
         let at = page_of(self.at, page);
-        let mut ask = self.clients[client].ask(Command::Update, at, count * PAGE_BYTES);
+        let mut request = self.clients[client].request(Command::Update, at, count * PAGE_BYTES);
         match time {
-            Some(time) => ask.header.lease_remaining_ms = time,
-            None => ask.header.flags = Flags::QUEUED,
+            Some(time) => request.header.lease_remaining_ms = time,
+            None => request.header.flags = Flags::QUEUED,
         }
-        let name = (client, ask.header.sequence);
-        self.waiting.push((client, ask.header.sequence, page, count));
+        let name = (client, request.header.sequence);
+        self.waiting.push((client, request.header.sequence, page, count));
         let is_free = !(page..page + count).any(|page| self.is_leased(page));
-        let replies = self.send(&[ask]);
-        let still = self.waiting.iter().any(|&(other, asked, ..)| (other, asked) == name);
+        let replies = self.send(&[request]);
+        let still = self.waiting.iter().any(|&(other, number, ..)| (other, number) == name);
         if time.is_some() {
             prop_assert_eq!(!still, is_free);
         }
@@ -371,7 +375,7 @@ impl Model {
             let is_queued = replies[0].header.flags.contains(Flags::QUEUED);
             prop_assert_eq!(is_queued, time.is_none());
             if !is_queued {
-                self.waiting.retain(|&(other, asked, ..)| (other, asked) != name);
+                self.waiting.retain(|&(other, number, ..)| (other, number) != name);
             }
         }
         Ok(())
@@ -385,14 +389,14 @@ impl Model {
         epoch: u64,
     ) -> Result<(), TestCaseError> {
         let at = page_of(self.at, page);
-        let ask = self.clients[client].under(Command::Abort, at, count * PAGE_BYTES, epoch);
+        let request = self.clients[client].under(Command::Abort, at, count * PAGE_BYTES, epoch);
         let holds = (page..page + count).all(|page| self.holds(client, page, epoch));
         if holds {
             for page in &mut self.pages[page..page + count] {
                 page.1 = None;
             }
         }
-        let replies = self.send(&[ask]);
+        let replies = self.send(&[request]);
         let expected = if holds { Status::Ok } else { Status::LeaseLost };
         prop_assert_eq!(replies[0].status, expected);
         Ok(())

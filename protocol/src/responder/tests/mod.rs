@@ -1,4 +1,4 @@
-//! The responder against hand-made requests.
+//! The responder against constructed requests.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
@@ -50,16 +50,16 @@ pub(super) struct Reply {
     pub(super) pages: Vec<Status>,
 }
 
-/// A request that is about to be sent; every field can be bent.
+/// A request to be sent; every field can be changed.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct TestRequest {
     pub(super) from: Ipv6Addr,
     pub(super) to: Fields,
     pub(super) header: Header,
     pub(super) data: Vec<u8>,
 }
 
-impl Ask {
+impl TestRequest {
     pub(super) fn new(command: Command, target: Ipv6Addr) -> Self {
         let target_fields = Fields::unpack(target).unwrap();
         let to = Fields { command: WireCommand::request(command, false).bits(), ..target_fields };
@@ -74,9 +74,9 @@ impl Ask {
 
     pub(super) fn anywhere(command: Command, nonce: u64, length: u32) -> Self {
         let to = EndpointAddress::of_shard(SPACE, NodeId::ANY, 0, 77).to_ipv6();
-        let mut ask = Self::new(command, to);
-        (ask.header.sequence, ask.header.length) = (nonce, length);
-        ask
+        let mut request = Self::new(command, to);
+        (request.header.sequence, request.header.length) = (nonce, length);
+        request
     }
 
     pub(super) fn with(mut self, change: impl FnOnce(&mut Header)) -> Self {
@@ -158,9 +158,9 @@ impl World {
     }
 
     /// Offers a request once.
-    pub(super) fn offer(&mut self, ask: &Ask) -> Result<(), DrainFirst> {
-        let (bytes, to) = (ask.bytes(), ask.to.to_ipv6());
-        match Datagram::parse(ask.from, to, &bytes) {
+    pub(super) fn offer(&mut self, request: &TestRequest) -> Result<(), DrainFirst> {
+        let (bytes, to) = (request.bytes(), request.to.to_ipv6());
+        match Datagram::parse(request.from, to, &bytes) {
             Ok(datagram) => {
                 self.responder.handle_datagram(self.now, PORT, &datagram, &mut self.store)
             }
@@ -199,34 +199,34 @@ impl World {
         replies
     }
 
-    /// Sends a request and gives its replies.
-    pub(super) fn send(&mut self, ask: &Ask) -> Vec<Reply> {
-        self.offer(ask).expect("nothing waits");
+    /// Sends a request and returns its replies.
+    pub(super) fn send(&mut self, request: &TestRequest) -> Vec<Reply> {
+        self.offer(request).expect("nothing waits");
         self.drain()
     }
 
     /// Sends a request that has one reply.
-    pub(super) fn one(&mut self, ask: &Ask) -> Reply {
-        let mut replies = self.send(ask);
-        assert_eq!(replies.len(), 1, "{ask:?}: {replies:?}");
+    pub(super) fn one(&mut self, request: &TestRequest) -> Reply {
+        let mut replies = self.send(request);
+        assert_eq!(replies.len(), 1, "{request:?}: {replies:?}");
         replies.remove(0)
     }
 
-    pub(super) fn status(&mut self, ask: &Ask) -> Status {
-        self.one(ask).status
+    pub(super) fn status(&mut self, request: &TestRequest) -> Status {
+        self.one(request).status
     }
 
-    /// Puts a request into the session, with a new number and everything before it answered.
-    pub(super) fn next(&mut self, ask: Ask) -> Ask {
+    /// Puts a request into the session, with a new number; all earlier numbers have their replies.
+    pub(super) fn next(&mut self, request: TestRequest) -> TestRequest {
         self.sequence += 1;
         self.low_water = self.sequence;
-        self.numbered(ask, self.sequence)
+        self.numbered(request, self.sequence)
     }
 
     /// Puts a request into the session with a number; low water stays.
-    pub(super) fn numbered(&self, ask: Ask, sequence: u64) -> Ask {
+    pub(super) fn numbered(&self, request: TestRequest, sequence: u64) -> TestRequest {
         let distance = sequence.saturating_sub(self.low_water);
-        ask.with(|header| {
+        request.with(|header| {
             (header.session, header.sequence) = (self.session, sequence);
             header.answered_distance = u16::try_from(distance).unwrap_or(u16::MAX);
         })
@@ -237,9 +237,9 @@ impl World {
     }
 
     pub(super) fn create(&mut self, pages: u32) -> Pointer {
-        let ask = Ask::server(Command::Create).with(|header| header.length = pages);
-        let ask = self.next(ask);
-        let reply = self.one(&ask);
+        let request = TestRequest::server(Command::Create).with(|header| header.length = pages);
+        let request = self.next(request);
+        let reply = self.one(&request);
         assert_eq!(reply.status, Status::Ok);
         Pointer::from_ipv6(reply.header.target).unwrap()
     }
@@ -261,37 +261,43 @@ impl World {
     }
 
     /// The datagrams of a WRITE, in a new number.
-    pub(super) fn write_train(&mut self, at: Pointer, data: &[u8]) -> Vec<Ask> {
+    pub(super) fn write_train(&mut self, at: Pointer, data: &[u8]) -> Vec<TestRequest> {
         self.sequence += 1;
         self.low_water = self.sequence;
         self.train(Command::Write, at, data, self.sequence)
     }
 
-    pub(super) fn train(&self, command: Command, at: Pointer, data: &[u8], n: u64) -> Vec<Ask> {
-        let ask = Ask::new(command, at.to_ipv6());
-        pieces(ask, at.location.in_page(), data, usize::from(self.piece_bytes))
+    pub(super) fn train(
+        &self,
+        command: Command,
+        at: Pointer,
+        data: &[u8],
+        n: u64,
+    ) -> Vec<TestRequest> {
+        let request = TestRequest::new(command, at.to_ipv6());
+        pieces(request, at.location.in_page(), data, usize::from(self.piece_bytes))
             .into_iter()
-            .map(|ask| self.numbered(ask, n))
+            .map(|request| self.numbered(request, n))
             .collect()
     }
 
     pub(super) fn write(&mut self, at: Pointer, data: &[u8]) -> Status {
         let train = self.write_train(at, data);
-        let mut replies: Vec<_> = train.iter().flat_map(|ask| self.send(ask)).collect();
+        let mut replies: Vec<_> = train.iter().flat_map(|request| self.send(request)).collect();
         assert_eq!(replies.len(), 1, "{replies:?}");
         replies.remove(0).status
     }
 
-    pub(super) fn read_ask(&mut self, at: Pointer, length: usize) -> Ask {
-        let ask = Ask::new(Command::Read, at.to_ipv6());
-        self.next(ask.with(|header| header.length = u32::try_from(length).unwrap()))
+    pub(super) fn read_request(&mut self, at: Pointer, length: usize) -> TestRequest {
+        let request = TestRequest::new(Command::Read, at.to_ipv6());
+        self.next(request.with(|header| header.length = u32::try_from(length).unwrap()))
     }
 
     /// Reads bytes, which must all be readable.
     pub(super) fn read(&mut self, at: Pointer, length: usize) -> Vec<u8> {
-        let ask = self.read_ask(at, length);
+        let request = self.read_request(at, length);
         let mut bytes = vec![0; length];
-        let replies = self.send(&ask);
+        let replies = self.send(&request);
         let in_page = at.location.in_page();
         let cut = Cut::new(in_page, length, usize::from(self.piece_bytes)).unwrap();
         assert_eq!(replies.len(), cut.piece_count() as usize);
@@ -305,28 +311,34 @@ impl World {
     }
 
     pub(super) fn delete(&mut self, at: Pointer, pages: u32) -> Status {
-        let ask = Ask::new(Command::Delete, at.to_ipv6()).with(|header| header.length = pages);
-        let ask = self.next(ask);
-        self.status(&ask)
+        let request =
+            TestRequest::new(Command::Delete, at.to_ipv6()).with(|header| header.length = pages);
+        let request = self.next(request);
+        self.status(&request)
     }
 }
 
-pub(super) fn open(node: NodeId, incarnation: u32, nonce: u64, piece_bytes: u16) -> Ask {
-    let mut ask = Ask::server(Command::Open).with(|header| {
+pub(super) fn open(node: NodeId, incarnation: u32, nonce: u64, piece_bytes: u16) -> TestRequest {
+    let mut request = TestRequest::server(Command::Open).with(|header| {
         (header.sequence, header.incarnation) = (nonce, incarnation);
         (header.length, header.credit) = (u32::from(piece_bytes), 600);
     });
-    ask.from = endpoint(node);
-    ask
+    request.from = endpoint(node);
+    request
 }
 
 /// One datagram per piece of `data`.
-pub(super) fn pieces(ask: Ask, in_page: usize, data: &[u8], piece_bytes: usize) -> Vec<Ask> {
+pub(super) fn pieces(
+    request: TestRequest,
+    in_page: usize,
+    data: &[u8],
+    piece_bytes: usize,
+) -> Vec<TestRequest> {
     let cut = Cut::new(in_page, data.len(), piece_bytes).unwrap();
     (0..cut.piece_count())
         .map(|number| {
             let range = cut.piece(number).unwrap().range;
-            let piece = ask.clone().carrying(&data[range.clone()]);
+            let piece = request.clone().carrying(&data[range.clone()]);
             piece.with(|header| {
                 header.length = u32::try_from(data.len()).unwrap();
                 header.offset = u16::try_from(range.start).unwrap();

@@ -14,7 +14,7 @@ enum Step {
     Read(usize, usize, usize),
     Write(usize, usize, usize),
     Zero(usize, usize, usize),
-    /// One of the last requests comes again.
+    /// One of the last requests is repeated.
     Again(usize),
 }
 
@@ -44,7 +44,7 @@ struct Model {
     counter: Pointer,
     added: u64,
     live: Vec<(Pointer, Vec<u8>)>,
-    sent: Vec<Ask>,
+    sent: Vec<TestRequest>,
 }
 
 impl Model {
@@ -54,30 +54,31 @@ impl Model {
         Self { world, counter, added: 0, live: Vec::new(), sent: Vec::new() }
     }
 
-    /// Gives the request a number that leaves the last 100 in the window, and remembers it.
-    fn numbered(&mut self, ask: Ask) -> Ask {
+    /// Gives the request a number that leaves the last 100 in the window, and keeps the request.
+    fn numbered(&mut self, request: TestRequest) -> TestRequest {
         self.world.sequence += 1;
         self.world.low_water = self.world.sequence.saturating_sub(100).max(1);
-        let ask = self.world.numbered(ask, self.world.sequence);
-        self.sent.push(ask.clone());
-        ask
+        let request = self.world.numbered(request, self.world.sequence);
+        self.sent.push(request.clone());
+        request
     }
 
     fn run(&mut self, number: usize, step: Step) -> Result<(), TestCaseError> {
         let count = self.live.len().max(1);
         match step {
             Step::Add => {
-                let ask = Ask::new(Command::FetchAdd, self.counter.to_ipv6())
+                let request = TestRequest::new(Command::FetchAdd, self.counter.to_ipv6())
                     .carrying(&1_u64.to_be_bytes())
                     .with(|header| header.length = 8);
-                let ask = self.numbered(ask);
-                prop_assert_eq!(self.world.one(&ask).data, self.added.to_be_bytes());
+                let request = self.numbered(request);
+                prop_assert_eq!(self.world.one(&request).data, self.added.to_be_bytes());
                 self.added += 1;
             }
             Step::Create(pages) => {
-                let ask = Ask::server(Command::Create).with(|header| header.length = pages);
-                let ask = self.numbered(ask);
-                let reply = self.world.one(&ask);
+                let request =
+                    TestRequest::server(Command::Create).with(|header| header.length = pages);
+                let request = self.numbered(request);
+                let reply = self.world.one(&request);
                 if reply.status.is_ok() {
                     let at = Pointer::from_ipv6(reply.header.target).unwrap();
                     self.live.push((at, vec![0; pages as usize * PAGE_BYTES]));
@@ -87,8 +88,8 @@ impl Model {
             }
             Step::Delete(which) if !self.live.is_empty() => {
                 let (at, bytes) = self.live.swap_remove(which % count);
-                let ask = self.numbered(Ask::new(Command::Delete, at.to_ipv6()));
-                let reply = self.world.one(&ask);
+                let request = self.numbered(TestRequest::new(Command::Delete, at.to_ipv6()));
+                let reply = self.world.one(&request);
                 prop_assert_eq!(reply.status, Status::Ok);
                 prop_assert_eq!(reply.header.length as usize * PAGE_BYTES, bytes.len());
             }
@@ -108,14 +109,14 @@ impl Model {
                 let (at, bytes) = &mut self.live[which % count];
                 let (at, start, length) = place(*at, bytes.len(), start, length);
                 bytes[start..start + length].fill(0);
-                let ask = Ask::new(Command::Delete, at.to_ipv6()).with(zeroing);
-                let ask = self.numbered(ask.with(|header| header.length = length as u32));
-                prop_assert_eq!(self.world.status(&ask), Status::Ok);
+                let request = TestRequest::new(Command::Delete, at.to_ipv6()).with(zeroing);
+                let request = self.numbered(request.with(|header| header.length = length as u32));
+                prop_assert_eq!(self.world.status(&request), Status::Ok);
             }
             Step::Again(which) if !self.sent.is_empty() => {
                 let recent = self.sent.len().min(150);
-                let ask = self.sent[self.sent.len() - 1 - which % recent].clone();
-                self.world.send(&ask.attempt(1));
+                let request = self.sent[self.sent.len() - 1 - which % recent].clone();
+                self.world.send(&request.attempt(1));
             }
             _ => {}
         }
@@ -129,7 +130,7 @@ impl Model {
         self.sent.extend(train.iter().cloned());
         let turn = data.len() % train.len();
         train.rotate_left(turn);
-        let replies: Vec<_> = train.iter().flat_map(|ask| self.world.send(ask)).collect();
+        let replies: Vec<_> = train.iter().flat_map(|request| self.world.send(request)).collect();
         prop_assert_eq!(replies.len(), 1);
         prop_assert_eq!(replies[0].status, Status::Ok);
         Ok(())
@@ -137,10 +138,10 @@ impl Model {
 
     /// Reads without moving low water as far as the usual helper does.
     fn read(&mut self, at: Pointer, length: usize) -> Vec<u8> {
-        let ask = Ask::new(Command::Read, at.to_ipv6());
-        let ask = self.numbered(ask.with(|header| header.length = length as u32));
+        let request = TestRequest::new(Command::Read, at.to_ipv6());
+        let request = self.numbered(request.with(|header| header.length = length as u32));
         let mut pieces: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
-        for reply in self.world.send(&ask) {
+        for reply in self.world.send(&request) {
             assert_eq!(reply.status, Status::Ok);
             pieces.insert(reply.header.offset, reply.data);
         }
@@ -173,7 +174,7 @@ proptest! {
         prop_assert_eq!(model.world.responder.trains.free_buffer_count(), 1024);
     }
 
-    /// Whatever arrives in good form, the responder answers or drops it and stays whole.
+    /// With arbitrary well-formed datagrams, the responder replies or drops, and stays consistent.
     #[test]
     fn arbitrary_requests_do_no_harm(
         fields in prop::collection::vec(any::<(u8, u8, u16, u16, u64, u32)>(), 60),
@@ -191,9 +192,9 @@ proptest! {
                 tag: if word % 3 == 0 { at.tag.0 } else { flags },
                 location: location | u64::from(word % 5 == 0) << 63,
             };
-            let mut ask = Ask::new(Command::Ping, target.to_ipv6()).carrying(&data);
-            ask.to.command = command & 0x7f;
-            ask.header = Header {
+            let mut request = TestRequest::new(Command::Ping, target.to_ipv6()).carrying(&data);
+            request.to.command = command & 0x7f;
+            request.header = Header {
                 flags: Flags::from_bits(u16::from(flags)),
                 session: if word % 11 == 0 { number } else { world.session },
                 sequence: if word % 2 == 0 { number } else { u64::from(offset) },
@@ -202,12 +203,12 @@ proptest! {
                 offset: distance,
                 detail: word,
                 incarnation: 1 + word % 2,
-                ..ask.header
+                ..request.header
             };
-            let _ = world.offer(&ask);
+            let _ = world.offer(&request);
             for reply in world.drain() {
                 prop_assert_eq!(reply.from.node, SERVER);
-                prop_assert_eq!(reply.to, ask.from);
+                prop_assert_eq!(reply.to, request.from);
             }
             world.pass(Duration::from_millis(number % 100));
         }

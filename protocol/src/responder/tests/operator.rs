@@ -1,4 +1,4 @@
-//! What an operator orders past any session.
+//! Commands of an operator, outside of any session.
 
 use super::{
     leases::{Client, OTHER, millis},
@@ -15,17 +15,17 @@ fn purge(world: &mut World, at: Pointer) -> Result<Result<u32, Status>, DrainFir
 }
 
 #[test]
-pub(super) fn an_operator_frees_what_nobody_holds() {
+pub(super) fn an_operator_frees_unleased_allocations() {
     let mut world = World::new();
     let (kept, at) = (world.create(2), world.create(3));
     world.responder.set_notices(SPACE, true);
     assert_eq!(purge(&mut world, at), Ok(Ok(3)));
     assert_eq!(world.event(Event::AllocationPurged), 1);
-    assert_eq!(world.event(Event::NoticeSent), 1, "whoever keeps a copy is told");
+    assert_eq!(world.event(Event::NoticeSent), 1, "endpoints with copies are notified");
     world.responder.release(1);
-    let read = world.read_ask(at, 8);
+    let read = world.read_request(at, 8);
     assert_eq!(world.status(&read), Status::NotAllocated);
-    assert_eq!(purge(&mut world, at), Ok(Err(Status::NotAllocated)), "it is gone");
+    assert_eq!(purge(&mut world, at), Ok(Err(Status::NotAllocated)), "it is freed");
     let wrong = Pointer { tag: Tag(kept.tag.0 + 1), ..kept };
     assert_eq!(purge(&mut world, wrong), Ok(Err(Status::StaleTag)));
     let other = world.responder.purge(world.now, Space(77), grant(kept), &mut world.store);
@@ -42,7 +42,7 @@ pub(super) fn an_operator_frees_nothing_that_is_leased_or_unconfirmed() {
     let pages = at.location.page()..at.location.page() + 2;
     assert!(world.responder.are_leased(world.now, pages));
     assert_eq!(purge(&mut world, at), Ok(Err(Status::Busy)));
-    let reply = world.one(&Ask::anywhere(Command::Create, 5, 1));
+    let reply = world.one(&TestRequest::anywhere(Command::Create, 5, 1));
     let waiting = Pointer::from_ipv6(reply.header.target).unwrap();
     assert!(world.responder.is_provisional(waiting.location.page()));
     assert_eq!(purge(&mut world, waiting), Ok(Err(Status::Busy)));
@@ -73,8 +73,8 @@ pub(super) fn an_operator_frees_only_what_is_served_here_with_authority() {
     world.responder.set_authority(None);
     assert_eq!(purge(&mut world, at), Ok(Err(Status::NoAuthority)));
     world.responder.set_authority(authority);
-    // Its bytes are on their way to somebody.
-    let read = world.read_ask(at, 8);
+    // Its bytes are queued for a client.
+    let read = world.read_request(at, 8);
     world.offer(&read).unwrap();
     assert_eq!(purge(&mut world, at), Err(DrainFirst));
     world.drain();
@@ -82,14 +82,15 @@ pub(super) fn an_operator_frees_only_what_is_served_here_with_authority() {
 }
 
 #[test]
-fn the_store_learns_for_whom_memory_was_allocated() {
+fn the_store_records_the_creator_of_an_allocation() {
     let mut world = World::new();
     let at = world.create(1);
     let mut other = Client::open(&mut world, OTHER, 3);
-    let ask = other.number(Ask::server(Command::AllocWrite).with(|header| header.length = 8));
-    let written = world.one(&ask.carrying(&[1; 8]));
+    let request =
+        other.number(TestRequest::server(Command::AllocWrite).with(|header| header.length = 8));
+    let written = world.one(&request.carrying(&[1; 8]));
     assert_eq!(written.status, Status::Ok, "{written:?}");
-    let provisional = world.one(&Ask::anywhere(Command::Create, 5, 1));
+    let provisional = world.one(&TestRequest::anywhere(Command::Create, 5, 1));
     let location = |reply: &Reply| Pointer::from_ipv6(reply.header.target).unwrap().location;
     let expected = [
         (at.location, Creator { node: CLIENT, incarnation: 1 }),

@@ -1,4 +1,4 @@
-//! A plain store: first fit, a new colour per allocation.
+//! A plain store: first fit, a new colour for each allocation.
 
 use core::ops::Range;
 
@@ -25,9 +25,9 @@ pub(crate) struct PlainStore {
     pub(crate) quota_pages: u64,
     /// Every allocation is refused with this.
     pub(crate) refuses: Option<Status>,
-    /// Pages are not taken back.
+    /// Deallocation fails.
     pub(crate) keeps: bool,
-    /// For whom each allocation was made, in order.
+    /// The creator of each allocation, in order.
     pub(crate) creators: Vec<(Location, Creator)>,
 }
 

@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::{
     Timestamp,
-    requester::{Answer, Failure, PageStatuses},
+    requester::{Failure, Output, PageStatuses},
 };
 use bluebridge_wire::Status;
 
@@ -28,7 +28,7 @@ impl Ledger {
         &mut self,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let Outcome::Done = self.outcome(slot, index, &result)? else { return Ok(()) };
         self.settle(slot, index);
@@ -53,7 +53,7 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
@@ -85,7 +85,7 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         (index, offset, length): (usize, u64, usize),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
@@ -109,7 +109,7 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         (index, pages, value): (usize, core::ops::Range<usize>, u64),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let partial = partial_of(&result);
         let outcome = self.outcome(slot, index, &result)?;
@@ -134,14 +134,14 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         (index, cell, addend): (usize, usize, u64),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let outcome = self.outcome(slot, index, &result)?;
         let Contents::Cells { adds, .. } = &mut self.regions[index].contents else {
             return Err("not a region of cells".to_owned());
         };
         match (outcome, result) {
-            (Outcome::Done, Ok(Answer::Previous(previous))) => {
+            (Outcome::Done, Ok(Output::Previous(previous))) => {
                 adds[cell].add(previous, addend, slot.start, now);
                 Ok(())
             }
@@ -159,14 +159,14 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         (index, cell, expected, new): (usize, usize, u64, u64),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let outcome = self.outcome(slot, index, &result)?;
         let Contents::Cells { swaps, seen, .. } = &mut self.regions[index].contents else {
             return Err("not a region of cells".to_owned());
         };
         match (outcome, result) {
-            (Outcome::Done, Ok(Answer::Previous(previous))) => {
+            (Outcome::Done, Ok(Output::Previous(previous))) => {
                 seen[cell] = if previous == expected { new } else { previous };
                 swaps[cell].swap((expected, new), previous, slot.start, now)
             }
@@ -183,7 +183,7 @@ impl Ledger {
         &self,
         slot: &Slot,
         (index, cell): (usize, usize),
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let Outcome::Done = self.outcome(slot, index, &result)? else { return Ok(()) };
         let Contents::Cells { adds, swaps, .. } = &self.regions[index].contents else {
@@ -200,7 +200,7 @@ impl Ledger {
 }
 
 /// The statuses of an operation whose pages ended differently.
-const fn partial_of(result: &Result<Answer, Failure>) -> Option<PageStatuses> {
+const fn partial_of(result: &Result<Output, Failure>) -> Option<PageStatuses> {
     match result {
         Err(Failure::Partial(statuses)) => Some(*statuses),
         _ => None,

@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::{
     Timestamp,
-    requester::{Answer, Failure},
+    requester::{Failure, Output},
 };
 use bluebridge_wire::Status;
 
@@ -19,7 +19,7 @@ impl Ledger {
         client: usize,
         (purpose, server, pages): (Purpose, Option<usize>, u32),
         slot: &Slot,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         if let Some(server) = server {
             // As often as a session can have ended meanwhile, by its server's clock.
@@ -28,7 +28,7 @@ impl Ledger {
             self.servers[server].orphans.extend(orphans);
         }
         let pointer = match result {
-            Ok(Answer::Pointer(pointer)) => pointer,
+            Ok(Output::Pointer(pointer)) => pointer,
             Ok(other) => return Err(format!("a CREATE returned {other:?}")),
             Err(Failure::OutcomeUnknown { node, .. }) => {
                 let at = server.or_else(|| self.servers.iter().position(|s| s.node == node));
@@ -97,14 +97,14 @@ impl Ledger {
         now: Timestamp,
         slot: &Slot,
         index: usize,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let before = self.regions[index].deleted_at.is_some();
         let outcome = self.outcome(slot, index, &result)?;
         let region = &mut self.regions[index];
         let first_try = region.delete_count == 1;
         match (outcome, result) {
-            (Outcome::Done, Ok(Answer::Freed(pages))) if pages == region.pages && !before => {
+            (Outcome::Done, Ok(Output::Freed(pages))) if pages == region.pages && !before => {
                 region.state = State::Deleted;
                 region.deleted_at = Some(now);
                 Ok(())

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_protocol::requester::{Answer, Failure, StartError};
+use bluebridge_protocol::requester::{Failure, Output, StartError};
 use bluebridge_wire::NodeId;
 use rand::Rng;
 
@@ -54,7 +54,7 @@ impl World {
         &mut self,
         client: usize,
         slot: &Slot,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         trace!(self, "client {client} ends {:?}: {result:?}", slot.task);
         let late = self.local(client).saturating_since(slot.deadline);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use bluebridge_protocol::{
     Timestamp,
     owner::Committed,
-    requester::{Answer, Failure, Lease, Operation},
+    requester::{Failure, Lease, Operation, Output},
 };
 use rand::{Rng, seq::IndexedRandom};
 
@@ -149,12 +149,12 @@ impl World {
         &mut self,
         client: usize,
         token: u64,
-        result: Result<Answer, Failure>,
+        result: Result<Output, Failure>,
     ) -> Result<(), String> {
         let Some(mut job) = self.clients[client].jobs.take(token) else { return Ok(()) };
         self.report.operations += 1;
         let outcome = match &result {
-            Ok(Answer::Read { stale }) => format!("ok, stale {stale}"),
+            Ok(Output::Read { stale }) => format!("ok, stale {stale}"),
             Ok(_) => "ok".to_owned(),
             Err(Failure::LeaseLost { how, .. }) => format!("lease lost: {how:?}"),
             Err(failure) => {
@@ -186,7 +186,7 @@ impl World {
                 return Err(format!("{job:?} ended with {result:?}"));
             }
             (Stage::Asking, Kind::Read, Ok(_))
-            | (Stage::Asking, Kind::ReadStale, Ok(Answer::Read { stale: false })) => {
+            | (Stage::Asking, Kind::ReadStale, Ok(Output::Read { stale: false })) => {
                 let value = seen(&job)?;
                 self.record(&job, Action::Read { value }, true);
             }
@@ -198,10 +198,10 @@ impl World {
             (Stage::Asking, Kind::Write { value }, Ok(_)) => {
                 self.record(&job, Action::Write { value }, true);
             }
-            (Stage::Asking, Kind::Add { addend }, Ok(Answer::Previous(previous))) => {
+            (Stage::Asking, Kind::Add { addend }, Ok(Output::Previous(previous))) => {
                 self.record(&job, Action::Add { addend, previous: Some(previous) }, true);
             }
-            (Stage::Asking, Kind::Update { .. }, Ok(Answer::Leased(lease))) => {
+            (Stage::Asking, Kind::Update { .. }, Ok(Output::Leased(lease))) => {
                 let before = seen(&job)?;
                 self.record(&job, Action::Read { value: before }, true);
                 let expires_at = self.believed(lease);
@@ -212,7 +212,7 @@ impl World {
                 let holding = Holding { epoch: lease.epoch, before, expires_at };
                 return self.hold(client, job, holding);
             }
-            (Stage::Renewing(holding), _, Ok(Answer::Leased(lease))) => {
+            (Stage::Renewing(holding), _, Ok(Output::Leased(lease))) => {
                 let holding = Holding { expires_at: self.believed(lease), ..holding };
                 return self.hold(client, job, holding);
             }
