@@ -1,5 +1,9 @@
 //! Session ids that cannot be computed from other ids.
 
+use std::hash::Hasher as _;
+
+use siphasher::sip::SipHasher24;
+
 /// Draws session ids: a counter under SipHash-2-4 (Aumasson and Bernstein, 2012). Without the key, ids say nothing
 /// about each other, so a client with some sessions cannot compute the ids of others.
 #[derive(Clone, Debug)]
@@ -16,52 +20,22 @@ impl SessionIds {
 
     /// An id that was not used before, with overwhelming probability also not by a server that ran earlier: 48 bits
     /// of the hash above the slot.
-    pub(super) const fn draw(&mut self, slot: u16) -> u64 {
+    pub(super) fn draw(&mut self, slot: u16) -> u64 {
         loop {
             self.drawn_count = self.drawn_count.wrapping_add(1);
-            let hash = sip_hash(self.key, self.drawn_count);
+            let hash = keyed_hash(self.key, self.drawn_count);
             if hash >> 16 != 0 {
-                return (hash & !0xffff) | slot as u64;
+                return (hash & !0xffff) | u64::from(slot);
             }
         }
     }
 }
 
-/// SipHash-2-4 of a message of eight bytes.
-const fn sip_hash(key: [u64; 2], message: u64) -> u64 {
-    /// The length of the message in the last block's highest byte.
-    const END: u64 = 8 << 56;
-    let mut state = [
-        key[0] ^ 0x736f_6d65_7073_6575,
-        key[1] ^ 0x646f_7261_6e64_6f6d,
-        key[0] ^ 0x6c79_6765_6e65_7261,
-        key[1] ^ 0x7465_6462_7974_6573,
-    ];
-    state = absorb(absorb(state, message), END);
-    state[2] ^= 0xff;
-    let [a, b, c, d] = round(round(round(round(state))));
-    a ^ b ^ c ^ d
-}
-
-const fn absorb(mut state: [u64; 4], block: u64) -> [u64; 4] {
-    state[3] ^= block;
-    state = round(round(state));
-    state[0] ^= block;
-    state
-}
-
-const fn round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
-    a = a.wrapping_add(b);
-    b = b.rotate_left(13) ^ a;
-    a = a.rotate_left(32);
-    c = c.wrapping_add(d);
-    d = d.rotate_left(16) ^ c;
-    a = a.wrapping_add(d);
-    d = d.rotate_left(21) ^ a;
-    c = c.wrapping_add(b);
-    b = b.rotate_left(17) ^ c;
-    c = c.rotate_left(32);
-    [a, b, c, d]
+/// SipHash-2-4 of a number as eight bytes, little-endian.
+fn keyed_hash([low, high]: [u64; 2], number: u64) -> u64 {
+    let mut hasher = SipHasher24::new_with_keys(low, high);
+    hasher.write(&number.to_le_bytes());
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -86,7 +60,7 @@ mod tests {
     #[test]
     fn the_hash_is_that_of_the_reference() {
         let key = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
-        assert_eq!(sip_hash(key, 0x0706_0504_0302_0100), 0x93f5_f579_9a93_2462);
+        assert_eq!(keyed_hash(key, 0x0706_0504_0302_0100), 0x93f5_f579_9a93_2462);
     }
 
     #[test]
