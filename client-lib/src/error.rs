@@ -94,7 +94,7 @@ pub enum Error {
         /// The first requested byte, if the request was about memory.
         pointer: Option<Pointer>,
         /// Whether the node sent any response meanwhile.
-        answering: bool,
+        responding: bool,
     },
     /// The first lines of an update over several lines are written, and the others are not.
     #[error(
@@ -207,10 +207,10 @@ impl Error {
             Self::PartlyCommitted { cause, .. } => cause.fault(),
             Self::Carrier { .. } | Self::Unreachable { .. } => Fault::Network,
             Self::NoMemoryNode | Self::TooManyHops { .. } => Fault::Controller,
-            Self::OutcomeUnknown { answering: true, .. }
+            Self::OutcomeUnknown { responding: true, .. }
             | Self::TimedOut { .. }
             | Self::Violation { .. } => Fault::Server,
-            Self::OutcomeUnknown { answering: false, .. } => Fault::Network,
+            Self::OutcomeUnknown { responding: false, .. } => Fault::Network,
             Self::Refused { status, .. } => match status {
                 Status::NoAuthority | Status::StaleRangeEpoch => Fault::Controller,
                 Status::WrongNode => Fault::Network,
@@ -293,7 +293,7 @@ impl Error {
                 Self::Carrier { cause: carrier.map_or_else(|| cause("not sent"), Arc::clone) }
             }
             Failure::OutcomeUnknown { node, responding } => {
-                Self::OutcomeUnknown { node, pointer, answering: responding }
+                Self::OutcomeUnknown { node, pointer, responding }
             }
             Failure::Partial(statuses) => Self::of_pages(statuses.as_slice(), pointer),
             Failure::Refused { status, node } => Self::Refused { status, node, pointer },

@@ -100,18 +100,18 @@ pub fn look(state: &RackState) -> RackStatus {
         })
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
-    let can_answer = |name: &str| {
+    let can_respond = |name: &str| {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
-    let controller = can_answer(CONTROLLER).then(|| controller(state, &layout)).flatten();
-    let switch = can_answer(SWITCH).then(|| query_switch(state));
+    let controller = can_respond(CONTROLLER).then(|| controller(state, &layout)).flatten();
+    let switch = can_respond(SWITCH).then(|| query_switch(state));
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
         problems.push("it was not built completely; take it down and build it again".to_owned());
     }
     problems.extend(links.iter().flat_map(LinkReport::problems));
     problems.extend(daemons.iter().filter_map(|daemon| daemon.problem(&state.spec.name)));
-    if can_answer(CONTROLLER) {
+    if can_respond(CONTROLLER) {
         match &controller {
             Some(controller) => problems.extend(problems_of_controller(controller, &daemons)),
             None => problems.push("the controller does not respond; see its log".to_owned()),

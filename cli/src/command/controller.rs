@@ -1,6 +1,6 @@
 //! `bluebridge controller`: runs a controller in the foreground, or queries a running one.
 
-pub(super) mod ask;
+pub(super) mod query;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use bluebridge_rack::spec::Redirects;
 use bluebridge_transport::interface::Interface;
 use clap::Args;
 
-use self::ask::Question;
+use self::query::Query;
 use super::{Global, shutdown};
 use crate::exit::{Exit, UsageError};
 
@@ -23,7 +23,7 @@ use crate::exit::{Exit, UsageError};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Controller {
     #[command(subcommand)]
-    question: Option<Question>,
+    query: Option<Query>,
     #[command(flatten)]
     serve: Serve,
 }
@@ -31,7 +31,7 @@ pub(super) struct Controller {
 impl Controller {
     /// Whether it runs a controller, not a query.
     pub(super) fn is_daemon(&self) -> bool {
-        self.question.is_none()
+        self.query.is_none()
     }
 }
 
@@ -85,8 +85,8 @@ struct Serve {
 }
 
 pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit> {
-    match controller.question {
-        Some(question) => ask::run(question, global),
+    match controller.query {
+        Some(query) => query::run(query, global),
         None => serve(controller.serve),
     }
 }
@@ -165,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn a_question_needs_no_store_and_takes_none() {
-        for question in ["status", "members", "tables", "watch"] {
-            let line = Line::try_parse_from(["controller", question]).expect("complete");
-            assert!(!line.controller.is_daemon(), "{question}");
-            let mixed = ["controller", "--store", "c.redb", question];
-            assert!(Line::try_parse_from(mixed).is_err(), "{question} runs no controller");
+    fn a_query_needs_no_store_and_takes_none() {
+        for query in ["status", "members", "tables", "watch"] {
+            let line = Line::try_parse_from(["controller", query]).expect("complete");
+            assert!(!line.controller.is_daemon(), "{query}");
+            let mixed = ["controller", "--store", "c.redb", query];
+            assert!(Line::try_parse_from(mixed).is_err(), "{query} runs no controller");
         }
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert!(line.controller.is_daemon());

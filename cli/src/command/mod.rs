@@ -3,7 +3,7 @@
 //! * Racks and experiments: `rack`, `demo`, `bench`, `experiment`; `steps` prints what they do.
 //! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
 //!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
-//! * A running rack: `memory` reads and writes its memory; `operator`, `switch_control` and `controller/ask`
+//! * A running rack: `memory` reads and writes its memory; `operator`, `switch_control` and `controller/query`
 //!   query its servers, switch and controller.
 
 mod bench;

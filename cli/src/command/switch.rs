@@ -20,7 +20,7 @@ use bluebridge_switch::soft;
 use clap::{Args, Subcommand};
 
 use self::pins::{Pins, Place};
-use super::switch_control::Question;
+use super::switch_control::Query;
 use super::{Global, shutdown, switch_control};
 use crate::exit::{Exit, UsageError};
 
@@ -59,7 +59,7 @@ impl Switch {
 #[derive(Debug, Subcommand)]
 enum SwitchCommand {
     #[command(flatten)]
-    Ask(Question),
+    Control(Query),
     /// Remove a switch in the kernel whose agent has ended, with its pins
     Remove(Place),
 }
@@ -96,7 +96,7 @@ impl FromStr for PortArgument {
 pub(super) fn run(switch: Switch, global: Global) -> anyhow::Result<Exit> {
     match switch.command {
         Some(SwitchCommand::Remove(place)) => pins::remove(&place, global),
-        Some(SwitchCommand::Ask(question)) => switch_control::run(question, global),
+        Some(SwitchCommand::Control(query)) => switch_control::run(query, global),
         None => serve(switch),
     }
 }

@@ -20,7 +20,7 @@ use crate::exit::{Exit, UsageError};
 use crate::output;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Question {
+pub(super) enum Query {
     /// Make a port lose, duplicate, reorder, delay or damage frames that leave through it; without options, end
     /// the impairment
     Impair(Impair),
@@ -122,11 +122,11 @@ pub(super) fn port_names(layout: &Layout) -> PortNames {
     layout.ports().iter().map(|port| (port.number, name(port.peer))).collect()
 }
 
-pub(super) fn run(question: Question, global: Global) -> anyhow::Result<Exit> {
-    match question {
-        Question::Impair(options) => set_impairment(&options, global),
-        Question::Ports(agent) => ports(&agent.reach()?, global),
-        Question::Tables(agent) => show_tables(&agent.reach()?, global),
+pub(super) fn run(query: Query, global: Global) -> anyhow::Result<Exit> {
+    match query {
+        Query::Impair(options) => set_impairment(&options, global),
+        Query::Ports(agent) => ports(&agent.reach()?, global),
+        Query::Tables(agent) => show_tables(&agent.reach()?, global),
     }
 }
 

@@ -59,14 +59,14 @@ fn agent(listen: SocketAddr) -> Runtime {
     runtime
 }
 
-fn ask(question: &str, more: &[&str]) -> Output {
+fn query(query: &str, more: &[&str]) -> Output {
     let controller = own(7700).to_string();
-    let line = ["controller", question, "--controller", &controller];
+    let line = ["controller", query, "--controller", &controller];
     Command::new(BINARY).args(line).args(more).stdin(Stdio::null()).output().expect("ran")
 }
 
-fn json(question: &str, more: &[&str]) -> Value {
-    let output = ask(question, &[&["--json"], more].concat());
+fn json(query: &str, more: &[&str]) -> Value {
+    let output = self::query(query, &[&["--json"], more].concat());
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
@@ -74,7 +74,7 @@ fn json(question: &str, more: &[&str]) -> Value {
 fn status_with(code: i32) -> (String, String) {
     let began = Instant::now();
     loop {
-        let output = ask("status", &[]);
+        let output = query("status", &[]);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (out, error) = (text(&output.stdout), text(&output.stderr));
         if output.status.code() == Some(code) {
@@ -116,7 +116,7 @@ fn a_running_controller_is_asked_and_logs_what_happens() {
     let member = Membership::join(&format!("http://{listen}"), registration).expect("joined");
     let members = json("members", &[]);
     assert_eq!((&members[0]["name"], &members[0]["state"]), (&"s1".into(), &"live".into()));
-    let text = String::from_utf8(ask("members", &[]).stdout).expect("text");
+    let text = String::from_utf8(query("members", &[]).stdout).expect("text");
     assert!(text.lines().nth(1).is_some_and(|line| line.contains("s1") && line.contains("live")));
     let tables = json("tables", &[]);
     let entries = tables.as_array().expect("a list");

@@ -20,7 +20,7 @@ fn all() -> Vec<Error> {
         Error::Carrier { cause: cause("gone") },
         Error::Length,
         Error::NoMemoryNode,
-        Error::OutcomeUnknown { node: NODE, pointer: None, answering: true },
+        Error::OutcomeUnknown { node: NODE, pointer: None, responding: true },
         Error::TimedOut { node: NODE },
         Error::TooManyHops { node: NODE },
         Error::TooManyServers,
@@ -71,7 +71,7 @@ fn texts_are_single_lines_without_runs_of_spaces() {
 #[test]
 fn a_node_that_the_switch_chose_has_no_number() {
     for error in [
-        Error::OutcomeUnknown { node: NodeId::ANY, pointer: None, answering: false },
+        Error::OutcomeUnknown { node: NodeId::ANY, pointer: None, responding: false },
         Error::TimedOut { node: NodeId::ANY },
         Error::Unreachable { node: NodeId::ANY },
     ] {
@@ -106,7 +106,7 @@ fn the_fault_is_named() {
     assert_eq!(Error::Unreachable { node: NODE }.fault(), Fault::Network);
     assert_eq!(Error::TimedOut { node: NODE }.fault(), Fault::Server);
     assert!(
-        Error::OutcomeUnknown { node: NODE, pointer: None, answering: true }.is_outcome_unknown()
+        Error::OutcomeUnknown { node: NODE, pointer: None, responding: true }.is_outcome_unknown()
     );
 }
 

@@ -17,7 +17,7 @@ use bluebridge_rack::control::{Contact, ControlError, controller_state};
 use bluebridge_rack::controller_report::ControllerReport;
 use clap::Args;
 
-use super::controller::ask::Asked;
+use super::controller::query::Target;
 use super::member::Deadline;
 use crate::exit::UsageError;
 
@@ -31,7 +31,7 @@ struct Servers {
     #[arg(long, value_name = "TIME", default_value = "5s")]
     deadline: Deadline,
     #[command(flatten)]
-    asked: Asked,
+    target: Target,
 }
 
 /// A memory server in the controller's view.
@@ -50,7 +50,7 @@ struct Chosen {
 impl Servers {
     /// The servers of the space, or the one with a name or id.
     fn choose(&self, node: Option<&str>) -> anyhow::Result<Chosen> {
-        let controller = self.asked.reach()?;
+        let controller = self.target.reach()?;
         let report = ControllerReport::of(&controller_state(&controller, false)?);
         let members = report.nodes.into_iter().filter(|member| {
             member.role == "memory" && member.state != "gone" && member.space == self.space

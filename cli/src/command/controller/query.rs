@@ -32,13 +32,13 @@ const SYNC_DEADLINE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Subcommand)]
-pub(in crate::command) enum Question {
+pub(in crate::command) enum Query {
     /// Show the endpoints: state, port and free memory
-    Members(Asked),
+    Members(Target),
     /// Show the state of the controller and the switch; exits with 1 and says why if something is wrong
-    Status(Asked),
+    Status(Target),
     /// Show the desired and the installed entries of the switch
-    Tables(Asked),
+    Tables(Target),
     /// Show the endpoints, then each change as it happens
     Watch(Watch),
 }
@@ -46,7 +46,7 @@ pub(in crate::command) enum Question {
 /// Selects the controller.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Controller")]
-pub(in crate::command) struct Asked {
+pub(in crate::command) struct Target {
     /// The controller of this rack
     #[arg(long, value_name = "NAME", conflicts_with = "controller")]
     rack: Option<RackName>,
@@ -64,19 +64,19 @@ pub(in crate::command) struct Watch {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
     #[command(flatten)]
-    asked: Asked,
+    target: Target,
 }
 
-pub(in crate::command) fn run(question: Question, global: Global) -> anyhow::Result<Exit> {
-    match question {
-        Question::Members(asked) => members(&asked.reach()?, global),
-        Question::Status(asked) => status(&asked.reach()?, global),
-        Question::Tables(asked) => tables(&asked.reach()?, global),
-        Question::Watch(watch) => self::watch(&watch, global),
+pub(in crate::command) fn run(query: Query, global: Global) -> anyhow::Result<Exit> {
+    match query {
+        Query::Members(target) => members(&target.reach()?, global),
+        Query::Status(target) => status(&target.reach()?, global),
+        Query::Tables(target) => tables(&target.reach()?, global),
+        Query::Watch(watch) => self::watch(&watch, global),
     }
 }
 
-impl Asked {
+impl Target {
     /// The controller; the process moves to its namespace.
     pub(in crate::command) fn reach(&self) -> anyhow::Result<Contact> {
         let address = match (self.controller, &self.rack) {
@@ -184,7 +184,7 @@ fn tables(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
 }
 
 fn watch(watch: &Watch, global: Global) -> anyhow::Result<Exit> {
-    let controller = watch.asked.reach()?;
+    let controller = watch.target.reach()?;
     let mut left = watch.count;
     let show = |event: watch_response::Event| -> anyhow::Result<bool> {
         match event {
