@@ -1,5 +1,6 @@
 //! The interface between the controller and a switch.
 
+mod openflow;
 mod p4runtime;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use crate::plan::TableUpdate;
 use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
+pub use openflow::{OpenFlowAddress, OpenFlowConnector, OpenFlowDriver};
 pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};
 
 /// Why the controller cannot work with a switch.

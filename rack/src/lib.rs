@@ -24,6 +24,7 @@ mod links;
 pub mod logs;
 pub mod namespace;
 pub mod network;
+pub mod open_vswitch;
 pub mod process;
 mod rack;
 pub mod readiness;

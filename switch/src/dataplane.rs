@@ -497,7 +497,7 @@ pub(crate) fn check_group(
 
 /// The mask of a directory prefix: its first `prefix_len` of 112 bits.
 #[must_use]
-pub(crate) const fn location_mask(prefix_len: u8) -> u128 {
+pub const fn location_mask(prefix_len: u8) -> u128 {
     const ALL: u128 = (1 << LOCATION_BITS) - 1;
     if prefix_len == 0 { 0 } else { ALL & !(ALL >> prefix_len) }
 }

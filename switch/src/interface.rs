@@ -14,13 +14,17 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// The properties of an interface that the switch needs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interface {
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) mac: MacAddr,
-    pub(crate) mtu: u32,
+pub struct Interface {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its MAC address.
+    pub mac: MacAddr,
+    /// Its MTU in bytes.
+    pub mtu: u32,
     /// One end of a veth pair whose other end is in another network namespace.
-    pub(crate) has_far_peer: bool,
+    pub has_far_peer: bool,
 }
 
 impl Interface {
@@ -28,7 +32,7 @@ impl Interface {
     ///
     /// # Errors
     /// If the kernel cannot be queried.
-    pub(crate) fn by_name(name: &str) -> io::Result<Option<Self>> {
+    pub fn by_name(name: &str) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(name.to_owned()));
         query(request)
@@ -38,7 +42,7 @@ impl Interface {
     ///
     /// # Errors
     /// If the kernel cannot be queried.
-    pub(crate) fn by_index(index: u32) -> io::Result<Option<Self>> {
+    pub fn by_index(index: u32) -> io::Result<Option<Self>> {
         let mut request = LinkMessage::default();
         request.header.index = index;
         query(request)

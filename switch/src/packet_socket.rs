@@ -12,13 +12,13 @@ use std::{
 use socket2::{Domain, Socket, Type};
 
 /// Bytes of a `virtio_net_hdr`, which precedes every frame.
-pub(crate) const OFFLOAD_BYTES: usize = 10;
+pub const OFFLOAD_BYTES: usize = 10;
 
 /// The longest frame: the largest train that a UDP or TCP socket sends, with its headers.
-pub(crate) const FRAME_BYTES_MAX: usize = 65_536 + 128;
+pub const FRAME_BYTES_MAX: usize = 65_536 + 128;
 
 /// Frames received with one system call.
-pub(crate) const BATCH: usize = 32;
+pub const BATCH: usize = 32;
 
 /// The size of a socket's receive buffer, as far as the system allows.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
@@ -28,7 +28,7 @@ type Control = [u64; 8];
 
 /// A packet socket on one interface; it never blocks.
 #[derive(Debug)]
-pub(crate) struct PacketSocket {
+pub struct PacketSocket {
     socket: Socket,
 }
 
@@ -37,7 +37,7 @@ impl PacketSocket {
     ///
     /// # Errors
     /// If the system refuses it, for example without `CAP_NET_RAW`.
-    pub(crate) fn open(ifindex: u32, receives: bool) -> io::Result<Self> {
+    pub fn open(ifindex: u32, receives: bool) -> io::Result<Self> {
         let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
         let this = Self { socket };
         this.set(libc::PACKET_VNET_HDR, 1)?;
@@ -58,7 +58,7 @@ impl PacketSocket {
     ///
     /// # Errors
     /// `WouldBlock` or `ENOBUFS` if the interface is full, `EMSGSIZE` if the frame is too long.
-    pub(crate) fn send(&self, offload: [u8; OFFLOAD_BYTES], frame: &[u8]) -> io::Result<()> {
+    pub fn send(&self, offload: [u8; OFFLOAD_BYTES], frame: &[u8]) -> io::Result<()> {
         let slices = [io::IoSlice::new(&offload), io::IoSlice::new(frame)];
         self.socket.send_vectored(&slices).map(drop)
     }
@@ -129,13 +129,15 @@ impl AsFd for PacketSocket {
 
 /// A received frame.
 #[derive(Debug)]
-pub(crate) struct Received<'a> {
-    pub(crate) offload: [u8; OFFLOAD_BYTES],
-    pub(crate) frame: &'a mut [u8],
+pub struct Received<'a> {
+    /// Its `virtio_net_hdr`.
+    pub offload: [u8; OFFLOAD_BYTES],
+    /// Its bytes, without an 802.1Q tag that the kernel removed.
+    pub frame: &'a mut [u8],
     /// The frame was longer than [`FRAME_BYTES_MAX`].
-    pub(crate) is_cut: bool,
+    pub is_cut: bool,
     /// The kernel removed an 802.1Q tag from the frame.
-    pub(crate) is_tagged: bool,
+    pub is_tagged: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -149,14 +151,17 @@ struct Slot {
 
 /// Buffers for a batch of frames; reused for every batch.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub struct Batch {
     slots: Vec<Slot>,
     frames: Vec<u8>,
     count: usize,
 }
 
 impl Batch {
-    pub(crate) fn new() -> Self {
+    /// Empty buffers, [`BATCH`] times [`FRAME_BYTES_MAX`] bytes.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it allocates 2 MB")]
+    pub fn new() -> Self {
         let frames = vec![0; BATCH * FRAME_BYTES_MAX];
         Self { slots: vec![Slot::default(); BATCH], frames, count: 0 }
     }
@@ -165,7 +170,7 @@ impl Batch {
     ///
     /// # Errors
     /// If the socket failed; an empty socket is no error.
-    pub(crate) fn receive(&mut self, from: &PacketSocket) -> io::Result<usize> {
+    pub fn receive(&mut self, from: &PacketSocket) -> io::Result<usize> {
         self.count = 0;
         // SAFETY: an `iovec` of zeros is a valid one, of no bytes.
         let mut vectors: [[libc::iovec; 2]; BATCH] = unsafe { zeroed() };
@@ -212,7 +217,7 @@ impl Batch {
     }
 
     /// The frames of the last batch.
-    pub(crate) fn frames(&mut self) -> impl Iterator<Item = Received<'_>> {
+    pub fn frames(&mut self) -> impl Iterator<Item = Received<'_>> {
         let buffers = self.frames.chunks_exact_mut(FRAME_BYTES_MAX);
         self.slots.iter().zip(buffers).take(self.count).map(|(slot, buffer)| Received {
             offload: slot.offload,

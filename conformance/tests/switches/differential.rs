@@ -4,25 +4,22 @@ use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
 
-use super::{
-    Outputs, Target,
-    targets::{EbpfTestRun, SoftPipeline},
-    timeless,
-};
-use crate::{
-    dataplane::{CloneSession, DataPlane, Drops, PacketIn, Table},
-    draw::Draw,
-};
+use bluebridge_switch::dataplane::{CloneSession, DataPlane, Drops, PacketIn, Table};
+
+use bluebridge_conformance::{Outputs, timeless};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+
+use crate::embedded::{EbpfTestRun, Embedded, SoftPipeline};
 
 const FRAMES: usize = 700;
 const SEED: u64 = 0x5eed_0001;
 
 /// Draws from small sets, so that frames and entries match often.
-struct Dice(Draw);
+struct Dice(SmallRng);
 
 impl Dice {
     fn below(&mut self, end: u64) -> u64 {
-        self.0.next() % end
+        self.0.random_range(0..end)
     }
 
     fn one_of<T: Copy>(&mut self, set: &[T]) -> T {
@@ -79,7 +76,7 @@ impl Dice {
                 let bits = (u128::from(self.scope()) << 80)
                     | (u128::from(self.node()) << 64)
                     | u128::from(self.location());
-                let prefix = bits & crate::dataplane::location_mask(prefix_len);
+                let prefix = bits & bluebridge_switch::dataplane::location_mask(prefix_len);
                 Key::Directory { prefix, prefix_len }
             }
             Table::Anycast => Key::Anycast { dst_scope: self.scope() },
@@ -170,7 +167,7 @@ struct Done {
     drops: Drops,
 }
 
-fn send(target: &mut dyn Target, port: SwitchPort, frame: &[u8], expected: usize) -> Done {
+fn send(target: &mut dyn Embedded, port: SwitchPort, frame: &[u8], expected: usize) -> Done {
     let mut left = target.send(port, frame, expected);
     left.sort();
     let plane = target.plane();
@@ -186,7 +183,7 @@ fn counters(plane: &mut dyn DataPlane) -> Vec<(Entry, bluebridge_p4::pipeline::C
 
 fn differ(seed: u64, ebpf: &mut EbpfTestRun) -> Drops {
     let mut soft = SoftPipeline::new();
-    let dice = || Dice(Draw::new(seed, SwitchPort(0)));
+    let dice = || Dice(SmallRng::seed_from_u64(seed));
     let (mut a, mut b) = (dice(), dice());
     let inserted = fill(soft.plane(), &mut a);
     assert_eq!(fill(ebpf.plane(), &mut b), inserted);

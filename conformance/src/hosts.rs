@@ -6,13 +6,13 @@ use std::{
 };
 
 use bluebridge_p4::pipeline::SwitchPort;
-use bluebridge_testkit::ip;
-
-use super::{Outputs, PORTS};
-use crate::{
+use bluebridge_switch::{
     interface::Interface,
     packet_socket::{Batch, OFFLOAD_BYTES, PacketSocket},
 };
+use bluebridge_testkit::ip;
+
+use crate::{Outputs, PORTS};
 
 /// How long frames may take from one end to the other; the full time passes only if some are missing.
 const ARRIVAL: Duration = Duration::from_secs(10);
@@ -20,13 +20,18 @@ const ARRIVAL: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(3);
 
 /// The hosts' ends of the links `s1`-`h1` to `s4`-`h4`, all in one namespace.
-pub(super) struct Hosts {
+pub struct Hosts {
     sockets: Vec<(SwitchPort, PacketSocket)>,
     batch: Batch,
 }
 
 impl Hosts {
-    pub(super) fn new() -> Self {
+    /// Creates the links in this thread's namespace.
+    ///
+    /// # Panics
+    /// If this is not permitted.
+    #[expect(clippy::new_without_default, reason = "it changes the namespace")]
+    pub fn new() -> Self {
         for port in PORTS {
             ip(&format!("link add s{port} mtu 9000 type veth peer name h{port} mtu 9000"));
             ip(&format!("link set s{port} up"));
@@ -40,14 +45,24 @@ impl Hosts {
         Self { sockets: PORTS.map(open).collect(), batch: Batch::new() }
     }
 
-    pub(super) fn send(&self, port: SwitchPort, frame: &[u8]) -> io::Result<()> {
+    /// Sends a frame from a host.
+    ///
+    /// # Errors
+    /// If the link does not take it.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    pub fn send(&self, port: SwitchPort, frame: &[u8]) -> io::Result<()> {
         let socket = self.sockets.iter().find(|(number, _)| *number == port);
         let (_, socket) = socket.expect("vectors use ports 1 to 4");
         socket.send([0; OFFLOAD_BYTES], frame)
     }
 
     /// Collects `expected` frames, and any that arrive soon after them.
-    pub(super) fn gather(&mut self, expected: usize) -> Outputs {
+    ///
+    /// # Panics
+    /// If a socket fails.
+    pub fn gather(&mut self, expected: usize) -> Outputs {
         let start = Instant::now();
         let mut last = start;
         let mut got = Outputs::new();

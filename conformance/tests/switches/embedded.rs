@@ -2,16 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, poll};
 use bluebridge_p4::pipeline::SwitchPort;
-use bluebridge_testkit::require_ebpf;
-
-use super::{Outputs, PORTS, Target, world::Hosts};
-use crate::{
+use bluebridge_switch::{
     dataplane::DataPlane,
     ebpf::{ACTION_REDIRECT, EbpfSwitch, PortMode},
     offload::enable_receive_offload,
     soft::{Offload, Pipeline, Switch},
 };
+use bluebridge_testkit::require_ebpf;
+
+/// A data plane of the embedded switch.
+pub(super) trait Embedded: Target {
+    fn plane(&mut self) -> &mut dyn DataPlane;
+}
 
 /// Bytes of Ethernet and IPv6 headers.
 const IPV6_FRAME_BYTES_MIN: usize = 14 + 40;
@@ -29,9 +33,19 @@ impl SoftPipeline {
     }
 }
 
-impl Target for SoftPipeline {
+impl Embedded for SoftPipeline {
     fn plane(&mut self) -> &mut dyn DataPlane {
         &mut self.0
+    }
+}
+
+impl Target for SoftPipeline {
+    fn tables(&mut self) -> &mut dyn Tables {
+        &mut self.0
+    }
+
+    fn packet_ins(&mut self, _expected: usize) -> Result<Outputs, String> {
+        poll(self.plane())
     }
 
     fn send(&mut self, port: SwitchPort, frame: &[u8], _expected: usize) -> Outputs {
@@ -88,9 +102,19 @@ impl EbpfTestRun {
     }
 }
 
-impl Target for EbpfTestRun {
+impl Embedded for EbpfTestRun {
     fn plane(&mut self) -> &mut dyn DataPlane {
         &mut self.pinned.switch
+    }
+}
+
+impl Target for EbpfTestRun {
+    fn tables(&mut self) -> &mut dyn Tables {
+        &mut self.pinned.switch
+    }
+
+    fn packet_ins(&mut self, _expected: usize) -> Result<Outputs, String> {
+        poll(self.plane())
     }
 
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
@@ -146,9 +170,19 @@ impl EbpfLinks {
     }
 }
 
-impl Target for EbpfLinks {
+impl Embedded for EbpfLinks {
     fn plane(&mut self) -> &mut dyn DataPlane {
         &mut self.pinned.switch
+    }
+}
+
+impl Target for EbpfLinks {
+    fn tables(&mut self) -> &mut dyn Tables {
+        &mut self.pinned.switch
+    }
+
+    fn packet_ins(&mut self, _expected: usize) -> Result<Outputs, String> {
+        poll(self.plane())
     }
 
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
@@ -178,22 +212,32 @@ impl SoftLinks {
     }
 }
 
-impl Target for SoftLinks {
+impl Embedded for SoftLinks {
     fn plane(&mut self) -> &mut dyn DataPlane {
         &mut self.switch
+    }
+}
+
+impl Target for SoftLinks {
+    fn tables(&mut self) -> &mut dyn Tables {
+        &mut self.switch
+    }
+
+    fn packet_ins(&mut self, _expected: usize) -> Result<Outputs, String> {
+        poll(self.plane())
     }
 
     fn send(&mut self, port: SwitchPort, frame: &[u8], expected: usize) -> Outputs {
         self.hosts.send(port, frame).expect("the link takes it");
         let out = self.hosts.gather(expected);
         // The counters are up to date once the thread has responded.
-        self.switch.drops().expect("the thread responds");
+        DataPlane::drops(&mut self.switch).expect("the thread responds");
         out
     }
 
     fn inject(&mut self, port: SwitchPort, frame: &[u8]) {
         self.hosts.send(port, frame).expect("the link takes it");
         // So that the thread keeps up: its socket has room for a limited number of frames.
-        self.switch.drops().expect("the thread responds");
+        DataPlane::drops(&mut self.switch).expect("the thread responds");
     }
 }

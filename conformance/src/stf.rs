@@ -20,43 +20,90 @@
 
 use std::{collections::HashMap, iter::Peekable, str::SplitWhitespace, time::Duration};
 
+use bluebridge_p4::declaration::Table;
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
 
-use crate::dataplane::Table;
-
 /// The counter of a check.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Check {
+pub enum Check {
+    /// Frames dropped for a reason.
     Drops(DropReason),
+    /// Packets that hit a named entry.
     Packets(String),
+    /// Bytes that hit a named entry.
     Bytes(String),
 }
 
 /// A line of a vector.
 #[derive(Clone, Debug)]
-pub(super) enum Statement {
-    Add { entry: Entry, name: Option<String> },
-    Flood { group: u16 },
-    Node { ports: Vec<SwitchPort> },
-    Associate { group: u16, node: usize },
+pub enum Statement {
+    /// Adds an entry.
+    Add {
+        /// The entry.
+        entry: Entry,
+        /// Its name in checks.
+        name: Option<String>,
+    },
+    /// Sets the group that `l2` floods through.
+    Flood {
+        /// The group.
+        group: u16,
+    },
+    /// Defines a set of ports.
+    Node {
+        /// The ports.
+        ports: Vec<SwitchPort>,
+    },
+    /// Gives a group the ports of a set.
+    Associate {
+        /// The group.
+        group: u16,
+        /// The number of the set.
+        node: usize,
+    },
+    /// Sets the clone session.
     Mirror,
-    Packet { port: SwitchPort, frame: Vec<u8> },
-    Expect { port: SwitchPort, pattern: Pattern },
-    Count { check: Check, count: u64 },
-    Wait { pause: Duration },
+    /// Sends a frame into the switch.
+    Packet {
+        /// The ingress port.
+        port: SwitchPort,
+        /// The frame.
+        frame: Vec<u8>,
+    },
+    /// Expects a frame.
+    Expect {
+        /// The egress port, or that of the controller.
+        port: SwitchPort,
+        /// What it looks like.
+        pattern: Pattern,
+    },
+    /// Checks a counter.
+    Count {
+        /// Which.
+        check: Check,
+        /// Its value.
+        count: u64,
+    },
+    /// Waits.
+    Wait {
+        /// How long.
+        pause: Duration,
+    },
 }
 
 /// The nibbles that a frame must have; `None` is any.
 #[derive(Clone, Debug)]
-pub(super) struct Pattern {
+pub struct Pattern {
     nibbles: Vec<Option<u8>>,
     is_whole: bool,
 }
 
 impl Pattern {
-    pub(super) fn matches(&self, frame: &[u8]) -> bool {
+    /// Whether a frame has these nibbles.
+    #[must_use]
+    pub fn matches(&self, frame: &[u8]) -> bool {
         let nibbles: Vec<u8> = frame.iter().flat_map(|byte| [byte >> 4, byte & 15]).collect();
         let length_fits = if self.is_whole {
             nibbles.len() == self.nibbles.len()
@@ -70,8 +117,11 @@ impl Pattern {
 
 type Words<'a> = Peekable<SplitWhitespace<'a>>;
 
-/// Reads a vector; the error names the line.
-pub(super) fn parse(text: &str) -> Result<Vec<Statement>, String> {
+/// Reads a vector.
+///
+/// # Errors
+/// A text that names the line and says what is wrong.
+pub fn parse(text: &str) -> Result<Vec<Statement>, String> {
     let mut statements = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();

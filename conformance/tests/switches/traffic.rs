@@ -18,13 +18,14 @@ use bluebridge_testkit::{
     namespace::{enter, in_thread},
 };
 
-use super::targets::Pinned;
-use crate::{
+use bluebridge_switch::{
     dataplane::{DataPlane, Table},
     ebpf::{EbpfSwitch, PortMode},
     offload::{disable_transmit_checksums, enable_receive_offload},
     soft::Switch,
 };
+
+use crate::embedded::Pinned;
 
 const SCOPE: u32 = 0xfdbb_0001;
 const PORT: u16 = 0xfdbb;

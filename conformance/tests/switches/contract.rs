@@ -12,13 +12,11 @@ use bluebridge_p4::pipeline::{
 use bluebridge_testkit::{UdpFrame, ip};
 use bluebridge_wire::UDP_PORT;
 
-use super::{
-    Target,
-    targets::{EbpfLinks, EbpfTestRun, SoftLinks, SoftPipeline},
-};
-use crate::dataplane::{
+use bluebridge_switch::dataplane::{
     CloneSession, DataPlane, EVENTS_MAX, ImpairmentError, PortError, Table, TableError,
 };
+
+use crate::embedded::{EbpfLinks, EbpfTestRun, Embedded, SoftLinks, SoftPipeline};
 
 const SCOPE: u32 = 0xfdbb_0001;
 
@@ -53,7 +51,7 @@ fn read_of(page: u64) -> Vec<u8> {
     .bytes()
 }
 
-fn every_promise(target: &mut dyn Target) {
+fn every_promise(target: &mut dyn Embedded) {
     promises_of_tables(target.plane());
     promises_of_groups(target.plane());
     promises_of_counters(target);
@@ -159,7 +157,7 @@ fn time_left(plane: &mut dyn DataPlane, key: &Key) -> u16 {
     }
 }
 
-fn promises_of_time(target: &mut dyn Target) {
+fn promises_of_time(target: &mut dyn Embedded) {
     let plane = target.plane();
     plane.clear(None).unwrap();
     let misplaced = entry(Key::L2 { dst_mac: MacAddr([2; 6]) }, until(2, 9));
@@ -171,7 +169,7 @@ fn promises_of_time(target: &mut dyn Target) {
     let prefix = (u128::from(SCOPE) << 80) | (2 << 64);
     plane.insert(&entry(Key::Directory { prefix, prefix_len: 48 }, forward(2))).unwrap();
     let goes_to =
-        |target: &mut dyn Target, page| target.send(SwitchPort(1), &read_of(page), 1)[0].0.0;
+        |target: &mut dyn Embedded, page| target.send(SwitchPort(1), &read_of(page), 1)[0].0.0;
     let away = entry(redirect(5), until(3, 60_000));
     target.plane().insert(&away).unwrap();
     target.plane().insert(&entry(redirect(6), until(4, 20))).unwrap();
@@ -213,7 +211,7 @@ fn promises_of_groups(plane: &mut dyn DataPlane) {
     assert!(matches!(plane.delete_group(0xffff), Err(TableError::UnknownGroup(0xffff))));
 }
 
-fn promises_of_counters(target: &mut dyn Target) {
+fn promises_of_counters(target: &mut dyn Embedded) {
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.insert(&entry(GUARD, Action::Allow)).unwrap();
@@ -255,7 +253,7 @@ fn promises_of_counters(target: &mut dyn Target) {
     assert_eq!(fresh, Counter::default(), "a new entry starts at 0");
 }
 
-fn promises_of_packet_ins(target: &mut dyn Target) {
+fn promises_of_packet_ins(target: &mut dyn Embedded) {
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.insert(&entry(GUARD, Action::Allow)).unwrap();
@@ -282,7 +280,7 @@ fn promises_of_packet_ins(target: &mut dyn Target) {
     assert_eq!(events[1].frame, read_of(2));
 }
 
-fn promises_of_ports(target: &mut dyn Target) {
+fn promises_of_ports(target: &mut dyn Embedded) {
     let plane = target.plane();
     let ports = plane.ports().unwrap();
     let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
@@ -324,7 +322,7 @@ fn promises_of_clear(plane: &mut dyn DataPlane) {
 }
 
 /// Which of 400 numbered frames leave, and how often, through a port that loses and duplicates.
-fn impaired(target: &mut dyn Target) -> Vec<u64> {
+fn impaired(target: &mut dyn Embedded) -> Vec<u64> {
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.insert(&entry(GUARD, Action::Allow)).unwrap();
@@ -362,7 +360,7 @@ fn the_soft_pipeline_keeps_every_promise() {
     every_promise(&mut SoftPipeline::new());
 }
 
-fn takes_the_new_interface(target: &mut dyn Target) {
+fn takes_the_new_interface(target: &mut dyn Embedded) {
     ip("link del s4");
     ip("link add s4 type veth peer name new4");
     ip("link set s4 up");
@@ -385,7 +383,7 @@ fn takes_the_new_interface(target: &mut dyn Target) {
     assert!(matches!(gone, PortError::Unknown(SwitchPort(4))));
 }
 
-fn packet_outs_and_losses(target: &mut dyn Target) {
+fn packet_outs_and_losses(target: &mut dyn Embedded) {
     let plane = target.plane();
     plane.clear(None).unwrap();
     plane.packet_out(SwitchPort(3), &read_of(7)).unwrap();

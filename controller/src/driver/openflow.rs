@@ -1,0 +1,510 @@
+//! The driver for OpenFlow 1.3 switches, such as Open vSwitch.
+//!
+//! * `layout`: the pipeline as OpenFlow tables; `flow`: flows and groups as values.
+//! * `compile`: entries to flows and groups; `read`: the opposite.
+//! * `channel`: the connection; `primary`: which controller may write.
+//!
+//! OpenFlow differs from P4Runtime in these points:
+//! * It counts time in seconds, so the controller ends redirects itself.
+//! * Its flows have no metadata; entries with metadata are refused.
+//! * A reading finds flows of others in the pipeline's tables. They could let frames pass, so they are deleted.
+
+mod channel;
+mod compile;
+mod flow;
+mod layout;
+mod primary;
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bluebridge_openflow::{
+    ErrorMessage, FlowStatsRequest, FragmentHandling, GROUP_ALL, GROUP_ANY, GroupCommand,
+    MultipartPart, MultipartRequest, SwitchConfig, TABLE_ALL, port,
+};
+use bluebridge_p4::pipeline::{Key, PACKET_IN_BYTES, SwitchPort};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{
+    Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
+    UpdateError,
+};
+use crate::core::{Ports, Tables};
+use crate::plan::{Object, TableUpdate};
+use crate::store::ElectionId;
+use channel::{CHANGES_MAX, Change, Channel};
+use compile::{Compiled, compile};
+use flow::{Flow, FlowKey};
+use layout::BASE_COOKIE;
+use read::{Contents, interpret};
+
+/// The most updates of a batch; each may need several changes.
+const BATCH_MAX: usize = 256;
+
+/// Time limit of a connection attempt.
+const CONNECT_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How long to wait for a switch that makes the connection.
+const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How an OpenFlow connection is made.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OpenFlowAddress {
+    /// The controller connects to the switch (`ptcp:` in Open vSwitch).
+    Connect(SocketAddr),
+    /// The switch connects to this address of the controller (`tcp:` in Open vSwitch).
+    Listen(SocketAddr),
+}
+
+impl std::fmt::Display for OpenFlowAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connect(address) => write!(f, "openflow://{address}"),
+            Self::Listen(address) => write!(f, "openflow-listen://{address}"),
+        }
+    }
+}
+
+/// Makes connections to one OpenFlow switch.
+#[derive(Debug)]
+pub struct OpenFlowConnector {
+    address: OpenFlowAddress,
+    listener: Option<TcpListener>,
+    /// A connection that was only used for reading.
+    idle: Option<Channel>,
+}
+
+impl OpenFlowConnector {
+    /// For the switch at an address, or the one that connects to an address.
+    #[must_use]
+    pub const fn new(address: OpenFlowAddress) -> Self {
+        Self { address, listener: None, idle: None }
+    }
+
+    async fn channel(&mut self) -> Result<Channel, DriverError> {
+        let lost = |error: std::io::Error| DriverError::Lost(error.to_string());
+        let stream = match self.address {
+            OpenFlowAddress::Connect(address) => {
+                let connecting = TcpStream::connect(address);
+                within(CONNECT_DEADLINE, "connect", connecting).await?.map_err(lost)?
+            }
+            OpenFlowAddress::Listen(address) => {
+                let listener = match self.listener.take() {
+                    Some(listener) => listener,
+                    None => TcpListener::bind(address).await.map_err(lost)?,
+                };
+                let listener = self.listener.insert(listener);
+                within(ACCEPT_DEADLINE, "connect", listener.accept()).await?.map_err(lost)?.0
+            }
+        };
+        Channel::open(stream).await
+    }
+}
+
+async fn within<T>(
+    deadline: Duration,
+    what: &'static str,
+    call: impl Future<Output = T> + Send,
+) -> Result<T, DriverError> {
+    tokio::time::timeout(deadline, call).await.map_err(|_| DriverError::Timeout(what))
+}
+
+#[tonic::async_trait]
+impl SwitchConnector for OpenFlowConnector {
+    fn uri(&self) -> String {
+        self.address.to_string()
+    }
+
+    async fn look(&mut self) -> Result<Tables, DriverError> {
+        let mut channel = self.channel().await?;
+        let contents = read(&mut channel).await?;
+        self.idle = Some(channel);
+        Ok(contents.installed.tables)
+    }
+
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        let mut channel = match self.idle.take() {
+            Some(channel) => channel,
+            None => self.channel().await?,
+        };
+        let tables = channel.features().table_count;
+        if tables < layout::TABLE_COUNT {
+            return Err(DriverError::Refused {
+                what: "the pipeline",
+                reason: format!("it needs {} tables, the switch has {tables}", layout::TABLE_COUNT),
+            });
+        }
+        primary::become_primary(&mut channel, election_id).await?;
+        // Open vSwitch sends nothing unrequested to a controller that connected to it before this is set.
+        let miss_send_bytes = u16::try_from(PACKET_IN_BYTES).unwrap_or(u16::MAX);
+        channel
+            .set_config(SwitchConfig { fragments: FragmentHandling::Normal, miss_send_bytes })
+            .await?;
+        Ok(Box::new(OpenFlowDriver { channel, election_id, contents: Contents::default() }))
+    }
+}
+
+/// A connection to one switch, as its primary.
+#[derive(Debug)]
+pub struct OpenFlowDriver {
+    channel: Channel,
+    election_id: ElectionId,
+    /// What the switch has: as last read, with later changes.
+    contents: Contents,
+}
+
+/// Reads every flow and group.
+async fn read(channel: &mut Channel) -> Result<Contents, DriverError> {
+    let mut flows = Vec::new();
+    for part in channel.multipart("reading the flows", all_flows(0, 0)).await? {
+        if let MultipartPart::Flows(part) = part {
+            flows.extend(part);
+        }
+    }
+    let mut groups = Vec::new();
+    for part in channel.multipart("reading the groups", MultipartRequest::Groups).await? {
+        if let MultipartPart::Groups(part) = part {
+            groups.extend(part);
+        }
+    }
+    Ok(interpret(flows, &groups))
+}
+
+fn all_flows(cookie: u64, cookie_mask: u64) -> MultipartRequest {
+    MultipartRequest::Flows(FlowStatsRequest {
+        table: TABLE_ALL,
+        out_port: port::ANY,
+        out_group: GROUP_ANY,
+        cookie,
+        cookie_mask,
+        fields: Vec::new(),
+    })
+}
+
+/// The changes of one update: groups that its flows need, flows, and groups that nothing needs any more.
+#[derive(Debug, Default)]
+struct Changes {
+    before: Vec<Change>,
+    flows: Vec<Change>,
+    after: Vec<Change>,
+}
+
+impl OpenFlowDriver {
+    /// Sends changes of updates, given by their numbers; the errors are added to `results`.
+    async fn send(
+        &mut self,
+        changes: Vec<(usize, Change)>,
+        results: &mut [Result<(), UpdateError>],
+    ) -> Result<(), DriverError> {
+        let mut changes = changes.into_iter().peekable();
+        while changes.peek().is_some() {
+            let (numbers, batch): (Vec<_>, Vec<_>) = changes.by_ref().take(CHANGES_MAX).unzip();
+            for (at, error) in self.channel.change(batch).await? {
+                if error.is_not_primary() {
+                    return Err(DriverError::Lost(
+                        "another controller became the primary".to_owned(),
+                    ));
+                }
+                let result = numbers.get(at).and_then(|number| results.get_mut(*number));
+                if let Some(result) = result {
+                    *result = Err(UpdateError::Refused(reason(&error)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What an update changes, given what the switch has.
+    fn changes(&self, update: &TableUpdate) -> Result<Changes, UpdateError> {
+        let object = update.object();
+        let tables = &self.contents.installed.tables;
+        let refused = UpdateError::Refused;
+        let old = present(object, tables);
+        let old = old.and_then(|old| compile(&old, tables).ok()).unwrap_or_default();
+        let new = match update {
+            TableUpdate::Delete(_) => Compiled::default(),
+            TableUpdate::Insert(_) | TableUpdate::Modify(_) => {
+                compile(object, tables).map_err(refused)?
+            }
+        };
+        let mut changes = Changes::default();
+        for (id, group) in &new.groups {
+            let command = self.group_command(*id);
+            changes.before.push(group.message(command, *id).into());
+        }
+        changes.before.extend(self.egress_flows(&new));
+        for flow in &new.flows {
+            changes.flows.push(self.write_flow(flow).into());
+        }
+        let kept = |key: &FlowKey| new.flows.iter().any(|flow| flow.key() == *key);
+        let mut gone: Vec<FlowKey> = old.flows.iter().map(Flow::key).collect();
+        if matches!(update, TableUpdate::Delete(_)) && old.flows.is_empty() {
+            // Deleting what is not known to be there is harmless.
+            gone.extend(main_flow(object, tables));
+        }
+        changes
+            .flows
+            .extend(gone.iter().filter(|key| !kept(key)).map(|key| flow::delete(key).into()));
+        let gone = old.groups.keys().filter(|id| !new.groups.contains_key(id));
+        changes.after.extend(gone.map(|id| flow::delete_group(*id).into()));
+        if let Object::Entry(Key::PortMac { port }, _) = object {
+            changes.after.extend(self.rewritten_groups(*port, update));
+        }
+        Ok(changes)
+    }
+
+    fn group_command(&self, id: u32) -> GroupCommand {
+        if self.contents.groups.contains_key(&id) {
+            GroupCommand::Modify
+        } else {
+            GroupCommand::Add
+        }
+    }
+
+    /// Flows of ports to which no entry led before.
+    fn egress_flows(&self, new: &Compiled) -> Vec<Change> {
+        let new = new.egress.iter().filter(|port| !self.contents.egress.contains(port));
+        new.flat_map(|port| layout::egress(*port)).map(|flow| flow.add().into()).collect()
+    }
+
+    /// A flow that exists is modified in place, which keeps its counters, unless its time limits start anew.
+    fn write_flow(&self, flow: &Flow) -> bluebridge_openflow::FlowMod {
+        let is_lease = flow.hard_seconds != 0;
+        let expected =
+            self.contents.flows.get(&flow.key()).map(|known| Flow { steps: flow.steps, ..*known });
+        if expected == Some(*flow) && !is_lease { flow.modify() } else { flow.add() }
+    }
+
+    /// The groups whose copies through a port get another MAC address.
+    fn rewritten_groups(&self, port: SwitchPort, update: &TableUpdate) -> Vec<Change> {
+        let mut tables = self.contents.installed.tables.clone();
+        update.apply_to(&mut tables);
+        let groups = tables.groups.iter().filter(|(_, ports)| ports.contains(&port));
+        groups
+            .filter_map(|(group, ports)| {
+                compile(&Object::Group(*group, ports.clone()), &tables).ok()
+            })
+            .flat_map(|compiled| compiled.groups)
+            .filter(|(id, group)| self.contents.groups.get(id).is_some_and(|known| known != group))
+            .map(|(id, group)| group.message(GroupCommand::Modify, id).into())
+            .collect()
+    }
+
+    /// Enters an executed update.
+    fn record(&mut self, update: &TableUpdate) {
+        let tables = &self.contents.installed.tables;
+        let old = present(update.object(), tables).and_then(|old| compile(&old, tables).ok());
+        if let Some(old) = old {
+            for flow in &old.flows {
+                self.contents.flows.remove(&flow.key());
+            }
+            old.groups.keys().for_each(|id| drop(self.contents.groups.remove(id)));
+        }
+        update.apply_to(&mut self.contents.installed.tables);
+        let tables = &self.contents.installed.tables;
+        if let TableUpdate::Insert(object) | TableUpdate::Modify(object) = update
+            && let Ok(new) = compile(object, tables)
+        {
+            self.contents.flows.extend(new.flows.iter().map(|flow| (flow.key(), *flow)));
+            self.contents.groups.extend(new.groups);
+            self.contents.egress.extend(new.egress);
+        }
+        if let Object::Entry(Key::PortMac { port }, _) = update.object() {
+            let tables = &self.contents.installed.tables;
+            let groups = tables.groups.iter().filter(|(_, ports)| ports.contains(port));
+            for (group, ports) in groups {
+                if let Ok(compiled) = compile(&Object::Group(*group, ports.clone()), tables) {
+                    self.contents.groups.extend(compiled.groups);
+                }
+            }
+        }
+    }
+
+    /// Removes what a refused update left.
+    async fn undo(&mut self, update: &TableUpdate) -> Result<(), DriverError> {
+        let tables = &self.contents.installed.tables;
+        let (TableUpdate::Insert(object) | TableUpdate::Modify(object)) = update else {
+            return Ok(());
+        };
+        let Ok(new) = compile(object, tables) else { return Ok(()) };
+        let mut changes: Vec<Change> = Vec::new();
+        let flows = new.flows.iter().filter(|flow| !self.contents.flows.contains_key(&flow.key()));
+        changes.extend(flows.map(|flow| flow::delete(&flow.key()).into()));
+        let groups = new.groups.keys().filter(|id| !self.contents.groups.contains_key(id));
+        changes.extend(groups.map(|id| flow::delete_group(*id).into()));
+        self.channel.change(changes).await.map(drop)
+    }
+
+    /// Deletes flows and groups that belong to nothing.
+    async fn remove_foreign(&mut self) -> Result<(), DriverError> {
+        let flows = std::mem::take(&mut self.contents.foreign_flows);
+        let groups = std::mem::take(&mut self.contents.foreign_groups);
+        if flows.is_empty() && groups.is_empty() {
+            return Ok(());
+        }
+        tracing::warn!(
+            flows = flows.len(),
+            groups = groups.len(),
+            "the switch had flows or groups of others in the pipeline's tables; they were deleted"
+        );
+        let flows = flows.iter().map(|flow| Change::from(flow::delete_foreign(flow)));
+        let changes: Vec<Change> =
+            flows.chain(groups.iter().map(|id| flow::delete_group(*id).into())).collect();
+        let numbered = changes.into_iter().map(|change| (0, change)).collect();
+        self.send(numbered, &mut [Ok(())]).await
+    }
+
+    /// Empties the switch and installs the flows that are always there, the version last.
+    async fn push(&mut self) -> Result<(), DriverError> {
+        let groups = flow::delete_group(GROUP_ALL);
+        self.base_change(vec![flow::delete_all().into(), groups.into()]).await?;
+        // Emptying deleted the record of the primary, too.
+        primary::record(&mut self.channel, self.election_id).await?;
+        self.base_change(layout::base_flows().iter().map(|flow| flow.add().into()).collect())
+            .await?;
+        self.base_change(vec![layout::version_record().add().into()]).await
+    }
+
+    /// Changes without which the pipeline does not work.
+    async fn base_change(&mut self, changes: Vec<Change>) -> Result<(), DriverError> {
+        let errors = self.channel.change(changes).await?;
+        match errors.into_values().next() {
+            None => Ok(()),
+            Some(error) if error.is_not_primary() => {
+                Err(DriverError::Lost("another controller became the primary".to_owned()))
+            }
+            Some(error) => {
+                Err(DriverError::Refused { what: "the pipeline", reason: reason(&error) })
+            }
+        }
+    }
+}
+
+/// The object that a switch has in place of this one.
+fn present(object: &Object, tables: &Tables) -> Option<Object> {
+    Some(match object {
+        Object::Entry(key, _) => Object::Entry(*key, tables.entries.get(key)?.clone()),
+        Object::FloodGroup(_) => Object::FloodGroup(tables.flood_group?),
+        Object::Group(group, _) => Object::Group(*group, tables.groups.get(group)?.clone()),
+        Object::NotifySession => tables.notify_session.then_some(Object::NotifySession)?,
+    })
+}
+
+/// The flows of an object that the switch is not known to have.
+fn main_flow(object: &Object, tables: &Tables) -> Vec<FlowKey> {
+    compile(object, tables)
+        .map_or_else(|_| Vec::new(), |it| it.flows.iter().map(Flow::key).collect())
+}
+
+/// An error for people.
+fn reason(error: &ErrorMessage) -> String {
+    if error.is_full() { "the table is full".to_owned() } else { error.to_string() }
+}
+
+#[tonic::async_trait]
+impl SwitchDriver for OpenFlowDriver {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { driver: "OpenFlow", batch_max: BATCH_MAX, keeps_time: false }
+    }
+
+    async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
+        primary::check(&mut self.channel).await?;
+        let mut base = BTreeMap::new();
+        let what = "reading the pipeline";
+        for part in self.channel.multipart(what, all_flows(BASE_COOKIE, u64::MAX)).await? {
+            let MultipartPart::Flows(flows) = part else { continue };
+            base.extend(flows.iter().filter_map(Flow::read).map(|flow| (flow.key(), flow)));
+        }
+        let version = self.version().await?;
+        if version != Some(layout::version()) {
+            self.push().await?;
+            return Ok(Pipeline::Pushed);
+        }
+        let missing: Vec<Change> = layout::base_flows()
+            .iter()
+            .filter(|flow| base.get(&flow.key()) != Some(flow))
+            .map(|flow| flow.add().into())
+            .collect();
+        if !missing.is_empty() {
+            tracing::warn!(
+                flows = missing.len(),
+                "flows of the pipeline were missing; they were added"
+            );
+            self.base_change(missing).await?;
+        }
+        Ok(Pipeline::Kept)
+    }
+
+    async fn ports(&mut self) -> Result<Ports, DriverError> {
+        let mut listed = BTreeMap::new();
+        let what = "listing the ports";
+        for part in self.channel.multipart(what, MultipartRequest::PortDescription).await? {
+            let MultipartPart::PortDescription(ports) = part else { continue };
+            for port in ports {
+                // The numbers above are reserved, such as that of the switch's own interface.
+                if let Ok(number @ 1..=bluebridge_p4::declaration::PORT_MAX) =
+                    u16::try_from(port.number)
+                {
+                    listed.insert(SwitchPort(number), port.name);
+                }
+            }
+        }
+        Ok(Ports::Listed(listed))
+    }
+
+    async fn apply(
+        &mut self,
+        batch: &[TableUpdate],
+    ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
+        let mut results: Vec<Result<(), UpdateError>> = vec![Ok(()); batch.len()];
+        let (mut before, mut flows, mut after) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, update) in batch.iter().enumerate() {
+            match self.changes(update) {
+                Ok(changes) => {
+                    let numbered = |change| (number, change);
+                    before.extend(changes.before.into_iter().map(numbered));
+                    flows.extend(changes.flows.into_iter().map(numbered));
+                    after.extend(changes.after.into_iter().map(numbered));
+                }
+                Err(error) => results[number] = Err(error),
+            }
+        }
+        for stage in [before, flows, after] {
+            let good = stage.into_iter().filter(|(number, _)| results[*number].is_ok()).collect();
+            self.send(good, &mut results).await?;
+        }
+        for (update, result) in batch.iter().zip(&results) {
+            match result {
+                Ok(()) => self.record(update),
+                Err(_) => self.undo(update).await?,
+            }
+        }
+        Ok(results)
+    }
+
+    async fn read(&mut self) -> Result<Installed, DriverError> {
+        self.contents = read(&mut self.channel).await?;
+        self.remove_foreign().await?;
+        Ok(self.contents.installed.clone())
+    }
+
+    async fn next_event(&mut self) -> SwitchEvent {
+        self.channel.next_event().await
+    }
+}
+
+impl OpenFlowDriver {
+    /// The version of the pipeline that the switch has.
+    async fn version(&mut self) -> Result<Option<u64>, DriverError> {
+        let record = layout::version_record();
+        let flow = primary::find_record(&mut self.channel, &record).await?;
+        Ok(flow.map(|flow| flow.cookie))
+    }
+}

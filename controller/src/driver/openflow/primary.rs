@@ -1,0 +1,107 @@
+//! Which controller may write.
+//!
+//! OpenFlow lets the controller with the newest generation id become the primary ("master"), and forgets who
+//! it was when it leaves. The pipeline has a stricter rule: the greatest election id that ever was primary
+//! keeps the switch. So the primary stores its election id in the switch, in a flow that no frame reaches.
+//! Whoever finds a greater one there is fenced. A controller reads the record before it becomes the primary,
+//! so that it does not disturb a right one, and again afterwards, because two may do this at once: from then
+//! on only one of them can write.
+
+use bluebridge_openflow::{
+    Body, FlowStatsRequest, GROUP_ANY, MultipartPart, MultipartRequest, Role, RoleRequest, port,
+};
+
+use super::channel::Channel;
+use super::flow::{Flow, Steps};
+use super::layout::{PRIMARY_RECORD, RECORDS, record as record_flow};
+use crate::driver::DriverError;
+use crate::store::ElectionId;
+
+/// What a switch reports as generation id before any controller set one (Open vSwitch).
+const NO_GENERATION: u64 = u64::MAX;
+
+/// Becomes the primary, unless the switch belongs to a controller with a greater election id.
+pub(super) async fn become_primary(
+    channel: &mut Channel,
+    ours: ElectionId,
+) -> Result<(), DriverError> {
+    fence(channel, ours).await?;
+    let present = role(channel, RoleRequest { role: Role::NoChange, generation_id: 0 }).await?;
+    let generation_id = match present.generation_id {
+        NO_GENERATION => 1,
+        generation => generation.wrapping_add(1),
+    };
+    role(channel, RoleRequest { role: Role::Primary, generation_id }).await?;
+    if let Err(error) = fence(channel, ours).await {
+        // Only a courtesy: the other one takes the role anyway.
+        let back = RoleRequest { role: Role::Secondary, generation_id };
+        drop(role(channel, back).await);
+        return Err(error);
+    }
+    record(channel, ours).await
+}
+
+/// Checks that this controller is still the primary.
+pub(super) async fn check(channel: &mut Channel) -> Result<(), DriverError> {
+    let present = role(channel, RoleRequest { role: Role::NoChange, generation_id: 0 }).await?;
+    if present.role == Role::Primary {
+        return Ok(());
+    }
+    Err(DriverError::Lost("another controller became the primary".to_owned()))
+}
+
+/// Stores this controller's election id in the switch.
+pub(super) async fn record(channel: &mut Channel, ours: ElectionId) -> Result<(), DriverError> {
+    let flow = record_flow(PRIMARY_RECORD, ours.low, ours.high);
+    match channel.change([flow.add().into()]).await?.into_values().next() {
+        None => Ok(()),
+        Some(error) if error.is_not_primary() => {
+            Err(DriverError::Lost("another controller became the primary".to_owned()))
+        }
+        Some(error) => Err(DriverError::Refused {
+            what: "the record of the primary",
+            reason: error.to_string(),
+        }),
+    }
+}
+
+/// Finds a record by the conditions of its flow.
+pub(super) async fn find_record(
+    channel: &mut Channel,
+    record: &Flow,
+) -> Result<Option<Flow>, DriverError> {
+    let request = MultipartRequest::Flows(FlowStatsRequest {
+        table: RECORDS,
+        out_port: port::ANY,
+        out_group: GROUP_ANY,
+        cookie: 0,
+        cookie_mask: 0,
+        fields: Vec::new(),
+    });
+    let parts = channel.multipart("reading the records", request).await?;
+    let flows = parts.iter().flat_map(|part| match part {
+        MultipartPart::Flows(flows) => flows.as_slice(),
+        _ => &[],
+    });
+    Ok(flows.filter_map(Flow::read).find(|flow| flow.key() == record.key()))
+}
+
+async fn fence(channel: &mut Channel, ours: ElectionId) -> Result<(), DriverError> {
+    let found = find_record(channel, &record_flow(PRIMARY_RECORD, 0, 0)).await?;
+    match found.map(|flow| (flow.steps, flow.cookie)) {
+        Some((Steps::Record(high), low)) if (ElectionId { high, low }) > ours => {
+            Err(DriverError::Fenced { ours, theirs: ElectionId { high, low } })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn role(channel: &mut Channel, request: RoleRequest) -> Result<RoleRequest, DriverError> {
+    match channel.try_request("the role", Body::RoleRequest(request)).await? {
+        Ok(Body::RoleReply(reply)) => Ok(reply),
+        Ok(_) => Err(DriverError::Lost("it did not report its role".to_owned())),
+        // Another controller took the role between the two requests: the next try sees its record.
+        Err(error) if error.is_stale_role() => Err(DriverError::Lost(error.to_string())),
+        Err(error) => Err(DriverError::Refused { what: "the role", reason: error.to_string() }),
+    }
+}
