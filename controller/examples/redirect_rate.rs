@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bluebridge_controller::{Config, Controller};
+use bluebridge_controller::{Config, Controller, SwitchAddress};
 use bluebridge_northbound::proto::controller_client::ControllerClient;
 use bluebridge_northbound::proto::{LeaseStatus, StatusRequest};
 use bluebridge_northbound::{Assignment, Attachment, Carrier, Membership, Registration, Role};
@@ -327,7 +327,8 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     println!("{}", probe.name());
     let agent = Agent::bind(AgentConfig { listen, device_id: 1 }, probe).await?;
-    let mut config = Config::new(listen, &format!("http://{}", agent.local_addr()));
+    let mut config =
+        Config::new(listen, SwitchAddress::embedded(&format!("http://{}", agent.local_addr())));
     config.core.redirect_budget = 16_384;
     let controller = Controller::bind(config).await?;
     let uri = format!("http://{}", controller.local_addr()?);

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::core::CoreConfig;
+use crate::driver::{OpenFlowAddress, OpenFlowConnector, P4RuntimeConnector, SwitchConnector};
 use crate::reconcile::Timing;
 
 /// The files that TLS needs for the northbound API, as PEM.
@@ -18,17 +19,59 @@ pub struct TlsPaths {
     pub client_root: Option<PathBuf>,
 }
 
+/// Which switch a controller programs, and how.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum SwitchAddress {
+    /// By OpenFlow.
+    OpenFlow(OpenFlowAddress),
+    /// By P4Runtime.
+    P4Runtime {
+        /// The server: `http://host:port`.
+        uri: String,
+        /// The device at this server.
+        device_id: u64,
+        /// The device configuration; `None` for the embedded switch.
+        device_config: Option<Vec<u8>>,
+    },
+}
+
+impl SwitchAddress {
+    /// The embedded switch at `http://host:port`.
+    #[must_use]
+    pub fn embedded(uri: &str) -> Self {
+        Self::P4Runtime { uri: uri.to_owned(), device_id: 1, device_config: None }
+    }
+
+    /// Makes connections to it.
+    pub(crate) fn connector(&self) -> Box<dyn SwitchConnector> {
+        match self {
+            Self::OpenFlow(address) => Box::new(OpenFlowConnector::new(*address)),
+            Self::P4Runtime { uri, device_id, device_config: Some(bytes) } => {
+                Box::new(P4RuntimeConnector::with_device_config(uri, *device_id, bytes.clone()))
+            }
+            Self::P4Runtime { uri, device_id, device_config: None } => {
+                Box::new(P4RuntimeConnector::new(uri, *device_id))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for SwitchAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OpenFlow(address) => address.fmt(f),
+            Self::P4Runtime { uri, .. } => f.write_str(uri),
+        }
+    }
+}
+
 /// Configuration of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The address on which the northbound API listens; port 0 selects any.
     pub listen: SocketAddr,
-    /// The P4Runtime server of the switch: `http://host:port`.
-    pub switch_uri: String,
-    /// The switch's device id.
-    pub device_id: u64,
-    /// The device configuration of the switch; `None` for the embedded switch.
-    pub device_config: Option<Vec<u8>>,
+    /// The switch.
+    pub switch: SwitchAddress,
     /// The store's file; `None` keeps the state in memory, only for tests: after a restart the
     /// same node ids are assigned again.
     pub store: Option<PathBuf>,
@@ -50,12 +93,10 @@ pub struct Config {
 impl Config {
     /// A controller for a switch with default settings.
     #[must_use]
-    pub fn new(listen: SocketAddr, switch_uri: &str) -> Self {
+    pub fn new(listen: SocketAddr, switch: SwitchAddress) -> Self {
         Self {
             listen,
-            switch_uri: switch_uri.to_owned(),
-            device_id: 1,
-            device_config: None,
+            switch,
             store: None,
             force: false,
             tls: None,

@@ -175,6 +175,24 @@ pub trait SwitchDriver: Send {
     async fn next_event(&mut self) -> SwitchEvent;
 }
 
+#[tonic::async_trait]
+impl SwitchConnector for Box<dyn SwitchConnector> {
+    fn uri(&self) -> String {
+        (**self).uri()
+    }
+
+    async fn look(&mut self) -> Result<Installed, DriverError> {
+        (**self).look().await
+    }
+
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        (**self).connect(election_id).await
+    }
+}
+
 /// Makes connections to a switch.
 #[tonic::async_trait]
 pub trait SwitchConnector: Send {
@@ -185,7 +203,7 @@ pub trait SwitchConnector: Send {
     ///
     /// # Errors
     /// [`DriverError`].
-    async fn look(&mut self) -> Result<Tables, DriverError>;
+    async fn look(&mut self) -> Result<Installed, DriverError>;
 
     /// Connects and becomes the primary.
     ///

@@ -36,8 +36,8 @@ use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-pub use config::{Config, TlsPaths};
-use driver::{DriverError, P4RuntimeConnector, SwitchConnector};
+pub use config::{Config, SwitchAddress, TlsPaths};
+use driver::{DriverError, SwitchConnector};
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
 use service::{Northbound, Operators};
@@ -181,11 +181,7 @@ impl Controller {
         self,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
-        let (uri, device) = (self.config.switch_uri.as_str(), self.config.device_id);
-        let connector = match &self.config.device_config {
-            Some(bytes) => P4RuntimeConnector::with_device_config(uri, device, bytes.clone()),
-            None => P4RuntimeConnector::new(uri, device),
-        };
+        let connector = self.config.switch.connector();
         self.run_with(connector, shutdown).await
     }
 
@@ -195,7 +191,7 @@ impl Controller {
     /// [`ControllerError`]: it must not continue.
     pub async fn run_with(
         mut self,
-        connector: impl SwitchConnector,
+        connector: Box<dyn SwitchConnector>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
         let (desires, desired) = watch::channel(Desired::default());
@@ -207,7 +203,7 @@ impl Controller {
         let (election_id, is_new) = (store.election_id(), stored.nodes.is_empty());
         tracing::info!(
             listen = %self.config.listen,
-            switch = self.config.switch_uri,
+            switch = %self.config.switch,
             start = store.start_count(),
             known_nodes = stored.nodes.len(),
             "the controller starts"

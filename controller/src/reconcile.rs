@@ -264,8 +264,8 @@ impl<C: SwitchConnector> Reconciler<C> {
         let deadline = self.timing.call_deadline;
         if self.claim.is_new && self.claim.outbid.is_none() {
             // Before the election, which would end the present controller.
-            let tables = within(deadline, "looking", self.connector.look()).await?;
-            let endpoints = tables.endpoint_count();
+            let there = within(deadline, "looking", self.connector.look()).await?;
+            let endpoints = there.tables.endpoint_count();
             if endpoints != 0 {
                 return Err(DriverError::InUse { endpoints });
             }

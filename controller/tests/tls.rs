@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use bluebridge_controller::TlsPaths;
+use bluebridge_controller::{SwitchAddress, TlsPaths};
 use bluebridge_northbound::proto::{PurgeRequest, operations_client::OperationsClient};
 use bluebridge_northbound::{Connection, Membership, MembershipError, Options};
 use bluebridge_testkit::Scratch;
@@ -210,7 +210,7 @@ async fn missing_and_wrong_files_are_named() {
     ] {
         let mut config = bluebridge_controller::Config::new(
             std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
-            "http://127.0.0.1:9",
+            SwitchAddress::embedded("http://127.0.0.1:9"),
         );
         config.tls = Some(TlsPaths {
             certificate: folder.file(certificate),

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use crate::access::rack_environment;
 use crate::error::failed;
-use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, P4RUNTIME};
+use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
-use crate::spec::Node;
+use crate::spec::{DataPlane, Node};
 use crate::state::{DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState};
 use crate::{DaemonFailure, Rack, RackError};
 
@@ -112,7 +112,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
     vec![
-        vec![record(SWITCH.to_owned(), Node::Switch, switch_arguments(state, layout))],
+        vec![record(SWITCH.to_owned(), Node::Switch, switch_arguments(state, layout, directory))],
         vec![record(
             CONTROLLER.to_owned(),
             Node::Switch,
@@ -121,7 +121,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                 "--listen",
                 &layout.controller().to_string(),
                 "--switch",
-                &P4RUNTIME.to_string(),
+                &switch_address(state.spec.switch),
                 "--device-id",
                 &DEVICE_ID.to_string(),
                 "--store",
@@ -157,16 +157,30 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
     ]
 }
 
-fn switch_arguments(state: &RackState, layout: &Layout) -> Vec<String> {
-    let mut arguments = words(&[
-        SWITCH,
-        "--data-plane",
-        state.spec.switch.as_str(),
-        "--listen",
-        &P4RUNTIME.to_string(),
-        "--device-id",
-        &DEVICE_ID.to_string(),
-    ]);
+/// The switch's address, as the controller's option takes it.
+fn switch_address(switch: DataPlane) -> String {
+    match switch {
+        DataPlane::Ebpf | DataPlane::Soft => P4RUNTIME.to_string(),
+        DataPlane::Ovs => format!("openflow://{OPENFLOW}"),
+    }
+}
+
+fn switch_arguments(state: &RackState, layout: &Layout, directory: &Path) -> Vec<String> {
+    let switch = state.spec.switch;
+    let mut arguments = words(&[SWITCH, "--data-plane", switch.as_str(), "--listen"]);
+    match switch {
+        DataPlane::Ebpf | DataPlane::Soft => {
+            arguments.extend(words(&[
+                &P4RUNTIME.to_string(),
+                "--device-id",
+                &DEVICE_ID.to_string(),
+            ]));
+        }
+        DataPlane::Ovs => {
+            let own = directory.join("ovs").display().to_string();
+            arguments.extend(words(&[&OPENFLOW.to_string(), "--ovs-directory", &own]));
+        }
+    }
     for port in layout.ports() {
         arguments.extend(words(&["--port", &format!("{}={}", port.number, port.interface)]));
     }

@@ -38,6 +38,14 @@ pub enum RackError {
         "this build has no eBPF data plane: install clang and build again, or use --switch soft"
     )]
     EbpfNotBuilt,
+    /// Open vSwitch needs root.
+    #[error("Open vSwitch needs root; use --switch soft")]
+    OvsNeedsRoot,
+    /// Open vSwitch is not installed.
+    #[error(
+        "Open vSwitch is not installed; install the package openvswitch-switch, or use another --switch"
+    )]
+    OvsNotInstalled,
     /// A file, mount or process operation failed.
     #[error("cannot {action}: {source}")]
     Io {

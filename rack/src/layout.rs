@@ -22,6 +22,9 @@ pub const CONTROL_PREFIX: u8 = 64;
 /// The address of the agent's P4Runtime server, in the switch's namespace (IANA, service p4runtime).
 pub const P4RUNTIME: SocketAddrV6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 9559, 0, 0);
 
+/// The address at which Open vSwitch listens for controllers, in the switch's namespace (IANA, service openflow).
+pub const OPENFLOW: SocketAddrV6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 6653, 0, 0);
+
 /// The port on which the controller serves endpoints, at its control address.
 pub const CONTROLLER_PORT: u16 = 7700;
 

@@ -90,7 +90,8 @@ fn make_link(
 fn settle_peer(port: &RackPort, switch: DataPlane) -> Result<(), NetworkError> {
     let netlink = Netlink::open()?;
     set_interface_setting(port.peer_interface, Ipv6Setting::DisableIpv6, 0)?;
-    if switch == DataPlane::Soft {
+    // Only the kernel could complete the checksums and cut the trains that hosts leave to a device.
+    if switch != DataPlane::Ebpf {
         disable_transmit_offloads(port.peer_interface)?;
     }
     netlink.set_up("lo")?;

@@ -12,6 +12,7 @@ use bluebridge_switch::ebpf::EbpfSwitch;
 use crate::error::{RackError, failed};
 use crate::layout::Layout;
 use crate::namespace::{self, NetworkNamespace};
+use crate::open_vswitch::OpenVswitch;
 use crate::process::ProcessRecord;
 use crate::site::{Cancel, Site};
 use crate::spec::{DataPlane, Node, RackName, RackSpec};
@@ -227,7 +228,9 @@ pub(crate) fn check_switch(
     match switch {
         DataPlane::Ebpf if is_rootless => Err(RackError::EbpfNeedsRoot),
         DataPlane::Ebpf if !has_ebpf => Err(RackError::EbpfNotBuilt),
-        DataPlane::Ebpf | DataPlane::Soft => Ok(()),
+        DataPlane::Ovs if is_rootless => Err(RackError::OvsNeedsRoot),
+        DataPlane::Ovs if !OpenVswitch::is_installed() => Err(RackError::OvsNotInstalled),
+        DataPlane::Ebpf | DataPlane::Ovs | DataPlane::Soft => Ok(()),
     }
 }
 

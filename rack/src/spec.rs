@@ -195,6 +195,8 @@ impl fmt::Display for ByteSize {
 pub enum DataPlane {
     /// In the kernel; needs root.
     Ebpf,
+    /// Open vSwitch, driven by OpenFlow; needs root and the package `openvswitch-switch`.
+    Ovs,
     /// In a separate process; needs no privileges.
     Soft,
 }
@@ -204,6 +206,7 @@ impl DataPlane {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
+            Self::Ovs => "ovs",
             Self::Soft => "soft",
         }
     }

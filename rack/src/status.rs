@@ -16,7 +16,7 @@ use crate::daemon::{CONTROLLER, MEMORY_SERVER, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
-use crate::spec::{Node, RackName};
+use crate::spec::{DataPlane, Node, RackName};
 use crate::state::{Phase, RackState};
 
 /// A rack and all its parts.
@@ -104,7 +104,9 @@ pub fn look(state: &RackState) -> RackStatus {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
     let controller = can_respond(CONTROLLER).then(|| controller(state, &layout)).flatten();
-    let switch = can_respond(SWITCH).then(|| query_switch(state));
+    // Open vSwitch is seen through the controller alone.
+    let has_agent = state.spec.switch != DataPlane::Ovs;
+    let switch = (has_agent && can_respond(SWITCH)).then(|| query_switch(state));
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
         problems.push("it was not built completely; take it down and build it again".to_owned());

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use bluebridge_controller::core::ControllerPort;
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
-use bluebridge_controller::{Config, Controller as Running, TlsPaths};
+use bluebridge_controller::{Config, Controller as Running, TlsPaths, config};
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::Redirects;
@@ -16,6 +16,7 @@ use bluebridge_transport::interface::Interface;
 use clap::Args;
 
 use self::query::Query;
+use super::switch_address::SwitchAddress;
 use super::{Global, shutdown};
 use crate::exit::{Exit, UsageError};
 
@@ -41,9 +42,10 @@ struct Serve {
     /// The address on which endpoints join
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
     listen: SocketAddr,
-    /// The address of the switch's P4Runtime server
+    /// The switch: the ADDRESS of its P4Runtime server, openflow://ADDRESS of a switch that listens for OpenFlow
+    /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
-    switch: SocketAddr,
+    switch: SwitchAddress,
     /// P4Runtime's number for the switch
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
@@ -92,8 +94,15 @@ pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit
 }
 
 fn serve(controller: Serve) -> anyhow::Result<Exit> {
-    let mut config = Config::new(controller.listen, &format!("http://{}", controller.switch));
-    config.device_id = controller.device_id;
+    let switch = match controller.switch {
+        SwitchAddress::OpenFlow(address) => config::SwitchAddress::OpenFlow(address),
+        SwitchAddress::P4Runtime(address) => config::SwitchAddress::P4Runtime {
+            uri: format!("http://{address}"),
+            device_id: controller.device_id,
+            device_config: None,
+        },
+    };
+    let mut config = Config::new(controller.listen, switch);
     config.store = controller.store;
     config.force = controller.force;
     config.operators = controller.operators;

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use bluebridge_rack::Site;
 use bluebridge_rack::namespace;
+use bluebridge_rack::spec::DataPlane;
 use bluebridge_switch::ebpf::EbpfSwitch;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -26,6 +27,9 @@ pub(super) struct Demo {
     /// The mode: with root, without root, or in one process; the default is the first that this system allows
     #[arg(long, value_enum)]
     mode: Option<Mode>,
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
+    #[arg(long, conflicts_with = "mode")]
+    switch: Option<DataPlane>,
 }
 
 /// The environment of the demo's rack.
@@ -38,6 +42,13 @@ enum Mode {
     Rootless,
     /// Threads of one process, without any network
     Process,
+}
+
+impl Mode {
+    /// A rack in namespaces, with root if possible.
+    fn in_namespaces() -> Self {
+        if namespace::is_privileged() { Self::Root } else { Self::Rootless }
+    }
 }
 
 /// The results of the demo, for programs. A failed check ends the demo with an error.
@@ -79,11 +90,16 @@ pub(super) fn run(demo: Demo, global: Global) -> anyhow::Result<Exit> {
     let began = Instant::now();
     let mut screen = Screen::new(global.json);
     screen.title("BlueBridge: shared memory whose pointers are IPv6 addresses")?;
-    let (mode, why) = choose(demo.mode)?;
+    // A process without root cannot have the other data planes; the rack says why.
+    let asked = demo.mode.or(demo.switch.map(|_| Mode::in_namespaces()));
+    let (mode, mut why) = choose(asked)?;
+    if let Some(switch) = demo.switch {
+        why = format!("The switch is {}, as requested.", switch.as_str());
+    }
     screen.say(&why)?;
     let mut summary = match mode {
-        Mode::Root => in_rack::show(&Site::prepare()?, &mut screen)?,
-        Mode::Rootless => in_rack::show(&Site::prepare_rootless()?, &mut screen)?,
+        Mode::Root => in_rack::show(&Site::prepare()?, demo.switch, &mut screen)?,
+        Mode::Rootless => in_rack::show(&Site::prepare_rootless()?, demo.switch, &mut screen)?,
         Mode::Process => in_process::show(&mut screen, &interrupt::watch()?)?,
     };
     summary.mode = mode;

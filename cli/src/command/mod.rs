@@ -22,6 +22,7 @@ pub(crate) mod rack;
 mod shutdown;
 mod steps;
 mod switch;
+mod switch_address;
 mod switch_control;
 mod trust;
 

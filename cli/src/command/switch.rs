@@ -1,16 +1,19 @@
 //! `bluebridge switch`: the embedded switch and its P4Runtime agent, in the foreground.
 
+pub(super) mod open_vswitch;
 mod pins;
 
 use std::io;
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
 use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::DataPlane as Kind;
 use bluebridge_switch::agent::{Agent, AgentConfig};
@@ -32,12 +35,16 @@ const SPIN: Duration = Duration::from_micros(50);
 pub(super) struct Switch {
     #[command(subcommand)]
     command: Option<SwitchCommand>,
-    /// The data plane: in the kernel (root), or in this process
-    #[arg(long, value_name = "ebpf|soft", default_value = "ebpf")]
+    /// The data plane: in the kernel (root), in this process, or Open vSwitch (root, package openvswitch-switch)
+    #[arg(long, value_name = "ebpf|soft|ovs", default_value = "ebpf")]
     data_plane: Kind,
-    /// The address on which to serve P4Runtime
-    #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
-    listen: SocketAddr,
+    /// The address on which to serve P4Runtime ([::1]:9559), or on which Open vSwitch listens for OpenFlow
+    /// controllers ([::1]:6653)
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// The directory of Open vSwitch's database, sockets and logs; its contents are replaced
+    #[arg(long, value_name = "DIR", required_if_eq("data_plane", "ovs"))]
+    ovs_directory: Option<PathBuf>,
     /// A port and its interface; can be repeated. An existing switch loses the ports that are not
     /// given. The mode says how the eBPF data plane sends: `peer`, into the stack
     /// behind a veth pair (the default if possible); `redirect`, through the interface;
@@ -102,9 +109,13 @@ pub(super) fn run(switch: Switch, global: Global) -> anyhow::Result<Exit> {
 }
 
 fn serve(switch: Switch) -> anyhow::Result<Exit> {
+    if switch.ovs_directory.is_some() && switch.data_plane != Kind::Ovs {
+        return Err(UsageError("--ovs-directory is for --data-plane ovs".to_owned()).into());
+    }
     let mut pins = match switch.data_plane {
         Kind::Ebpf => Some(switch.place.take()?),
         Kind::Soft => None,
+        Kind::Ovs => return serve_ovs(&switch),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -126,6 +137,25 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
     })
 }
 
+fn serve_ovs(switch: &Switch) -> anyhow::Result<Exit> {
+    let directory = switch.ovs_directory.as_deref().unwrap_or(Path::new("."));
+    let listen = switch.listen.unwrap_or(OPENFLOW.into());
+    refuse_modes(&switch.ports)?;
+    let ports = switch.ports.iter().map(|port| (port.port.0, port.interface.as_str()));
+    open_vswitch::serve(directory, listen, ports)
+}
+
+/// Only ports of the eBPF data plane have modes.
+fn refuse_modes(ports: &[PortArgument]) -> Result<(), UsageError> {
+    match ports.iter().find(|port| port.mode.is_some()) {
+        None => Ok(()),
+        Some(port) => Err(UsageError(format!(
+            "port {} has a mode, but only ports of the eBPF data plane have modes",
+            port.port.0
+        ))),
+    }
+}
+
 /// Opens the data plane and starts listening; if this fails, no process holds the data plane.
 async fn start(
     switch: &Switch,
@@ -136,7 +166,8 @@ async fn start(
     // first: so another thread loads the programs.
     let opened = thread::scope(|scope| scope.spawn(|| open(switch, pins)).join());
     let plane = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
-    let config = AgentConfig { listen: switch.listen, device_id: switch.place.device_id };
+    let listen = switch.listen.unwrap_or(P4RUNTIME.into());
+    let config = AgentConfig { listen, device_id: switch.place.device_id };
     let agent = Agent::bind(config, plane).await?;
     readiness::notify_ready().context("cannot report that the switch is ready")?;
     Ok((shutdown, agent))
@@ -157,13 +188,7 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
             Ok(Box::new(plane))
         }
         None => {
-            if let Some(port) = switch.ports.iter().find(|port| port.mode.is_some()) {
-                let words = format!(
-                    "port {} has a mode, but only ports of the eBPF data plane have modes",
-                    port.port.0
-                );
-                return Err(UsageError(words).into());
-            }
+            refuse_modes(&switch.ports)?;
             let mut plane = soft::Switch::start(SPIN)?;
             let attached = attach(&mut plane, &switch.ports, |plane, port| {
                 plane.add_port(port.port, &port.interface)

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bluebridge_controller::driver::OpenFlowAddress;
 use bluebridge_p4::proto::bluebridge::switch::v1 as proto;
 use bluebridge_rack::control::tables::{self, PortNames};
 use bluebridge_rack::control::{impair, switch_ports};
 use bluebridge_rack::daemon::DEVICE_ID;
-use bluebridge_rack::layout::{Layout, P4RUNTIME};
+use bluebridge_rack::layout::{Layout, OPENFLOW, P4RUNTIME};
 use bluebridge_rack::spec::{DataPlane, Node, RackName};
 use bluebridge_rack::state::RackState;
 use bluebridge_rack::{RackError, access};
@@ -16,6 +17,8 @@ use serde_json::json;
 
 use super::Global;
 use super::member::find_rack;
+use super::switch::open_vswitch::read_tables;
+use super::switch_address::SwitchAddress;
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
@@ -40,9 +43,9 @@ pub(super) struct Agent {
     /// only rack that is up
     #[arg(long, value_name = "NAME", conflicts_with = "agent")]
     rack: Option<RackName>,
-    /// The address of the switch agent's P4Runtime server
+    /// The address of the switch agent's P4Runtime server, or openflow://ADDRESS
     #[arg(long, value_name = "ADDRESS")]
-    agent: Option<SocketAddr>,
+    agent: Option<SwitchAddress>,
     /// P4Runtime's number for the switch
     #[arg(long, value_name = "N", default_value_t = DEVICE_ID, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
@@ -80,10 +83,22 @@ pub(super) struct Impair {
 
 /// A switch that can be queried: the calling thread is in the namespace of its agent.
 struct Reached {
-    address: SocketAddr,
+    address: SwitchAddress,
     device_id: u64,
     names: PortNames,
     layout: Option<Layout>,
+}
+
+impl Reached {
+    /// The agent of an embedded switch.
+    fn agent(&self) -> Result<SocketAddr, UsageError> {
+        match self.address {
+            SwitchAddress::P4Runtime(address) => Ok(address),
+            SwitchAddress::OpenFlow(_) => Err(UsageError(
+                "only the embedded switch can do this; use ovs-ofctl for Open vSwitch".to_owned(),
+            )),
+        }
+    }
 }
 
 impl Agent {
@@ -106,7 +121,10 @@ fn enter(state: &RackState) -> anyhow::Result<Reached> {
     access::namespace(state, Node::Switch)?.move_caller_in().map_err(RackError::from)?;
     let layout = Layout::of(&state.spec);
     Ok(Reached {
-        address: P4RUNTIME.into(),
+        address: match state.spec.switch {
+            DataPlane::Ebpf | DataPlane::Soft => SwitchAddress::P4Runtime(P4RUNTIME.into()),
+            DataPlane::Ovs => SwitchAddress::OpenFlow(OpenFlowAddress::Connect(OPENFLOW.into())),
+        },
         device_id: DEVICE_ID,
         names: port_names(&layout),
         layout: Some(layout),
@@ -135,7 +153,12 @@ pub(super) fn tables_of_rack(name: &RackName, global: Global) -> anyhow::Result<
 }
 
 fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
-    let lines = tables::read(switch.address, switch.device_id, &switch.names)?;
+    let lines = match switch.address {
+        SwitchAddress::P4Runtime(address) => {
+            tables::read(address, switch.device_id, &switch.names)?
+        }
+        SwitchAddress::OpenFlow(address) => read_tables(address, &switch.names)?,
+    };
     if global.json {
         output::json(&lines)?;
     } else {
@@ -165,7 +188,7 @@ pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
 }
 
 fn ports(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
-    let answer = switch_ports(switch.address)?;
+    let answer = switch_ports(switch.agent()?)?;
     let node = |number: u32| {
         let number = u16::try_from(number).ok()?;
         switch.names.get(&number).cloned()
@@ -278,7 +301,7 @@ fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
     };
     let delay = Duration::from_micros(options.delay.into());
     if !delay.is_zero() {
-        let data_plane = switch_ports(switch.address)?.data_plane;
+        let data_plane = switch_ports(switch.agent()?)?.data_plane;
         if data_plane == DataPlane::Ebpf.as_str() {
             let words = "the data plane ebpf cannot delay frames, but soft can: `bluebridge rack up --switch soft`";
             return Err(UsageError(words.to_owned()).into());
@@ -292,7 +315,7 @@ fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
         corrupt: options.corrupt,
         delay: (!delay.is_zero()).then(|| delay.try_into().unwrap_or_default()),
     };
-    impair(switch.address, port, impairment)?;
+    impair(switch.agent()?, port, impairment)?;
     if global.json {
         output::json(
             &json!({ "port": port, "impaired": shares.iter().any(|it| it.1 > 0.0) || options.delay > 0 }),

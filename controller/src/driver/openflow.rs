@@ -119,11 +119,11 @@ impl SwitchConnector for OpenFlowConnector {
         self.address.to_string()
     }
 
-    async fn look(&mut self) -> Result<Tables, DriverError> {
+    async fn look(&mut self) -> Result<Installed, DriverError> {
         let mut channel = self.channel().await?;
         let contents = read(&mut channel).await?;
         self.idle = Some(channel);
-        Ok(contents.installed.tables)
+        Ok(contents.installed)
     }
 
     async fn connect(

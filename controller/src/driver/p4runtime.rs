@@ -20,7 +20,7 @@ use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
 };
-use crate::core::{Ports, Tables};
+use crate::core::Ports;
 use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 use stream::Stream;
@@ -69,7 +69,7 @@ impl SwitchConnector for P4RuntimeConnector {
         self.uri.clone()
     }
 
-    async fn look(&mut self) -> Result<Tables, DriverError> {
+    async fn look(&mut self) -> Result<Installed, DriverError> {
         let client =
             P4RuntimeClient::new(self.channel().await?).max_decoding_message_size(READ_BYTES_MAX);
         let mut installed = Installed::default();
@@ -83,7 +83,7 @@ impl SwitchConnector for P4RuntimeConnector {
             Err(status) if status.code() == Code::FailedPrecondition => {}
             Err(status) => return Err(DriverError::Lost(status.message().to_owned())),
         }
-        Ok(installed.tables)
+        Ok(installed)
     }
 
     async fn connect(

@@ -221,7 +221,7 @@ impl SwitchConnector for FakeSwitch {
         "fake".to_owned()
     }
 
-    async fn look(&mut self) -> Result<Tables, DriverError> {
+    async fn look(&mut self) -> Result<Installed, DriverError> {
         let mut state = self.state.lock().unwrap();
         if let chance @ 0.001.. = state.trouble.unreachable
             && state.rng.random_bool(chance)
@@ -229,7 +229,7 @@ impl SwitchConnector for FakeSwitch {
             state.met.unreachable += 1;
             return Err(DriverError::Lost("unreachable".to_owned()));
         }
-        Ok(state.read())
+        Ok(Installed { tables: state.read(), ..Installed::default() })
     }
 
     async fn connect(

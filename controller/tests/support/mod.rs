@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bluebridge_controller::{Config, Controller, ControllerError};
+use bluebridge_controller::{Config, Controller, ControllerError, SwitchAddress};
 use bluebridge_northbound::proto::controller_client::ControllerClient;
 use bluebridge_northbound::proto::{self, watch_response::Event};
 use bluebridge_northbound::{Attachment, Carrier, Registration, Role};
@@ -315,7 +315,10 @@ impl Running {
     }
 
     pub(crate) fn config(agent: &Agent) -> Config {
-        let mut config = Config::new(SocketAddr::from((own_loopback(), 0)), &agent.uri());
+        let mut config = Config::new(
+            SocketAddr::from((own_loopback(), 0)),
+            SwitchAddress::embedded(&agent.uri()),
+        );
         config.core.heartbeat_interval = HEARTBEAT;
         config
     }

@@ -286,9 +286,29 @@ pub fn read(
             lines.extend(line(table, entry, &groups, names)?);
         }
     }
+    in_order(&mut lines);
+    Ok(lines)
+}
+
+/// Sorts lines by table, in the order of the pipeline, then by key.
+pub fn in_order(lines: &mut [TableLine]) {
     let order = |line: &TableLine| TABLES.iter().position(|table| table.alias == line.table);
     lines.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.cmp(b)));
-    Ok(lines)
+}
+
+/// The default action of `l2`, without counters.
+pub fn describe_flood(
+    group: u16,
+    groups: &BTreeMap<u32, Vec<u16>>,
+    names: &PortNames,
+) -> TableLine {
+    TableLine {
+        table: bluebridge_switch::dataplane::Table::L2.name(),
+        matches: Match::Default,
+        action: act_of(&Action::SetMulticastGroup { group }, groups, names),
+        packets: 0,
+        bytes: 0,
+    }
 }
 
 async fn read_entities(channel: Channel, device_id: u64) -> Result<Vec<v1::Entity>, Status> {

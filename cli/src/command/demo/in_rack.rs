@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use bluebridge::{Client, Error, Placement, Pointer};
+use bluebridge_controller::driver::OpenFlowAddress;
 use bluebridge_rack::control::tables::{self, TableLine};
 use bluebridge_rack::control::{controller_status, switch_ports};
 use bluebridge_rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
-use bluebridge_rack::layout::P4RUNTIME;
+use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::process;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackSpec, Redirects};
 use bluebridge_rack::state::RACK_VARIABLE;
@@ -26,6 +27,7 @@ use super::screen::Screen;
 use super::{ControllerRestart, Mode, Summary, latency};
 use crate::command::interrupt;
 use crate::command::member::{identity_in, join_as_owner};
+use crate::command::switch::open_vswitch::read_tables;
 use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
 
 /// Time limit of each operation.
@@ -36,8 +38,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long clients poll for responses. The kernel's switch needs no processor of its own; the soft
 /// one does, so a client must not occupy it.
-const SPIN: [(DataPlane, Duration); 2] =
-    [(DataPlane::Ebpf, Duration::from_millis(2)), (DataPlane::Soft, Duration::from_micros(50))];
+const SPIN: [(DataPlane, Duration); 3] = [
+    (DataPlane::Ebpf, Duration::from_millis(2)),
+    (DataPlane::Ovs, Duration::from_micros(50)),
+    (DataPlane::Soft, Duration::from_micros(50)),
+];
 
 /// The memory of each server.
 const MEMORY_BYTES: u64 = 32 << 20;
@@ -50,11 +55,16 @@ const VICTIM: u16 = 3;
 
 type Clients = Cast<UdpTransport>;
 
-pub(super) fn show(site: &Site, screen: &mut Screen) -> anyhow::Result<Summary> {
+pub(super) fn show(
+    site: &Site,
+    switch: Option<DataPlane>,
+    screen: &mut Screen,
+) -> anyhow::Result<Summary> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let was_there = site.state_root().path().exists();
-    let shown = play(site, program, &cancel, screen);
+    let data_plane = switch.unwrap_or_else(|| site.data_plane());
+    let shown = play(site, data_plane, program, &cancel, screen);
     if !was_there {
         // If another rack was created meanwhile, this fails and the directory stays.
         let _ = std::fs::remove_dir(site.state_root().path());
@@ -64,11 +74,11 @@ pub(super) fn show(site: &Site, screen: &mut Screen) -> anyhow::Result<Summary> 
 
 fn play(
     site: &Site,
+    data_plane: DataPlane,
     program: PathBuf,
     cancel: &Cancel,
     screen: &mut Screen,
 ) -> anyhow::Result<Summary> {
-    let data_plane = site.data_plane();
     let mut stage = Stage::build(site, data_plane, program, cancel, screen)?;
     let mut clients = stage.clients()?;
 
@@ -138,6 +148,7 @@ fn play(
 fn how(data_plane: DataPlane) -> &'static str {
     match data_plane {
         DataPlane::Ebpf => "client and server poll, and the switch runs on the sender's core",
+        DataPlane::Ovs => "Open vSwitch forwards in a process of its own",
         DataPlane::Soft => {
             "the soft switch is a separate process, and on few processors every hop waits for a wake-up"
         }
@@ -209,8 +220,16 @@ impl<'a> Stage<'a> {
 
     fn read_tables(&self) -> anyhow::Result<Vec<TableLine>> {
         let names = port_names(self.rack.layout());
-        let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
-        Ok(self.rack.enter(Node::Switch, read)??)
+        match self.rack.spec().switch {
+            DataPlane::Ebpf | DataPlane::Soft => {
+                let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
+                Ok(self.rack.enter(Node::Switch, read)??)
+            }
+            DataPlane::Ovs => {
+                let address = OpenFlowAddress::Connect(OPENFLOW.into());
+                self.rack.enter(Node::Switch, || read_tables(address, &names))?
+            }
+        }
     }
 
     fn tables(&self, screen: &Screen) -> anyhow::Result<Vec<TableLine>> {
@@ -244,9 +263,11 @@ impl<'a> Stage<'a> {
         }
         ensure!(directory_packets > 0, "the directory counted nothing");
         screen.table(&TABLE_COLUMNS, table_rows(&moved))?;
-        let ports = self.rack.enter(Node::Switch, || switch_ports(P4RUNTIME.into()))??;
-        let dropped: u64 = ports.drops.iter().map(|drop| drop.frames).sum();
-        screen.say(&format!("   Frames dropped by the switch so far: {dropped}."))?;
+        if self.rack.spec().switch != DataPlane::Ovs {
+            let ports = self.rack.enter(Node::Switch, || switch_ports(P4RUNTIME.into()))??;
+            let dropped: u64 = ports.drops.iter().map(|drop| drop.frames).sum();
+            screen.say(&format!("   Frames dropped by the switch so far: {dropped}."))?;
+        }
         Ok(directory_packets)
     }
 

@@ -1,0 +1,97 @@
+//! `bluebridge switch --data-plane ovs`: Open vSwitch as a child process, and its tables over OpenFlow.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector, SwitchConnector};
+use bluebridge_rack::control::tables::{PortNames, TableLine, describe, describe_flood, in_order};
+use bluebridge_rack::open_vswitch::OpenVswitch;
+use bluebridge_rack::readiness;
+
+use crate::command::shutdown;
+use crate::exit::Exit;
+
+/// How often it is checked whether the switch still runs.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Time limit of a reading.
+const READ_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Runs Open vSwitch until a signal, or until it ends.
+pub(super) fn serve<'a>(
+    directory: &Path,
+    listen: SocketAddr,
+    ports: impl IntoIterator<Item = (u16, &'a str)>,
+) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let shutdown = shutdown::signals()?;
+        empty(directory).with_context(|| format!("cannot prepare {}", directory.display()))?;
+        let mut switch = OpenVswitch::start(directory, listen, ports)?;
+        readiness::notify_ready().context("cannot report that the switch is ready")?;
+        tokio::pin!(shutdown);
+        loop {
+            tokio::select! {
+                () = &mut shutdown => return Ok(Exit::Ok),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            if let Some(status) = switch.try_wait().context("cannot wait for Open vSwitch")? {
+                bail!("Open vSwitch ended ({status}); see its logs in {}", directory.display());
+            }
+        }
+    })
+}
+
+/// What an earlier run left is of no use: the controller writes everything again.
+fn empty(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::create_dir_all(directory)
+}
+
+/// Reads the tables of an OpenFlow switch, without becoming its primary.
+pub(in crate::command) fn read_tables(
+    address: OpenFlowAddress,
+    names: &PortNames,
+) -> anyhow::Result<Vec<TableLine>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let mut connector = OpenFlowConnector::new(address);
+    let installed = runtime.block_on(async {
+        tokio::time::timeout(READ_DEADLINE, connector.look())
+            .await
+            .with_context(|| format!("{address} does not respond"))?
+            .with_context(|| format!("cannot read the tables of {address}"))
+    })?;
+    let ports = |group: &u16| {
+        let ports = installed.tables.groups.get(group)?;
+        Some((u32::from(*group), ports.iter().map(|port| port.0).collect()))
+    };
+    let groups: BTreeMap<u32, Vec<u16>> =
+        installed.tables.groups.keys().filter_map(ports).collect();
+    let mut lines: Vec<TableLine> = Vec::new();
+    for (key, body) in &installed.tables.entries {
+        let Some(action) = &body.action else { continue };
+        let mut line = describe(key, action, &groups, names);
+        let counter = installed.counters.get(key).copied().unwrap_or_default();
+        (line.packets, line.bytes) = (counter.packets, counter.bytes);
+        lines.push(line);
+    }
+    if let Some(group) = installed.tables.flood_group {
+        lines.push(describe_flood(group, &groups, names));
+    }
+    in_order(&mut lines);
+    Ok(lines)
+}
