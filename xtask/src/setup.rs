@@ -7,6 +7,8 @@ use crate::command::{Failure, Run, root, target_directory};
 /// A program and its Debian package.
 struct Tool {
     program: &'static str,
+    /// Other programs of the package that are used.
+    others: &'static [&'static str],
     probe: &'static [&'static str],
     package: &'static str,
     purpose: &'static str,
@@ -14,6 +16,7 @@ struct Tool {
 
 static CLANG: Tool = Tool {
     program: "clang",
+    others: &[],
     probe: &["--version"],
     package: "clang",
     purpose: "compiles the eBPF data plane; without it the soft switch is used",
@@ -21,6 +24,7 @@ static CLANG: Tool = Tool {
 
 static PYTHON_VENV: Tool = Tool {
     program: "python3",
+    others: &[],
     probe: &["-c", "import ensurepip, venv"],
     package: "python3-venv",
     purpose: "runs the P4Runtime clients that check the switch agent",
@@ -28,6 +32,7 @@ static PYTHON_VENV: Tool = Tool {
 
 static TSHARK: Tool = Tool {
     program: "tshark",
+    others: &[],
     probe: &["--version"],
     package: "tshark",
     purpose: "reads packet captures in the tests",
@@ -35,13 +40,22 @@ static TSHARK: Tool = Tool {
 
 static IP: Tool = Tool {
     program: "ip",
+    others: &[],
     probe: &["-V"],
     package: "iproute2",
     purpose: "shows the kernel's network state in the tests",
 };
 
+static OPEN_VSWITCH: Tool = Tool {
+    program: "ovs-vswitchd",
+    others: &["ovs-appctl", "ovs-ofctl", "ovs-vsctl", "ovsdb-server", "ovsdb-tool"],
+    probe: &["--version"],
+    package: "openvswitch-switch",
+    purpose: "is an OpenFlow switch for the tests",
+};
+
 /// The tools that tests may call by name. The test runner hides all other programs.
-static OF_TESTS: [&Tool; 2] = [&TSHARK, &IP];
+static OF_TESTS: [&Tool; 3] = [&TSHARK, &IP, &OPEN_VSWITCH];
 
 /// A cargo command, and the version that is built where there is none.
 pub(crate) struct CargoTool {
@@ -68,7 +82,7 @@ const CLIENTS: [&str; 2] = ["finsy", "shell"];
 
 /// The names of the programs that tests may call, in addition to those of every Debian.
 pub(crate) fn programs_of_tests() -> impl Iterator<Item = &'static str> {
-    OF_TESTS.iter().map(|tool| tool.program)
+    OF_TESTS.iter().flat_map(|tool| [tool.program].into_iter().chain(tool.others.iter().copied()))
 }
 
 /// Everything that the other commands use.
@@ -81,7 +95,7 @@ pub(crate) fn all() -> Result<(), Failure> {
 pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let mut needed = Vec::new();
     if runs("root") {
-        needed.push(&CLANG);
+        needed.extend([&CLANG, &OPEN_VSWITCH]);
     } else {
         build_tools();
     }

@@ -178,6 +178,15 @@ mod root {
     }
 
     #[test]
+    fn open_vswitch_shows_the_same() {
+        let scratch = Scratch::new("demo-ovs");
+        let caller = Caller::root(&scratch);
+        let summary = caller.json(&["--json", "--switch", "ovs"]);
+        assert_eq!((&summary["mode"], &summary["switch"]), (&"root".into(), &"ovs".into()));
+        assert_shown_by_a_rack(&summary);
+    }
+
+    #[test]
     fn the_demo_explains_each_step() {
         let scratch = Scratch::new("demo-words");
         let caller = Caller::root(&scratch);

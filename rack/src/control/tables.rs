@@ -6,7 +6,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 use bluebridge_p4::declaration::{TABLES, TableDeclaration};
 use bluebridge_p4::entry::{ActionSpec, decode_default_action, decode_key, decode_table_action};
-use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
+use bluebridge_p4::pipeline::{Action, Counter, Forward, Key, SwitchPort, Ternary};
 use bluebridge_p4::proto::p4::v1;
 use serde::Serialize;
 use tonic::Status;
@@ -291,24 +291,33 @@ pub fn read(
 }
 
 /// Sorts lines by table, in the order of the pipeline, then by key.
-pub fn in_order(lines: &mut [TableLine]) {
+fn in_order(lines: &mut [TableLine]) {
     let order = |line: &TableLine| TABLES.iter().position(|table| table.alias == line.table);
     lines.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.cmp(b)));
 }
 
-/// The default action of `l2`, without counters.
-pub fn describe_flood(
-    group: u16,
+/// Entries that were read in another way, with their counters, and the group through which `l2` floods.
+pub fn lines<'a>(
+    entries: impl IntoIterator<Item = (&'a Key, &'a Action, Counter)>,
+    flood_group: Option<u16>,
     groups: &BTreeMap<u32, Vec<u16>>,
     names: &PortNames,
-) -> TableLine {
-    TableLine {
+) -> Vec<TableLine> {
+    let entry = |(key, action, counter): (&Key, &Action, Counter)| TableLine {
+        packets: counter.packets,
+        bytes: counter.bytes,
+        ..describe(key, action, groups, names)
+    };
+    let mut lines: Vec<_> = entries.into_iter().map(entry).collect();
+    lines.extend(flood_group.map(|group| TableLine {
         table: bluebridge_switch::dataplane::Table::L2.name(),
         matches: Match::Default,
         action: act_of(&Action::SetMulticastGroup { group }, groups, names),
         packets: 0,
         bytes: 0,
-    }
+    }));
+    in_order(&mut lines);
+    lines
 }
 
 async fn read_entities(channel: Channel, device_id: u64) -> Result<Vec<v1::Entity>, Status> {

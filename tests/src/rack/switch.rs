@@ -4,13 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bluebridge_controller::core::Tables;
+use bluebridge_controller::driver::{
+    DriverError, OpenFlowAddress, OpenFlowConnector, SwitchConnector as _,
+};
 use bluebridge_northbound::proto::{NodeState, StatusResponse};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_rack::control::tables::{self, Act, Match, PortNames, TableLine};
-use bluebridge_rack::control::{ControlError, controller_status, impair, switch_ports};
+use bluebridge_rack::control::{controller_status, impair, switch_ports};
 use bluebridge_rack::daemon::DEVICE_ID;
-use bluebridge_rack::layout::P4RUNTIME;
+use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_wire::Pointer;
 use bluebridge_wire::address::PAGE_SHIFT;
@@ -57,15 +61,25 @@ impl TestRack {
     /// The tables of the switch without their counters.
     ///
     /// # Errors
-    /// If the switch does not respond, or has no pipeline yet.
-    pub fn tables(&self) -> Result<Vec<TableLine>, ControlError> {
-        let names = PortNames::new();
-        let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
-        let mut lines = self.enter(Node::Switch, read)?;
+    /// A text, if the switch does not respond, or has no pipeline yet.
+    pub fn tables(&self) -> Result<Vec<TableLine>, String> {
+        let mut lines = self.counted_tables()?;
         for line in &mut lines {
             (line.packets, line.bytes) = (0, 0);
         }
         Ok(lines)
+    }
+
+    /// The tables of the switch with their counters.
+    fn counted_tables(&self) -> Result<Vec<TableLine>, String> {
+        let names = PortNames::new();
+        self.enter(Node::Switch, || match self.rack().spec().switch {
+            DataPlane::Ebpf | DataPlane::Soft => {
+                let read = tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
+                read.map_err(|error| error.to_string())
+            }
+            DataPlane::Ovs => read_openflow(&names).map_err(|error| error.to_string()),
+        })
     }
 
     /// The redirects of the switch, with their packet counters.
@@ -73,8 +87,7 @@ impl TestRack {
     /// # Panics
     /// If the switch does not respond.
     pub fn redirects(&self) -> Vec<TableLine> {
-        let names = PortNames::new();
-        let lines = self.enter(Node::Switch, || tables::read(P4RUNTIME.into(), DEVICE_ID, &names));
+        let lines = self.counted_tables();
         let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
         lines.filter(|line| line.table == "redirect").collect()
     }
@@ -163,4 +176,19 @@ impl TestRack {
             });
         });
     }
+}
+
+fn read_openflow(names: &PortNames) -> Result<Vec<TableLine>, DriverError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let mut connector = OpenFlowConnector::new(OpenFlowAddress::Connect(OPENFLOW.into()));
+    let installed = runtime.expect("a runtime").block_on(connector.look())?;
+    let Tables { entries, groups, flood_group, .. } = installed.tables;
+    let groups = groups
+        .into_iter()
+        .map(|(group, ports)| (u32::from(group), ports.into_iter().map(|port| port.0).collect()));
+    let entries = entries.iter().filter_map(|(key, body)| {
+        let counter = installed.counters.get(key).copied().unwrap_or_default();
+        Some((key, body.action.as_ref()?, counter))
+    });
+    Ok(tables::lines(entries, flood_group, &groups.collect(), names))
 }

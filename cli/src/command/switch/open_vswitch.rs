@@ -1,6 +1,5 @@
 //! `bluebridge switch --data-plane ovs`: Open vSwitch as a child process, and its tables over OpenFlow.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -8,8 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use bluebridge_controller::core::Tables;
 use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector, SwitchConnector};
-use bluebridge_rack::control::tables::{PortNames, TableLine, describe, describe_flood, in_order};
+use bluebridge_rack::control::tables::{PortNames, TableLine, lines};
 use bluebridge_rack::open_vswitch::OpenVswitch;
 use bluebridge_rack::readiness;
 
@@ -75,23 +75,13 @@ pub(in crate::command) fn read_tables(
             .with_context(|| format!("{address} does not respond"))?
             .with_context(|| format!("cannot read the tables of {address}"))
     })?;
-    let ports = |group: &u16| {
-        let ports = installed.tables.groups.get(group)?;
-        Some((u32::from(*group), ports.iter().map(|port| port.0).collect()))
-    };
-    let groups: BTreeMap<u32, Vec<u16>> =
-        installed.tables.groups.keys().filter_map(ports).collect();
-    let mut lines: Vec<TableLine> = Vec::new();
-    for (key, body) in &installed.tables.entries {
-        let Some(action) = &body.action else { continue };
-        let mut line = describe(key, action, &groups, names);
+    let Tables { entries, groups, flood_group, .. } = installed.tables;
+    let groups = groups
+        .into_iter()
+        .map(|(group, ports)| (u32::from(group), ports.into_iter().map(|port| port.0).collect()));
+    let entries = entries.iter().filter_map(|(key, body)| {
         let counter = installed.counters.get(key).copied().unwrap_or_default();
-        (line.packets, line.bytes) = (counter.packets, counter.bytes);
-        lines.push(line);
-    }
-    if let Some(group) = installed.tables.flood_group {
-        lines.push(describe_flood(group, &groups, names));
-    }
-    in_order(&mut lines);
-    Ok(lines)
+        Some((key, body.action.as_ref()?, counter))
+    });
+    Ok(lines(entries, flood_group, &groups.collect(), names))
 }
