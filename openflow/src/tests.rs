@@ -1,1 +1,3 @@
+//! The codec against the specification, against itself, and against broken input.
 
+mod golden;
