@@ -1,3 +1,4 @@
 //! The codec against the specification, against itself, and against broken input.
 
 mod golden;
+mod rules;

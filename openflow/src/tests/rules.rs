@@ -1,0 +1,68 @@
+//! What must not be sent, and what is refused or corrected when it is received.
+
+use crate::*;
+
+fn flow(fields: Vec<Field>, instructions: Vec<Instruction>) -> Body {
+    Body::FlowMod(FlowMod {
+        cookie: 0,
+        cookie_mask: 0,
+        table: 0,
+        command: FlowCommand::Add,
+        idle_timeout: 0,
+        hard_timeout: 0,
+        priority: 0,
+        out_port: port::ANY,
+        out_group: GROUP_ANY,
+        flags: FlowFlags::default(),
+        fields,
+        instructions,
+    })
+}
+
+fn encode(body: Body) -> Result<Vec<u8>, EncodeError> {
+    let mut out = Vec::new();
+    Message { xid: 1, body }.encode(&mut out).map(|()| out)
+}
+
+/// The position of the match in a flow mod.
+const MATCH: usize = 48;
+
+#[test]
+fn bits_outside_a_mask_cannot_be_sent() {
+    let mac = |first| [first, 0, 0, 0, 0, 0];
+    let fields = [
+        Field::Metadata(Masked::under(2, 1)),
+        Field::EthDst(Masked::under(mac(3), mac(1))),
+        Field::EthSrc(Masked::under(mac(3), mac(1))),
+        Field::VlanVid(Masked::under(0x1001, 0x1000)),
+        Field::Ipv6Src(Masked::under(1, 0)),
+        Field::Ipv6Dst(Masked::under(3, u128::MAX - 1)),
+    ];
+    for field in fields {
+        let sent = encode(flow(vec![field.clone()], vec![]));
+        assert_eq!(sent, Err(EncodeError::OutsideMask), "{field:?}");
+    }
+    let write = Instruction::WriteMetadata(Masked::under(2, 1));
+    assert_eq!(encode(flow(vec![], vec![write])), Err(EncodeError::OutsideMask));
+}
+
+#[test]
+fn a_match_field_with_bits_outside_its_mask_is_refused() {
+    let field = Field::VlanVid(Masked::under(0x1000, 0x1000));
+    let mut frame = encode(flow(vec![field], vec![])).unwrap();
+    let value = MATCH + 8;
+    assert_eq!(frame[value..value + 4], [0x10, 0, 0x10, 0]);
+    frame[value + 1] = 1;
+    assert_eq!(Message::decode(&frame), Err(DecodeError::OutsideMask));
+}
+
+#[test]
+fn metadata_outside_the_mask_is_not_written() {
+    let write = Instruction::WriteMetadata(Masked::under(1, 5));
+    let mut frame = encode(flow(vec![], vec![write])).unwrap();
+    let value = MATCH + 8 + 8;
+    assert_eq!(frame[value..value + 8], 1_u64.to_be_bytes());
+    frame[value + 7] = 3;
+    let write = Instruction::WriteMetadata(Masked::under(1, 5));
+    assert_eq!(Message::decode(&frame).unwrap().body, flow(vec![], vec![write]));
+}
