@@ -1,5 +1,6 @@
 //! What must not be sent, and what is refused or corrected when it is received.
 
+use crate::port::{Port, PortReason, PortStatus};
 use crate::*;
 
 fn flow(fields: Vec<Field>, instructions: Vec<Instruction>) -> Body {
@@ -65,4 +66,54 @@ fn metadata_outside_the_mask_is_not_written() {
     frame[value + 7] = 3;
     let write = Instruction::WriteMetadata(Masked::under(1, 5));
     assert_eq!(Message::decode(&frame).unwrap().body, flow(vec![], vec![write]));
+}
+
+/// A change of a port with these bytes in the field for its name.
+fn port_named(field: [u8; 16]) -> Message {
+    let status = PortStatus { reason: PortReason::Add, port: Port::default() };
+    let mut frame = encode(Body::PortStatus(status)).unwrap();
+    frame[32..48].copy_from_slice(&field);
+    Message::decode(&frame).unwrap()
+}
+
+#[test]
+fn names_of_a_peer_always_fit_their_field() {
+    let names = [
+        (*b"eth0\0ignored    ", "eth0"),
+        (*b"\0               ", ""),
+        (*b"0123456789abcdef", "0123456789abcde"),
+        (*b"0123456789abcd\xc3\xa4", "0123456789abcd"),
+        (*b"\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe", "???????????????"),
+    ];
+    for (field, name) in names {
+        let message = port_named(field);
+        let Body::PortStatus(status) = &message.body else { panic!("a change of a port") };
+        assert_eq!(status.port.name, name);
+        let frame = encode(message.body.clone()).unwrap();
+        assert_eq!(Message::decode(&frame).unwrap().body, message.body);
+    }
+}
+
+#[test]
+fn texts_that_do_not_fit_cannot_be_sent() {
+    let port = |name: &str| Port { name: name.to_owned(), ..Port::default() };
+    for name in ["0123456789abcdef", "a\0b"] {
+        let status = PortStatus { reason: PortReason::Add, port: port(name) };
+        let refused = Err(EncodeError::Text("the name of a port"));
+        assert_eq!(encode(Body::PortStatus(status)), refused, "{name:?}");
+    }
+    let long = "x".repeat(256);
+    let serial = "x".repeat(32);
+    let texts = [
+        Description { manufacturer: long.clone(), ..Description::default() },
+        Description { hardware: long.clone(), ..Description::default() },
+        Description { software: long.clone(), ..Description::default() },
+        Description { serial, ..Description::default() },
+        Description { datapath: long, ..Description::default() },
+    ];
+    for text in texts {
+        let part = MultipartPart::Description(text);
+        let reply = Body::MultipartReply(MultipartReply { more: false, part });
+        assert_eq!(encode(reply), Err(EncodeError::Text("a description")));
+    }
 }
