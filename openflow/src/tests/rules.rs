@@ -117,3 +117,18 @@ fn texts_that_do_not_fit_cannot_be_sent() {
         assert_eq!(encode(reply), Err(EncodeError::Text("a description")));
     }
 }
+
+#[test]
+fn a_hello_speaks_the_versions_of_its_bitmap_or_all_up_to_its_own() {
+    let hello = |version, bitmap| Hello { version, bitmap };
+    let listed = hello(6, Some(0b101_0010));
+    let spoken: Vec<_> = (0..=255).filter(|version| listed.speaks(*version)).collect();
+    assert_eq!(spoken, [1, 4, 6]);
+    let all = hello(4, None);
+    let spoken: Vec<_> = (0..=255).filter(|version| all.speaks(*version)).collect();
+    assert_eq!(spoken, [0, 1, 2, 3, 4]);
+    assert_eq!(Hello::for_version(VERSION), hello(VERSION, Some(0b1_0000)));
+    for version in 0..=255 {
+        assert!(Hello::for_version(version).speaks(version));
+    }
+}
