@@ -3,7 +3,7 @@
 use crate::port::{Port, PortReason, PortStatus};
 use crate::*;
 
-fn flow(fields: Vec<Field>, instructions: Vec<Instruction>) -> Body {
+pub(super) fn flow(fields: Vec<Field>, instructions: Vec<Instruction>) -> Body {
     Body::FlowMod(FlowMod {
         cookie: 0,
         cookie_mask: 0,
@@ -20,7 +20,7 @@ fn flow(fields: Vec<Field>, instructions: Vec<Instruction>) -> Body {
     })
 }
 
-fn encode(body: Body) -> Result<Vec<u8>, EncodeError> {
+pub(super) fn encode(body: Body) -> Result<Vec<u8>, EncodeError> {
     let mut out = Vec::new();
     Message { xid: 1, body }.encode(&mut out).map(|()| out)
 }
@@ -131,4 +131,77 @@ fn a_hello_speaks_the_versions_of_its_bitmap_or_all_up_to_its_own() {
     for version in 0..=255 {
         assert!(Hello::for_version(version).speaks(version));
     }
+}
+
+#[test]
+fn unaligned_structures_cannot_be_sent() {
+    for length in 0..20 {
+        let aligned = length % 8 == 4;
+        let bytes = vec![0; length];
+        let action = Action::Other { kind: 17, bytes: bytes.clone() };
+        let sent = encode(flow(vec![], vec![Instruction::ApplyActions(vec![action])]));
+        assert_eq!(sent.is_ok(), aligned, "an action with {length} bytes");
+        assert!(aligned || sent == Err(EncodeError::Unaligned("an action")));
+        let sent = encode(flow(vec![], vec![Instruction::Other { kind: 9, bytes }]));
+        assert_eq!(sent.is_ok(), aligned, "an instruction with {length} bytes");
+        assert!(aligned || sent == Err(EncodeError::Unaligned("an instruction")));
+    }
+}
+
+#[test]
+fn other_versions_are_refused_except_in_hellos_and_errors() {
+    for version in 0..=255 {
+        let frame = [version, 0, 0, 8, 0, 0, 0, 1];
+        let hello = Body::Hello(Hello { version, bitmap: None });
+        assert_eq!(Message::decode(&frame), Ok(Message { xid: 1, body: hello }));
+        let frame = [version, 1, 0, 12, 0, 0, 0, 1, 0, 2, 0, 4];
+        let error = Body::Error(ErrorMessage { kind: 2, code: 4, data: vec![] });
+        assert_eq!(Message::decode(&frame), Ok(Message { xid: 1, body: error }));
+    }
+    for version in (0..=255).filter(|version| *version != VERSION) {
+        for kind in 2..=255 {
+            let frame = [version, kind, 0, 8, 0, 0, 0, 1];
+            assert_eq!(Message::decode(&frame), Err(DecodeError::Version(version)));
+        }
+    }
+}
+
+/// The byte at this position, if it is another, makes the message one that this codec does not have.
+#[track_caller]
+fn check_unsupported(body: Body, at: usize, known: &[u8], what: &'static str) {
+    let frame = encode(body).unwrap();
+    for byte in 0..=255 {
+        let mut frame = frame.clone();
+        frame[at] = byte;
+        let decoded = Message::decode(&frame);
+        if known.contains(&byte) {
+            assert!(decoded.is_ok(), "{byte}");
+        } else {
+            assert_eq!(decoded, Err(DecodeError::Unsupported(what)), "{byte}");
+        }
+    }
+}
+
+#[test]
+fn numbers_without_a_meaning_are_named() {
+    let empty = || flow(vec![], vec![]);
+    check_unsupported(empty(), 25, &[0, 1, 2, 3, 4], "the command of a flow change");
+    check_unsupported(empty(), 35, &[0xff], "a buffered packet");
+    check_unsupported(empty(), 49, &[1], "the type of a match");
+    let group =
+        GroupMod { command: GroupCommand::Add, kind: GroupKind::All, group: 1, buckets: vec![] };
+    let group = || Body::GroupMod(group.clone());
+    check_unsupported(group(), 9, &[0, 1, 2], "the command of a group change");
+    check_unsupported(group(), 10, &[0, 1, 2, 3], "the type of a group");
+    let packet = PacketOut { in_port: 1, actions: vec![], data: vec![] };
+    check_unsupported(Body::PacketOut(packet), 8, &[0xff], "a buffered packet");
+    let role = RoleRequest { role: Role::Equal, generation_id: 1 };
+    check_unsupported(Body::RoleRequest(role), 11, &[0, 1, 2, 3], "a role");
+    let config = SwitchConfig { fragments: FragmentHandling::Normal, miss_send_bytes: 1 };
+    check_unsupported(Body::SetConfig(config), 9, &[0, 1, 2], "the handling of fragments");
+    let status = PortStatus { reason: PortReason::Add, port: Port::default() };
+    let what = "the reason of a port's change";
+    check_unsupported(Body::PortStatus(status), 8, &[0, 1, 2], what);
+    let request = Body::MultipartRequest(MultipartRequest::Description);
+    check_unsupported(request, 8, &[0], "the type of a multipart request");
 }
