@@ -27,6 +27,11 @@ fn fields() -> Vec<Field> {
     ]
 }
 
+/// An Ethernet header of a local experiment.
+fn ethernet() -> Vec<u8> {
+    [&[2; 6][..], &[4; 6], &[0x88, 0xb5]].concat()
+}
+
 fn output(port: u32) -> Action {
     Action::Output { port, max_bytes: 0 }
 }
@@ -97,8 +102,7 @@ pub(crate) fn from_controller() -> Vec<(u8, Body)> {
         fields: fields(),
     };
     let role = |role| Body::RoleRequest(RoleRequest { role, generation_id: 9 });
-    let packet =
-        PacketOut { in_port: port::CONTROLLER, actions: actions(), data: b"a packet".to_vec() };
+    let packet = PacketOut { in_port: port::CONTROLLER, actions: actions(), data: ethernet() };
     vec![
         (0, Body::Hello(Hello::for_version(VERSION))),
         (2, Body::EchoRequest(Vec::new())),
@@ -137,20 +141,19 @@ pub(crate) fn from_switch() -> Vec<(u8, Body)> {
         .expect("it is short");
     let features = Features {
         datapath_id: 0x0102_0304_0506_0708,
-        buffer_count: 0,
+        buffer_count: 256,
         table_count: 254,
-        auxiliary_id: 0,
+        auxiliary_id: 1,
         capabilities: 0x4f,
     };
     let packet = PacketIn {
         buffer_id: None,
-        // An Ethernet header.
         total_bytes: 14,
         reason: PacketInReason::Action,
         table: 3,
         cookie: 0x1234,
         fields: vec![Field::InPort(7), Field::Metadata(Masked::exact(5))],
-        data: [[2; 6], [4; 6]].concat().into_iter().chain([0x88, 0xb5]).collect(),
+        data: ethernet(),
     };
     let removed = FlowRemoved {
         cookie: 0x1234,
