@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| bluebridge_fuzz::pointer(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| bluebridge_fuzz::wire::pointer(input));

@@ -188,6 +188,8 @@ impl Instruction {
             kind::WRITE_METADATA => {
                 part.skip(4)?;
                 let (value, mask) = (part.u64()?, part.u64()?);
+                // Bits outside the mask are not written; the specification allows them.
+                let value = value & mask;
                 Self::WriteMetadata(Masked { value, mask: Some(mask).filter(|it| *it != u64::MAX) })
             }
             kind::WRITE_ACTIONS => {

@@ -58,10 +58,23 @@ impl<'a> Cursor<'a> {
     }
 
     /// A text that ends at the first zero byte of a fixed field.
+    ///
+    /// It always fits the field, with a zero byte after it: what is not UTF-8 becomes question marks, which are not
+    /// longer than it, and the last letter of a text without an end is left out.
     pub(crate) fn text(&mut self, bytes: usize) -> Result<String, DecodeError> {
         let field = self.take(bytes)?;
-        let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
-        Ok(String::from_utf8_lossy(text).into_owned())
+        let field = field.split(|byte| *byte == 0).next().unwrap_or_default();
+        let mut text = String::with_capacity(bytes);
+        for chunk in field.utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                text.push('?');
+            }
+        }
+        if text.len() >= bytes {
+            text.pop();
+        }
+        Ok(text)
     }
 
     /// A part whose total length, with the `read` bytes of it that were read, is `length`.

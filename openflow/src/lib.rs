@@ -94,6 +94,9 @@ pub enum DecodeError {
     /// It has another version.
     #[error("it has version {0}, not {VERSION}")]
     Version(u8),
+    /// The value of a match field has bits outside its mask.
+    #[error("a match field has bits outside its mask")]
+    OutsideMask,
     /// This codec does not have this feature.
     #[error("{0} is not supported")]
     Unsupported(&'static str),

@@ -128,14 +128,16 @@ impl Hello {
     /// A side that speaks one version.
     #[must_use]
     pub const fn for_version(version: u8) -> Self {
-        Self { version, bitmap: Some(1 << version) }
+        // The first word of the bitmap ends at version 31; the version in the header is enough for later ones.
+        Self { version, bitmap: 1_u32.checked_shl(version as u32) }
     }
 
     /// Whether a side that speaks only `ours` and the sender of this hello have a version in common.
     #[must_use]
     pub const fn speaks(&self, ours: u8) -> bool {
         match self.bitmap {
-            Some(bitmap) => bitmap >> ours & 1 != 0,
+            // Later words of the bitmap are not kept.
+            Some(bitmap) => ours < 32 && bitmap >> ours & 1 != 0,
             None => self.version >= ours,
         }
     }

@@ -208,6 +208,10 @@ fn pair<T: Fixed>(value: &mut Cursor<'_>, has_mask: bool) -> Result<Masked<T>, D
     let read = T::read(value)?;
     let mask = if has_mask { Some(T::read(value)?) } else { None };
     value.clone().finish()?;
+    // Section 7.2.3.5, table 10: such a field is an error, not one that matches nothing.
+    if mask.is_some_and(|mask| !read.is_within(mask)) {
+        return Err(DecodeError::OutsideMask);
+    }
     Ok(Masked { value: read, mask })
 }
 

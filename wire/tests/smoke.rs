@@ -1,7 +1,7 @@
 //! Runs the fuzz targets on seeded mutations of the golden vectors, for toolchains without a fuzzer.
 
-#[path = "../../fuzz/src/lib.rs"]
-#[allow(unreachable_pub, reason = "a library of its own when it is fuzzed")]
+#[path = "../../fuzz/src/wire.rs"]
+#[allow(unreachable_pub, reason = "part of a library of its own when it is fuzzed")]
 mod fuzz;
 #[allow(dead_code, reason = "only the cases are used here")]
 mod vectors;
