@@ -147,8 +147,29 @@ impl OpenVswitch {
     /// # Errors
     /// [`OvsError`].
     pub fn flows(&self) -> Result<String, OvsError> {
+        self.query("dump-flows", None)
+    }
+
+    /// Its groups as `ovs-ofctl dump-groups` shows them.
+    ///
+    /// # Errors
+    /// [`OvsError`].
+    pub fn groups(&self) -> Result<String, OvsError> {
+        self.query("dump-groups", None)
+    }
+
+    /// Changes flows as an operator does, with a command of `ovs-ofctl` (`add-flow`, `del-flows`).
+    ///
+    /// # Errors
+    /// [`OvsError`].
+    pub fn change_flows(&self, command: &str, flow: &str) -> Result<(), OvsError> {
+        self.query(command, Some(flow).filter(|flow| !flow.is_empty())).map(drop)
+    }
+
+    fn query(&self, command: &str, flow: Option<&str>) -> Result<String, OvsError> {
         let bridge = format!("unix:{}", self.directory.join(format!("{BRIDGE}.mgmt")).display());
-        self.run("ovs-ofctl", ["-O", "OpenFlow13", "dump-flows", &bridge])
+        let arguments = ["-O", "OpenFlow13", command, &bridge];
+        self.run("ovs-ofctl", arguments.into_iter().chain(flow))
     }
 
     /// Waits until every earlier change applies to all frames: its cache follows changes of flows some milliseconds

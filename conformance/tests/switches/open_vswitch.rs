@@ -66,16 +66,241 @@ impl Target for Ovs {
 }
 
 mod root {
+    use std::collections::BTreeSet;
+
     use bluebridge_conformance::run_all;
+    use bluebridge_controller::{
+        core::Body,
+        driver::{
+            DriverError, Pipeline, SwitchConnector as _, SwitchDriver, SwitchEvent, UpdateError,
+        },
+        plan::{Object, TableUpdate},
+        store::ElectionId,
+    };
+    use bluebridge_p4::pipeline::{Action, Forward, Key, MacAddr, WeightedForward};
     use bluebridge_testkit::namespace::in_thread;
+    use tokio::runtime::Runtime;
 
     use super::*;
+
+    const SCOPE: u32 = 0xfdbb_0001;
+
+    fn runtime() -> Runtime {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).enable_all().build().expect("a runtime")
+    }
+
+    /// A switch without hosts, and how to connect to it.
+    fn switch() -> (OpenVswitch, OpenFlowConnector, Scratch) {
+        ip("link set lo up");
+        let directory = Scratch::new("ovs");
+        let listen = LISTEN.parse().expect("an address");
+        let switch = OpenVswitch::start(directory.path(), listen, [])
+            .unwrap_or_else(|error| panic!("{error}"));
+        let connector = OpenFlowConnector::new(OpenFlowAddress::Connect(listen));
+        (switch, connector, directory)
+    }
+
+    const fn id(high: u64, low: u64) -> ElectionId {
+        ElectionId { high, low }
+    }
+
+    fn forward(port: u16) -> Forward {
+        Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, 0, 9]) }
+    }
+
+    fn insert(key: Key, action: Action) -> TableUpdate {
+        TableUpdate::Insert(Object::Entry(key, Body::new(action)))
+    }
+
+    fn node(number: u16) -> TableUpdate {
+        let prefix = (u128::from(SCOPE) << 80) | (u128::from(number) << 64);
+        let key = Key::Directory { prefix, prefix_len: 48 };
+        insert(key, Action::Forward(forward(number)))
+    }
+
+    async fn one(
+        driver: &mut dyn SwitchDriver,
+        update: TableUpdate,
+    ) -> Result<Result<(), UpdateError>, DriverError> {
+        Ok(driver.apply(&[update]).await?.remove(0))
+    }
 
     #[test]
     fn vectors_hold_for_open_vswitch() {
         in_thread(|| {
             let mut ovs = Ovs::new();
             run_all("ovs", &mut ovs);
+        });
+    }
+
+    #[test]
+    fn only_the_controller_with_the_greatest_election_id_can_write() {
+        in_thread(|| {
+            let (_switch, mut connector, _directory) = switch();
+            runtime().block_on(async {
+                let mut first = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(first.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                assert_eq!(one(&mut *first, node(1)).await, Ok(Ok(())));
+                let mut second = connector.connect(id(2, 1)).await.expect("greater");
+                assert_eq!(second.ensure_pipeline().await, Ok(Pipeline::Kept));
+                let refused = one(&mut *first, node(2)).await;
+                assert!(matches!(refused, Err(DriverError::Lost(_))), "{refused:?}");
+                assert!(matches!(first.ensure_pipeline().await, Err(DriverError::Lost(_))));
+                // The loser learns why, and disturbs nobody.
+                let (ours, theirs) = (id(1, 2), id(2, 1));
+                let fenced = connector.connect(ours).await.map(drop);
+                assert_eq!(fenced, Err(DriverError::Fenced { ours, theirs }));
+                assert_eq!(one(&mut *second, node(3)).await, Ok(Ok(())));
+                let installed = second.read().await.expect("the tables").tables;
+                assert_eq!(installed.entries.len(), 2, "{installed:?}");
+                // The record outlives the connection.
+                drop(second);
+                let fenced = connector.connect(ours).await.map(drop);
+                assert_eq!(fenced, Err(DriverError::Fenced { ours, theirs }));
+                let looked = connector.look().await.expect("reading needs no role").tables;
+                assert_eq!(looked, installed);
+            });
+        });
+    }
+
+    #[test]
+    fn what_others_change_is_found_and_repaired() {
+        in_thread(|| {
+            let (switch, mut connector, _directory) = switch();
+            runtime().block_on(async {
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                assert_eq!(one(&mut *driver, node(1)).await, Ok(Ok(())));
+                let whole = driver.read().await.expect("the tables").tables;
+                // A flow of somebody else, and one of the pipeline that is gone.
+                switch
+                    .change_flows("add-flow", "table=7,priority=9000,actions=drop")
+                    .expect("added");
+                switch.change_flows("del-flows", "table=6").expect("deleted");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Kept));
+                assert_eq!(driver.read().await.expect("the tables").tables, whole);
+                let flows = switch.flows().expect("they are shown");
+                assert!(!flows.contains("priority=9000"), "{flows}");
+                assert!(flows.contains("table=6"), "{flows}");
+                // Everything is gone: the pipeline is pushed, and the tables are empty.
+                switch.change_flows("del-flows", "").expect("deleted");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                assert_eq!(driver.read().await.expect("the tables").tables.count(), 0);
+                // The record of the primary is there again.
+                let (ours, theirs) = (id(0, 9), id(1, 1));
+                let fenced = connector.connect(ours).await.map(drop);
+                assert_eq!(fenced, Err(DriverError::Fenced { ours, theirs }));
+            });
+        });
+    }
+
+    #[test]
+    fn a_full_table_is_named_and_nothing_half_installed_is_left() {
+        in_thread(|| {
+            let (switch, mut connector, _directory) = switch();
+            runtime().block_on(async {
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                // Room for the miss and three entries; an anycast choice of two ports needs three.
+                for table in [4, 7] {
+                    let limit = format!("set bridge bb flow_tables:{table}=@limit");
+                    let create =
+                        "-- --id=@limit create flow_table flow_limit=4 overflow_policy=refuse";
+                    let words = format!("{limit} {create}");
+                    switch.control(words.split(' ')).expect("limited");
+                }
+                for number in 1..=3 {
+                    assert_eq!(one(&mut *driver, node(number)).await, Ok(Ok(())));
+                }
+                let full = one(&mut *driver, node(4)).await;
+                let reason = "the table is full".to_owned();
+                assert_eq!(full, Ok(Err(UpdateError::Refused(reason.clone()))));
+                let choice = |scope, ports: &[u16]| {
+                    let member =
+                        |port: &u16| WeightedForward { forward: forward(*port), weight: 1 };
+                    let members = ports.iter().map(member).collect();
+                    insert(Key::Anycast { dst_scope: scope }, Action::Select(members))
+                };
+                assert_eq!(one(&mut *driver, choice(SCOPE, &[1, 2])).await, Ok(Ok(())));
+                let whole = driver.read().await.expect("the tables");
+                let groups = switch.groups().expect("they are shown");
+                let full = one(&mut *driver, choice(SCOPE + 1, &[1, 2])).await;
+                assert_eq!(full, Ok(Err(UpdateError::Refused(reason))));
+                assert_eq!(driver.read().await.expect("the tables").tables, whole.tables);
+                assert_eq!(switch.groups().expect("they are shown"), groups);
+            });
+        });
+    }
+
+    #[test]
+    fn a_changed_entry_keeps_its_counters_and_groups_follow_the_macs_of_ports() {
+        in_thread(|| {
+            let (switch, mut connector, _directory) = switch();
+            runtime().block_on(async {
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                let port = SwitchPort(3);
+                let mac = |last| Action::SetDstMac(MacAddr([2, 0, 0, 0, 0, last]));
+                assert_eq!(
+                    one(&mut *driver, insert(Key::PortMac { port }, mac(7))).await,
+                    Ok(Ok(()))
+                );
+                let ports = BTreeSet::from([port, SwitchPort(4)]);
+                let group = TableUpdate::Insert(Object::Group(5, ports.clone()));
+                assert_eq!(one(&mut *driver, group).await, Ok(Ok(())));
+                assert!(switch.groups().expect("shown").contains("02:00:00:00:00:07"));
+                let body = Body::new(mac(8));
+                let change = TableUpdate::Modify(Object::Entry(Key::PortMac { port }, body));
+                assert_eq!(one(&mut *driver, change).await, Ok(Ok(())));
+                let groups = switch.groups().expect("shown");
+                assert!(
+                    groups.contains("02:00:00:00:00:08") && !groups.contains("02:00:00:00:00:07")
+                );
+                let installed = driver.read().await.expect("the tables").tables;
+                assert_eq!(installed.groups.get(&5), Some(&ports));
+                // A choice with other members has other groups, and the old ones are gone.
+                let choice = |ports: &[u16]| {
+                    let member =
+                        |port: &u16| WeightedForward { forward: forward(*port), weight: 2 };
+                    let action = Action::Select(ports.iter().map(member).collect());
+                    Object::Entry(Key::Anycast { dst_scope: SCOPE }, Body::new(action))
+                };
+                let (small, large) = (choice(&[1]), choice(&[1, 2, 3]));
+                let before = switch.groups().expect("shown");
+                for update in [
+                    TableUpdate::Insert(large.clone()),
+                    TableUpdate::Modify(small.clone()),
+                    TableUpdate::Modify(large),
+                    TableUpdate::Modify(small.clone()),
+                ] {
+                    let Object::Entry(key, body) = update.object().clone() else { continue };
+                    assert_eq!(one(&mut *driver, update).await, Ok(Ok(())));
+                    let installed = driver.read().await.expect("the tables").tables;
+                    assert_eq!(installed.entries.get(&key), Some(&body));
+                }
+                assert_eq!(one(&mut *driver, TableUpdate::Delete(small)).await, Ok(Ok(())));
+                assert_eq!(switch.groups().expect("shown"), before);
+            });
+        });
+    }
+
+    #[test]
+    fn a_switch_that_ends_is_noticed() {
+        in_thread(|| {
+            let (switch, mut connector, _directory) = switch();
+            runtime().block_on(async {
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                drop(switch);
+                let event = driver.next_event().await;
+                assert!(matches!(event, SwitchEvent::Broken(DriverError::Lost(_))), "{event:?}");
+                assert!(matches!(driver.read().await, Err(DriverError::Lost(_))));
+                assert!(matches!(
+                    connector.connect(id(1, 2)).await.map(drop),
+                    Err(DriverError::Lost(_))
+                ));
+            });
         });
     }
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bluebridge_openflow::{
-    Body, ErrorMessage, Features, FlowMod, GroupMod, Hello, MESSAGE_BYTES_MAX, Message,
-    MultipartPart, MultipartRequest, SwitchConfig, VERSION, frame_length,
+    Body, DecodeError, ErrorMessage, Features, FlowMod, GroupMod, Hello, MESSAGE_BYTES_MAX,
+    Message, MultipartPart, MultipartRequest, SwitchConfig, VERSION, frame_length,
 };
 use bluebridge_p4::pipeline::{PACKET_IN_BYTES, SwitchPort};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -356,6 +356,10 @@ impl Reader {
                 at += length;
                 match Message::decode(frame) {
                     Ok(message) => self.handle(message)?,
+                    // A feature that the codec lacks; a caller that waits for this message times out.
+                    Err(error @ DecodeError::Unsupported(_)) => {
+                        tracing::warn!(%error, "the switch sent a message that is not understood");
+                    }
                     Err(error) => {
                         return Err(lost(format!("it sent a malformed message: {error}")));
                     }
