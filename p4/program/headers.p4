@@ -46,21 +46,20 @@ const bit<8> ALLOC_WRITE = 0x04;
 const bit<8> INVALIDATE = 0x18;
 const bit<8> NOTICE = 0x19;
 
-// The index of `drops`, as in DropReason.
-enum bit<32> Reason {
-    TAGGED = 0,
-    FOREIGN_DESTINATION = 1,
-    HOP_LIMIT = 2,
-    GUARD = 3,
-    ANYCAST = 4,
-    MULTICAST = 5,
-    NO_ROUTE = 6,
-    ENTRY = 7,
-    MALFORMED = 8,
-    IMPAIRMENT = 9,
-    EGRESS = 10,
-    NEXT_HEADER = 11
-}
+// Why a frame is dropped: the index of `drops`, as in DropReason.
+typedef bit<32> reason_t;
+const reason_t DROP_TAGGED = 0;
+const reason_t DROP_FOREIGN_DESTINATION = 1;
+const reason_t DROP_HOP_LIMIT = 2;
+const reason_t DROP_GUARD = 3;
+const reason_t DROP_ANYCAST = 4;
+const reason_t DROP_MULTICAST = 5;
+const reason_t DROP_NO_ROUTE = 6;
+const reason_t DROP_ENTRY = 7;
+const reason_t DROP_MALFORMED = 8;
+const reason_t DROP_IMPAIRMENT = 9;
+const reason_t DROP_EGRESS = 10;
+const reason_t DROP_NEXT_HEADER = 11;
 
 header ethernet_t {
     mac_t dst;

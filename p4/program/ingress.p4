@@ -43,9 +43,11 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
         hdr.ethernet.dst = dst_mac;
     }
 
-    action discard(Reason reason) {
+    // Not an action of a table.
+    @hidden
+    action discard(reason_t reason) {
         mark_to_drop(meta);
-        drops.count((bit<32>) reason);
+        drops.count(reason);
     }
 
     // Which source addresses a port may use.
@@ -144,8 +146,10 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
         counters = multicast_counter;
     }
 
-    action count_drop(Reason reason) {
-        drops.count((bit<32>) reason);
+    // For a frame that a table's action dropped already.
+    @hidden
+    action count_drop(reason_t reason) {
+        drops.count(reason);
     }
 
     apply {
@@ -158,47 +162,47 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
             || (hdr.ethernet.type == TYPE_IPV6
                 && (!hdr.ipv6.isValid() || hdr.ipv6.version != 6
                     || meta.packet_length < (bit<32>) hdr.ipv6.payload_bytes + 54))) {
-            discard(Reason.MALFORMED);
+            discard(DROP_MALFORMED);
             exit;
         }
         if (hdr.ethernet.type == TYPE_CUSTOMER_TAG || hdr.ethernet.type == TYPE_SERVICE_TAG) {
             // A receiver ignores the tag of VLAN 0, so that it would hide a packet from these checks.
-            discard(Reason.TAGGED);
+            discard(DROP_TAGGED);
             exit;
         }
         bool from_fabric = hdr.ipv6.isValid() && hdr.ipv6.src_scope[31:16] == FABRIC;
         bool to_fabric = hdr.ipv6.isValid() && hdr.ipv6.dst_scope[31:16] == FABRIC;
         if (!from_fabric && !to_fabric) {
             switch (l2.apply().action_run) {
-                drop: { count_drop(Reason.NO_ROUTE); }
+                drop: { count_drop(DROP_NO_ROUTE); }
                 default: {}
             }
             exit;
         }
         if (!to_fabric) {
-            discard(Reason.FOREIGN_DESTINATION);
+            discard(DROP_FOREIGN_DESTINATION);
             exit;
         }
         if (hdr.ipv6.next_header != NEXT_UDP && hdr.ipv6.next_header != NEXT_TCP
             && hdr.ipv6.next_header != NEXT_ICMPV6) {
-            discard(Reason.NEXT_HEADER);
+            discard(DROP_NEXT_HEADER);
             exit;
         }
         if (hdr.ipv6.hop_limit <= 1) {
-            discard(Reason.HOP_LIMIT);
+            discard(DROP_HOP_LIMIT);
             exit;
         }
         // A miss and an entry that drops run the same action.
         if (!ingress_guard.apply().hit) {
-            count_drop(Reason.GUARD);
+            count_drop(DROP_GUARD);
             exit;
         } else if (meta.egress_spec == DROP_PORT) {
-            count_drop(Reason.ENTRY);
+            count_drop(DROP_ENTRY);
             exit;
         }
         if (hdr.ipv6.src_scope != hdr.ipv6.dst_scope) {
             // Spaces are separate: no source may send into another space.
-            discard(Reason.GUARD);
+            discard(DROP_GUARD);
             exit;
         }
         notify.apply();
@@ -208,23 +212,23 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
         bit<8> command = hdr.ipv6.dst_command & COMMAND_MASK;
         if (hdr.ipv6.dst_node == ANY_MEMORY_NODE) {
             if (is_reply || (command != CREATE && command != ALLOC_WRITE)) {
-                discard(Reason.ANYCAST);
+                discard(DROP_ANYCAST);
             } else {
                 switch (anycast.apply().action_run) {
                     forward: {}
-                    default: { discard(Reason.ANYCAST); }
+                    default: { discard(DROP_ANYCAST); }
                 }
             }
             exit;
         }
         if (hdr.ipv6.dst_node == EVERY_NODE) {
             if (is_reply || (command != INVALIDATE && command != NOTICE)) {
-                discard(Reason.MULTICAST);
+                discard(DROP_MULTICAST);
             } else {
                 state.is_notice = true;
                 switch (multicast.apply().action_run) {
                     set_multicast_group: {}
-                    default: { count_drop(Reason.MULTICAST); }
+                    default: { count_drop(DROP_MULTICAST); }
                 }
             }
             exit;
@@ -238,9 +242,9 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
             }
         }
         if (!directory.apply().hit) {
-            count_drop(Reason.NO_ROUTE);
+            count_drop(DROP_NO_ROUTE);
         } else if (meta.egress_spec == DROP_PORT) {
-            count_drop(Reason.ENTRY);
+            count_drop(DROP_ENTRY);
         }
     }
 }

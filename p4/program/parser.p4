@@ -10,11 +10,11 @@ parser fabric_parser(
         state.ingress_port = meta.ingress_port;
         state.is_notice = false;
         transition select(meta.ingress_port) {
-            CPU_PORT: packet_out;
+            CPU_PORT: from_controller;
             default: ethernet;
         }
     }
-    state packet_out {
+    state from_controller {
         frame.extract(hdr.packet_out);
         transition ethernet;
     }

@@ -1,8 +1,9 @@
 //! The packet vectors on every switch, and tests of the embedded data planes beyond them.
 //!
-//! * `embedded`: the data planes of the embedded switch; `open_vswitch`: Open vSwitch.
+//! * `embedded`: the data planes of the embedded switch; `open_vswitch` and `bmv2`: other switches.
 //! * `contract`: what an embedded data plane promises; `differential`: random frames; `traffic`: real sockets.
 
+mod bmv2;
 mod contract;
 mod differential;
 mod embedded;
