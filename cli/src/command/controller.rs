@@ -10,6 +10,7 @@ use bluebridge_controller::core::ControllerPort;
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths, config};
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
+use bluebridge_p4::program::BMV2_CONFIG;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::Redirects;
 use bluebridge_transport::interface::Interface;
@@ -36,6 +37,16 @@ impl Controller {
     }
 }
 
+/// A kind of P4Runtime switch.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum P4Target {
+    /// The embedded switch, which compiles nothing
+    #[default]
+    Embedded,
+    /// BMv2's simple_switch_grpc, with the compiled P4 program
+    Bmv2,
+}
+
 /// The options of a controller.
 #[derive(Debug, Args)]
 struct Serve {
@@ -46,6 +57,9 @@ struct Serve {
     /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects
     #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
     switch: SwitchAddress,
+    /// The kind of P4Runtime switch, which decides the device configuration that it gets
+    #[arg(long, value_enum, default_value_t)]
+    target: P4Target,
     /// P4Runtime's number for the switch
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     device_id: u64,
@@ -99,7 +113,10 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
         SwitchAddress::P4Runtime(address) => config::SwitchAddress::P4Runtime {
             uri: format!("http://{address}"),
             device_id: controller.device_id,
-            device_config: None,
+            device_config: match controller.target {
+                P4Target::Embedded => None,
+                P4Target::Bmv2 => Some(BMV2_CONFIG.to_vec()),
+            },
         },
     };
     let mut config = Config::new(controller.listen, switch);
