@@ -14,7 +14,7 @@ use bluebridge_p4::program::BMV2_CONFIG;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::Redirects;
 use bluebridge_transport::interface::Interface;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use self::query::Query;
 use super::switch_address::SwitchAddress;
