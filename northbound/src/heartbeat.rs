@@ -59,7 +59,7 @@ pub(crate) fn run(
     joined: &mpsc::SyncSender<Joined>,
     mut farewell: oneshot::Receiver<Goodbye>,
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -105,7 +105,8 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        .enable_all()
+        .enable_io()
+        .enable_time()
         .build()
         .context("cannot start the controller's runtime")?;
     runtime.block_on(async {

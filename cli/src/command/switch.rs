@@ -108,7 +108,8 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        .enable_all()
+        .enable_io()
+        .enable_time()
         .build()
         .context("cannot start the agent's runtime")?;
     runtime.block_on(async {
