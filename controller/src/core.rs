@@ -52,8 +52,8 @@ pub const HEARTBEATS_MISSED: u32 = 3;
 /// The most arena generations that one heartbeat reserves, so that a caller that requests too many wastes few.
 pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
-/// The most ports of a switch that does not list them: 9 bits, minus the controller's port and 511.
-const PORT_MAX: u16 = declaration::ENDPOINT_PORT_MAX;
+/// The greatest number of a port; entries for a greater one cannot be expressed.
+pub(crate) const PORT_MAX: u16 = declaration::PORT_MAX;
 
 /// A rule for packets that the controller wants copies of.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

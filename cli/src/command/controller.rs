@@ -9,6 +9,7 @@ use anyhow::Context;
 use bluebridge_controller::core::ControllerPort;
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths};
+use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::Redirects;
@@ -60,7 +61,7 @@ struct Serve {
     #[arg(long, value_name = "NAME", requires = "switch_port")]
     interface: Option<String>,
     /// The switch's port to which this interface is connected; no endpoint can have it
-    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..=i64::from(PORT_MAX)))]
     switch_port: Option<u16>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]

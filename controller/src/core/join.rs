@@ -189,10 +189,7 @@ impl Core {
                 .iter()
                 .find_map(|(port, known)| (known == interface).then_some(*port))
                 .ok_or_else(|| JoinError::NoSuchPort(format!("interface {interface}"))),
-            (Ports::Unlisted, Attachment::Port(port)) => (1..=PORT_MAX)
-                .contains(&port.0)
-                .then_some(*port)
-                .ok_or(JoinError::NoSuchPort(name(*port))),
+            (Ports::Unlisted, Attachment::Port(port)) => Ok(*port),
             (Ports::Unlisted, Attachment::Interface(_)) => Err(JoinError::Invalid(
                 "this switch does not report the names of its interfaces; use the port's number",
             )),
@@ -523,7 +520,13 @@ fn succeed(record: &NodeRecord) -> Result<NodeRecord, JoinError> {
 }
 
 fn check_shape(join: &Join) -> Result<(), JoinError> {
+    const { assert!(PORT_MAX == 509, "a rule contains it") };
+    let is_port = match &join.attachment {
+        Attachment::Port(port) => (1..=PORT_MAX).contains(&port.0),
+        Attachment::Interface(_) => true,
+    };
     let rules = [
+        (is_port, "ports of a switch are numbered 1 to 509"),
         (
             bluebridge_northbound::is_name(&join.name),
             "a name must have 1 to 64 letters, digits, '.', '_' and '-'",

@@ -55,7 +55,9 @@ fn attachments_are_checked_against_the_switch() {
     let mut unreached = Core::new(CoreConfig::default(), Stored::default(), 1, now);
     assert!(refusal(&mut unreached, now, &client("a", 1)).contains("not reached"));
     unreached.learn_ports(Ports::Unlisted);
-    assert!(refusal(&mut unreached, now, &client("a", 510)).contains("no port 510"));
+    for port in [0, 510, 511, 1023] {
+        assert!(refusal(&mut unreached, now, &client("a", port)).contains("numbered 1 to 509"));
+    }
     assert!(refusal(&mut unreached, now, &by_name("sw1")).contains("use the port's number"));
     assert_eq!(join(&mut unreached, now, &client("a", 509)).port, 509);
 }
