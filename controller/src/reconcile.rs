@@ -171,7 +171,7 @@ pub struct Reconciler<C> {
     /// differences.
     differs: bool,
     /// The kinds of problems that were logged since everything was in sync.
-    troubles: Vec<Discriminant<DriverError>>,
+    problems: Vec<Discriminant<DriverError>>,
     /// Whether it was logged that the tables are in sync.
     is_known_good: bool,
 }
@@ -199,7 +199,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             refused_before,
             refusal: None,
             differs: false,
-            troubles: Vec::new(),
+            problems: Vec::new(),
             is_known_good: false,
         };
         (reconciler, seen)
@@ -214,7 +214,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            self.log_trouble(&error);
+            self.log_problem(&error);
             self.view.send_modify(|view| {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
@@ -241,27 +241,27 @@ impl<C: SwitchConnector> Reconciler<C> {
 
     /// Logs why there is no connection: each kind of problem once until everything is in sync again, and the
     /// reason for the end of the loop.
-    fn log_trouble(&mut self, error: &DriverError) {
+    fn log_problem(&mut self, error: &DriverError) {
         let kind = std::mem::discriminant(error);
         let uri = self.connector.uri();
         if error.is_final() {
             tracing::error!(uri, %error, "this controller cannot use the switch");
-        } else if self.troubles.contains(&kind) {
+        } else if self.problems.contains(&kind) {
             tracing::debug!(uri, %error, "still no connection to the switch");
         } else {
-            self.troubles.push(kind);
+            self.problems.push(kind);
             tracing::warn!(uri, %error, "no connection to the switch; trying again");
         }
     }
 
     /// Logs that the tables are in sync, if this is a change.
     fn log_in_sync(&mut self) {
-        if self.is_known_good && self.troubles.is_empty() && self.refusal.is_none() {
+        if self.is_known_good && self.problems.is_empty() && self.refusal.is_none() {
             return;
         }
         self.is_known_good = true;
         self.refusal = None;
-        self.troubles.clear();
+        self.problems.clear();
         let uri = self.connector.uri();
         let (entries, id) = {
             let view = self.view.borrow();
@@ -467,11 +467,12 @@ impl<C: SwitchConnector> Reconciler<C> {
         let now = Instant::now().into_std();
         self.redirects.handle_timeout(now);
         let entries = &installed.tables.entries;
-        let moved = self.redirects.compare(reading_began, now, entries, keeps_time);
+        let redirect_differences = self.redirects.compare(reading_began, now, entries, keeps_time);
         let differences = if first {
             0
         } else {
-            moved + self.view.borrow().installed.tables.difference_count(&installed.tables)
+            redirect_differences
+                + self.view.borrow().installed.tables.difference_count(&installed.tables)
         };
         self.log_differences(differences);
         self.view.send_modify(|view| {

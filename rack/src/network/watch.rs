@@ -120,7 +120,7 @@ pub struct InterfaceWatch {
     reports: Reports,
     looked_at: Instant,
     /// The error that was logged last, until the interface can be set up again.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
 impl InterfaceWatch {
@@ -131,7 +131,7 @@ impl InterfaceWatch {
     pub fn open(wanted: Wanted) -> Result<Self, NetworkError> {
         let netlink = Netlink::open()?;
         let reports = listen(&netlink)?;
-        Ok(Self { wanted, netlink, reports, looked_at: Instant::now(), trouble: None })
+        Ok(Self { wanted, netlink, reports, looked_at: Instant::now(), problem: None })
     }
 
     /// Waits for a change in the namespace, at most for `limit`, then restores the missing parts; returns
@@ -191,7 +191,7 @@ impl InterfaceWatch {
         let interface = &self.wanted.interface;
         match looked {
             Ok(restored) => {
-                if self.trouble.take().is_some() {
+                if self.problem.take().is_some() {
                     tracing::info!(interface, "the interface can be set up again");
                 }
                 for need in restored {
@@ -202,9 +202,9 @@ impl InterfaceWatch {
             Err(error @ NetworkError::Open(_)) => return Err(error),
             Err(error) => {
                 let words = error.to_string();
-                if self.trouble.as_ref() != Some(&words) {
+                if self.problem.as_ref() != Some(&words) {
                     tracing::warn!(interface, error = words, "the interface cannot be set up");
-                    self.trouble = Some(words);
+                    self.problem = Some(words);
                 }
             }
         }
