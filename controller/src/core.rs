@@ -27,7 +27,7 @@ use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
-pub use operator::{Lives, Named, OperatorError};
+pub use operator::{Incarnations, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};

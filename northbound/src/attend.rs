@@ -41,8 +41,8 @@ pub enum OperatorQuery {
         from_page: u64,
         /// The most allocations.
         limit: u32,
-        /// Only allocations of these incarnations of a node; `None` for all.
-        creators: Option<(NodeId, RangeInclusive<u32>)>,
+        /// Only allocations of these incarnations of nodes; of all if there are none.
+        creators: Vec<(NodeId, RangeInclusive<u32>)>,
         /// Whether to free them.
         frees: bool,
     },
@@ -253,14 +253,12 @@ fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
             Ok(OperatorQuery::Statistics { space: space(wanted.space)? })
         }
         Some(QueryBody::Survey(wanted)) => {
-            let creators = match wanted.creators {
-                Some(creators) => {
-                    let node =
-                        u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
-                    Some((NodeId(node), creators.first..=creators.last))
-                }
-                None => None,
+            let parse = |creators: proto::Incarnations| {
+                let node = u16::try_from(creators.node);
+                let node = node.map_err(|_| "a node id must fit 16 bits")?;
+                Ok::<_, &'static str>((NodeId(node), creators.first..=creators.last))
             };
+            let creators = wanted.creators.into_iter().map(parse).collect::<Result<_, _>>()?;
             Ok(OperatorQuery::Survey {
                 space: space(wanted.space)?,
                 from_page: wanted.from_page,

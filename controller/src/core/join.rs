@@ -425,10 +425,12 @@ impl Core {
         {
             let record = succeed(rested)?;
             let (node, incarnation) = (record.node, record.incarnation);
+            // The client may get an id again that it had before it joined in another space.
+            let was_its_own = record.name == join.name && record.space() == join.space;
             return Ok(NodeRecord {
                 node,
                 incarnation,
-                first_incarnation: incarnation,
+                first_incarnation: if was_its_own { record.first_incarnation } else { incarnation },
                 range_epoch: record.range_epoch,
                 ..fresh
             });
