@@ -26,6 +26,7 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space, piece_bytes};
 use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
+pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
 pub use operator::{Incarnations, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{certified_names, member_refused, parse_member, parse_node};
+use super::{RefusalLog, certified_names, member_refused, parse_member, parse_node};
 use crate::core::{Core, Incarnations, Named, OperatorError, Role};
 use crate::shared::SharedState;
 
@@ -37,6 +37,7 @@ pub(crate) struct Operators {
     names: Vec<String>,
     links: Arc<Links>,
     places: Semaphore,
+    refusals: RefusalLog,
 }
 
 /// The open calls of memory servers.
@@ -128,14 +129,15 @@ impl Link {
 impl Operators {
     pub(crate) fn new(shared: Arc<SharedState>, names: Vec<String>) -> Self {
         let places = Semaphore::new(QUERIES_MAX);
-        Self { shared, names, links: Arc::default(), places }
+        let refusals = RefusalLog::default();
+        Self { shared, names, links: Arc::default(), places, refusals }
     }
 
     /// Checks that the caller is an operator, and reserves a place for its query.
     fn admit<T>(&self, request: &Request<T>) -> Result<SemaphorePermit<'_>, Status> {
         check_operator(certified_names(request).as_deref(), &self.names).inspect_err(|status| {
             SharedState::count(&self.shared.counts.refused);
-            tracing::info!("refused an operator: {}", status.message());
+            self.refusals.log(status.code(), &format!("an operator: {}", status.message()));
         })?;
         self.places.try_acquire().map_err(|_| {
             SharedState::count(&self.shared.counts.refused);
