@@ -423,8 +423,14 @@ const fn advice(status: Status) -> &'static str {
         Status::OutOfRange | Status::BadLength | Status::Unaligned => {
             "correct the pointer or the length"
         }
-        Status::OutOfMemory => "free memory, or allocate on another node",
-        Status::QuotaExceeded => "free memory, or ask for a larger quota",
+        // Retired pages have no tags left, so freeing others does not bring them back.
+        Status::OutOfMemory => {
+            "allocate less at once or on another node, or free memory; `bluebridge stat` shows \
+             what is free, and what is retired and cannot be freed"
+        }
+        Status::QuotaExceeded => {
+            "free memory, or ask for a larger quota; only the latter helps if the space's pages are retired"
+        }
         Status::StaleIncarnation => "this endpoint was joined again elsewhere; join again",
         Status::WrongNode => "the directory led astray; see the switch's tables",
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",

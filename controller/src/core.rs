@@ -26,8 +26,9 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space, piece_bytes};
 use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
+pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
-pub use operator::{Lives, Named, OperatorError};
+pub use operator::{Incarnations, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
@@ -52,8 +53,8 @@ pub const HEARTBEATS_MISSED: u32 = 3;
 /// The most arena generations that one heartbeat reserves, so that a caller that requests too many wastes few.
 pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
-/// The most ports of a switch that does not list them: 9 bits, minus the controller's port and 511.
-const PORT_MAX: u16 = declaration::ENDPOINT_PORT_MAX;
+/// The greatest number of a port; entries for a greater one cannot be expressed.
+pub(crate) const PORT_MAX: u16 = declaration::PORT_MAX;
 
 /// A rule for packets that the controller wants copies of.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -234,7 +234,7 @@ impl Controller {
                 }
                 Err(ControllerError::Switch(error))
             }
-            error = Arc::clone(&shared).tend() => Err(ControllerError::Store(error)),
+            error = Arc::clone(&shared).run_core() => Err(ControllerError::Store(error)),
             error = shared.failed() => Err(ControllerError::Store(error)),
             never = notify_installed(&shared, self.installed) => match never {},
             served = &mut serving => {

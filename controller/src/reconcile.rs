@@ -149,6 +149,9 @@ impl From<ElectionId> for Claim {
     }
 }
 
+/// A refused update, and the reason.
+type Refusal = (TableUpdate, String);
+
 /// The loop.
 pub struct Reconciler<C> {
     connector: C,
@@ -162,8 +165,13 @@ pub struct Reconciler<C> {
     /// Whether updates of the last plan were refused. The next one then also deletes, because a full
     /// table could otherwise block the entries that replace its old ones.
     refused_before: bool,
+    /// The refusal that was logged last since everything was in sync: the first one of its plan.
+    refusal: Option<Refusal>,
+    /// Whether it was logged that the switch has other tables than it acknowledged, since a reading without
+    /// differences.
+    differs: bool,
     /// The kinds of problems that were logged since everything was in sync.
-    troubles: Vec<Discriminant<DriverError>>,
+    problems: Vec<Discriminant<DriverError>>,
     /// Whether it was logged that the tables are in sync.
     is_known_good: bool,
 }
@@ -189,7 +197,9 @@ impl<C: SwitchConnector> Reconciler<C> {
             view,
             try_count,
             refused_before,
-            troubles: Vec::new(),
+            refusal: None,
+            differs: false,
+            problems: Vec::new(),
             is_known_good: false,
         };
         (reconciler, seen)
@@ -204,7 +214,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            self.log_trouble(&error);
+            self.log_problem(&error);
             self.view.send_modify(|view| {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
@@ -231,32 +241,69 @@ impl<C: SwitchConnector> Reconciler<C> {
 
     /// Logs why there is no connection: each kind of problem once until everything is in sync again, and the
     /// reason for the end of the loop.
-    fn log_trouble(&mut self, error: &DriverError) {
+    fn log_problem(&mut self, error: &DriverError) {
         let kind = std::mem::discriminant(error);
         let uri = self.connector.uri();
         if error.is_final() {
             tracing::error!(uri, %error, "this controller cannot use the switch");
-        } else if self.troubles.contains(&kind) {
+        } else if self.problems.contains(&kind) {
             tracing::debug!(uri, %error, "still no connection to the switch");
         } else {
-            self.troubles.push(kind);
+            self.problems.push(kind);
             tracing::warn!(uri, %error, "no connection to the switch; trying again");
         }
     }
 
     /// Logs that the tables are in sync, if this is a change.
     fn log_in_sync(&mut self) {
-        if self.is_known_good && self.troubles.is_empty() {
+        if self.is_known_good && self.problems.is_empty() && self.refusal.is_none() {
             return;
         }
         self.is_known_good = true;
-        self.troubles.clear();
+        self.refusal = None;
+        self.problems.clear();
         let uri = self.connector.uri();
         let (entries, id) = {
             let view = self.view.borrow();
             (view.installed.tables.count(), view.election_id)
         };
         tracing::info!(uri, entries, election_id = %id, "connected to the switch, its tables are in sync");
+    }
+
+    /// Logs that the switch has other tables than it acknowledged, once until a reading finds no difference: the
+    /// repair may have to be repeated with every check.
+    fn log_differences(&mut self, differences: usize) {
+        if differences == 0 {
+            self.differs = false;
+        } else if self.differs {
+            tracing::debug!(differences, "the switch's tables still change; repairing them again");
+        } else if self.refused_before {
+            // A switch may have executed an update whose failure it reported.
+            tracing::debug!(differences, "the switch's tables differ after a refused update");
+        } else {
+            self.differs = true;
+            tracing::warn!(
+                differences,
+                "the switch's tables are not those that it acknowledged: another program changed them, or the \
+                 switch does not keep them; repairing them"
+            );
+        }
+    }
+
+    /// Logs that updates of a plan were refused, once until the first of them is another one or is made.
+    fn log_refused(&mut self, count: usize, refusal: Refusal) {
+        let (update, error) = &refusal;
+        if self.refusal.as_ref() == Some(&refusal) {
+            tracing::debug!(count, ?update, error, "updates were refused again");
+            return;
+        }
+        tracing::warn!(
+            count,
+            ?update,
+            error,
+            "the switch refused updates, of which this is the first; trying again until it has all its tables"
+        );
+        self.refusal = Some(refusal);
     }
 
     /// Becomes the primary, if this controller may take the switch.
@@ -418,24 +465,21 @@ impl<C: SwitchConnector> Reconciler<C> {
         let installed = within(deadline, "reading the tables", driver.read()).await?;
         let keeps_time = driver.capabilities().keeps_time;
         let now = Instant::now().into_std();
-        let redirects = &mut self.redirects;
-        redirects.handle_timeout(now);
-        let strayed = redirects.compare(reading_began, now, &installed.tables.entries, keeps_time);
+        self.redirects.handle_timeout(now);
+        let entries = &installed.tables.entries;
+        let redirect_differences = self.redirects.compare(reading_began, now, entries, keeps_time);
+        let differences = if first {
+            0
+        } else {
+            redirect_differences
+                + self.view.borrow().installed.tables.difference_count(&installed.tables)
+        };
+        self.log_differences(differences);
         self.view.send_modify(|view| {
             view.counts.readings += 1;
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
-            if !first {
-                let differences =
-                    strayed + view.installed.tables.difference_count(&installed.tables);
-                if differences != 0 {
-                    tracing::warn!(
-                        differences,
-                        "another program changed the switch's tables; repairing them"
-                    );
-                }
-                view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
-            }
-            view.leases = leases(redirects);
+            view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
+            view.leases = leases(&self.redirects);
             view.ports = ports;
             view.installed = Arc::new(installed);
         });
@@ -455,22 +499,33 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.view.send_modify(|view| view.state = SwitchState::Syncing);
         let batch_max = driver.capabilities().batch_max.max(1);
         let mut all_made = true;
+        let (mut count, mut first) = (0, None);
         for stage in plan.stages() {
             for batch in stage.chunks(batch_max) {
                 let deadline = self.timing.call_deadline;
                 let results = within(deadline, "writing", driver.apply(batch)).await?;
-                all_made &= self.record(batch, &results);
+                all_made &= results.len() == batch.len();
+                count += self.record(batch, &results, &mut first);
             }
+            all_made &= count == 0;
             if !all_made && !self.refused_before {
                 break;
             }
         }
+        if let Some(first) = first {
+            self.log_refused(count, first);
+        }
         Ok(all_made)
     }
 
-    /// Records the results of a batch; returns whether all succeeded.
-    fn record(&mut self, batch: &[TableUpdate], results: &[Result<(), UpdateError>]) -> bool {
-        let mut all_made = results.len() == batch.len();
+    /// Records the results of a batch; returns the number of refused updates, and sets the first of the plan.
+    fn record(
+        &self,
+        batch: &[TableUpdate],
+        results: &[Result<(), UpdateError>],
+        first: &mut Option<Refusal>,
+    ) -> usize {
+        let mut count = 0;
         self.view.send_modify(|view| {
             let installed = Arc::make_mut(&mut view.installed);
             for (update, result) in batch.iter().zip(results) {
@@ -480,21 +535,18 @@ impl<C: SwitchConnector> Reconciler<C> {
                     // The object of a deletion is already gone.
                     Err(UpdateError::NotFound(_)) if gone => {}
                     Err(error) => {
-                        all_made = false;
+                        let error = error.to_string();
                         view.counts.refused += 1;
                         view.problem = Some(format!("an update was refused: {error}"));
-                        if self.refused_before {
-                            tracing::debug!(?update, %error, "an update was refused again");
-                        } else {
-                            tracing::warn!(?update, %error, "an update was refused");
-                        }
+                        count += 1;
+                        first.get_or_insert_with(|| (update.clone(), error));
                         continue;
                     }
                 }
                 update.apply_to(&mut installed.tables);
             }
         });
-        all_made
+        count
     }
 }
 

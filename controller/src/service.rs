@@ -16,9 +16,11 @@ use proto::controller_server::Controller;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
-use crate::core::{Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role};
+use crate::core::{
+    Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role, check_names,
+};
 use crate::shared::{CallCounts, SharedState};
 use crate::store::StoreError;
 pub(crate) use operations::Operators;
@@ -35,37 +37,56 @@ const WATCH_QUEUE: usize = 64;
 /// How long a watcher's connection may be full.
 const WATCH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a refusal is recorded so that it is not logged again, and how many are recorded.
+/// How long a refusal is recorded so that it is not logged again, how many are logged in that time, and the most
+/// characters of each.
 const REFUSAL_MEMORY: Duration = Duration::from_secs(60);
 const REFUSALS_MAX: usize = 64;
+const REFUSAL_CHARACTERS_MAX: usize = 400;
 
 /// The API over the running state.
 #[derive(Debug)]
 pub(crate) struct Northbound {
     shared: Arc<SharedState>,
     watchers: Arc<Semaphore>,
-    refusals: Mutex<RefusalLog>,
+    refusals: RefusalLog,
 }
 
 /// Recent refusals, so that a caller that retries again and again is logged once.
 #[derive(Debug, Default)]
-struct RefusalLog(VecDeque<(Instant, String)>);
+struct RefusalLog(Mutex<VecDeque<(Instant, String)>>);
 
 impl RefusalLog {
-    /// Whether a refusal was not logged recently.
-    fn is_new(&mut self, now: Instant, words: &str) -> bool {
-        while let Some((logged, _)) = self.0.front()
+    /// Logs a refusal of a call; one that was logged recently only for debugging. The words may contain outside
+    /// text, so they are limited in length and to one line.
+    fn log(&self, code: Code, words: &str) {
+        let words: String = words
+            .chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .take(REFUSAL_CHARACTERS_MAX)
+            .collect();
+        if self.is_new(Instant::now(), &words) {
+            tracing::info!(?code, "refused {words}");
+        } else {
+            tracing::debug!(?code, "refused again {words}");
+        }
+    }
+
+    /// Whether a refusal was not logged recently, and there is room for it.
+    fn is_new(&self, now: Instant, words: &str) -> bool {
+        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((logged, _)) = recent.front()
             && now.saturating_duration_since(*logged) >= REFUSAL_MEMORY
         {
-            self.0.pop_front();
+            recent.pop_front();
         }
-        if self.0.iter().any(|(_, known)| known == words) {
+        if recent.iter().any(|(_, known)| known == words) {
             return false;
         }
-        if self.0.len() >= REFUSALS_MAX {
-            self.0.pop_front();
+        // Callers determine the words, so a flood of different refusals must not fill the log either.
+        if recent.len() >= REFUSALS_MAX {
+            return false;
         }
-        self.0.push_back((now, words.to_owned()));
+        recent.push_back((now, words.to_owned()));
         true
     }
 }
@@ -73,19 +94,13 @@ impl RefusalLog {
 impl Northbound {
     pub(crate) fn new(shared: Arc<SharedState>) -> Self {
         let watchers = Arc::new(Semaphore::new(WATCHERS_MAX));
-        Self { shared, watchers, refusals: Mutex::default() }
+        Self { shared, watchers, refusals: RefusalLog::default() }
     }
 
     /// Refuses a call of an endpoint, which is identified by its name or node id.
     fn refuse(&self, whom: impl std::fmt::Display, status: Status) -> Status {
         SharedState::count(&self.shared.counts.refused);
-        let words = format!("{whom}: {}", status.message());
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.is_new(Instant::now(), &words) {
-            tracing::info!(code = ?status.code(), "refused {words}");
-        } else {
-            tracing::debug!(code = ?status.code(), "refused again {words}");
-        }
+        self.refusals.log(status.code(), &format!("{whom}: {}", status.message()));
         status
     }
 
@@ -107,11 +122,12 @@ impl Controller for Northbound {
     ) -> Result<Response<proto::JoinResponse>, Status> {
         let names = certified_names(&request);
         let request = request.into_inner();
-        // Outside input is logged only if it is a valid name.
+        // Before it is checked, outside text is logged only if it is a valid name.
         let valid = bluebridge_northbound::is_name(&request.name);
         let name = if valid { request.name.clone() } else { "an endpoint".to_owned() };
         let join = parse_join(request)
             .map_err(|rule| self.refuse(&name, Status::invalid_argument(rule)))?;
+        check_names(&join).map_err(|error| self.refuse(&name, join_refused(&error)))?;
         check_certified(&join.name, names.as_deref())
             .map_err(|status| self.refuse(&name, status))?;
         let token = secret().map_err(|error| Status::internal(error.to_string()))?;
@@ -382,6 +398,7 @@ fn join_refused(error: &JoinError) -> Status {
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
         JoinError::NotPrevious(_) => Status::permission_denied(text),
         JoinError::Invalid(_)
+        | JoinError::BadName { .. }
         | JoinError::NameBelongs { .. }
         | JoinError::NoSuchPort(_)
         | JoinError::Reserved { .. } => Status::invalid_argument(text),
@@ -403,8 +420,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn outside_text_neither_forges_lines_of_the_log_nor_fills_it() {
+        let log = bluebridge_testkit::Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let _guard = tracing::subscriber::set_default(subscriber.finish());
+        let refusals = RefusalLog::default();
+        refusals.log(Code::NotFound, "c1: no interface x\n2026-01-01 ERROR forged");
+        refusals.log(Code::NotFound, &"long".repeat(1_000_000));
+        assert_eq!((log.text().lines().count(), log.count("ERROR forged")), (2, 1));
+        for number in 0..10 * REFUSALS_MAX {
+            refusals.log(Code::NotFound, &format!("{number}{}", "long".repeat(1000)));
+        }
+        assert_eq!(log.text().lines().count(), REFUSALS_MAX);
+        assert!(log.text().len() < REFUSALS_MAX * (REFUSAL_CHARACTERS_MAX + 200));
+    }
+
+    #[test]
     fn a_refusal_is_news_once_a_minute_and_the_memory_is_bounded() {
-        let mut log = RefusalLog::default();
+        let log = RefusalLog::default();
         let now = Instant::now();
         assert!(log.is_new(now, "c1: taken") && !log.is_new(now, "c1: taken"));
         assert!(log.is_new(now, "c2: taken"));
@@ -413,6 +450,8 @@ mod tests {
         for number in 0..10 * REFUSALS_MAX {
             log.is_new(now + REFUSAL_MEMORY, &number.to_string());
         }
-        assert_eq!(log.0.len(), REFUSALS_MAX);
+        assert_eq!(log.0.lock().unwrap().len(), REFUSALS_MAX);
+        assert!(!log.is_new(now + REFUSAL_MEMORY, "c3: taken"), "there is no room");
+        assert!(log.is_new(now + 2 * REFUSAL_MEMORY, "c3: taken"));
     }
 }

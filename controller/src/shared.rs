@@ -175,7 +175,7 @@ impl SharedState {
     }
 
     /// Advances the core's time, and passes the switch's ports to it.
-    pub(crate) async fn tend(self: Arc<Self>) -> Arc<StoreError> {
+    pub(crate) async fn run_core(self: Arc<Self>) -> Arc<StoreError> {
         let mut view = self.view.clone();
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));

@@ -98,8 +98,8 @@ fn echo(request: &OperatorQuery) -> OperatorReply {
             ..StatisticsResponse::default()
         }),
         OperatorQuery::Survey { creators, frees: true, .. } => {
-            let lives = creators.clone().map_or(0..=0, |(_, lives)| lives);
-            let (freed_count, freed_pages) = ((*lives.start()).into(), (*lives.end()).into());
+            let named = creators.first().map_or(0..=0, |(_, incarnations)| incarnations.clone());
+            let (freed_count, freed_pages) = ((*named.start()).into(), (*named.end()).into());
             let purged = PurgeResponse { freed_count, freed_pages, ..PurgeResponse::default() };
             OperatorReply::Survey(SurveyReply { purged: Some(purged), ..SurveyReply::default() })
         }

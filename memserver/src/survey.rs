@@ -4,6 +4,7 @@
 //! no client. The query bounds the result, which names the page to continue from.
 
 use core::ops::RangeInclusive;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use bluebridge_protocol::{
@@ -58,8 +59,8 @@ impl Creators {
 pub struct Query {
     /// Allocations of this tenant.
     pub space: Space,
-    /// Allocations of these creators; `None` for any creator.
-    pub creators: Option<Creators>,
+    /// Allocations of these creators; of any creator if there are none. Shared, because shards do not allocate.
+    pub creators: Arc<[Creators]>,
     /// From this page on, by the numbers of [`bluebridge_wire::Location::page`].
     pub from_page: u64,
     /// The most allocations to return, and never more than [`FOUND_MAX`]; 0 returns the usage
@@ -210,9 +211,9 @@ enum Turn {
 
 /// Allocations in ranges that another node serves now, or has here, are left to that node.
 fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> bool {
-    let creators = query.creators.as_ref();
+    let creators = &query.creators;
     allocation.space == query.space
-        && creators.is_none_or(|creators| creators.contain(allocation.creator))
+        && (creators.is_empty() || creators.iter().any(|it| it.contain(allocation.creator)))
         && responder.is_own_page(allocation.grant.location.page())
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bluebridge_wire::{NodeId, Space};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -40,8 +41,8 @@ pub enum OperatorQuery {
         from_page: u64,
         /// The most allocations.
         limit: u32,
-        /// Only allocations of these incarnations of a node; `None` for all.
-        creators: Option<(NodeId, RangeInclusive<u32>)>,
+        /// Only allocations of these incarnations of nodes; of all if there are none.
+        creators: Vec<(NodeId, RangeInclusive<u32>)>,
         /// Whether to free them.
         frees: bool,
     },
@@ -142,29 +143,51 @@ pub(crate) async fn attend(
     assignment: &Assignment,
     shared: &Arc<Shared>,
 ) -> Infallible {
-    let mut wait = RETRY.0;
+    let mut retry = Retry(RETRY.0);
     while shared.connection() != Connection::Expelled {
-        match call(channel.clone(), assignment, shared).await {
-            Ok(()) => wait = RETRY.0,
+        let mut opened = None;
+        let wait = match call(channel.clone(), assignment, shared, &mut opened).await {
+            Ok(()) => retry.reset(),
             Err(status) if status.code() == Code::Unimplemented => {
                 tracing::debug!("the controller does not support operators' queries");
-                wait = RETRY_UNKNOWN;
+                RETRY_UNKNOWN
             }
             Err(status) => {
                 tracing::debug!(%status, "operators cannot query this memory server");
-                wait = (wait * 2).min(RETRY.1);
+                retry.next(opened.map(|opened| opened.elapsed()))
             }
-        }
+        };
         tokio::time::sleep(wait).await;
     }
     std::future::pending().await
 }
 
-/// One call, until the controller ends it.
+/// The wait before a broken call is made again.
+struct Retry(Duration);
+
+impl Retry {
+    const fn reset(&mut self) -> Duration {
+        self.0 = RETRY.0;
+        self.0
+    }
+
+    /// The next wait. Longer than the one before, unless the controller had accepted the call and kept it open for
+    /// longer than that: then this is the first failure, and not one of a series.
+    fn next(&mut self, open: Option<Duration>) -> Duration {
+        if open.is_some_and(|open| open > self.0) {
+            return self.reset();
+        }
+        self.0 = (self.0 * 2).min(RETRY.1);
+        self.0
+    }
+}
+
+/// One call, until the controller ends it. Sets `opened` once the controller has accepted it.
 async fn call(
     channel: Channel,
     assignment: &Assignment,
     shared: &Arc<Shared>,
+    opened: &mut Option<Instant>,
 ) -> Result<(), Status> {
     // One more for the first message; a query that frees memory has two messages.
     let (replies, outgoing) = mpsc::channel(2 * QUERIES_MAX + 1);
@@ -177,6 +200,7 @@ async fn call(
     let _ = replies.try_send(first);
     let mut client = OperationsClient::new(channel);
     let mut queries = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
+    *opened = Some(Instant::now());
     let mut unconfirmed = VecDeque::new();
     while let Some(query) = queries.message().await? {
         let id = query.id;
@@ -229,14 +253,12 @@ fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
             Ok(OperatorQuery::Statistics { space: space(wanted.space)? })
         }
         Some(QueryBody::Survey(wanted)) => {
-            let creators = match wanted.creators {
-                Some(creators) => {
-                    let node =
-                        u16::try_from(creators.node).map_err(|_| "a node id must fit 16 bits")?;
-                    Some((NodeId(node), creators.first..=creators.last))
-                }
-                None => None,
+            let parse = |creators: proto::Incarnations| {
+                let node = u16::try_from(creators.node);
+                let node = node.map_err(|_| "a node id must fit 16 bits")?;
+                Ok::<_, &'static str>((NodeId(node), creators.first..=creators.last))
             };
+            let creators = wanted.creators.into_iter().map(parse).collect::<Result<_, _>>()?;
             Ok(OperatorQuery::Survey {
                 space: space(wanted.space)?,
                 from_page: wanted.from_page,
@@ -248,5 +270,21 @@ fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
         Some(QueryBody::Confirmation(_)) | None => {
             Err("this version of the memory server does not support the query")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_was_open_for_long_is_made_again_at_once() {
+        let mut retry = Retry(RETRY.0);
+        let waits: Vec<_> = (0..6).map(|_| retry.next(None).as_millis()).collect();
+        assert_eq!(waits, [200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(retry.next(Some(Duration::from_secs(1))), RETRY.1, "accepted, and soon broken");
+        assert_eq!(retry.next(Some(Duration::from_secs(60))), RETRY.0);
+        // A controller that ends every call soon is not called more and more often.
+        assert_eq!(retry.next(Some(RETRY.0)), RETRY.0 * 2);
     }
 }

@@ -83,7 +83,10 @@ pub enum MembershipError {
     #[error("the heartbeats ended: {0}")]
     Ended(String),
     /// The system could not create a thread or runtime for the heartbeats.
-    #[error("cannot start the heartbeats: {0}")]
+    #[error(
+        "cannot start the heartbeats: {0}; raise the limits of open files and threads \
+         (`ulimit -n`, `ulimit -u`)"
+    )]
     Runtime(#[source] Arc<io::Error>),
 }
 

@@ -32,7 +32,7 @@ const EARLY_DIVISOR: u32 = 4;
 
 /// The request to leave.
 #[derive(Debug)]
-pub(crate) struct Goodbye {
+pub(crate) struct LeaveRequest {
     pub(crate) result: mpsc::SyncSender<Result<(), MembershipError>>,
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn run(
     registration: &Registration,
     options: &Options,
     joined: &mpsc::SyncSender<Joined>,
-    mut farewell: oneshot::Receiver<Goodbye>,
+    mut leave_receiver: oneshot::Receiver<LeaveRequest>,
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -72,7 +72,7 @@ pub(crate) fn run(
         let outcome = tokio::select! {
             outcome = join(uri, registration, options) => outcome,
             // Before the join is reported, this happens only if the caller gave up.
-            _ = &mut farewell => return,
+            _ = &mut leave_receiver => return,
         };
         match outcome {
             Err(error) => drop(joined.send(Err(error))),
@@ -85,11 +85,11 @@ pub(crate) fn run(
                     let channel = member.client.channel.clone();
                     let (assignment, shared) = (member.assignment, Arc::clone(&member.shared));
                     tokio::select! {
-                        () = member.live(farewell, options.leave_deadline) => {}
+                        () = member.run(leave_receiver, options.leave_deadline) => {}
                         never = attend(channel, &assignment, &shared) => match never {},
                     }
                 } else if is_reported {
-                    member.live(farewell, options.leave_deadline).await;
+                    member.run(leave_receiver, options.leave_deadline).await;
                 } else if let Err(error) = member.leave(options.leave_deadline).await {
                     tracing::debug!(%error, "leaving was not confirmed");
                 }
@@ -222,14 +222,18 @@ struct Member {
 }
 
 impl Member {
-    async fn live(mut self, mut farewell: oneshot::Receiver<Goodbye>, leave_deadline: Duration) {
+    async fn run(
+        mut self,
+        mut leave_receiver: oneshot::Receiver<LeaveRequest>,
+        leave_deadline: Duration,
+    ) {
         let shared = Arc::clone(&self.shared);
         let mut interval = self.assignment.heartbeat_interval;
         let mut next = Instant::now() + interval;
         let mut last = Instant::now();
         let mut retry = RETRY.0;
         let mut expelled = false;
-        let goodbye = loop {
+        let request = loop {
             let heartbeats = async {
                 tokio::select! {
                     () = tokio::time::sleep_until(next), if !expelled => {}
@@ -240,7 +244,7 @@ impl Member {
                 self.heartbeat(interval).await
             };
             let outcome = tokio::select! {
-                goodbye = &mut farewell => break goodbye,
+                request = &mut leave_receiver => break request,
                 outcome = heartbeats => outcome,
             };
             let wait = match outcome {
@@ -279,7 +283,7 @@ impl Member {
             };
             next = Instant::now() + wait;
         };
-        if let Ok(Goodbye { result }) = goodbye {
+        if let Ok(LeaveRequest { result }) = request {
             let outcome = if expelled { Ok(()) } else { self.leave(leave_deadline).await };
             drop(result.send(outcome));
         }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::attend::{PendingQueries, PendingQuery};
 use crate::error::MembershipError;
-use crate::heartbeat::{self, Goodbye};
+use crate::heartbeat::{self, LeaveRequest};
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
 /// The interval at which a join checks with its caller whether to continue.
@@ -148,7 +148,7 @@ impl Shared {
 pub struct Membership {
     assignment: Assignment,
     shared: Arc<Shared>,
-    goodbye: Option<tokio::sync::oneshot::Sender<Goodbye>>,
+    leave_sender: Option<tokio::sync::oneshot::Sender<LeaveRequest>>,
     thread: Option<JoinHandle<()>>,
     leave_deadline: Duration,
 }
@@ -189,7 +189,7 @@ impl Membership {
     ) -> Result<Self, MembershipError> {
         let leave_deadline = options.leave_deadline;
         let (joined, joining) = mpsc::sync_channel(1);
-        let (goodbye, farewell) = tokio::sync::oneshot::channel();
+        let (leave_sender, leave_receiver) = tokio::sync::oneshot::channel();
         // One second more than the task itself waits, so that its own error is reported.
         let patience = options.join_deadline + Duration::from_secs(1);
         let patience = (!options.wait_for_controller).then_some(patience);
@@ -197,10 +197,10 @@ impl Membership {
         let began = Instant::now();
         let thread = std::thread::Builder::new()
             .name("bb-membership".to_owned())
-            .spawn(move || heartbeat::run(&uri, &registration, &options, &joined, farewell))
+            .spawn(move || heartbeat::run(&uri, &registration, &options, &joined, leave_receiver))
             .map_err(|error| MembershipError::Runtime(Arc::new(error)))?;
         let (assignment, shared) = loop {
-            // An early return drops `goodbye`, which ends the thread.
+            // An early return drops `leave_sender`, which ends the thread.
             match joining.recv_timeout(GO_ON) {
                 Ok(joined) => break joined?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -219,8 +219,8 @@ impl Membership {
                 }
             }
         };
-        let goodbye = Some(goodbye);
-        Ok(Self { assignment, shared, goodbye, thread: Some(thread), leave_deadline })
+        let leave_sender = Some(leave_sender);
+        Ok(Self { assignment, shared, leave_sender, thread: Some(thread), leave_deadline })
     }
 
     /// The endpoint's assignment.
@@ -306,14 +306,14 @@ impl Membership {
     /// Ends the heartbeats without leaving: for an endpoint that will return, and for tests in which
     /// an endpoint dies.
     pub fn abandon(mut self) {
-        self.goodbye = None;
+        self.leave_sender = None;
         self.join_thread();
     }
 
     fn end(&mut self) -> Result<(), MembershipError> {
-        let Some(goodbye) = self.goodbye.take() else { return Ok(()) };
+        let Some(leave_sender) = self.leave_sender.take() else { return Ok(()) };
         let (result, receiver) = mpsc::sync_channel(1);
-        let is_sent = goodbye.send(Goodbye { result }).is_ok();
+        let is_sent = leave_sender.send(LeaveRequest { result }).is_ok();
         let patience = self.leave_deadline + Duration::from_secs(1);
         let reply = if is_sent { receiver.recv_timeout(patience).ok() } else { None };
         self.join_thread();
@@ -322,7 +322,7 @@ impl Membership {
         })
     }
 
-    /// The thread ends once the goodbye channel is closed or the goodbye got a response.
+    /// The thread ends once the channel for the request to leave is closed, or the request got its response.
     fn join_thread(&mut self) {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

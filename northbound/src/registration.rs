@@ -67,7 +67,8 @@ pub struct Previous {
 /// The registration with which an endpoint joins.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// Its name (see [`crate::is_name`]); the same name is the same node again.
+    /// Its name (see [`crate::is_name`]); the same name is the same node again, unless it joined in another space
+    /// meanwhile.
     pub name: String,
     /// Its role.
     pub role: Role,

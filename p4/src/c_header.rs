@@ -6,7 +6,7 @@ use bluebridge_wire::{Command, WireCommand, address::FABRIC_PREFIX};
 
 use crate::declaration::{
     ACTIONS, ANYCAST_GROUP_SIZE, GROUP_PORTS_MAX, GROUPS_MAX, METADATA_BYTES_MAX, NO_ACTION,
-    PORT_MAX, Table,
+    PORT_BITS, Table,
 };
 use crate::pipeline::{DropReason, PACKET_IN_BYTES};
 
@@ -32,7 +32,7 @@ pub fn c_header() -> String {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
     };
     let limits = named(&[
-        ("PORTS", usize::from(PORT_MAX) + 1),
+        ("PORTS", 1 << PORT_BITS),
         ("GROUPS", GROUPS_MAX.into()),
         ("GROUP_PORTS", GROUP_PORTS_MAX),
         ("ANYCAST_SLOTS", ANYCAST_GROUP_SIZE as usize),

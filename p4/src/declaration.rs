@@ -201,11 +201,9 @@ pub static ACTIONS: [&ActionDeclaration; 8] = [
 /// The width of a port number in v1model.
 pub const PORT_BITS: u32 = 9;
 
-/// The greatest port number of a data plane; P4Runtime uses the numbers of [`PORT_BITS`] bits.
-pub const PORT_MAX: u16 = 1023;
-
-/// The greatest port number of an endpoint: below the controller's ([`CPU_PORT`]).
-pub const ENDPOINT_PORT_MAX: u16 = CPU_PORT.0 - 1;
+/// The greatest number of a port with a cable: below the controller's ([`CPU_PORT`]). Greater numbers than that
+/// do not fit the tables, or are special in v1model (511 drops).
+pub const PORT_MAX: u16 = CPU_PORT.0 - 1;
 
 /// The width of the page number that `redirect` matches: generation and page of a location.
 pub const PAGE_BITS: u32 = 52;

@@ -20,7 +20,8 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A switch port by its number in P4 and OpenFlow (1..=0xfeff); [`CPU_PORT`] is the controller's.
+/// A switch port by its number in P4: 1..=[`PORT_MAX`](crate::declaration::PORT_MAX), or [`CPU_PORT`], the
+/// controller's.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchPort(pub u16);
 

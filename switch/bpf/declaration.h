@@ -60,7 +60,7 @@ enum drop_reason {
 
 /* Limits. */
 enum {
-	PORTS = 1024,
+	PORTS = 512,
 	GROUPS = 1024,
 	GROUP_PORTS = 64,
 	ANYCAST_SLOTS = 256,

@@ -468,7 +468,10 @@ pub(crate) fn check_port(port: SwitchPort) -> Result<(), PortError> {
     match port {
         CPU_PORT => Err(PortError::Invalid { port, rule: "it is the controller's port" }),
         SwitchPort(1..=PORT_MAX) => Ok(()),
-        _ => Err(PortError::Invalid { port, rule: "ports must be 1 to 1023" }),
+        _ => {
+            const { assert!(PORT_MAX == 509, "the rule contains it") };
+            Err(PortError::Invalid { port, rule: "ports are numbered 1 to 509" })
+        }
     }
 }
 

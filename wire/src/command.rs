@@ -248,7 +248,7 @@ impl WireCommand {
 pub enum Fault {
     /// The request was wrong; a repetition cannot succeed.
     Requester,
-    /// The server cannot serve it now; another server, or a later try, may succeed.
+    /// The server cannot serve it now; another server, or a later try, may succeed. Or it lost the contents.
     Responder,
     /// Neither: the protocol continues (another node, a new session, more pieces, a later try).
     Protocol,
@@ -319,7 +319,7 @@ statuses! {
     /// The pages were freed, and possibly allocated again.
     StaleTag = 17, Requester, "the page has another tag or generation than the pointer";
     /// The pointer is from an earlier incarnation of the arena, whose contents are lost.
-    StaleGeneration = 18, Requester, "the pointer is from before the server lost its contents";
+    StaleGeneration = 18, Responder, "the pointer is from before the server lost its contents";
     /// The pages are not allocated.
     NotAllocated = 19, Requester, "the page is not allocated";
     /// The pointer's space is not the requester's or not the allocation's.

@@ -9,6 +9,7 @@ use anyhow::Context;
 use bluebridge_controller::core::ControllerPort;
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths, config};
+use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_p4::program::BMV2_CONFIG;
 use bluebridge_rack::readiness;
@@ -76,7 +77,7 @@ struct Serve {
     #[arg(long, value_name = "NAME", requires = "switch_port")]
     interface: Option<String>,
     /// The switch's port to which this interface is connected; no endpoint can have it
-    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..=i64::from(PORT_MAX)))]
     switch_port: Option<u16>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
@@ -131,7 +132,8 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        .enable_all()
+        .enable_io()
+        .enable_time()
         .build()
         .context("cannot start the controller's runtime")?;
     runtime.block_on(async {

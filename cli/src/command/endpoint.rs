@@ -21,7 +21,7 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
 /// The endpoint of a process. Inside a rack, all values are in the environment.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Endpoint {
-    /// The endpoint's name; the same name is the same node again
+    /// The endpoint's name; the same name is the same node again, unless it joined in another space meanwhile
     #[arg(long, env = NAME_VARIABLE, value_parser = parse_name)]
     pub(super) name: String,
     /// The interface that leads to the switch; see `bluebridge host up`

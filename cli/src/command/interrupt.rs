@@ -1,6 +1,6 @@
 //! Ctrl-C and SIGTERM as a cancellation flag, so that everything that was started is taken down.
 
-use std::io;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use bluebridge_rack::{Cancel, Rack};
-use tokio::signal::unix::{SignalKind, signal};
+
+use super::shutdown;
 
 /// How often the flag is checked.
 const LOOK: Duration = Duration::from_millis(50);
@@ -54,20 +55,12 @@ pub(super) fn take_down(rack: Arc<Rack>) -> anyhow::Result<()> {
 
 /// Watches from a separate thread; call it after any change of the user namespace.
 pub(super) fn watch() -> io::Result<Cancel> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    drop(guard);
+    let mut caught = shutdown::caught()?;
     let cancel = Cancel::default();
     let watched = cancel.clone();
     thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
+        // The sender is never closed, so this can fail only if the kernel does; then better stop than run on.
+        drop(caught.read_exact(&mut [0]));
         watched.cancel();
     })?;
     Ok(cancel)

@@ -51,7 +51,7 @@ pub(super) struct Member {
     /// The client of the rack
     #[arg(long = "as", value_name = "NODE")]
     client: Option<Node>,
-    /// The endpoint's name; the same name is the same node again
+    /// The endpoint's name; the same name is the same node again, unless it joined in another space meanwhile
     #[arg(long, env = NAME_VARIABLE, value_parser = parse_name)]
     name: Option<String>,
     /// The interface that leads to the switch; see `bluebridge host up`

@@ -76,14 +76,14 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack must not send requests to a server without memory.
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
-    let mut way = Way::open(&options.endpoint)?;
+    let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");
     let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::notify_ready().context("cannot report that the server is ready")?;
     let served = member.serve_until(|| {
-        way.look(Instant::now());
+        route.look(Instant::now());
         cancel.is_cancelled()
     });
     let totals = member.stop()?;
@@ -99,7 +99,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The route of requests to the server, and of its responses.
-struct Way {
+struct RequestRoute {
     fabric: HostFabric,
     netlink: Netlink,
     space: Space,
@@ -107,7 +107,7 @@ struct Way {
     looked_at: Instant,
 }
 
-impl Way {
+impl RequestRoute {
     /// A server without a route would get its share of new memory, but never receive requests.
     fn open(endpoint: &Endpoint) -> anyhow::Result<Self> {
         let fabric = HostFabric::new(&endpoint.interface);

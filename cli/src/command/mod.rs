@@ -262,7 +262,7 @@ fn in_words(error: &anyhow::Error) -> String {
 /// Adds what to do if the process has too many open files. Any part of a command can meet this limit.
 fn with_remedy(words: String) -> String {
     let too_many = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
-    if words.contains(&too_many) {
+    if words.contains(&too_many) && !words.contains("ulimit -n") {
         return format!("{words}; raise the limit of open files (`ulimit -n`)");
     }
     words

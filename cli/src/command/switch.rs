@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::readiness;
@@ -85,7 +86,9 @@ impl FromStr for PortArgument {
     fn from_str(text: &str) -> Result<Self, String> {
         let (number, interface) =
             text.split_once('=').ok_or("a port must be N=INTERFACE, for example 1=eth0")?;
-        let number = number.parse().map_err(|_| format!("{number} is not a port number"))?;
+        let parsed = number.parse().ok().filter(|number| (1..=PORT_MAX).contains(number));
+        let number =
+            parsed.ok_or_else(|| format!("{number} is not a port number, 1 to {PORT_MAX}"))?;
         // No interface name has a colon.
         let (interface, mode) = match interface.split_once(':') {
             None => (interface, None),
@@ -119,7 +122,8 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        .enable_all()
+        .enable_io()
+        .enable_time()
         .build()
         .context("cannot start the agent's runtime")?;
     runtime.block_on(async {
@@ -247,8 +251,31 @@ mod tests {
             assert_eq!((port.port, port.interface.as_str()), (SwitchPort(3), "eth0"));
             assert_eq!(port.mode, Some(is));
         }
-        for bad in ["eth0", "x=eth0", "1=eth0:", "1=eth0:XDP", "1=eth0:xdp:peer"] {
+        for bad in [
+            "eth0",
+            "x=eth0",
+            "0=eth0",
+            "510=eth0",
+            "511=eth0",
+            "65536=eth0",
+            "1=eth0:",
+            "1=eth0:XDP",
+            "1=eth0:xdp:peer",
+        ] {
             assert!(bad.parse::<PortArgument>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_the_tables_cannot_name_is_refused_with_the_limit() {
+        assert_eq!(port("509=eth0").port, SwitchPort(509));
+        let refused = "600=eth0".parse::<PortArgument>().expect_err("9 bits");
+        assert_eq!(refused, "600 is not a port number, 1 to 509");
+        let mut plane = Pipeline::new(Instant::now());
+        plane.add_port(SwitchPort(509), "a").expect("the greatest");
+        for number in [0, 510, 511, 1023, 1024] {
+            let refused = plane.add_port(SwitchPort(number), "b").expect_err("not below 510");
+            assert!(matches!(refused, PortError::Invalid { .. }), "{number}: {refused}");
         }
     }
 

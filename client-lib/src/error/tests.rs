@@ -97,9 +97,20 @@ fn a_pointer_can_be_copied_out_of_the_text() {
 }
 
 #[test]
+fn a_full_server_is_not_said_to_need_freed_memory_alone() {
+    let refused = |status| Error::Refused { status, node: NODE, pointer: None }.to_string();
+    // Freeing helps neither with an allocation that is larger than a shard nor with retired pages.
+    let full = refused(Status::OutOfMemory);
+    assert!(full.contains("less at once or on another node") && full.contains("retired"), "{full}");
+    let full = refused(Status::QuotaExceeded);
+    assert!(full.contains("only the latter helps if the space's pages are retired"), "{full}");
+}
+
+#[test]
 fn the_fault_is_named() {
     let refused = |status| Error::Refused { status, node: NODE, pointer: None }.fault();
     assert_eq!(refused(Status::StaleTag), Fault::You);
+    assert_eq!(refused(Status::StaleGeneration), Fault::Server, "it lost the contents");
     assert_eq!(refused(Status::OutOfMemory), Fault::Server);
     assert_eq!(refused(Status::NoAuthority), Fault::Controller);
     assert_eq!(refused(Status::WrongNode), Fault::Network);

@@ -156,7 +156,7 @@ impl<T: Transport> Serving<T> {
             if self.shared.stop.load(Ordering::SeqCst) {
                 let until = *stop_at.get_or_insert(now + END_DEADLINE);
                 if now >= until || !self.is_needed() {
-                    return self.say_goodbye();
+                    return self.close_sessions();
                 }
             }
             let look_at = self.look(now);
@@ -437,7 +437,7 @@ impl<T: Transport> Serving<T> {
     }
 
     /// Closes the sessions, so that the servers need not wait until they expire.
-    fn say_goodbye(&mut self) {
+    fn close_sessions(&mut self) {
         let now = self.now();
         self.requester.cancel_all();
         let servers: Vec<_> = self.requester.open_servers().collect();

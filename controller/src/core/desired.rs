@@ -8,7 +8,9 @@ use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
 use super::tables::{Body, Tables};
-use super::{Attached, ControllerPort, Core, Endpoints, FLOOD_GROUP, Node, Ports, weight};
+use super::{
+    Attached, ControllerPort, Core, Endpoints, FLOOD_GROUP, Node, PORT_MAX, Ports, weight,
+};
 
 /// The directory's key for all of a node's locations.
 pub(crate) const fn node_prefix(space: Space, node: NodeId) -> Key {
@@ -63,7 +65,7 @@ impl Core {
     fn may_exist(&self, port: SwitchPort) -> bool {
         match &self.ports {
             Ports::Listed(ports) => ports.contains_key(&port),
-            Ports::Unknown | Ports::Unlisted => true,
+            Ports::Unknown | Ports::Unlisted => (1..=PORT_MAX).contains(&port.0),
         }
     }
 

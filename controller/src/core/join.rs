@@ -76,6 +76,16 @@ pub enum JoinError {
     /// The caller's request breaks a rule.
     #[error("{0}")]
     Invalid(&'static str),
+    /// A name in the caller's request breaks a rule.
+    #[error("{given} is not {what}; it must have {rule}")]
+    BadName {
+        /// What it should be a name of.
+        what: &'static str,
+        /// The name, escaped and shortened.
+        given: String,
+        /// The rule.
+        rule: &'static str,
+    },
     /// The name belongs permanently to another endpoint, with another role or space.
     #[error("the name {name} belongs to {owner}; choose another name")]
     NameBelongs {
@@ -189,10 +199,7 @@ impl Core {
                 .iter()
                 .find_map(|(port, known)| (known == interface).then_some(*port))
                 .ok_or_else(|| JoinError::NoSuchPort(format!("interface {interface}"))),
-            (Ports::Unlisted, Attachment::Port(port)) => (1..=PORT_MAX)
-                .contains(&port.0)
-                .then_some(*port)
-                .ok_or(JoinError::NoSuchPort(name(*port))),
+            (Ports::Unlisted, Attachment::Port(port)) => Ok(*port),
             (Ports::Unlisted, Attachment::Interface(_)) => Err(JoinError::Invalid(
                 "this switch does not report the names of its interfaces; use the port's number",
             )),
@@ -428,10 +435,12 @@ impl Core {
         {
             let record = succeed(rested)?;
             let (node, incarnation) = (record.node, record.incarnation);
+            // The client may get an id again that it had before it joined in another space.
+            let was_its_own = record.name == join.name && record.space() == join.space;
             return Ok(NodeRecord {
                 node,
                 incarnation,
-                first_incarnation: incarnation,
+                first_incarnation: if was_its_own { record.first_incarnation } else { incarnation },
                 range_epoch: record.range_epoch,
                 ..fresh
             });
@@ -522,12 +531,50 @@ fn succeed(record: &NodeRecord) -> Result<NodeRecord, JoinError> {
     })
 }
 
+/// The longest name of a Linux interface in bytes.
+const INTERFACE_NAME_MAX: usize = 15;
+
+/// The most characters of outside text that are quoted.
+const QUOTED_MAX: usize = 64;
+
+/// Outside text in quotation marks: control characters are escaped, so that it cannot pretend to be other lines of
+/// a log, and the rest of a long text is left out.
+fn quoted(text: &str) -> String {
+    let mut shown: String = text.chars().take(QUOTED_MAX).collect();
+    let is_whole = shown.len() == text.len();
+    shown = format!("{shown:?}");
+    if !is_whole {
+        shown = format!("{shown}... ({} bytes)", text.len());
+    }
+    shown
+}
+
+/// Checks the texts of a join, before any of them is used in an error or log.
+pub(crate) fn check_names(join: &Join) -> Result<(), JoinError> {
+    if !bluebridge_northbound::is_name(&join.name) {
+        let rule = "1 to 64 letters, digits, '.', '_' and '-'";
+        return Err(JoinError::BadName { what: "a name", given: quoted(&join.name), rule });
+    }
+    if let Attachment::Interface(name) = &join.attachment {
+        let is_bad = |c: char| c == '/' || c.is_whitespace() || c.is_control();
+        if !(1..=INTERFACE_NAME_MAX).contains(&name.len()) || name.contains(is_bad) {
+            let rule = "1 to 15 bytes, without '/', spaces and control characters";
+            let what = "the name of an interface";
+            return Err(JoinError::BadName { what, given: quoted(name), rule });
+        }
+    }
+    Ok(())
+}
+
 fn check_shape(join: &Join) -> Result<(), JoinError> {
+    check_names(join)?;
+    const { assert!(PORT_MAX == 509, "a rule contains it") };
+    let is_port = match &join.attachment {
+        Attachment::Port(port) => (1..=PORT_MAX).contains(&port.0),
+        Attachment::Interface(_) => true,
+    };
     let rules = [
-        (
-            bluebridge_northbound::is_name(&join.name),
-            "a name must have 1 to 64 letters, digits, '.', '_' and '-'",
-        ),
+        (is_port, "ports of a switch are numbered 1 to 509"),
         (
             join.mac.0[0] & 1 == 0 && join.mac != MacAddr::default(),
             "the MAC address must be that of an interface, not 0 and not a group address",

@@ -8,7 +8,7 @@ use super::{Core, Node, NodeRecord, Role};
 
 /// A range of incarnations of a client's node.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Lives {
+pub struct Incarnations {
     /// The node.
     pub node: NodeId,
     /// The first and the last incarnation.
@@ -75,51 +75,68 @@ impl Core {
         Ok(node)
     }
 
-    /// The incarnations that an operator names.
+    /// The incarnations that an operator names. A client that joined in another space meanwhile has several nodes.
     ///
     /// # Errors
     /// [`OperatorError::NoClient`].
-    pub fn lives(&self, space: Space, named: Named<'_>) -> Result<Lives, OperatorError> {
-        match named {
+    pub fn incarnations(
+        &self,
+        space: Space,
+        named: Named<'_>,
+    ) -> Result<Vec<Incarnations>, OperatorError> {
+        let name = match named {
             Named::One(node, incarnation) => {
-                Ok(Lives { node, incarnations: incarnation..=incarnation })
+                return Ok(vec![Incarnations { node, incarnations: incarnation..=incarnation }]);
             }
-            Named::Name(name) => {
-                let clients = self.nodes().map(|node| &node.record).filter(|record| {
-                    record.role == Role::Client && record.space() == space && record.name == name
-                });
-                // Of several ids that had the name, the present one.
-                let record = clients.min_by_key(|record| record.retired);
-                let record = record.ok_or_else(|| OperatorError::NoClient {
-                    name: name.to_owned(),
-                    space: space.0,
-                })?;
-                let incarnations = record.first_incarnation..=record.incarnation;
-                Ok(Lives { node: record.id(), incarnations })
-            }
+            Named::Name(name) => name,
+        };
+        let clients = self.nodes().map(|node| &node.record).filter(|record| {
+            record.role == Role::Client && record.space() == space && record.name == name
+        });
+        let found: Vec<_> = clients
+            .map(|record| Incarnations {
+                node: record.id(),
+                incarnations: record.first_incarnation..=record.incarnation,
+            })
+            .collect();
+        if found.is_empty() {
+            return Err(OperatorError::NoClient { name: name.to_owned(), space: space.0 });
         }
+        Ok(found)
     }
 
     /// The ended incarnations of them: a live one is excluded.
     ///
     /// # Errors
     /// [`OperatorError`].
-    pub fn lives_over(&self, space: Space, named: Named<'_>) -> Result<Lives, OperatorError> {
-        let Lives { node, incarnations } = self.lives(space, named)?;
-        let (first, mut last) = incarnations.into_inner();
-        if self.is_heard(node, last) {
-            last = last.saturating_sub(1);
+    pub fn ended_incarnations(
+        &self,
+        space: Space,
+        named: Named<'_>,
+    ) -> Result<Vec<Incarnations>, OperatorError> {
+        let mut found = self.incarnations(space, named)?;
+        let mut live = None;
+        found.retain_mut(|Incarnations { node, incarnations }| {
+            let (first, mut last) = (*incarnations.start(), *incarnations.end());
+            if self.is_live(*node, last) {
+                live = Some(*node);
+                last = last.saturating_sub(1);
+            }
+            *incarnations = first..=last;
+            first <= last
+        });
+        match live.filter(|_| found.is_empty()) {
+            Some(node) => {
+                let name = self.node(node).map(|node| node.record.name.clone());
+                Err(OperatorError::StillThere(name.unwrap_or_default()))
+            }
+            None => Ok(found),
         }
-        if first > last {
-            let name = self.node(node).map_or_else(String::new, |node| node.record.name.clone());
-            return Err(OperatorError::StillThere(name));
-        }
-        Ok(Lives { node, incarnations: first..=last })
     }
 
     /// Whether an incarnation is a member whose heartbeats arrive.
     #[must_use]
-    pub fn is_heard(&self, id: NodeId, incarnation: u32) -> bool {
+    pub fn is_live(&self, id: NodeId, incarnation: u32) -> bool {
         self.node(id).is_some_and(|node| {
             node.record.attached && node.live && node.record.incarnation == incarnation
         })
@@ -130,7 +147,7 @@ impl Core {
     #[must_use]
     pub fn client(&self, id: NodeId, incarnation: u32) -> Option<&NodeRecord> {
         let record = &self.node(id)?.record;
-        let lives = record.first_incarnation..=record.incarnation;
-        (record.role == Role::Client && lives.contains(&incarnation)).then_some(record)
+        let range = record.first_incarnation..=record.incarnation;
+        (record.role == Role::Client && range.contains(&incarnation)).then_some(record)
     }
 }

@@ -20,7 +20,7 @@ use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
 };
-use crate::core::Ports;
+use crate::core::{PORT_MAX, Ports};
 use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 use stream::Stream;
@@ -310,8 +310,10 @@ impl SwitchDriver for P4RuntimeDriver {
         match within("listing the ports", call).await? {
             Ok(response) => {
                 let ports = response.into_inner().ports.into_iter().filter_map(|port| {
+                    // Ports that P4Runtime cannot name are as if they did not exist: an entry for one would be
+                    // refused again and again.
                     let number = u16::try_from(port.number).ok()?;
-                    Some((SwitchPort(number), port.name))
+                    (1..=PORT_MAX).contains(&number).then_some((SwitchPort(number), port.name))
                 });
                 Ok(Ports::Listed(ports.collect::<BTreeMap<_, _>>()))
             }

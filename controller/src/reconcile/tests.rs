@@ -333,6 +333,7 @@ async fn a_full_table_is_emptied_of_what_goes_before_it_takes_what_comes() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_switch_never_takes_is_reported_and_stops_nothing_else() {
+    let (log, _guard) = begin_log();
     let switch = FakeSwitch::new(1);
     switch.set_capacity(8);
     let bench = Bench::new(&switch, 1);
@@ -343,9 +344,35 @@ async fn what_the_switch_never_takes_is_reported_and_stops_nothing_else() {
     assert!(view.problem.unwrap().contains("the table is full"));
     assert_eq!(switch.tables().entries.len(), 8);
     assert!(view.counts.refused < 1000, "it does not flood the switch with requests");
+    assert_eq!(log.count("the switch refused updates"), 1);
+    assert_eq!(log.count("another program"), 0);
     bench.desire(tables(4, 1));
     bench.settled(&tables(4, 1)).await;
     assert_eq!(bench.view.borrow().problem, None);
+    assert_eq!(log.count("its tables are in sync"), 1);
+    let logged = log.count("the switch refused updates");
+    switch.set_capacity(2);
+    bench.desire(tables(5, 1));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(log.count("the switch refused updates"), logged + 1, "other updates are refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_switch_that_does_not_keep_its_tables_is_logged_once() {
+    let (log, _guard) = begin_log();
+    let switch = FakeSwitch::new(1);
+    switch.set_trouble(Trouble { lose: 1.0, ..Trouble::default() });
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(5, 1));
+    sleep(Duration::from_secs(60)).await;
+    assert!(bench.view.borrow().counts.repaired > 100, "it is tried again and again");
+    assert_eq!(log.count("the switch does not keep them"), 1);
+    switch.set_trouble(Trouble::default());
+    bench.settled(&tables(5, 1)).await;
+    sleep(Duration::from_secs(1)).await;
+    switch.meddle(|there| *there = Tables::default());
+    bench.settled(&tables(5, 1)).await;
+    assert_eq!(log.count("another program changed them"), 2, "a new change is logged again");
 }
 
 #[tokio::test(start_paused = true)]

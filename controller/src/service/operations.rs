@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{certified_names, member_refused, parse_member, parse_node};
-use crate::core::{Core, Lives, Named, OperatorError, Role};
+use super::{RefusalLog, certified_names, member_refused, parse_member, parse_node};
+use crate::core::{Core, Incarnations, Named, OperatorError, Role};
 use crate::shared::SharedState;
 
 /// Time limit of a memory server's identification, and of a response.
@@ -37,6 +37,7 @@ pub(crate) struct Operators {
     names: Vec<String>,
     links: Arc<Links>,
     places: Semaphore,
+    refusals: RefusalLog,
 }
 
 /// The open calls of memory servers.
@@ -128,14 +129,15 @@ impl Link {
 impl Operators {
     pub(crate) fn new(shared: Arc<SharedState>, names: Vec<String>) -> Self {
         let places = Semaphore::new(QUERIES_MAX);
-        Self { shared, names, links: Arc::default(), places }
+        let refusals = RefusalLog::default();
+        Self { shared, names, links: Arc::default(), places, refusals }
     }
 
     /// Checks that the caller is an operator, and reserves a place for its query.
     fn admit<T>(&self, request: &Request<T>) -> Result<SemaphorePermit<'_>, Status> {
         check_operator(certified_names(request).as_deref(), &self.names).inspect_err(|status| {
             SharedState::count(&self.shared.counts.refused);
-            tracing::info!("refused an operator: {}", status.message());
+            self.refusals.log(status.code(), &format!("an operator: {}", status.message()));
         })?;
         self.places.try_acquire().map_err(|_| {
             SharedState::count(&self.shared.counts.refused);
@@ -176,24 +178,27 @@ impl Operators {
         }
     }
 
-    /// The incarnations that a request names; `None` for all.
-    async fn lives(
+    /// The incarnations that a request names; none for all.
+    async fn incarnations(
         &self,
         client: Option<proto::Client>,
         space: u32,
-        lives: impl FnOnce(&Core, Space, Named<'_>) -> Result<Lives, OperatorError>,
-    ) -> Result<Option<proto::Incarnations>, Status> {
-        let Some(client) = client else { return Ok(None) };
+        resolve: impl FnOnce(&Core, Space, Named<'_>) -> Result<Vec<Incarnations>, OperatorError>,
+    ) -> Result<Vec<proto::Incarnations>, Status> {
+        let Some(client) = client else { return Ok(Vec::new()) };
         let space = parse_space(space)?;
         let node = parse_node(client.node).map_err(Status::invalid_argument)?;
         let named = match client.name.as_str() {
             "" => Named::One(node, client.incarnation),
             name => Named::Name(name),
         };
-        let found = self.shared.look(|core| lives(core, space, named)).await;
-        let Lives { node, incarnations } = found.map_err(|error| query_refused(&error))?;
-        let (first, last) = incarnations.into_inner();
-        Ok(Some(proto::Incarnations { node: node.0.into(), first, last }))
+        let found = self.shared.look(|core| resolve(core, space, named)).await;
+        let found = found.map_err(|error| query_refused(&error))?;
+        let of_wire = |Incarnations { node, incarnations }| {
+            let (first, last) = incarnations.into_inner();
+            proto::Incarnations { node: u32::from(node.0), first, last }
+        };
+        Ok(found.into_iter().map(of_wire).collect())
     }
 }
 
@@ -261,7 +266,7 @@ impl Operations for Operators {
         if !(1..=ALLOCATIONS_MAX).contains(&limit) {
             return Err(Status::invalid_argument("the limit must be 1 to 1024 allocations"));
         }
-        let creators = self.lives(client, space, Core::lives).await?;
+        let creators = self.incarnations(client, space, Core::incarnations).await?;
         let query = proto::SurveyQuery { space, from_page, limit, creators, frees: false };
         let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
         else {
@@ -278,8 +283,9 @@ impl Operations for Operators {
     ) -> Result<Response<proto::PurgeResponse>, Status> {
         let _place = self.admit(&request)?;
         let proto::PurgeRequest { server, space, from_page, client } = request.into_inner();
-        let creators = self.lives(client, space, Core::lives_over).await?;
+        let creators = self.incarnations(client, space, Core::ended_incarnations).await?;
         let limit = ALLOCATIONS_MAX;
+        let client: Vec<_> = creators.iter().map(|it| (it.node, it.first..=it.last)).collect();
         let query = proto::SurveyQuery { space, from_page, limit, creators, frees: true };
         let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
         else {
@@ -289,7 +295,7 @@ impl Operations for Operators {
         tracing::info!(
             server,
             space,
-            client = ?creators.map(|it| (it.node, it.first..=it.last)),
+            ?client,
             freed = purged.freed_count,
             pages = purged.freed_pages,
             "an operator freed memory"
@@ -328,7 +334,7 @@ fn name(core: &Core, allocation: &mut proto::Allocation) {
     let Ok(node) = parse_node(allocation.client_node) else { return };
     let client = core.client(node, allocation.client_incarnation);
     allocation.client_name = client.map_or_else(String::new, |record| record.name.clone());
-    allocation.client_live = core.is_heard(node, allocation.client_incarnation);
+    allocation.client_live = core.is_live(node, allocation.client_incarnation);
 }
 
 fn parse_space(number: u32) -> Result<Space, Status> {

@@ -1,6 +1,7 @@
 //! Responses to queries of operators, shard by shard.
 
 use core::time::Duration;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bluebridge_northbound::{OperatorQuery, OperatorReply, proto};
@@ -29,8 +30,9 @@ pub(super) fn reply(request: &OperatorQuery, node: NodeId, server: &Server) -> O
             statistics(server, *space).map(OperatorReply::Statistics)
         }
         OperatorQuery::Survey { space, from_page, limit, creators, frees } => {
+            let creators = creators.iter().cloned();
             let creators =
-                creators.clone().map(|(node, incarnations)| Creators { node, incarnations });
+                creators.map(|(node, incarnations)| Creators { node, incarnations }).collect();
             let limit = (*limit).min(FOUND_MAX);
             let query =
                 Query { space: *space, creators, from_page: *from_page, limit, frees: *frees };
@@ -126,7 +128,7 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
         ..proto::StatisticsResponse::default()
     };
     for shard in 0..server.shard_count() {
-        let query = Query { space, creators: None, from_page: 0, limit: 0, frees: false };
+        let query = Query { space, creators: Arc::default(), from_page: 0, limit: 0, frees: false };
         let left = until.saturating_duration_since(Instant::now());
         let usage = server.survey(shard, query, left)?.usage;
         total.capacity_pages += usage.capacity_pages;

@@ -210,7 +210,7 @@ impl Operator<'_> {
         let id = self.last_id;
         eventually("the call of the server", || {
             serve_once(member).expect("it serves");
-            self.controller.query(id, query)
+            self.controller.query(id, query.clone())
         });
         let mut reply = None;
         eventually("the reply", || {
@@ -222,7 +222,7 @@ impl Operator<'_> {
     }
 
     fn survey(&mut self, member: &mut Member, query: SurveyQuery) -> SurveyReply {
-        let reply = match self.query(member, QueryBody::Survey(query)) {
+        let reply = match self.query(member, QueryBody::Survey(query.clone())) {
             ReplyBody::Ready(_) if query.frees => self.confirm(member),
             reply if !query.frees => reply,
             other => panic!("freed without a confirmation: {other:?}"),
@@ -302,20 +302,24 @@ fn operators_list_allocations_and_free_those_without_a_lease() {
     assert_eq!((listed(&rest), rest.next_page), (made[2..].to_vec(), None));
 
     // Another space, another client and another incarnation of this one have nothing.
-    let of = |node: u16, first, last| Some(Incarnations { node: node.into(), first, last });
+    let of = |node: u16, first, last| vec![Incarnations { node: node.into(), first, last }];
+    let others = [of(CLIENT.0 + 1, 0, 9), of(CLIENT.0, 2, 9)].concat();
     for query in [
         SurveyQuery { space: 77, ..all() },
+        SurveyQuery { creators: others.clone(), ..all() },
         SurveyQuery { creators: of(CLIENT.0 + 1, 0, 9), ..all() },
         SurveyQuery { creators: of(CLIENT.0, 2, 9), ..all() },
     ] {
         for frees in [false, true] {
-            let reply = operator.survey(&mut member, SurveyQuery { frees, ..query });
+            let reply = operator.survey(&mut member, SurveyQuery { frees, ..query.clone() });
             assert_eq!((listed(&reply), reply.next_page), (vec![], None));
             let freed = reply.purged.map_or(0, |purged| purged.freed_count);
             assert_eq!(freed, 0, "{query:?}");
         }
     }
-    let query = SurveyQuery { creators: of(CLIENT.0, 0, 1), frees: true, ..all() };
+    // A client with several nodes: one of them is enough.
+    let creators = [others, of(CLIENT.0, 0, 1)].concat();
+    let query = SurveyQuery { creators, frees: true, ..all() };
     let purged = operator.survey(&mut member, query).purged;
     let expected =
         PurgeResponse { freed_count: 2, freed_pages: 3, busy_count: 1, ..PurgeResponse::default() };

@@ -58,7 +58,9 @@ pub enum ControlError {
         reason: String,
     },
     /// The system could not create a thread or runtime.
-    #[error("cannot start a runtime: {0}")]
+    #[error(
+        "cannot start a runtime: {0}; raise the limits of open files and threads (`ulimit -n`, `ulimit -u`)"
+    )]
     Runtime(#[source] std::io::Error),
     /// There is no response; check that it runs.
     #[error("{peer} at {address} does not respond: {reason}")]
@@ -238,7 +240,7 @@ where
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, ControlError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(ControlError::Runtime)
 }
 

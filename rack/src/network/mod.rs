@@ -63,7 +63,7 @@ pub enum NetworkError {
     #[error(transparent)]
     Offload(#[from] OffloadError),
     /// The netlink socket could not be opened.
-    #[error("cannot open a netlink socket: {0}")]
+    #[error("cannot open a netlink socket: {0}; raise the limit of open files (`ulimit -n`)")]
     Open(#[source] io::Error),
     /// A kernel setting could not be read or written.
     #[error("cannot change the kernel setting {}: {source}", path.display())]

@@ -85,7 +85,8 @@ impl Netlink {
     /// Opens a socket in the calling thread's network namespace.
     pub fn open() -> Result<Self, NetworkError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
+            .enable_io()
+            .enable_time()
             .build()
             .map_err(NetworkError::Open)?;
         let guard = runtime.enter();

@@ -8,18 +8,21 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
-use futures::channel::mpsc::UnboundedReceiver;
+use futures::{Stream, StreamExt};
 use ipnet::Ipv6Net;
-use rtnetlink::packet_core::NetlinkMessage;
-use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::{Handle, MulticastGroup, sys};
+use rtnetlink::{Handle, MulticastGroup};
+use tokio::sync::mpsc;
+use tokio::time::{sleep_until, timeout};
 
 use super::host::{HostFabric, HostPart};
 use super::{Netlink, NetworkError};
 
 /// How often everything is checked without a report of the kernel, which drops reports that are not read in time.
 pub const RECHECK: Duration = Duration::from_secs(5);
+
+/// The shortest time between two checks because of reports: each reads all routes of the host, and another
+/// program may change them without end.
+const CHECK_PAUSE: Duration = Duration::from_millis(100);
 
 const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Link,
@@ -32,7 +35,8 @@ const GROUPS: [MulticastGroup; 5] = [
 /// Reports of the kernel.
 #[derive(Debug)]
 struct Reports {
-    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, sys::SocketAddr)>,
+    /// Whether there were reports; it ends with the connection.
+    arrived: mpsc::Receiver<()>,
     /// Without it the connection ends.
     _handle: Handle,
 }
@@ -120,7 +124,7 @@ pub struct InterfaceWatch {
     reports: Reports,
     looked_at: Instant,
     /// The error that was logged last, until the interface can be set up again.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
 impl InterfaceWatch {
@@ -131,23 +135,21 @@ impl InterfaceWatch {
     pub fn open(wanted: Wanted) -> Result<Self, NetworkError> {
         let netlink = Netlink::open()?;
         let reports = listen(&netlink)?;
-        Ok(Self { wanted, netlink, reports, looked_at: Instant::now(), trouble: None })
+        Ok(Self { wanted, netlink, reports, looked_at: Instant::now(), problem: None })
     }
 
     /// Waits for a change in the namespace, at most for `limit`, then restores the missing parts; returns
-    /// them. An interface that is down is left down.
+    /// them. An interface that is down is left down. Changes soon after the last check wait for a tenth of a second, so
+    /// that one check handles many.
     ///
     /// # Errors
     /// There is no such interface, the kernel refuses, or the sockets fail.
     pub fn wait(&mut self, limit: Duration) -> Result<Vec<Need>, NetworkError> {
-        let messages = &mut self.reports.messages;
-        let next = self
-            .netlink
-            .runtime
-            .block_on(async { tokio::time::timeout(limit, messages.next()).await });
+        let soonest = self.looked_at + CHECK_PAUSE;
+        let arrived = &mut self.reports.arrived;
+        let next = self.netlink.runtime.block_on(next(arrived, limit, soonest));
         match next {
-            // Further reports are handled by the same check.
-            Ok(Some(_)) => while messages.try_recv().is_ok() {},
+            Ok(Some(())) => {}
             // The connection ends if the kernel had to drop reports.
             Ok(None) => self.reports = listen(&self.netlink)?,
             Err(_) if self.looked_at.elapsed() < RECHECK => return Ok(Vec::new()),
@@ -191,7 +193,7 @@ impl InterfaceWatch {
         let interface = &self.wanted.interface;
         match looked {
             Ok(restored) => {
-                if self.trouble.take().is_some() {
+                if self.problem.take().is_some() {
                     tracing::info!(interface, "the interface can be set up again");
                 }
                 for need in restored {
@@ -202,9 +204,9 @@ impl InterfaceWatch {
             Err(error @ NetworkError::Open(_)) => return Err(error),
             Err(error) => {
                 let words = error.to_string();
-                if self.trouble.as_ref() != Some(&words) {
+                if self.problem.as_ref() != Some(&words) {
                     tracing::warn!(interface, error = words, "the interface cannot be set up");
-                    self.trouble = Some(words);
+                    self.problem = Some(words);
                 }
             }
         }
@@ -212,10 +214,74 @@ impl InterfaceWatch {
     }
 }
 
+/// Waits for reports, at most for `limit`, and then until `soonest`; those of that time are included. `None` if the
+/// connection has ended.
+async fn next(
+    arrived: &mut mpsc::Receiver<()>,
+    limit: Duration,
+    soonest: Instant,
+) -> Result<Option<()>, tokio::time::error::Elapsed> {
+    let next = timeout(limit, arrived.recv()).await?;
+    sleep_until(soonest.into()).await;
+    if next.is_some() {
+        let _ = arrived.try_recv();
+    }
+    Ok(next)
+}
+
+/// Whether messages arrived, however many: they are dropped, because the check finds out by itself what changed.
+fn coalesce<T>(
+    messages: impl Stream<Item = T> + Send + 'static,
+    runtime: &tokio::runtime::Runtime,
+) -> mpsc::Receiver<()> {
+    let (sender, arrived) = mpsc::channel(1);
+    runtime.spawn(async move {
+        let mut messages = std::pin::pin!(messages);
+        while messages.next().await.is_some() {
+            // If it is full, a check is due anyway.
+            let _ = sender.try_send(());
+        }
+    });
+    arrived
+}
+
 fn listen(netlink: &Netlink) -> Result<Reports, NetworkError> {
     let _guard = netlink.runtime.enter();
     let (connection, handle, messages) =
         rtnetlink::new_multicast_connection(&GROUPS).map_err(NetworkError::Open)?;
     netlink.runtime.spawn(connection);
-    Ok(Reports { messages, _handle: handle })
+    let arrived = coalesce(messages, &netlink.runtime);
+    Ok(Reports { arrived, _handle: handle })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_reports_are_one_check_after_a_pause() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.expect("built");
+        let (sender, messages) = futures::channel::mpsc::unbounded();
+        let mut arrived = coalesce(messages, &runtime);
+        let minute = Duration::from_secs(60);
+        let burst = || {
+            for number in 0..10_000 {
+                sender.unbounded_send(number).expect("it is drained");
+            }
+        };
+        burst();
+        let began = Instant::now();
+        let first = runtime.block_on(next(&mut arrived, minute, began));
+        assert_eq!(first, Ok(Some(())));
+        burst();
+        let soonest = Instant::now() + CHECK_PAUSE;
+        let second = runtime.block_on(next(&mut arrived, minute, soonest));
+        assert_eq!(second, Ok(Some(())));
+        assert!(Instant::now() >= soonest, "the pause was kept");
+        let none = runtime.block_on(next(&mut arrived, Duration::ZERO, soonest));
+        assert!(none.is_err(), "all were handled: {none:?}");
+        drop(sender);
+        assert_eq!(runtime.block_on(next(&mut arrived, minute, soonest)), Ok(None));
+    }
 }

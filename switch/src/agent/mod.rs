@@ -225,8 +225,8 @@ async fn serve(
         () = shutdown => {}
     }
     let _ = stop.send(());
-    let goodbye = Status::unavailable("the switch agent is shutting down");
-    let _ = executor.run(move |state| state.arbitration.close_all(&goodbye)).await;
+    let closed = Status::unavailable("the switch agent is shutting down");
+    let _ = executor.run(move |state| state.arbitration.close_all(&closed)).await;
     // Connections that do not end in time are closed with the server.
     match tokio::time::timeout(DRAIN, server).await {
         Ok(ended) => Ok(ended?),

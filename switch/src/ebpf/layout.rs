@@ -295,7 +295,7 @@ mod tests {
                 priority: 77,
             },
             Key::L2 { dst_mac: MacAddr([2, 0, 0, 0, 0, 9]) },
-            Key::PortMac { port: SwitchPort(1023) },
+            Key::PortMac { port: SwitchPort(509) },
             Key::Multicast { dst_scope: 0xfdbb_0001 },
         ];
         for key in keys {

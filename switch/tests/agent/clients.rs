@@ -5,10 +5,11 @@
 //! directory; without them the tests fail.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use bluebridge_switch::dataplane::DataPlane;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Cabled, Running};
 
@@ -53,16 +54,28 @@ fn run(python: &Path, script: &str, plane: Box<dyn DataPlane>) {
     runtime.block_on(async {
         let running = Running::start(plane).await;
         let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("../p4");
-        let child = tokio::process::Command::new(python)
+        let child = Command::new(python)
             .arg(scripts().join(script))
             .arg(running.address.to_string())
             .arg(pipeline.join("bluebridge.p4info.txtpb"))
             .arg(pipeline.join("bluebridge.pipeline.txt"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .kill_on_drop(true)
-            .output();
-        let ended = tokio::time::timeout(SCRIPT_DEADLINE, child).await;
-        let output = ended.expect("the script ends in time").unwrap();
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let id = Pid::from_child(&child);
+        let mut waiting = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+        let ended = tokio::time::timeout(SCRIPT_DEADLINE, &mut waiting).await;
+        let output = match ended {
+            Ok(output) => output.unwrap(),
+            Err(_) => {
+                // The runtime cannot end before the script does.
+                drop(kill_process(id, Signal::KILL));
+                check(script, &waiting.await.unwrap());
+                panic!("{script} did not end in {SCRIPT_DEADLINE:?}");
+            }
+        };
         check(script, &output);
         assert!(String::from_utf8_lossy(&output.stdout).ends_with("done\n"), "{script} stopped");
         drop(running.stop().await);

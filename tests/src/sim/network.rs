@@ -21,7 +21,7 @@ const HOP_LIMIT: u8 = 64;
 
 /// The direction of a frame on a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// From the endpoint to the switch.
     Up,
     /// From the switch to the endpoint.
@@ -101,7 +101,7 @@ impl Network {
     /// Empties the tables.
     pub(super) fn wipe_switch(&mut self) {
         self.keep_drops();
-        self.pipeline.clear(None).expect("the soft pipeline has no way to fail here");
+        self.pipeline.clear(None).expect("the soft pipeline has no direction to fail here");
     }
 
     fn add_ports(&mut self) {
@@ -119,7 +119,7 @@ impl Network {
     }
 
     fn keep_drops(&mut self) {
-        let drops = self.pipeline.drops().expect("the soft pipeline has no way to fail here");
+        let drops = self.pipeline.drops().expect("the soft pipeline has no direction to fail here");
         for (sum, count) in self.drops.0.iter_mut().zip(drops.0) {
             *sum += count;
         }
@@ -127,7 +127,7 @@ impl Network {
 
     fn keep_counters(&mut self) {
         self.keep_drops();
-        let ports = self.pipeline.ports().expect("the soft pipeline has no way to fail here");
+        let ports = self.pipeline.ports().expect("the soft pipeline has no direction to fail here");
         self.impaired.extend(ports.into_iter().map(|port| port.impaired));
     }
 
@@ -178,8 +178,8 @@ impl Network {
     }
 
     /// Drops all frames of a link in one direction until a time.
-    pub(super) fn cut(&mut self, endpoint: usize, way: Way, until: Timestamp) {
-        self.links[endpoint].cut[way as usize] = until;
+    pub(super) fn cut(&mut self, endpoint: usize, direction: Direction, until: Timestamp) {
+        self.links[endpoint].cut[direction as usize] = until;
     }
 
     /// Ends all partitions and impairments of links and ports.
@@ -198,20 +198,28 @@ impl Network {
         &mut self,
         now: Timestamp,
         endpoint: usize,
-        way: Way,
+        direction: Direction,
         mut frame: Vec<u8>,
         rng: &mut SmallRng,
     ) -> [Option<Flight>; 2] {
         let Link { plan, cut } = &self.links[endpoint];
         let counters = &mut self.counters;
         counters.sent += 1;
-        if now < cut[way as usize] {
-            let count = if way == Way::Up { &mut counters.cut_up } else { &mut counters.cut_down };
+        if now < cut[direction as usize] {
+            let count = if direction == Direction::Up {
+                &mut counters.cut_up
+            } else {
+                &mut counters.cut_down
+            };
             *count += 1;
             return [None, None];
         }
         // If the switch's ports have impairments, they impair the downward direction.
-        let plan = if way == Way::Down && plan.switch_seed != 0 { plan.clean() } else { *plan };
+        let plan = if direction == Direction::Down && plan.switch_seed != 0 {
+            plan.clean()
+        } else {
+            *plan
+        };
         if rng.random_bool(plan.loss) {
             counters.lost += 1;
             return [None, None];

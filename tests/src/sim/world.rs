@@ -14,7 +14,7 @@ use super::{
     clock::Clock,
     ledger::{Ledger, ServerFacts},
     migration::Move,
-    network::{self, Flight, Network, Way},
+    network::{self, Direction, Flight, Network},
     plan::Plan,
     prober::{self, Probe, Prober},
     server::Server,
@@ -261,7 +261,7 @@ impl World {
     }
 
     fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {
-        let flights = self.network.travel(self.now, endpoint, Way::Up, frame, &mut self.rng);
+        let flights = self.network.travel(self.now, endpoint, Direction::Up, frame, &mut self.rng);
         for Flight { at, frame } in flights.into_iter().flatten() {
             self.push(at, Event::AtSwitch { endpoint, frame });
         }
@@ -269,7 +269,8 @@ impl World {
 
     fn send_down(&mut self, frames: Vec<(usize, Vec<u8>)>) {
         for (endpoint, frame) in frames {
-            let flights = self.network.travel(self.now, endpoint, Way::Down, frame, &mut self.rng);
+            let flights =
+                self.network.travel(self.now, endpoint, Direction::Down, frame, &mut self.rng);
             for Flight { at, frame } in flights.into_iter().flatten() {
                 self.push(at, Event::AtEnd { endpoint, frame });
             }

@@ -275,7 +275,7 @@ fn memory_and_quota_end_with_their_own_errors() {
     let mut bench = Bench::new();
     let client = &mut bench.client;
     let much = CAPACITY_PAGES * PAGE as u64;
-    let free = "free memory, or allocate on another node";
+    let free = "allocate less at once or on another node, or free memory";
     assert_refused(client.create(much), Status::OutOfMemory, Fault::Server, free);
     let data = vec![1; usize::try_from(much).expect("small")];
     assert_refused(client.alloc_write(&data), Status::OutOfMemory, Fault::Server, free);

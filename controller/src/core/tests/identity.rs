@@ -222,43 +222,73 @@ fn client_ids_are_quarantined_before_reuse() {
 }
 
 #[test]
-fn what_is_left_of_a_client_is_what_its_lives_that_are_over_had() {
+fn what_is_left_of_a_client_is_what_its_ended_incarnations_had() {
     let (mut core, now) = core();
     let request = client("c1", 1);
     let first = join(&mut core, now, &request);
     let name = Named::Name("c1");
-    let lives = |first: u32, last: u32| Lives { node: NodeId(0xfffe), incarnations: first..=last };
-    assert_eq!(core.lives(SPACE, name), Ok(lives(1, 1)));
+    let incarnations = |first: u32, last: u32| {
+        vec![Incarnations { node: NodeId(0xfffe), incarnations: first..=last }]
+    };
+    assert_eq!(core.incarnations(SPACE, name), Ok(incarnations(1, 1)));
     let there = OperatorError::StillThere("c1".to_owned());
-    assert_eq!(core.lives_over(SPACE, name), Err(there.clone()));
+    assert_eq!(core.ended_incarnations(SPACE, name), Err(there.clone()));
     let second = join(&mut core, now, &again(&request));
     assert_eq!((second.node, second.incarnation), (first.node, 2));
-    assert_eq!(core.lives_over(SPACE, name), Ok(lives(1, 1)), "the second is there");
+    assert_eq!(core.ended_incarnations(SPACE, name), Ok(incarnations(1, 1)), "the second is there");
     let one = |incarnation| Named::One(NodeId(0xfffe), incarnation);
-    assert_eq!(core.lives_over(SPACE, one(1)), Ok(lives(1, 1)));
-    assert_eq!(core.lives_over(SPACE, one(2)), Err(there));
-    assert!(core.is_heard(second.id(), 2) && !core.is_heard(second.id(), 1));
+    assert_eq!(core.ended_incarnations(SPACE, one(1)), Ok(incarnations(1, 1)));
+    assert_eq!(core.ended_incarnations(SPACE, one(2)), Err(there));
+    assert!(core.is_live(second.id(), 2) && !core.is_live(second.id(), 1));
     // A client without heartbeats counts as ended.
     core.handle_timeout(now + core.silence());
-    assert_eq!(core.lives_over(SPACE, name), Ok(lives(1, 2)));
+    assert_eq!(core.ended_incarnations(SPACE, name), Ok(incarnations(1, 2)));
     for unknown in ["c2", ""] {
-        let error = core.lives(SPACE, Named::Name(unknown)).expect_err("no client has that name");
+        let error =
+            core.incarnations(SPACE, Named::Name(unknown)).expect_err("no client has that name");
         assert!(matches!(error, OperatorError::NoClient { .. }), "{error}");
     }
-    assert!(core.lives(Space(2), name).is_err(), "a client of another space");
+    assert!(core.incarnations(Space(2), name).is_err(), "a client of another space");
 }
 
 #[test]
-fn a_name_stands_for_its_own_lives_when_its_id_was_anothers() {
+fn a_name_stands_for_all_nodes_that_the_client_had_in_the_space() {
+    let (mut core, now) = core();
+    let here = client("c1", 1);
+    let elsewhere = Join { space: Space(SPACE.0 + 1), ..here.clone() };
+    let first = join(&mut core, now, &here);
+    let other = join(&mut core, now, &elsewhere);
+    let last = join(&mut core, now, &here);
+    assert_eq!([first.node, other.node, last.node], [0xfffe, 0xfffd, 0xfffc]);
+    let one = |record: &NodeRecord| Incarnations { node: record.id(), incarnations: 1..=1 };
+    let name = Named::Name("c1");
+    assert_eq!(core.incarnations(SPACE, name), Ok(vec![one(&last), one(&first)]));
+    assert_eq!(core.incarnations(elsewhere.space, name), Ok(vec![one(&other)]));
+    // What the live one has must stay.
+    assert_eq!(core.ended_incarnations(SPACE, name), Ok(vec![one(&first)]));
+    core.leave(now, member(&last)).unwrap();
+    assert_eq!(core.ended_incarnations(SPACE, name), Ok(vec![one(&last), one(&first)]));
+
+    // After the quarantine a client may get its former node back, and with it the earlier incarnations.
+    let (mut core, now) = super::core();
+    let first = join(&mut core, now, &here);
+    join(&mut core, now, &elsewhere);
+    let later = now + core.config.client_quarantine;
+    let back = join(&mut core, later, &here);
+    assert_eq!((back.node, back.first_incarnation, back.incarnation), (first.node, 1, 2));
+}
+
+#[test]
+fn a_name_stands_for_its_own_incarnations_when_its_id_was_anothers() {
     let (mut core, now) = core();
     let former = join(&mut core, now, &client("c1", 1));
     core.leave(now, member(&former)).unwrap();
     let later = now + CoreConfig::default().client_quarantine;
     let heir = join(&mut core, later, &client("c2", 1));
     assert_eq!((heir.node, heir.incarnation), (former.node, 2));
-    let lives = core.lives(SPACE, Named::Name("c2")).unwrap();
-    assert_eq!(lives, Lives { node: heir.id(), incarnations: 2..=2 });
-    assert!(core.lives(SPACE, Named::Name("c1")).is_err(), "it is forgotten");
+    let incarnations = core.incarnations(SPACE, Named::Name("c2")).unwrap();
+    assert_eq!(incarnations, [Incarnations { node: heir.id(), incarnations: 2..=2 }]);
+    assert!(core.incarnations(SPACE, Named::Name("c1")).is_err(), "it is forgotten");
     assert_eq!(core.client(heir.id(), 1), None, "that was another's");
     assert_eq!(core.client(heir.id(), 2).map(|record| record.name.as_str()), Some("c2"));
     assert_eq!(core.client(heir.id(), 3), None);

@@ -55,9 +55,34 @@ fn attachments_are_checked_against_the_switch() {
     let mut unreached = Core::new(CoreConfig::default(), Stored::default(), 1, now);
     assert!(refusal(&mut unreached, now, &client("a", 1)).contains("not reached"));
     unreached.learn_ports(Ports::Unlisted);
-    assert!(refusal(&mut unreached, now, &client("a", 510)).contains("no port 510"));
+    for port in [0, 510, 511, 1023] {
+        assert!(refusal(&mut unreached, now, &client("a", port)).contains("numbered 1 to 509"));
+    }
     assert!(refusal(&mut unreached, now, &by_name("sw1")).contains("use the port's number"));
     assert_eq!(join(&mut unreached, now, &client("a", 509)).port, 509);
+}
+
+#[test]
+fn bad_names_are_quoted_on_one_line_and_shortened() {
+    let (mut core, now) = core();
+    let forged = "x\n2026-01-01T00:00:00Z ERROR bluebridge: forged\u{202e}\u{1b}[2J";
+    let long = "n".repeat(3_000_000);
+    for bad in ["", "a b", "a/b", "sixteen-bytes-if", forged, &long] {
+        let attachment = Attachment::Interface(bad.to_owned());
+        let mut joins = vec![Join { attachment, ..client("a", 1) }];
+        if !bluebridge_northbound::is_name(bad) {
+            joins.push(Join { name: bad.to_owned(), ..client("a", 1) });
+        }
+        for join in joins {
+            let refused = refusal(&mut core, now, &join);
+            assert!(refused.contains("it must have 1 to "), "{refused}");
+            assert!(refused.len() < 300 && !refused.contains(char::is_control), "{refused:?}");
+        }
+    }
+    let bad = Join { name: "a b".to_owned(), ..client("a", 1) };
+    assert!(refusal(&mut core, now, &bad).starts_with("\"a b\" is not a name"));
+    let bad = Join { name: long, ..client("a", 1) };
+    assert!(refusal(&mut core, now, &bad).contains("... (3000000 bytes)"));
 }
 
 #[test]
@@ -77,7 +102,7 @@ fn malformed_joins_are_refused() {
         Join { capacity_pages: 1, ..client("c", 1) },
     ];
     let refusals: BTreeSet<String> = bad.iter().map(|join| refusal(&mut core, now, join)).collect();
-    assert_eq!(refusals.len(), 7, "{refusals:?}");
+    assert_eq!(refusals.len(), 8, "{refusals:?}");
     join(&mut core, now, &good);
 }
 

@@ -28,6 +28,32 @@ fn name(request: &TestRequest) -> (u64, u64) {
     (request.header.session, request.header.sequence)
 }
 
+/// An UPDATE of two pages that waits for the second of them: the first is free, but kept for it.
+struct HalfFree {
+    world: World,
+    at: Pointer,
+    owner: Client,
+    other: Client,
+    third: Client,
+    /// The epoch of the owner's lease on the second page.
+    second: u64,
+    /// The waiting UPDATE of `other`.
+    both: TestRequest,
+}
+
+impl HalfFree {
+    fn new() -> Self {
+        let (mut world, at, mut owner, mut other) = two();
+        let third = Client::open(&mut world, NodeId(23), 1);
+        let first = owner.lease(&mut world, at, 1);
+        let second = owner.lease(&mut world, page_of(at, 1), 1);
+        let both = other.request(Command::Update, at, 8192).with(patient);
+        waits(&mut world, &both);
+        assert_eq!(world.send(&owner.under(Command::Abort, at, 1, first)).len(), 1);
+        Self { world, at, owner, other, third, second, both }
+    }
+}
+
 #[test]
 pub(super) fn waiters_are_served_in_order() {
     let (mut world, at, mut owner, mut other) = two();
@@ -149,13 +175,7 @@ pub(super) fn a_read_gets_the_free_pages_at_once_and_the_others_later() {
 
 #[test]
 pub(super) fn an_update_of_several_pages_is_not_starved() {
-    let (mut world, at, mut owner, mut other) = two();
-    let mut third = Client::open(&mut world, NodeId(23), 1);
-    let first = owner.lease(&mut world, at, 1);
-    let second = owner.lease(&mut world, page_of(at, 1), 1);
-    let both = other.request(Command::Update, at, 8192).with(patient);
-    waits(&mut world, &both);
-    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, first)).len(), 1);
+    let HalfFree { mut world, at, mut owner, mut other, mut third, second, both } = HalfFree::new();
     // The first page is free, but a request waits for it: a waiting one is queued behind.
     let late = third.request(Command::Update, at, 1).with(patient);
     let reply = world.one(&late);
@@ -443,13 +463,7 @@ pub(super) fn the_waiters_of_a_space_leave_room_for_those_of_others() {
 
 #[test]
 fn only_an_update_that_still_waits_keeps_a_free_page_from_others() {
-    let (mut world, at, mut owner, mut other) = two();
-    let mut third = Client::open(&mut world, NodeId(23), 1);
-    let first = owner.lease(&mut world, at, 1);
-    let second = owner.lease(&mut world, page_of(at, 1), 1);
-    let both = other.request(Command::Update, at, 8192).with(patient);
-    waits(&mut world, &both);
-    assert_eq!(world.send(&owner.under(Command::Abort, at, 1, first)).len(), 1);
+    let HalfFree { mut world, at, mut owner, mut third, second, .. } = HalfFree::new();
     let late = third.request(Command::Update, at, 1).with(patient);
     waits(&mut world, &late);
     // It was not repeated in time, and no timer has fired yet.

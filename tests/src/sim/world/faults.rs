@@ -5,7 +5,7 @@ use core::time::Duration;
 use bluebridge_protocol::{Timestamp, requester::OperationId, store::PageStore};
 
 use super::{Event, World};
-use crate::sim::{migration::Move, network::Way, plan::Fault};
+use crate::sim::{migration::Move, network::Direction, plan::Fault};
 
 /// How long a server responds SHUTTING_DOWN.
 const SHUTDOWN: Duration = Duration::from_millis(5);
@@ -49,9 +49,9 @@ impl World {
             Fault::Migrate => self.migrate(),
             Fault::MoveBack => self.move_back(),
             Fault::Partition { endpoint, up, down, length } => {
-                for (way, cut) in [(Way::Up, up), (Way::Down, down)] {
+                for (direction, cut) in [(Direction::Up, up), (Direction::Down, down)] {
                     if cut {
-                        self.network.cut(endpoint, way, now + length);
+                        self.network.cut(endpoint, direction, now + length);
                     }
                 }
             }

@@ -11,7 +11,7 @@ use super::{Event, World};
 use crate::sim::{
     SPACE, bugs, client_node,
     leases::Bug,
-    network::{self, Flight, Way},
+    network::{self, Direction, Flight},
     server_node,
 };
 
@@ -36,7 +36,7 @@ impl World {
     }
 
     pub(super) fn send_up(&mut self, endpoint: usize, frame: Vec<u8>) {
-        let flights = self.network.travel(self.now, endpoint, Way::Up, frame, &mut self.rng);
+        let flights = self.network.travel(self.now, endpoint, Direction::Up, frame, &mut self.rng);
         for Flight { at, frame } in flights.into_iter().flatten() {
             self.push(at, Event::AtSwitch { endpoint, frame });
         }
@@ -44,7 +44,8 @@ impl World {
 
     pub(super) fn send_down(&mut self, frames: Vec<(usize, Vec<u8>)>) {
         for (endpoint, frame) in frames {
-            let flights = self.network.travel(self.now, endpoint, Way::Down, frame, &mut self.rng);
+            let flights =
+                self.network.travel(self.now, endpoint, Direction::Down, frame, &mut self.rng);
             for Flight { at, frame } in flights.into_iter().flatten() {
                 self.push(at, Event::AtEnd { endpoint, frame });
             }
