@@ -12,7 +12,7 @@ use crate::RackError;
 use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, MEMORY_SERVER, SWITCH};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
@@ -76,7 +76,7 @@ pub struct DaemonReport {
     pub running: bool,
     /// Whether it is stopped by a signal (SIGSTOP) or a debugger.
     pub stopped: bool,
-    /// Whether it reported ready.
+    /// Whether it reported ready, or responds as one that is ready.
     pub ready: bool,
     /// Its output.
     pub log: PathBuf,
@@ -86,7 +86,7 @@ pub struct DaemonReport {
 pub fn look(state: &RackState) -> RackStatus {
     let layout = Layout::of(&state.spec);
     let links: Vec<_> = layout.ports().iter().map(|port| link(state, port)).collect();
-    let daemons: Vec<_> = state
+    let mut daemons: Vec<_> = state
         .daemons
         .iter()
         .map(|daemon| DaemonReport {
@@ -103,15 +103,24 @@ pub fn look(state: &RackState) -> RackStatus {
     let can_respond = |name: &str| {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
-    let controller = can_respond(CONTROLLER).then(|| controller(state, &layout)).flatten();
+    let controller_can_respond = can_respond(CONTROLLER);
+    let controller = controller_can_respond.then(|| controller(state, &layout)).flatten();
     let switch = can_respond(SWITCH).then(|| query_switch(state));
+    let seen = Seen {
+        switch_responds: matches!(switch, Some(Ok(()))),
+        controller: controller.as_ref(),
+        links: &links,
+    };
+    for daemon in daemons.iter_mut().filter(|daemon| daemon.running && !daemon.stopped) {
+        daemon.ready = daemon.ready || seen.is_ready(daemon);
+    }
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
         problems.push("it was not built completely; take it down and build it again".to_owned());
     }
     problems.extend(links.iter().flat_map(LinkReport::problems));
     problems.extend(daemons.iter().filter_map(|daemon| daemon.problem(&state.spec.name)));
-    if can_respond(CONTROLLER) {
+    if controller_can_respond {
         match &controller {
             Some(controller) => problems.extend(problems_of_controller(controller, &daemons)),
             None => problems.push("the controller does not respond; see its log".to_owned()),
@@ -129,6 +138,28 @@ pub fn look(state: &RackState) -> RackStatus {
         links,
         daemons,
         controller,
+    }
+}
+
+/// What shows that a daemon is ready. The record says only whether it reported so in time; a daemon that
+/// became ready after its starter had stopped waiting must not count as unready for ever.
+struct Seen<'a> {
+    switch_responds: bool,
+    controller: Option<&'a ControllerReport>,
+    links: &'a [LinkReport],
+}
+
+impl Seen<'_> {
+    fn is_ready(&self, daemon: &DaemonReport) -> bool {
+        match daemon.name.as_str() {
+            SWITCH => self.switch_responds,
+            CONTROLLER => self.controller.is_some(),
+            HOSTS => self.links.iter().all(|link| link.mtu.is_some() && link.missing.is_empty()),
+            _ => self.controller.is_some_and(|controller| {
+                let name = daemon.node.to_string();
+                controller.nodes.iter().any(|node| node.name == name && node.state == "live")
+            }),
+        }
     }
 }
 

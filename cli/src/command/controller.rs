@@ -117,8 +117,7 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
         tokio::select! {
             ended = &mut serving => return Ok(ended.map(|()| Exit::Ok)?),
             // Before the switch has its tables, no endpoint could reach the controller through it.
-            _ = installed => readiness::notify_ready()
-                .context("cannot report that the controller is ready")?,
+            _ = installed => readiness::report_ready(),
         };
         serving.await?;
         Ok(Exit::Ok)

@@ -183,7 +183,7 @@ fn log_format(global: Global) -> Option<String> {
 fn watch(named: &Named) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
-    hosts::watch(&state, || readiness::notify_ready().map(drop))?;
+    hosts::watch(&state, readiness::report_ready)?;
     Ok(Exit::Ok)
 }
 

@@ -120,6 +120,21 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
     assert_eq!(rack.failure(&named(&["kill", "s3"])).0, Some(2));
 }
 
+/// Its starter no longer waits for its report, and removed the socket.
+#[test]
+fn a_server_that_is_ready_too_late_serves_and_counts_as_ready() {
+    let rack = TestRack::up("cmd-late", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    rack.text(&["rack", "kill", "controller"]);
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--deadline", "1"]);
+    assert!(code == Some(4) && said.contains("was not ready"), "{code:?}: {said}");
+    assert!(problems(&rack).iter().any(|it| it.starts_with("memserver-s1 is not ready")));
+    rack.text(&["rack", "restart", "controller"]);
+    until("the server counts as ready", || problems(&rack).is_empty());
+    rack.text(&["ping", "s1"]);
+    let said = rack.text(&["rack", "logs", "s1"]);
+    assert!(said.contains("the starter no longer waits"), "{said}");
+}
+
 /// The problems of an unhealthy rack.
 fn problems(rack: &TestRack) -> Vec<String> {
     let output = rack.call(&["rack", "status", "--json"]);
