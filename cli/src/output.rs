@@ -37,6 +37,13 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Prints text that must not be lost, such as the only copy of a pointer: here a reader that closed the output is
+/// an error.
+pub(crate) fn delivered(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(not_written)
+}
+
 /// The error of a result that could not be printed.
 pub(crate) fn not_written(error: io::Error) -> anyhow::Error {
     let words = match error.kind() {

@@ -1,6 +1,6 @@
 //! The commands that use a rack's memory and inspect its switch, with a running rack.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -519,6 +519,50 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     assert!(said.contains(&words), "{said}");
     rack.text(&["switch", "impair", "--node", "s1"]);
     assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0);
+}
+
+/// Nobody could free memory whose pointer was not printed.
+#[test]
+fn memory_whose_pointer_cannot_be_printed_is_freed_again() {
+    let rack = TestRack::up("cmd-lost", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("on every Linux");
+    let closed = || std::io::pipe().expect("made").1;
+    for command in [&["create", "4K", "--count", "3"][..], &["alloc-write", "hello"]] {
+        for more in [&[][..], &["--json"]] {
+            let full = rack.command(&[command, more].concat()).stdout(full()).output();
+            let closed = rack.command(&[command, more].concat()).stdout(closed()).output();
+            for output in [full, closed] {
+                let output = output.expect("runs");
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(1), "{command:?} {more:?}: {said}");
+                assert!(said.contains("is freed again: cannot write the result"), "{said}");
+            }
+            assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0, "{command:?} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_create_has_printed_all_pointers() {
+    let rack = TestRack::up("cmd-many", &["--memory", "64M", "--servers", "1", "--clients", "1"]);
+    // Slow, so that it is interrupted in the middle.
+    rack.text(&["switch", "impair", "--node", "s1", "--loss", "0.1"]);
+    let create = ["create", "1", "--count", "16384", "--json", "--deadline", "60s"];
+    let mut command = rack.command(&create);
+    let mut creating =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut output = BufReader::new(creating.stdout.take().expect("piped"));
+    let mut text = String::new();
+    output.read_line(&mut text).expect("a line before the end");
+    kill_process(Pid::from_child(&creating), Signal::INT).expect("signalled");
+    output.read_to_string(&mut text).expect("text");
+    let ended = creating.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!((ended.status.code(), &*said), (Some(1), "bluebridge: interrupted\n"));
+    let made: Value = serde_json::from_str(&text).expect("a whole document");
+    rack.text(&["switch", "impair", "--node", "s1"]);
+    let used = rack.json(&["stat", "s1"])[0]["used_pages"].clone();
+    assert_eq!(Some(&used), made.as_array().map(|made| made.len().into()).as_ref());
 }
 
 /// The rows of a node in a table.
