@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::MemoryNodeStatus;
 use bluebridge_northbound::environment::{
@@ -147,11 +146,17 @@ impl Member {
         join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
     ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
-        let session =
-            join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
-                Some(_) => format!("cannot join as {}", identity.name),
-                None => format!("cannot join as {} (--as chooses another)", identity.name),
-            })?;
+        let session = join(&identity, self.deadline.0, SPIN).map_err(|error| {
+            let name = &identity.name;
+            let words = match (is_in_use(&error), &self.client) {
+                (true, _) => format!(
+                    "cannot join as {name}, because another process is this endpoint (--as chooses another)"
+                ),
+                (false, None) => format!("cannot join as {name} (--as chooses another)"),
+                (false, Some(_)) => format!("cannot join as {name}"),
+            };
+            anyhow::Error::new(error).context(words)
+        })?;
         // Without a route each operation would fail, or wait for its deadline.
         let fabric = HostFabric::new(&identity.interface);
         let checked = Netlink::open().and_then(|netlink| fabric.check(&netlink, identity.space));
@@ -269,11 +274,7 @@ fn join_when_free(
     let uri = controller_uri(identity.controller, identity.tls.as_ref());
     loop {
         match Client::join(&uri, options.clone()) {
-            Err(JoinError::Open(OpenError::Bind { error, .. }))
-                if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until =>
-            {
-                thread::sleep(LOOK);
-            }
+            Err(error) if is_in_use(&error) && Instant::now() < until => thread::sleep(LOOK),
             joined => {
                 let client = joined?;
                 let nodes = client.rack().map_or_else(Vec::new, |rack| rack.memory_nodes.to_vec());
@@ -281,6 +282,11 @@ fn join_when_free(
             }
         }
     }
+}
+
+/// Whether another process is the endpoint.
+fn is_in_use(error: &JoinError) -> bool {
+    matches!(error, JoinError::Open(OpenError::Bind { error, .. }) if error.kind() == io::ErrorKind::AddrInUse)
 }
 
 impl Session {

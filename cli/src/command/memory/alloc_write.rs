@@ -37,14 +37,12 @@ pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Re
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let placement = options.place.placement(&session)?;
     let outcome = match data.len() {
-        length if length <= LINE_BYTES => session
-            .client
-            .alloc_write_at(&data, placement)
-            .map_err(Into::into)
-            .and_then(|region| {
+        length if length <= LINE_BYTES => {
+            session.client.alloc_write_at(&data, placement).map_err(Into::into).and_then(|region| {
                 let printed = print(region, &session, global);
                 printed.map_err(|error| freed_again(region, &mut session, error))
-            }),
+            })
+        }
         _ => write_in_parts(&data, placement, &cancel, &mut session, global),
     };
     session.leave();

@@ -35,13 +35,16 @@ pub(in crate::command) struct Write {
 pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<Exit> {
     let start = at(options.pointer, options.offset.0)?;
     let (mut reader, length) = Source::of(options.data, options.file).open()?;
+    let mut buffer = vec![0; CHUNK_BYTES];
+    // Before the join: the data may come from a command that is the same endpoint, such as `bluebridge read`.
+    let mut count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
+    if count == 0 {
+        return Err(UsageError("there is no data to write".to_owned()).into());
+    }
     let mut session = options.member.join()?;
     let bar = progress::bar(length);
-    let mut buffer = vec![0; CHUNK_BYTES];
     let mut done = 0;
-    loop {
-        let count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
-        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+    while let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) {
         let written = session.client.write(at(start, done)?, chunk);
         let written = written.map_err(|error| after(done, error));
         written.with_context(|| {
@@ -55,12 +58,10 @@ pub(in crate::command) fn run(options: Write, global: Global) -> anyhow::Result<
         })?;
         done += count as u64;
         bar.set_position(done);
+        count = fill(reader.as_mut(), &mut buffer).context("cannot read the data")?;
     }
     bar.finish_and_clear();
     session.leave();
-    if done == 0 {
-        return Err(UsageError("there is no data to write".to_owned()).into());
-    }
     if global.json {
         output::json(&json!({ "pointer": start.to_string(), "bytes": done }))?;
     }

@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use bluebridge_testkit::{Scratch, own, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -732,18 +731,44 @@ fn two_commands_take_turns_as_one_endpoint() {
         assert!(child.wait().expect("ends").success());
     }
     // A command that holds the endpoint for longer than the other waits.
-    let mut holder = rack.command(&["write", "fdbb:1:1::"]);
-    let mut holder = holder.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
-    let taken = (0..200).any(|_| {
-        std::thread::sleep(Duration::from_millis(20));
-        let (exit, said) = rack.failure(&["ping", "s1", "--deadline", "100ms"]);
-        exit == Some(1) && said.contains("--as chooses another")
-    });
+    let mut holder = rack.command(&["notices", "--count", "1000", "--within", "100s"]);
+    let holder = holder.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let holder = Killed(holder);
+    for named in [&[][..], &["--as", "c1"]] {
+        until("the second command reports that the endpoint is in use", || {
+            let ping = [&["ping", "s1", "--deadline", "100ms"], named].concat();
+            let (exit, said) = rack.failure(&ping);
+            exit == Some(1) && said.contains("is this endpoint (--as chooses another)")
+        });
+    }
     let other = rack.call(&["ping", "s1", "--as", "c2"]);
-    drop(holder.stdin.take());
-    holder.wait().expect("ends");
-    assert!(taken, "the second command did not report that the endpoint is in use");
+    drop(holder);
     assert!(other.status.success(), "another endpoint is free");
+}
+
+/// Both commands are the same endpoint, which is one process at a time.
+#[test]
+fn what_a_command_reads_is_piped_to_one_that_writes_it() {
+    let rack = TestRack::up("cmd-piped", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let [from, to] = ["from", "to"].map(|_| rack.text(&["create", "3M"]));
+    let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at % 251).to_le_bytes()[0]).collect();
+    assert!(rack.feed(&["write", &from], &data).status.success());
+    for length in ["3", "3M"] {
+        let (input, output) = std::io::pipe().expect("made");
+        let mut write = rack.command(&["write", &to]);
+        let write = write.stdin(input).stderr(Stdio::piped()).spawn().expect("starts");
+        // The command is dropped, and this end of the pipe with it.
+        let read = {
+            let mut read = rack.command(&["read", &from, "--length", length]);
+            read.stdout(output).stderr(Stdio::piped()).output().expect("runs")
+        };
+        let write = write.wait_with_output().expect("ends");
+        for output in [&read, &write] {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let written = rack.call(&["read", &to, "--length", length]).stdout;
+        assert_eq!(written, data[..if length == "3" { 3 } else { data.len() }]);
+    }
 }
 
 #[test]
