@@ -557,7 +557,7 @@ fn an_interrupted_create_has_printed_all_pointers() {
     output.read_to_string(&mut text).expect("text");
     let ended = creating.wait_with_output().expect("ends");
     let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!((ended.status.code(), &*said), (Some(1), "bluebridge: interrupted\n"));
+    assert!(ended.status.code() == Some(1) && said.contains("\"interrupted\""), "{said}");
     let made: Value = serde_json::from_str(&text).expect("a whole document");
     rack.text(&["switch", "impair", "--node", "s1"]);
     let used = rack.json(&["stat", "s1"])[0]["used_pages"].clone();
