@@ -880,6 +880,17 @@ fn commands_join_a_controller_that_speaks_tls() {
     let trusted = joins("c1", "3", &["--tls-root", &root, "--tls-name", "controller.test"]);
     let plain = joins("c2", "4", &[]);
     let other_name = joins("c2", "4", &["--tls-root", &root]);
+    // The commands of operators say the same.
+    let asks = |trust: &[&str]| {
+        let exec = ["rack", "exec", "--name", &rack.name, "c2", "--"];
+        let status = [env!("CARGO_BIN_EXE_bluebridge"), "controller", "status"];
+        rack.failure(&[&exec[..], &status, &["--controller", &address], trust].concat())
+    };
+    let stranger = Scratch::new("cmd-tls-stranger");
+    let [stranger, ..] = self::certificate(&stranger);
+    let trust_nobody = ["--tls-root", &stranger.to_string_lossy(), "--tls-name", "controller.test"];
+    let (asked_plainly, asked_a_stranger) = (asks(&[]), asks(&trust_nobody));
+    let is_asked = asks(&["--tls-root", &root, "--tls-name", "controller.test"]);
     controller.kill().expect("killed");
     controller.wait().expect("ends");
     let said = String::from_utf8_lossy(&trusted.stderr);
@@ -889,6 +900,12 @@ fn commands_join_a_controller_that_speaks_tls() {
         "no server joined this controller: {said}"
     );
     assert_eq!(plain.status.code(), Some(3), "{}", String::from_utf8_lossy(&plain.stderr));
+    let hints = ["if it has a certificate, join with TLS", "it may require TLS"];
+    let (code, said) = asked_plainly;
+    assert!(code == Some(3) && hints.iter().any(|hint| said.contains(hint)), "{code:?}: {said}");
+    let (code, said) = asked_a_stranger;
+    assert!(code == Some(3) && said.contains("its certificate is not trusted"), "{code:?}: {said}");
+    assert!(matches!(is_asked.0, Some(0 | 1)), "it is asked: {is_asked:?}");
     assert_eq!(
         other_name.status.code(),
         Some(3),
