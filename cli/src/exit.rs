@@ -285,6 +285,7 @@ fn of_rack(error: &RackError) -> Exit {
             StateError::Choice(_)
             | StateError::None
             | StateError::Several(_)
+            | StateError::TooLong { .. }
             | StateError::Unknown(_),
         )
         | RackError::Elsewhere { .. } => Exit::Usage,

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bluebridge_switch::ebpf::EbpfSwitch;
 
+use crate::daemon::check_sockets;
 use crate::error::{RackError, failed};
 use crate::layout::Layout;
 use crate::namespace::{self, NamespaceError, NetworkNamespace};
@@ -39,6 +40,7 @@ impl Rack {
     /// Creates the namespaces and links of a rack, without daemons.
     pub fn build(site: &Site, spec: RackSpec, cancel: Cancel) -> Result<Self, RackError> {
         spec.check()?;
+        check_sockets(&spec, &site.state_root().directory_of(&spec.name))?;
         check_switch(spec.switch, site.is_rootless(), EbpfSwitch::is_built())?;
         let mut rack = Self {
             directory: site.state_root().create(&spec.name)?,
