@@ -7,7 +7,7 @@ use bluebridge_rack::readiness;
 use clap::{Args, Subcommand};
 use ipnet::Ipv6Net;
 
-use super::Global;
+use super::{Global, shutdown};
 use crate::exit::Exit;
 use crate::output;
 
@@ -83,9 +83,11 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                 ))?;
             }
             if let Some(mut watch) = watch {
-                watch.settle()?;
-                readiness::report_ready();
-                watch.run()?;
+                shutdown::until_signal(move || {
+                    watch.settle()?;
+                    readiness::report_ready();
+                    Ok(watch.run()?)
+                })?;
             }
         }
         HostCommand::Down(Interface { interface }) => {

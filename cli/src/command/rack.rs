@@ -18,7 +18,7 @@ use bluebridge_rack::{GRACE, Rack, RackError, Site, access, hosts, readiness};
 use clap::{Args, Subcommand};
 
 use super::member::Deadline;
-use super::{Global, interrupt, switch_control};
+use super::{Global, interrupt, shutdown, switch_control};
 use crate::exit::{ExecError, Exit};
 use crate::output;
 
@@ -183,7 +183,7 @@ fn log_format(global: Global) -> Option<String> {
 fn watch(named: &Named) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
-    hosts::watch(&state, readiness::report_ready)?;
+    shutdown::until_signal(move || Ok(hosts::watch(&state, readiness::report_ready)?))?;
     Ok(Exit::Ok)
 }
 

@@ -241,6 +241,52 @@ fn an_interface_that_goes_down_and_up_is_set_up_again() {
     until("the route is there again", || problems(&rack).is_empty());
 }
 
+/// Shells start programs in the background with SIGINT ignored.
+#[test]
+fn a_watch_ends_well_at_both_signals() {
+    let rack = TestRack::up("cmd-watch", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    rack.text(&["rack", "kill", "hosts"]);
+    let scratch = Scratch::new("cmd-watch-ready");
+    for (number, ends) in [Signal::INT, Signal::TERM].into_iter().enumerate() {
+        for watch in [
+            &[
+                "rack",
+                "exec",
+                "c1",
+                "--",
+                "BLUEBRIDGE",
+                "host",
+                "up",
+                "--interface",
+                "eth0",
+                "--watch",
+            ][..],
+            &["rack", "exec", "switch", "--", "BLUEBRIDGE", "rack", "watch", "--rack", &rack.name],
+        ] {
+            let socket = scratch.path().join(format!("{number}-{}", watch[2]));
+            let ready = std::os::unix::net::UnixDatagram::bind(&socket).expect("bound");
+            let words = watch
+                .iter()
+                .map(|word| word.replace("BLUEBRIDGE", env!("CARGO_BIN_EXE_bluebridge")));
+            let mut command = Command::new("sh");
+            command
+                .args(["-c", "trap '' INT; exec \"$@\"", "sh"])
+                .arg(env!("CARGO_BIN_EXE_bluebridge"));
+            command.args(words).env("BLUEBRIDGE_STATE", rack.state()).env("NOTIFY_SOCKET", &socket);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let mut watching = command.spawn().expect("starts");
+            let mut message = [0; 64];
+            let length = ready.recv(&mut message).expect("a report");
+            assert_eq!(&message[..length], b"READY=1");
+            kill_process(Pid::from_child(&watching), ends).expect("signalled");
+            until("the watch ends", || watching.try_wait().expect("a child").is_some());
+            let status = watching.wait().expect("ended");
+            assert_eq!(status.code(), Some(0), "{watch:?} {ends:?}: {status}");
+        }
+    }
+    rack.text(&["rack", "restart", "hosts"]);
+}
+
 #[test]
 fn an_endpoint_that_pointers_do_not_reach_says_so_at_once() {
     let rack = TestRack::up("cmd-cut", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
