@@ -78,7 +78,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
     let mut way = Way::open(&options.endpoint)?;
     report_progress("joining the rack");
-    let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
+    let Some(membership) = join(&options, &reserved, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::report_ready();
@@ -179,14 +179,23 @@ fn report_progress(doing: &str) {
 }
 
 /// Joins the rack, even if its controller is unreachable for long; `None` if it was stopped meanwhile.
-fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Membership>> {
+fn join(
+    options: &MemoryServer,
+    reserved: &Reserved,
+    cancel: &Cancel,
+) -> anyhow::Result<Option<Membership>> {
     let endpoint = &options.endpoint;
     let interface = Interface::by_name(&endpoint.interface)
         .with_context(|| format!("cannot use interface {}", endpoint.interface))?;
     let registration = Registration {
         name: endpoint.name.clone(),
         role: Role::Memory {
-            capacity_pages: options.memory.0 / PAGE_BYTES as u64,
+            // Each shard's part of the memory is rounded down.
+            capacity_pages: reserved
+                .parts
+                .iter()
+                .map(|part| (part.len() / PAGE_BYTES) as u64)
+                .sum(),
             shard_count: options.shards,
         },
         space: Space(endpoint.space),
