@@ -183,7 +183,12 @@ impl DaemonReport {
         let Self { name, .. } = self;
         let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));
         let restart = format!("`bluebridge rack restart {} --rack {rack}`", part.unwrap_or(name));
-        if !self.running {
+        if !self.running && name == CONTROLLER {
+            Some(format!(
+                "{name} does not run; {restart} starts it, with --force if its log says that another controller \
+                 took the switch"
+            ))
+        } else if !self.running {
             Some(format!("{name} does not run; {restart} starts it"))
         } else if self.stopped {
             let pid = self.pid.unwrap_or_default();

@@ -124,7 +124,7 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
 fn a_server_that_is_ready_too_late_serves_and_counts_as_ready() {
     let rack = TestRack::up("cmd-late", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
     rack.text(&["rack", "kill", "controller"]);
-    let (code, said) = rack.failure(&["rack", "restart", "s1", "--deadline", "1"]);
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--deadline", "1s"]);
     assert!(code == Some(4) && said.contains("was not ready"), "{code:?}: {said}");
     assert!(problems(&rack).iter().any(|it| it.starts_with("memserver-s1 is not ready")));
     rack.text(&["rack", "restart", "controller"]);
@@ -398,8 +398,11 @@ fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
     assert!(said.contains("entries of 1 endpoints") && !said.contains("trying again"), "{said}");
     assert_eq!(problems(&rack), Vec::<String>::new());
     let mut intruder = other(&["--force"]);
-    let has_ended =
-        |found: &[String]| found.iter().any(|it| it.starts_with("controller does not run"));
+    let has_ended = |found: &[String]| {
+        let ended =
+            |it: &String| it.starts_with("controller does not run") && it.contains("--force");
+        found.iter().any(ended)
+    };
     until("the right controller is fenced", || has_ended(&problems(&rack)));
     let pid = Pid::from_child(&intruder);
     kill_process(pid, Signal::TERM).expect("signalled");
@@ -475,6 +478,17 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     let id = times["node_id"].to_string();
     let answer = format!("s2 (node {id}) responded in ");
     assert!(rack.text(&["ping", &id]).starts_with(&answer));
+}
+
+/// Before the first heartbeat as well, which comes within a second.
+#[test]
+fn the_controller_knows_the_exact_size_of_a_server() {
+    let rack = TestRack::up("cmd-size", &["--memory", "3M", "--servers", "1", "--clients", "1"]);
+    let stat = rack.json(&["stat", "s1"]);
+    let members = rack.json(&["controller", "members"]);
+    let s1 = members.as_array().expect("rows").iter().find(|it| it["name"] == "s1").expect("there");
+    assert_eq!((&stat[0]["capacity_pages"], &s1["capacity_pages"]), (&512.into(), &512.into()));
+    assert_eq!(s1["free_pages"], 512);
 }
 
 #[test]
