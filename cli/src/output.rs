@@ -24,6 +24,16 @@ pub(crate) fn failure(words: &str, exit: Exit, json: bool) {
     }
 }
 
+/// A number with its noun, as in "1 byte" and "2 bytes".
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number with its noun, and the verb for it.
+pub(crate) fn counted_are(count: u64, noun: &str) -> (String, &'static str) {
+    (counted(count, noun), if count == 1 { "is" } else { "are" })
+}
+
 /// Prints one JSON document.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     text(&serde_json::to_string_pretty(value)?)

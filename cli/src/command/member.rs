@@ -289,6 +289,14 @@ fn is_in_use(error: &JoinError) -> bool {
     matches!(error, JoinError::Open(OpenError::Bind { error, .. }) if error.kind() == io::ErrorKind::AddrInUse)
 }
 
+/// The error of a memory node that is not one of these.
+pub(super) fn no_such_node<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> UsageError {
+    let names: Vec<_> = names.collect();
+    let others = if names.is_empty() { "and no other".to_owned() } else { names.join(", ") };
+    let only = if names.is_empty() { "" } else { "only " };
+    UsageError(format!("there is no memory node {text} here, {only}{others}"))
+}
+
 impl Session {
     /// The memory node with a name or an id.
     pub(super) fn node(&self, text: &str) -> Result<NodeId, UsageError> {
@@ -297,10 +305,9 @@ impl Session {
         }
         let id = text.parse().map(NodeId).ok();
         let known = self.nodes.iter().find(|node| Some(node.node) == id);
-        known.map(|node| node.node).ok_or_else(|| {
-            let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
-            UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))
-        })
+        known
+            .map(|node| node.node)
+            .ok_or_else(|| no_such_node(text, self.nodes.iter().map(|node| node.name.as_str())))
     }
 
     /// A node's name, or its id if it has none.

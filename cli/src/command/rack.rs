@@ -229,14 +229,14 @@ fn down(named: &Named, global: Global) -> anyhow::Result<Exit> {
 
 fn sentence(name: &RackName, taken: &TakenDown) -> String {
     let mut text = format!(
-        "rack {name} is down: {} daemons stopped, {} namespaces removed",
-        taken.daemons.len(),
-        taken.namespace_count
+        "rack {name} is down: {} stopped, {} removed",
+        output::counted(taken.daemons.len() as u64, "daemon"),
+        output::counted(taken.namespace_count as u64, "namespace")
     );
     if taken.unrecorded && !taken.is_empty() {
         text.push_str(&format!(
-            ", {} mounts removed; there was no readable record of it, so these were found by the rack's name",
-            taken.mount_count
+            ", {} removed; there was no readable record of it, so these were found by the rack's name",
+            output::counted(taken.mount_count as u64, "mount")
         ));
     }
     for other in &taken.others {

@@ -86,11 +86,6 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
     let is_stale = reading.is_stale;
     // Before the output: its reader may be a command that is the same endpoint, such as `bluebridge write`.
     session.leave();
-    if is_stale && !global.json {
-        output::complain(
-            "some of the pages are being updated; for these, the last committed contents are shown",
-        );
-    }
     match outcome? {
         None => {}
         Some(bytes) if global.json => {
@@ -107,6 +102,11 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
                 end(&mut out)?;
             }
         }
+    }
+    if is_stale && !global.json {
+        output::complain(
+            "some of the pages are being updated; for these, the last committed contents are shown",
+        );
     }
     Ok(Exit::Ok)
 }
@@ -139,6 +139,7 @@ fn stream(reading: &mut Reading<'_>, start: Pointer, length: u64, hex: bool) -> 
         let read = read_part(reading, start, done, part, |read| bar.set_position(done + read));
         read.with_context(|| match done {
             0 => "nothing is printed".to_owned(),
+            // Whole steps, so more than one byte.
             _ => format!("only the first {done} bytes are printed"),
         })?;
         if print(&mut out, done, part, hex)?.is_break() {

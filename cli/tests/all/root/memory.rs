@@ -429,6 +429,10 @@ fn memory_anywhere_needs_a_server() {
         assert_eq!(code, Some(4), "{said}");
         assert!(said.contains("no memory node is known"), "{said}");
     }
+    for command in ["ping", "stat"] {
+        let (code, said) = rack.failure(&[command, "s1"]);
+        assert!(code == Some(2) && said.contains("no memory node s1 here, and no other"), "{said}");
+    }
 }
 
 #[test]
@@ -552,6 +556,14 @@ fn an_interrupted_update_ends_its_lease_at_once() {
     let output = holding.wait_with_output().expect("ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &*said), (Some(1), "bluebridge: interrupted\n"));
+    let abort = ["update", &pointer, "--set", "y", "--abort"];
+    let said = rack.text(&abort);
+    assert!(
+        said.ends_with(&format!("1 byte at {pointer} is unchanged; the lease has ended")),
+        "{said}"
+    );
+    let said = rack.failure(&["write", "fdbb:1:1:1:1::", "x"]).1;
+    assert!(said.contains("nothing is written: node 1 refused"), "{said}");
     // The lease would have lasted for seconds.
     rack.text(&["update", &pointer, "--set", "x", "--no-wait", "--as", "c2"]);
     assert_eq!(rack.call(&["read", &pointer, "--length", "3"]).stdout, b"x\0\0");
