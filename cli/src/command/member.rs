@@ -18,6 +18,7 @@ use bluebridge_rack::access;
 use bluebridge_rack::layout::{ENDPOINT_INTERFACE, Layout};
 use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
+use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::spec::{Node, RackName};
 use bluebridge_rack::state::{RackState, StateError, StateRoot};
 use bluebridge_transport::OpenError;
@@ -149,9 +150,13 @@ impl Member {
         let session = join(&identity, self.deadline.0, SPIN).map_err(|error| {
             let name = &identity.name;
             let words = match (is_in_use(&error), &self.client) {
-                (true, _) => format!(
-                    "cannot join as {name}, because another process is this endpoint (--as chooses another)"
-                ),
+                (true, _) => {
+                    let holder = holder_of_udp_port(UDP_PORT);
+                    let holder = holder.map_or_else(String::new, |(pid, name)| format!(" {pid} ({name})"));
+                    format!(
+                        "cannot join as {name}, because another process{holder} is this endpoint (--as chooses another)"
+                    )
+                }
                 (false, None) => format!("cannot join as {name} (--as chooses another)"),
                 (false, Some(_)) => format!("cannot join as {name}"),
             };

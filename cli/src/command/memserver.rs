@@ -1,5 +1,6 @@
 //! `bluebridge memserver`: a memory server, in the foreground.
 
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,11 @@ use bluebridge_rack::network::{
     Netlink,
     host::{FABRIC, HostFabric},
 };
+use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_transport::{
+    OpenError,
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
@@ -146,10 +149,22 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
         filter: Some(FABRIC),
         ..UdpConfig::default()
     };
-    Ok(if options.shards == 1 {
-        vec![UdpTransport::open(&config)?]
+    let opened = if options.shards == 1 {
+        UdpTransport::open(&config).map(|carrier| vec![carrier])
     } else {
-        UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)?
+        UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)
+    };
+    opened.map_err(|error| {
+        let taken =
+            matches!(&error, OpenError::Bind { error, .. } if error.kind() == ErrorKind::AddrInUse);
+        let holder = taken.then(|| holder_of_udp_port(UDP_PORT)).flatten();
+        let error = anyhow::Error::new(error);
+        match holder {
+            Some((pid, name)) => {
+                error.context(format!("the process {pid} ({name}) is the endpoint already"))
+            }
+            None => error,
+        }
     })
 }
 

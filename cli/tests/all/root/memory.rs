@@ -478,6 +478,9 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     }
     let times = rack.json(&["ping", "s2", "--count", "3"]);
     assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
+    let text = rack.text(&["ping", "s2", "--count", "3"]);
+    let last = text.lines().last().expect("a summary");
+    assert!(last.starts_with("3 sent, 3 received; min/median/max "), "{text}");
     // Ids follow the order of joining, which is not that of the names.
     let id = times["node_id"].to_string();
     let answer = format!("s2 (node {id}) responded in ");
@@ -806,11 +809,14 @@ fn two_commands_take_turns_as_one_endpoint() {
     let mut holder = rack.command(&["notices", "--count", "1000", "--within", "100s"]);
     let holder = holder.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
     let holder = Killed(holder);
+    let process = format!("another process {} (bluebridge) is this endpoint", holder.0.id());
     for named in [&[][..], &["--as", "c1"]] {
         until("the second command reports that the endpoint is in use", || {
             let ping = [&["ping", "s1", "--deadline", "100ms"], named].concat();
             let (exit, said) = rack.failure(&ping);
-            exit == Some(1) && said.contains("is this endpoint (--as chooses another)")
+            exit == Some(1)
+                && said.contains(&process)
+                && said.contains("is this endpoint (--as chooses another)")
         });
     }
     let other = rack.call(&["ping", "s1", "--as", "c2"]);
