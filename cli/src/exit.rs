@@ -268,6 +268,7 @@ fn of_membership(error: &MembershipError) -> Exit {
 
 fn of_control(error: &ControlError) -> Exit {
     match error {
+        ControlError::Connection(error) => of_membership(error),
         ControlError::NotFound { .. } => Exit::Usage,
         ControlError::Refused { .. } => Exit::Refused,
         ControlError::Silent(_) | ControlError::Unreachable { .. } => Exit::Unreachable,
@@ -284,6 +285,7 @@ fn of_rack(error: &RackError) -> Exit {
             StateError::Choice(_)
             | StateError::None
             | StateError::Several(_)
+            | StateError::TooLong { .. }
             | StateError::Unknown(_),
         )
         | RackError::Elsewhere { .. } => Exit::Usage,

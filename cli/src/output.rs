@@ -24,6 +24,16 @@ pub(crate) fn failure(words: &str, exit: Exit, json: bool) {
     }
 }
 
+/// A number with its noun, as in "1 byte" and "2 bytes".
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number with its noun, and the verb for it.
+pub(crate) fn counted_are(count: u64, noun: &str) -> (String, &'static str) {
+    (counted(count, noun), if count == 1 { "is" } else { "are" })
+}
+
 /// Prints one JSON document.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     text(&serde_json::to_string_pretty(value)?)
@@ -35,6 +45,13 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(not_written(error)),
         _ => Ok(()),
     }
+}
+
+/// Prints text that must not be lost, such as the only copy of a pointer: here a reader that closed the output is
+/// an error.
+pub(crate) fn delivered(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(not_written)
 }
 
 /// The error of a result that could not be printed.

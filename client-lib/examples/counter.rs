@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut word = [0; 8];
     client.read(counter, &mut word)?;
     let sum = u64::from_le_bytes(word);
-    println!("{THREADS} threads added {ADDITIONS} times 1 at {counter}: {sum}");
+    println!("{THREADS} threads added {ADDITIONS} times 1 at {counter}, which is now {sum}");
     assert_eq!(sum, THREADS * ADDITIONS);
 
     client.delete(region)?;

@@ -98,8 +98,8 @@ pub enum Error {
     },
     /// The first lines of an update over several lines are written, and the others are not.
     #[error(
-        "the first {committed_bytes} bytes of the update, in address order, are written, \
-         and nothing from {pointer} on ({cause})"
+        "the first {} of the update, in address order, written, \
+         and nothing from {pointer} on ({cause})", bytes_are(*.committed_bytes)
     )]
     PartlyCommitted {
         /// The first byte of the line that failed; what [`Error::OutcomeUnknown`] says of a failure is true of
@@ -323,7 +323,6 @@ impl Error {
         }
     }
 
-    /// The pointer at which nothing is allocated that it may use, if that is the error.
     /// The error of a call about a part of a range whose preceding part exists: memory that is missing is
     /// then past the end of the allocation. For callers that transfer a long range in several calls.
     #[must_use]
@@ -334,6 +333,7 @@ impl Error {
         }
     }
 
+    /// The pointer at which nothing is allocated that the caller may use, if that is the error.
     pub(crate) fn missing_memory(&self) -> Option<Pointer> {
         match self {
             Self::PastEnd { pointer } => Some(*pointer),
@@ -403,6 +403,10 @@ fn carrier_failed(cause: &dyn fmt::Display) -> String {
     format!("the carrier failed: {cause}; check the interface and the fabric's routes")
 }
 
+fn bytes_are(count: u64) -> String {
+    if count == 1 { "byte is".to_owned() } else { format!("{count} bytes are") }
+}
+
 fn now_of(owner: Option<NodeId>) -> String {
     owner.map_or_else(String::new, |owner| format!(", to node {owner}"))
 }
@@ -432,7 +436,10 @@ const fn advice(status: Status) -> &'static str {
             "free memory, or ask for a larger quota; only the latter helps if the space's pages are retired"
         }
         Status::StaleIncarnation => "this endpoint was joined again elsewhere; join again",
-        Status::WrongNode => "the directory led astray; see the switch's tables",
+        Status::WrongNode => {
+            "the switch delivered the request to a node that the pointer does not name; \
+             compare its table `directory` with the controller's"
+        }
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
         Status::ShuttingDown => "use another node",
         Status::Overloaded => "send less at once, or allow more time",

@@ -129,6 +129,19 @@ impl MembershipError {
         }
     }
 
+    /// The error of a call to a controller that is about no membership, if its connection could not be made or broke:
+    /// which certificate or option does not fit. `None` if the controller itself responded.
+    #[must_use]
+    pub fn of_broken_call(uri: &str, status: &Status) -> Option<Self> {
+        status.source().map(|_| Self::of(uri, status))
+    }
+
+    /// The error of a connection that could not be made, as [`Self::of_broken_call`].
+    #[must_use]
+    pub fn of_failed_connection(uri: &str, error: &tonic::transport::Error) -> Self {
+        Self::of_connection(uri, error, false, None)
+    }
+
     /// Classifies a refused call by who can resolve it.
     pub(crate) fn of(uri: &str, status: &Status) -> Self {
         let text = status.message().to_owned();

@@ -212,7 +212,7 @@ impl ControllerReport {
         let with = |state| self.nodes.iter().filter(|node| node.state == state).count();
         format!(
             "members: {} live, {} silent, {} gone\n\
-             switch {}: {} entries desired, {} installed, {} repaired, {} connections\n\
+             switch {}: {} entries desired, {} installed, {} repaired, connected {}\n\
              {}\n\
              up for {} s",
             with("live"),
@@ -222,7 +222,10 @@ impl ControllerReport {
             self.desired_entry_count,
             self.installed_entry_count,
             self.repaired_count,
-            self.connect_count,
+            match self.connect_count {
+                1 => "once".to_owned(),
+                count => format!("{count} times"),
+            },
             self.leases,
             self.uptime_ms / 1000,
         )

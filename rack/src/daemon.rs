@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -14,8 +14,10 @@ use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, Patience, Readiness, ReadySocket};
-use crate::spec::{DataPlane, Node};
-use crate::state::{DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState};
+use crate::spec::{DataPlane, Node, RackSpec};
+use crate::state::{
+    DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState, SOCKET_PATH_MAX, StateError,
+};
 use crate::{DaemonFailure, Rack, RackError};
 
 /// How long a daemon may take until it reports that it is ready or makes progress.
@@ -155,6 +157,20 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
             .chain([record(HOSTS.to_owned(), Node::Switch, hosts)])
             .collect(),
     ]
+}
+
+fn ready_socket(directory: &Path, daemon: &str) -> PathBuf {
+    directory.join(format!("{daemon}.ready"))
+}
+
+/// Checks, before anything is built, that the daemons of a rack in this directory can report that they are ready.
+pub(crate) fn check_sockets(spec: &RackSpec, directory: &Path) -> Result<(), StateError> {
+    let last = Part::Server(spec.servers.max(1)).daemon();
+    let longest = [CONTROLLER, &last].map(|daemon| ready_socket(directory, daemon));
+    match longest.into_iter().find(|path| path.as_os_str().len() > SOCKET_PATH_MAX) {
+        Some(path) => Err(StateError::TooLong { path }),
+        None => Ok(()),
+    }
 }
 
 /// The switch's address, as the controller's option takes it.
@@ -307,7 +323,7 @@ impl Rack {
         let daemon = record.clone();
         let name = daemon.name.clone();
         self.save()?;
-        let socket = self.directory.path().join(format!("{name}.ready"));
+        let socket = ready_socket(self.directory.path(), &name);
         let ready = ReadySocket::bind(&socket)
             .map_err(failed(format!("make the socket on which {name} reports")))?;
         let log = File::options().create(true).append(true).open(&daemon.log);

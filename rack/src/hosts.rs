@@ -1,6 +1,5 @@
 //! The daemon `hosts` of a rack: it does for every node what `bluebridge host up --watch` does for a host.
 
-use std::io;
 use std::thread;
 
 use crate::error::failed;
@@ -14,8 +13,8 @@ use crate::{RackError, access};
 /// Watches the interfaces of all nodes until the process ends; calls `ready` once no change can be missed.
 ///
 /// # Errors
-/// A namespace cannot be entered, the network may not be changed, or `ready` fails.
-pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Result<(), RackError> {
+/// A namespace cannot be entered, or the network may not be changed.
+pub fn watch(state: &RackState, ready: impl FnOnce()) -> Result<(), RackError> {
     let layout = Layout::of(&state.spec);
     let mut watches = Vec::new();
     for port in layout.ports() {
@@ -30,7 +29,7 @@ pub fn watch(state: &RackState, ready: impl FnOnce() -> io::Result<()>) -> Resul
         watch.settle().map_err(|source| RackError::Network { node: *node, source })?;
     }
     tracing::info!(nodes = watches.len(), "watching the interfaces of the rack's nodes");
-    ready().map_err(failed("report that the interfaces are watched"))?;
+    ready();
     let (ended, end) = std::sync::mpsc::channel();
     for (node, watch) in watches {
         let ended = ended.clone();

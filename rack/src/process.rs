@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -156,6 +157,35 @@ pub fn environment(pid: u32, variable: &str) -> Option<OsString> {
         .split(|byte| *byte == 0)
         .find_map(|it| it.strip_prefix(variable.as_bytes()).and_then(|it| it.strip_prefix(b"=")));
     value.map(|value| OsString::from_vec(value.to_vec()))
+}
+
+/// The process that has a UDP port (IPv6) in the caller's network namespace, with its name, if /proc shows it to the
+/// caller. `None` also if several have it, on different interfaces: nothing tells which one is meant.
+pub fn holder_of_udp_port(port: u16) -> Option<(u32, String)> {
+    let sockets = fs::read_to_string("/proc/thread-self/net/udp6").ok()?;
+    let links: Vec<_> = sockets
+        .lines()
+        .filter_map(|line| socket_of(line, port))
+        .map(|inode| PathBuf::from(format!("socket:[{inode}]")))
+        .collect();
+    if links.is_empty() {
+        return None;
+    }
+    let holders = find(|pid| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|link| links.contains(&link))
+    });
+    let [holder] = holders.as_slice() else { return None };
+    let name = fs::read_to_string(format!("/proc/{}/comm", holder.pid)).ok()?;
+    Some((holder.pid, name.trim_end().to_owned()))
+}
+
+/// The inode of the socket in a line of `/proc/net/udp6`, if it has the port (proc_pid_net(5)).
+fn socket_of(line: &str, port: u16) -> Option<u64> {
+    let mut fields = line.split_whitespace();
+    let (_, number) = fields.nth(1)?.rsplit_once(':')?;
+    let inode = fields.nth(7)?.parse().ok()?;
+    u16::from_str_radix(number, 16).is_ok_and(|it| it == port).then_some(inode)
 }
 
 /// Whether the process is in one of the namespaces of a kind (`net`, `user`).
@@ -343,6 +373,33 @@ mod tests {
         assert!(!record.is_running());
         let stopped = stop_all(&[record], Duration::ZERO).expect("signals nothing");
         assert_eq!(stopped, [Stopped::AlreadyGone]);
+    }
+
+    #[test]
+    fn the_holder_of_a_port_is_found_if_it_is_one_other_process() {
+        let line = "  7: 00000000000000000000000000000000:12B9 00000000000000000000000000000000:0000 \
+                    07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0";
+        assert_eq!((socket_of(line, 0x12b9), socket_of(line, 9)), (Some(4711), None));
+        assert_eq!(socket_of("  sl  local_address  remote_address", 9), None);
+        let socket = std::net::UdpSocket::bind("[::]:0").expect("bound");
+        let port = socket.local_addr().expect("an address").port();
+        assert_eq!(holder_of_udp_port(port), None, "the caller itself is no other process");
+        let mut child = Command::new("sh");
+        child.args(["-c", "echo; read end"]).stdin(Stdio::from(OwnedFd::from(socket)));
+        let mut child = child.stdout(Stdio::piped()).spawn().expect("sh starts");
+        let found = until_some(|| holder_of_udp_port(port));
+        assert_eq!(found, (child.id(), "sh".to_owned()));
+        kill(&ProcessRecord::of(child.id()).expect("runs")).expect("may signal its own");
+        let _ = child.wait();
+    }
+
+    fn until_some<T>(mut find: impl FnMut() -> Option<T>) -> T {
+        let mut found = None;
+        until("it is found", || {
+            found = find();
+            found.is_some()
+        });
+        found.expect("it was found")
     }
 
     #[test]

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bluebridge_switch::ebpf::EbpfSwitch;
 
+use crate::daemon::check_sockets;
 use crate::error::{RackError, failed};
 use crate::layout::Layout;
-use crate::namespace::{self, NetworkNamespace};
+use crate::namespace::{self, NamespaceError, NetworkNamespace};
+use crate::network::{Netlink, NetworkError};
 use crate::open_vswitch::OpenVswitch;
 use crate::process::ProcessRecord;
 use crate::site::{Cancel, Site};
@@ -19,6 +21,7 @@ use crate::spec::{DataPlane, Node, RackName, RackSpec};
 use crate::state::{
     self, NamespaceRecord, Phase, RackDirectory, RackState, StateRoot, UserNamespaceRecord,
 };
+use crate::teardown::LABELLED_INTERFACE;
 use crate::{GRACE, NAMED_NAMESPACES, access, links, teardown};
 
 /// A rack of this process.
@@ -38,6 +41,7 @@ impl Rack {
     /// Creates the namespaces and links of a rack, without daemons.
     pub fn build(site: &Site, spec: RackSpec, cancel: Cancel) -> Result<Self, RackError> {
         spec.check()?;
+        check_sockets(&spec, &site.state_root().directory_of(&spec.name))?;
         check_switch(spec.switch, site.is_rootless(), EbpfSwitch::is_built())?;
         let mut rack = Self {
             directory: site.state_root().create(&spec.name)?,
@@ -175,14 +179,28 @@ impl Rack {
                 }
             });
             match made {
-                Ok(namespace) => self.namespaces.insert(node, namespace),
+                Ok(namespace) => {
+                    let labelled = self.label(&namespace)?;
+                    labelled.map_err(|source| RackError::Network { node, source })?;
+                    self.namespaces.insert(node, namespace);
+                }
                 Err(error) => {
                     self.save()?;
                     return Err(error.into());
                 }
-            };
+            }
         }
         Ok(())
+    }
+
+    /// Names the directory of records in a namespace, so that a `rack down` with another directory leaves the rack
+    /// alone even if none of its processes runs.
+    fn label(
+        &self,
+        namespace: &NetworkNamespace,
+    ) -> Result<Result<(), NetworkError>, NamespaceError> {
+        let root = self.state_root.path().to_string_lossy();
+        namespace.enter(|| Netlink::open()?.set_alias(LABELLED_INTERFACE, &root))
     }
 
     /// With root the usual directory, otherwise a private file system that ends with its last process.

@@ -25,6 +25,17 @@ pub fn notify_ready() -> io::Result<bool> {
     Ok(true)
 }
 
+/// Like [`notify_ready`], for a daemon: its starter may have stopped waiting, and removed the socket. That is
+/// no reason to end, so it is only logged.
+pub fn report_ready() {
+    match notify_ready() {
+        Ok(has_receiver) => tracing::debug!(has_receiver, "ready"),
+        Err(error) => {
+            tracing::warn!(%error, "ready, but the starter no longer waits for this report");
+        }
+    }
+}
+
 /// Reports to the starter of this process what it does, and requests `more` time from now on.
 ///
 /// A report that cannot be sent at once is dropped: the next one is newer.

@@ -31,6 +31,16 @@ pub const CHOICE_VARIABLE: &str = "BLUEBRIDGE_RACK";
 
 const FILE: &str = "state.json";
 
+/// The longest path of a socket (unix(7), sun_path without its last byte).
+pub(crate) const SOCKET_PATH_MAX: usize = 107;
+
+/// The permissions of a directory of racks that this program made. The sticky bit has no effect on a directory in
+/// which only its owner can write: here it says that the directory may be removed with its last rack.
+const MADE_MODE: u32 = 0o1700;
+
+/// The bit of [`MADE_MODE`] that says so.
+const MADE: u32 = 0o1000;
+
 /// Why a rack's record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
@@ -69,9 +79,20 @@ pub enum StateError {
     /// No rack is recorded, and none was named.
     #[error("no rack is up; `bluebridge rack up` builds one")]
     None,
-    /// The directory belongs to another user or is open to others.
-    #[error("{} must be a directory of this user that no other user can enter", .0.display())]
+    /// The directory belongs to another user, or other users can write in it.
+    #[error("{} must be a directory of this user in which no other user can write", .0.display())]
     NotPrivate(PathBuf),
+    /// A daemon could not report that it is ready.
+    #[error(
+        "{} is {} bytes too long for the address of a socket; set {STATE_VARIABLE} to a shorter path, or choose a \
+         shorter --rack",
+        path.display(),
+        path.as_os_str().len() - SOCKET_PATH_MAX
+    )]
+    TooLong {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// The rack is ambiguous.
     #[error(
         "there are several racks ({}): select one with --rack or {CHOICE_VARIABLE}",
@@ -193,7 +214,8 @@ impl StateRoot {
     pub fn locate() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = variable(STATE_VARIABLE) {
-            return Self(path.into());
+            // The rack's processes run in other directories than this one.
+            return Self(std::path::absolute(&path).unwrap_or_else(|_| path.into()));
         }
         if crate::namespace::is_privileged() {
             return Self("/run/bluebridge".into());
@@ -296,9 +318,17 @@ impl StateRoot {
     }
 
     fn try_create(&self, name: &RackName) -> Result<RackDirectory, StateError> {
-        let mut builder = DirBuilder::new();
-        builder.recursive(true).mode(0o700);
-        builder.create(&self.0).map_err(|source| failed("make", &self.0, source))?;
+        if let Some(parent) = self.0.parent() {
+            let mut builder = DirBuilder::new();
+            builder.recursive(true).mode(0o700);
+            builder.create(parent).map_err(|source| failed("make", parent, source))?;
+        }
+        match DirBuilder::new().mode(MADE_MODE).create(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed("make", &self.0, error));
+            }
+            _ => {}
+        }
         self.check_private()?;
         let path = self.directory_of(name);
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -415,10 +445,13 @@ impl RackDirectory {
         fs::rename(&next, &file).map_err(|source| failed("write", &file, source))
     }
 
-    /// Removes the directory with its contents, and its parent with the last rack.
+    /// Removes the directory with its contents, and its parent with the last rack, unless the user made it.
     pub fn remove(&self) -> Result<(), StateError> {
         fs::remove_dir_all(&self.path).map_err(|source| failed("remove", &self.path, source))?;
-        if let Some(root) = self.path.parent() {
+        let is_made = |root: &&Path| {
+            fs::symlink_metadata(root).is_ok_and(|metadata| metadata.mode() & MADE != 0)
+        };
+        if let Some(root) = self.path.parent().filter(is_made) {
             // This fails, correctly, if other racks exist.
             let _ = fs::remove_dir(root);
         }

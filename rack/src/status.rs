@@ -12,7 +12,7 @@ use crate::RackError;
 use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, MEMORY_SERVER, SWITCH};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
@@ -76,7 +76,7 @@ pub struct DaemonReport {
     pub running: bool,
     /// Whether it is stopped by a signal (SIGSTOP) or a debugger.
     pub stopped: bool,
-    /// Whether it reported ready.
+    /// Whether it reported ready, or responds as one that is ready.
     pub ready: bool,
     /// Its output.
     pub log: PathBuf,
@@ -86,7 +86,7 @@ pub struct DaemonReport {
 pub fn look(state: &RackState) -> RackStatus {
     let layout = Layout::of(&state.spec);
     let links: Vec<_> = layout.ports().iter().map(|port| link(state, port)).collect();
-    let daemons: Vec<_> = state
+    let mut daemons: Vec<_> = state
         .daemons
         .iter()
         .map(|daemon| DaemonReport {
@@ -103,17 +103,30 @@ pub fn look(state: &RackState) -> RackStatus {
     let can_respond = |name: &str| {
         daemons.iter().any(|daemon| daemon.name == name && daemon.running && !daemon.stopped)
     };
-    let controller = can_respond(CONTROLLER).then(|| controller(state, &layout)).flatten();
+    let controller_can_respond = can_respond(CONTROLLER);
+    let controller = controller_can_respond.then(|| controller(state, &layout)).flatten();
     // Open vSwitch is seen through the controller alone.
     let has_agent = state.spec.switch != DataPlane::Ovs;
     let switch = (has_agent && can_respond(SWITCH)).then(|| query_switch(state));
+    let seen = Seen {
+        switch_responds: match switch {
+            Some(Ok(())) => true,
+            None => !has_agent && controller.as_ref().is_some_and(|it| it.in_sync),
+            Some(Err(_)) => false,
+        },
+        controller: controller.as_ref(),
+        links: &links,
+    };
+    for daemon in daemons.iter_mut().filter(|daemon| daemon.running && !daemon.stopped) {
+        daemon.ready = daemon.ready || seen.is_ready(daemon);
+    }
     let mut problems = Vec::new();
     if state.phase != Phase::Up {
         problems.push("it was not built completely; take it down and build it again".to_owned());
     }
     problems.extend(links.iter().flat_map(LinkReport::problems));
     problems.extend(daemons.iter().filter_map(|daemon| daemon.problem(&state.spec.name)));
-    if can_respond(CONTROLLER) {
+    if controller_can_respond {
         match &controller {
             Some(controller) => problems.extend(problems_of_controller(controller, &daemons)),
             None => problems.push("the controller does not respond; see its log".to_owned()),
@@ -131,6 +144,28 @@ pub fn look(state: &RackState) -> RackStatus {
         links,
         daemons,
         controller,
+    }
+}
+
+/// What shows that a daemon is ready. The record says only whether it reported so in time; a daemon that
+/// became ready after its starter had stopped waiting must not count as unready for ever.
+struct Seen<'a> {
+    switch_responds: bool,
+    controller: Option<&'a ControllerReport>,
+    links: &'a [LinkReport],
+}
+
+impl Seen<'_> {
+    fn is_ready(&self, daemon: &DaemonReport) -> bool {
+        match daemon.name.as_str() {
+            SWITCH => self.switch_responds,
+            CONTROLLER => self.controller.is_some(),
+            HOSTS => self.links.iter().all(|link| link.mtu.is_some() && link.missing.is_empty()),
+            _ => self.controller.is_some_and(|controller| {
+                let name = daemon.node.to_string();
+                controller.nodes.iter().any(|node| node.name == name && node.state == "live")
+            }),
+        }
     }
 }
 
@@ -154,7 +189,12 @@ impl DaemonReport {
         let Self { name, .. } = self;
         let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));
         let restart = format!("`bluebridge rack restart {} --rack {rack}`", part.unwrap_or(name));
-        if !self.running {
+        if !self.running && name == CONTROLLER {
+            Some(format!(
+                "{name} does not run; {restart} starts it, with --force if its log says that another controller \
+                 took the switch"
+            ))
+        } else if !self.running {
             Some(format!("{name} does not run; {restart} starts it"))
         } else if self.stopped {
             let pid = self.pid.unwrap_or_default();

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use crate::daemon::{CONTROLLER, SWITCH};
 use crate::error::failed;
-use crate::namespace::{self, NamespaceId};
+use crate::namespace::{self, NamespaceId, NetworkNamespace};
+use crate::network::Netlink;
 use crate::process::{self, ProcessRecord, Stopped};
 use crate::spec::{Node, RackName};
 use crate::state::{
@@ -21,6 +22,9 @@ use crate::{NAMED_NAMESPACES, RackError};
 
 /// The directory of a rootless rack's namespaces, inside the rack's directory.
 pub(super) const PRIVATE_NAMESPACES: &str = "ns";
+
+/// The interface of each namespace whose alias names the directory in which the rack is recorded.
+pub(super) const LABELLED_INTERFACE: &str = "lo";
 
 /// How often to look again for processes that appear while others are stopped.
 const ROUNDS: usize = 10;
@@ -153,14 +157,18 @@ pub fn take_down_unrecorded(
     let recorded_in = |pid: u32| process::environment(pid, STATE_VARIABLE).map(PathBuf::from);
     let inside = |pid: u32| process::lives_in(pid, "net", &networks);
     let others = process::find(|pid| {
-        inside(pid) && marked(pid) && recorded_in(pid).is_some_and(|it| it != root.path())
+        inside(pid) && marked(pid) && recorded_in(pid).is_some_and(|it| !is_same(&it, root.path()))
     });
-    if let Some(root) = others.iter().find_map(|other| recorded_in(other.pid)) {
+    let of_process = others.iter().find_map(|other| recorded_in(other.pid));
+    // A rack without processes, for example after they were killed, is known by its namespaces.
+    let label =
+        || named.iter().filter_map(|path| label_of(path)).find(|it| !is_same(it, root.path()));
+    if let Some(root) = of_process.or_else(label) {
         return Err(RackError::Elsewhere { name: name.clone(), root });
     }
     let mut report = TakenDown { unrecorded: true, ..TakenDown::default() };
     let ours = |pid: u32| {
-        inside(pid) || (marked(pid) && recorded_in(pid).is_some_and(|it| it == root.path()))
+        inside(pid) || (marked(pid) && recorded_in(pid).is_some_and(|it| is_same(&it, root.path())))
     };
     let mut stopped = Ok(());
     // Daemons are identified by their command line; the holder of a rootless rack is the last.
@@ -185,6 +193,20 @@ pub fn take_down_unrecorded(
     }
     leave_named_namespaces(Path::new(NAMED_NAMESPACES));
     Ok(report)
+}
+
+/// The directory of records that a namespace names; `None` if it was being created, or is no namespace.
+fn label_of(path: &Path) -> Option<PathBuf> {
+    let look = || Netlink::open()?.link(LABELLED_INTERFACE);
+    let link = NetworkNamespace::open(path).ok()?.enter(look).ok()?.ok()?;
+    link.alias.map(PathBuf::from)
+}
+
+/// Whether two paths lead to the same directory.
+fn is_same(one: &Path, other: &Path) -> bool {
+    // The label has no bytes that are not UTF-8.
+    one.to_string_lossy() == other.to_string_lossy()
+        || fs::canonicalize(one).ok().zip(fs::canonicalize(other).ok()).is_some_and(|(a, b)| a == b)
 }
 
 /// The mounted namespaces that a rack of this name has or had; without root there are none with names.

@@ -186,19 +186,22 @@ pub(crate) fn build_tools() {
     }
 }
 
+/// A new machine often updates itself, and apt-get then fails at once unless it may wait.
+const LOCK_TIMEOUT: [&str; 2] = ["-o", "DPkg::Lock::Timeout=120"];
+
 /// Installs missing tools if permitted; returns those that are still missing.
 fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
     let missing: Vec<_> = tools.iter().copied().filter(|tool| !tool.is_there()).collect();
     let Some(privilege) = missing.first().and_then(|_| Privilege::find()) else { return missing };
     let packages: Vec<_> = missing.iter().map(|tool| tool.package).collect();
     println!("xtask: installing {}", packages.join(" "));
-    let installed = privilege
-        .run("apt-get")
+    let apt_get = || privilege.run("apt-get").args(LOCK_TIMEOUT);
+    let installed = apt_get()
         .args(["install", "-y", "--no-install-recommends"])
         .args(&packages)
         .env("DEBIAN_FRONTEND", "noninteractive");
     // A new machine has no package lists yet.
-    let lists = privilege.run("apt-get").args(["update", "-qq"]).output();
+    let lists = apt_get().args(["update", "-qq"]).output();
     if let Err(failure) = lists.and_then(|_| installed.output()) {
         eprintln!("xtask: {failure}");
     }

@@ -9,6 +9,7 @@ use anyhow::Context;
 use bluebridge_controller::core::ControllerPort;
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths, config};
+use bluebridge_northbound::environment::{EnvironmentError, parse_switch_port};
 use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_p4::program::BMV2_CONFIG;
@@ -76,8 +77,8 @@ struct Serve {
     /// join with its MAC address, and the switch sends traffic for it only to its port
     #[arg(long, value_name = "NAME", requires = "switch_port")]
     interface: Option<String>,
-    /// The switch's port to which this interface is connected; no endpoint can have it
-    #[arg(long, value_name = "N", requires = "interface", value_parser = clap::value_parser!(u16).range(1..=i64::from(PORT_MAX)))]
+    /// The switch's port to which this interface is connected, such as 3 or p3; no endpoint can have it
+    #[arg(long, value_name = "N", requires = "interface", value_parser = parse_own_port)]
     switch_port: Option<u16>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
@@ -145,12 +146,19 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
         tokio::select! {
             ended = &mut serving => return Ok(ended.map(|()| Exit::Ok)?),
             // Before the switch has its tables, no endpoint could reach the controller through it.
-            _ = installed => readiness::notify_ready()
-                .context("cannot report that the controller is ready")?,
+            _ = installed => readiness::report_ready(),
         };
         serving.await?;
         Ok(Exit::Ok)
     })
+}
+
+/// The number of a port that exists on a switch: the first has 1.
+fn parse_own_port(text: &str) -> Result<u16, EnvironmentError> {
+    match parse_switch_port(text)? {
+        port @ 1..=PORT_MAX => Ok(port),
+        _ => Err(EnvironmentError::SwitchPort(text.to_owned())),
+    }
 }
 
 /// The controller's own port.

@@ -1,6 +1,5 @@
 //! `bluebridge host`: connects a real interface of this machine to the fabric.
 
-use anyhow::Context;
 use bluebridge_rack::network::host::HostFabric;
 use bluebridge_rack::network::watch::{InterfaceWatch, Wanted};
 use bluebridge_rack::network::{Netlink, NetworkError};
@@ -8,7 +7,7 @@ use bluebridge_rack::readiness;
 use clap::{Args, Subcommand};
 use ipnet::Ipv6Net;
 
-use super::Global;
+use super::{Global, shutdown};
 use crate::exit::Exit;
 use crate::output;
 
@@ -84,9 +83,11 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                 ))?;
             }
             if let Some(mut watch) = watch {
-                watch.settle()?;
-                readiness::notify_ready().context("cannot report that the host is up")?;
-                watch.run()?;
+                shutdown::until_signal(move || {
+                    watch.settle()?;
+                    readiness::report_ready();
+                    Ok(watch.run()?)
+                })?;
             }
         }
         HostCommand::Down(Interface { interface }) => {

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::MemoryNodeStatus;
 use bluebridge_northbound::environment::{
@@ -19,6 +18,7 @@ use bluebridge_rack::access;
 use bluebridge_rack::layout::{ENDPOINT_INTERFACE, Layout};
 use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
+use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::spec::{Node, RackName};
 use bluebridge_rack::state::{RackState, StateError, StateRoot};
 use bluebridge_transport::OpenError;
@@ -147,11 +147,21 @@ impl Member {
         join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
     ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
-        let session =
-            join(&identity, self.deadline.0, SPIN).with_context(|| match &self.client {
-                Some(_) => format!("cannot join as {}", identity.name),
-                None => format!("cannot join as {} (--as chooses another)", identity.name),
-            })?;
+        let session = join(&identity, self.deadline.0, SPIN).map_err(|error| {
+            let name = &identity.name;
+            let words = match (is_in_use(&error), &self.client) {
+                (true, _) => {
+                    let holder = holder_of_udp_port(UDP_PORT);
+                    let holder = holder.map_or_else(String::new, |(pid, name)| format!(" {pid} ({name})"));
+                    format!(
+                        "cannot join as {name}, because another process{holder} is this endpoint (--as chooses another)"
+                    )
+                }
+                (false, None) => format!("cannot join as {name} (--as chooses another)"),
+                (false, Some(_)) => format!("cannot join as {name}"),
+            };
+            anyhow::Error::new(error).context(words)
+        })?;
         // Without a route each operation would fail, or wait for its deadline.
         let fabric = HostFabric::new(&identity.interface);
         let checked = Netlink::open().and_then(|netlink| fabric.check(&netlink, identity.space));
@@ -269,11 +279,7 @@ fn join_when_free(
     let uri = controller_uri(identity.controller, identity.tls.as_ref());
     loop {
         match Client::join(&uri, options.clone()) {
-            Err(JoinError::Open(OpenError::Bind { error, .. }))
-                if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until =>
-            {
-                thread::sleep(LOOK);
-            }
+            Err(error) if is_in_use(&error) && Instant::now() < until => thread::sleep(LOOK),
             joined => {
                 let client = joined?;
                 let nodes = client.rack().map_or_else(Vec::new, |rack| rack.memory_nodes.to_vec());
@@ -281,6 +287,19 @@ fn join_when_free(
             }
         }
     }
+}
+
+/// Whether another process is the endpoint.
+fn is_in_use(error: &JoinError) -> bool {
+    matches!(error, JoinError::Open(OpenError::Bind { error, .. }) if error.kind() == io::ErrorKind::AddrInUse)
+}
+
+/// The error of a memory node that is not one of these.
+pub(super) fn no_such_node<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> UsageError {
+    let names: Vec<_> = names.collect();
+    let others = if names.is_empty() { "and no other".to_owned() } else { names.join(", ") };
+    let only = if names.is_empty() { "" } else { "only " };
+    UsageError(format!("there is no memory node {text} here, {only}{others}"))
 }
 
 impl Session {
@@ -291,10 +310,9 @@ impl Session {
         }
         let id = text.parse().map(NodeId).ok();
         let known = self.nodes.iter().find(|node| Some(node.node) == id);
-        known.map(|node| node.node).ok_or_else(|| {
-            let names: Vec<_> = self.nodes.iter().map(|node| node.name.as_str()).collect();
-            UsageError(format!("there is no memory node {text} here, only {}", names.join(", ")))
-        })
+        known
+            .map(|node| node.node)
+            .ok_or_else(|| no_such_node(text, self.nodes.iter().map(|node| node.name.as_str())))
     }
 
     /// A node's name, or its id if it has none.

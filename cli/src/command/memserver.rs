@@ -1,5 +1,6 @@
 //! `bluebridge memserver`: a memory server, in the foreground.
 
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,11 @@ use bluebridge_rack::network::{
     Netlink,
     host::{FABRIC, HostFabric},
 };
+use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_transport::{
+    OpenError,
     interface::Interface,
     udp::{UdpConfig, UdpTransport},
 };
@@ -78,10 +81,10 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
     let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");
-    let Some(membership) = join(&options, &cancel)? else { return Ok(Exit::Ok) };
+    let Some(membership) = join(&options, &reserved, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
-    readiness::notify_ready().context("cannot report that the server is ready")?;
+    readiness::report_ready();
     let served = member.serve_until(|| {
         route.look(Instant::now());
         cancel.is_cancelled()
@@ -146,10 +149,22 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
         filter: Some(FABRIC),
         ..UdpConfig::default()
     };
-    Ok(if options.shards == 1 {
-        vec![UdpTransport::open(&config)?]
+    let opened = if options.shards == 1 {
+        UdpTransport::open(&config).map(|carrier| vec![carrier])
     } else {
-        UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)?
+        UdpTransport::open_steered(&config, options.shards, SHARD_ADDRESS_BYTE)
+    };
+    opened.map_err(|error| {
+        let taken =
+            matches!(&error, OpenError::Bind { error, .. } if error.kind() == ErrorKind::AddrInUse);
+        let holder = taken.then(|| holder_of_udp_port(UDP_PORT)).flatten();
+        let error = anyhow::Error::new(error);
+        match holder {
+            Some((pid, name)) => {
+                error.context(format!("the process {pid} ({name}) is the endpoint already"))
+            }
+            None => error,
+        }
     })
 }
 
@@ -179,14 +194,23 @@ fn report_progress(doing: &str) {
 }
 
 /// Joins the rack, even if its controller is unreachable for long; `None` if it was stopped meanwhile.
-fn join(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Membership>> {
+fn join(
+    options: &MemoryServer,
+    reserved: &Reserved,
+    cancel: &Cancel,
+) -> anyhow::Result<Option<Membership>> {
     let endpoint = &options.endpoint;
     let interface = Interface::by_name(&endpoint.interface)
         .with_context(|| format!("cannot use interface {}", endpoint.interface))?;
     let registration = Registration {
         name: endpoint.name.clone(),
         role: Role::Memory {
-            capacity_pages: options.memory.0 / PAGE_BYTES as u64,
+            // Each shard's part of the memory is rounded down.
+            capacity_pages: reserved
+                .parts
+                .iter()
+                .map(|part| (part.len() / PAGE_BYTES) as u64)
+                .sum(),
             shard_count: options.shards,
         },
         space: Space(endpoint.space),

@@ -18,7 +18,7 @@ use bluebridge_rack::{GRACE, Rack, RackError, Site, access, hosts, readiness};
 use clap::{Args, Subcommand};
 
 use super::member::Deadline;
-use super::{Global, interrupt, switch_control};
+use super::{Global, interrupt, shutdown, switch_control};
 use crate::exit::{ExecError, Exit};
 use crate::output;
 
@@ -183,7 +183,7 @@ fn log_format(global: Global) -> Option<String> {
 fn watch(named: &Named) -> anyhow::Result<Exit> {
     let root = StateRoot::locate();
     let state = root.read(&named.choose(&root)?).map_err(RackError::from)?;
-    hosts::watch(&state, || readiness::notify_ready().map(drop))?;
+    shutdown::until_signal(move || Ok(hosts::watch(&state, readiness::report_ready)?))?;
     Ok(Exit::Ok)
 }
 
@@ -229,14 +229,14 @@ fn down(named: &Named, global: Global) -> anyhow::Result<Exit> {
 
 fn sentence(name: &RackName, taken: &TakenDown) -> String {
     let mut text = format!(
-        "rack {name} is down: {} daemons stopped, {} namespaces removed",
-        taken.daemons.len(),
-        taken.namespace_count
+        "rack {name} is down: {} stopped, {} removed",
+        output::counted(taken.daemons.len() as u64, "daemon"),
+        output::counted(taken.namespace_count as u64, "namespace")
     );
     if taken.unrecorded && !taken.is_empty() {
         text.push_str(&format!(
-            ", {} mounts removed; there was no readable record of it, so these were found by the rack's name",
-            taken.mount_count
+            ", {} removed; there was no readable record of it, so these were found by the rack's name",
+            output::counted(taken.mount_count as u64, "mount")
         ));
     }
     for other in &taken.others {

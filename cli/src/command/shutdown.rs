@@ -5,8 +5,9 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::thread;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -30,5 +31,26 @@ pub(super) fn signals() -> anyhow::Result<impl Future<Output = ()> + Send> {
     Ok(async move {
         // The sender is never closed, so this can fail only if the runtime ends.
         drop(receiver.readable().await);
+    })
+}
+
+/// Runs work that has no end of its own, until it fails, or until Ctrl-C or SIGTERM; its thread then ends with the
+/// process. Both signals are caught even if the process was started with one of them ignored, as shells start programs
+/// in the background.
+pub(super) fn until_signal(
+    work: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot watch for signals")?.block_on(async {
+        let signals = signals()?;
+        let (done, ended) = tokio::sync::oneshot::channel();
+        let spawned = thread::Builder::new().name("watch".to_owned()).spawn(move || {
+            let _ = done.send(work());
+        });
+        spawned.context("cannot start a thread to watch")?;
+        tokio::select! {
+            () = signals => Ok(()),
+            result = ended => result.unwrap_or_else(|_| Err(anyhow!("watching panicked"))),
+        }
     })
 }

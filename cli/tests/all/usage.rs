@@ -32,6 +32,10 @@ const ENDPOINT: [&str; 6] = ["--name", "s", "--switch-port", "1", "--controller"
 #[test]
 fn what_cannot_be_is_wrong_usage() {
     let memserver = |more: &[&'static str]| [&["memserver"], &ENDPOINT[..], more].concat();
+    let own_port = |port| {
+        let controller = ["controller", "--store", "/nonexistent/x", "--interface", "nope"];
+        [&controller[..], &["--switch-port", port]].concat()
+    };
     for (arguments, words) in [
         (vec!["rack", "up", "--memory", "0"], "0 is not a valid memory size of a server"),
         (vec!["rack", "up", "--memory", "99T"], "99T is not a valid memory size of a server"),
@@ -42,7 +46,11 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["create", "2T"], "at most 1T"),
         (vec!["create", "2T", "--nonsense"], "--nonsense"),
         (vec!["controller", "--store", "/nonexistent/x"], "there is no directory /nonexistent;"),
+        (own_port("p4"), "cannot use interface nope"),
+        (own_port("p0"), "\"p0\" is not a port of a switch"),
         (vec!["rack", "restart", "c1"], "is not a daemon"),
+        (vec!["rack", "restart", "s1", "--deadline", "5s"], "no rack is up"),
+        (vec!["rack", "restart", "s1", "--deadline", "5m"], "is not a time from 1ms to 3600s"),
         (vec!["rack", "kill", "s1"], "no rack is up; `bluebridge rack up` builds one"),
         (vec!["rack", "kill", "s1", "--rack", "one"], "there is no rack one"),
         (vec!["switch", "tables"], "or set the address of the switch's agent with --agent"),
@@ -149,6 +157,8 @@ fn files_that_are_missing_are_wrong_usage() {
         &["write", "fdbb:1:1::", "--file", "/nonexistent/file"],
         &["alloc-write", "--file", "/nonexistent/file"],
         &["alloc-write", "--file", "/nonexistent"],
+        &["write", "fdbb:1:1::", "--file", "/"],
+        &["alloc-write", "--file", "/"],
     ] {
         let (code, said) = result_of(&call(&[command, &endpoint].concat()));
         assert!(code == Some(2) && said.contains("; correct the path"), "{code:?}: {said}");

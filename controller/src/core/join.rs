@@ -186,6 +186,11 @@ impl Core {
             self.take_group(join.space, group);
         }
         self.attach(now, known, record.clone());
+        if let Some(node) = self.nodes.get_mut(&record.id()).filter(|_| !kept) {
+            // Nothing is allocated yet; the level is only an estimate.
+            node.free_pages = (record.role == Role::Memory).then_some(record.capacity_pages);
+            node.reported_pages = node.free_pages.unwrap_or(0);
+        }
         Ok(Assigned(record))
     }
 

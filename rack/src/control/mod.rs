@@ -7,11 +7,12 @@
 pub mod operations;
 pub mod tables;
 
+use std::error::Error as _;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bluebridge_northbound::proto;
+use bluebridge_northbound::{MembershipError, proto};
 use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use proto::controller_client::ControllerClient;
 use switch::switch_client::SwitchClient;
@@ -38,6 +39,9 @@ pub enum ControlError {
         /// The reason.
         reason: String,
     },
+    /// The controller was reached, but one side does not trust the other, or one uses TLS and the other does not.
+    #[error("{0}")]
+    Connection(#[source] Box<MembershipError>),
     /// A server that it queried did not respond.
     #[error("{0}")]
     Silent(String),
@@ -111,17 +115,31 @@ impl Contact {
         Self { address, endpoint: Some(endpoint) }
     }
 
+    fn uri(&self) -> String {
+        let address = self.address;
+        self.endpoint
+            .as_ref()
+            .map_or_else(|| format!("http://{address}"), |it| it.uri().to_string())
+    }
+
     async fn connect(&self, peer: Peer) -> Result<Channel, ControlError> {
         let address = self.address;
         let unreachable = |reason| ControlError::Unreachable { peer, address, reason };
+        let refused = |error: tonic::transport::Error| match peer {
+            Peer::Controller => match MembershipError::of_failed_connection(&self.uri(), &error) {
+                MembershipError::Unreachable { .. } => unreachable(in_words(&error)),
+                reached => ControlError::Connection(Box::new(reached)),
+            },
+            Peer::Switch => unreachable(in_words(&error)),
+        };
         let endpoint = match &self.endpoint {
             Some(endpoint) => Ok(endpoint.clone()),
-            None => Endpoint::from_shared(format!("http://{address}")),
+            None => Endpoint::from_shared(self.uri()),
         };
         let connecting = async {
             let endpoint = endpoint.map_err(|error| unreachable(in_words(&error)))?;
             let endpoint = endpoint.connect_timeout(CONNECT_DEADLINE);
-            endpoint.connect().await.map_err(|error| unreachable(in_words(&error)))
+            endpoint.connect().await.map_err(refused)
         };
         // A TLS handshake has no time limit of its own.
         let late = || unreachable(format!("no connection within {CALL_DEADLINE:?}"));
@@ -163,12 +181,20 @@ pub fn controller_watch<E: From<ControlError>>(
     mut show: impl FnMut(proto::watch_response::Event) -> Result<bool, E>,
 ) -> Result<(), E> {
     let peer = Peer::Controller;
-    let failed = |status: Status| E::from(failure(peer, controller.address, &status));
+    let failed = |status: Status| E::from(failure(peer, controller, &status));
+    // Once it has begun, the two trust each other: the controller has ended.
+    let broken = |status: Status| match status.source() {
+        Some(cause) => {
+            let (address, reason) = (controller.address, in_words(cause));
+            E::from(ControlError::Unreachable { peer, address, reason })
+        }
+        None => failed(status),
+    };
     runtime()?.block_on(async {
         let mut client = ControllerClient::new(controller.connect(peer).await?)
             .max_decoding_message_size(RESPONSE_BYTES_MAX);
         let mut events = client.watch(request).await.map_err(failed)?.into_inner();
-        while let Some(message) = events.message().await.map_err(failed)? {
+        while let Some(message) = events.message().await.map_err(broken)? {
             if let Some(event) = message.event
                 && !show(event)?
             {
@@ -232,7 +258,7 @@ where
     runtime()?.block_on(async {
         let response = tokio::time::timeout(patience, async {
             let channel = contact.connect(peer).await?;
-            request(channel).await.map_err(|status| failure(peer, address, &status))
+            request(channel).await.map_err(|status| failure(peer, contact, &status))
         });
         let reason = format!("no response within {patience:?}");
         response.await.unwrap_or(Err(ControlError::Unreachable { peer, address, reason }))
@@ -244,8 +270,16 @@ fn runtime() -> Result<tokio::runtime::Runtime, ControlError> {
     runtime.map_err(ControlError::Runtime)
 }
 
-fn failure(peer: Peer, address: SocketAddr, status: &Status) -> ControlError {
-    let reason = status.message().to_owned();
+fn failure(peer: Peer, contact: &Contact, status: &Status) -> ControlError {
+    let (address, reason) = (contact.address, status.message().to_owned());
+    let broken = (peer == Peer::Controller)
+        .then(|| MembershipError::of_broken_call(&contact.uri(), status))
+        .flatten();
+    if let Some(reached) =
+        broken.filter(|error| !matches!(error, MembershipError::Unreachable { .. }))
+    {
+        return ControlError::Connection(Box::new(reached));
+    }
     match status.code() {
         Code::DeadlineExceeded if peer == Peer::Controller => ControlError::Silent(reason),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {

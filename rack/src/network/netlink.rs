@@ -53,6 +53,8 @@ pub struct LinkStatus {
     pub mtu: u32,
     /// Its address, if it has a 6-byte one.
     pub mac: Option<MacAddr>,
+    /// Its alias, a text for people and programs; see [`Netlink::set_alias`].
+    pub alias: Option<String>,
     /// Whether it is set up, independent of its peer.
     pub enabled: bool,
     /// Whether it and its peer are up and packets pass (RFC 2863, ifOperStatus).
@@ -170,6 +172,18 @@ impl Netlink {
         let index = self.link(interface)?.index;
         let down = LinkMessageBuilder::<LinkUnspec>::new().index(index).down().build();
         self.execute(|| format!("set {interface} down"), self.handle.link().set(down).execute())
+    }
+
+    /// Attaches a text of at most 255 bytes to the interface, which `ip link` shows as its alias.
+    pub fn set_alias(&self, interface: &str, alias: &str) -> Result<(), NetworkError> {
+        let message = LinkMessageBuilder::<LinkUnspec>::new()
+            .index(self.link(interface)?.index)
+            .append_extra_attribute(LinkAttribute::IfAlias(alias.to_owned()))
+            .build();
+        self.execute(
+            || format!("set the alias of {interface}"),
+            self.handle.link().set(message).execute(),
+        )
     }
 
     /// Every interface of the namespace.
@@ -308,9 +322,11 @@ pub(super) fn existed(result: Result<(), NetworkError>) -> Result<bool, NetworkE
 
 fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
     let (mut name, mut mtu, mut mac, mut running) = (None, 0, None, false);
+    let mut alias = None;
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
+            LinkAttribute::IfAlias(text) => alias = Some(text.clone()),
             LinkAttribute::Mtu(bytes) => mtu = *bytes,
             LinkAttribute::OperState(state) => running = *state == State::Up,
             LinkAttribute::Address(bytes) => {
@@ -320,7 +336,8 @@ fn link_status(message: &LinkMessage) -> Option<LinkStatus> {
         }
     }
     let enabled = message.header.flags.contains(LinkFlags::Up);
-    name.map(|name| LinkStatus { index: message.header.index, name, mtu, mac, enabled, running })
+    let index = message.header.index;
+    name.map(|name| LinkStatus { index, name, mtu, mac, alias, enabled, running })
 }
 
 fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {

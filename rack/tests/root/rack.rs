@@ -291,6 +291,26 @@ fn a_rack_that_is_recorded_elsewhere_is_left_alone() {
 }
 
 #[test]
+fn a_rack_without_processes_that_is_recorded_elsewhere_is_left_alone() {
+    let scratch = Scratch::new("rack-quiet");
+    let rack = build(&scratch, "rack-quiet");
+    let name = rack.spec().name.clone();
+    let [own, other] = ["state", "another"].map(|root| StateRoot::at(scratch.path().join(root)));
+    let refused = take_down_unrecorded(&other, &name, Duration::from_secs(5));
+    let error = refused.expect_err("it is not recorded there").to_string();
+    assert!(error.contains(&format!("BLUEBRIDGE_STATE={}", own.path().display())), "{error}");
+    assert_eq!(namespaces("rack-quiet").len(), 4);
+    // The other name of a directory is the same directory.
+    let link = scratch.path().join("link");
+    std::os::unix::fs::symlink(own.path(), &link).expect("made");
+    std::mem::forget(rack);
+    let taken = take_down_unrecorded(&StateRoot::at(link), &name, Duration::from_secs(5));
+    assert_eq!(taken.expect("taken down").namespace_count, 4);
+    fs::remove_dir_all(own.path()).expect("removed");
+    assert_nothing_left(&scratch, "rack-quiet");
+}
+
+#[test]
 fn a_daemon_that_ends_shows_its_last_words() {
     let scratch = Scratch::new("rack-ends");
     let mut rack = build(&scratch, "rack-ends");

@@ -414,7 +414,7 @@ mod long {
         let second = bench.rack.endpoints[1];
         bench.rack.hub.route(prefix(SPACE, stray.node), &[second]).expect("it is attached");
         let client = &mut bench.client;
-        let astray = "the directory led astray";
+        let astray = "delivered the request to a node that the pointer does not name";
         let wrong = Status::WrongNode;
         assert_refused(client.read(stray, &mut [0; 8]), wrong, Fault::Network, astray);
         assert_refused(client.read(stray, &mut [0; 2 * PAGE]), wrong, Fault::Network, astray);

@@ -289,7 +289,7 @@ fn the_command_line_updates() {
     let first = json(&bluebridge(&rack, &["update", &pointer, "--set", "NEAR", "--json"]));
     assert_eq!(first["bytes"], 4);
     assert_eq!(first["committed"], true);
-    assert_eq!(first["answers_redirects"], true);
+    assert_eq!(first["responds_to_redirects"], true);
     let later = ["update", &pointer, "--set", "AWAY", "--offset", "4", "--json"];
     let second = json(&bluebridge(&rack, &later));
     assert!(second["epoch"].as_u64() > first["epoch"].as_u64(), "{first} {second}");

@@ -10,7 +10,7 @@ use bluebridge_wire::address::LINE_BYTES;
 use clap::Args;
 
 use super::input::{Source, read_all};
-use super::{Allocation, CHUNK_BYTES, Place, at, progress};
+use super::{Allocation, CHUNK_BYTES, Place, at, freed_again, progress};
 use crate::command::member::{Member, Session};
 use crate::command::{Global, interrupt};
 use crate::exit::Exit;
@@ -37,11 +37,12 @@ pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Re
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let placement = options.place.placement(&session)?;
     let outcome = match data.len() {
-        length if length <= LINE_BYTES => session
-            .client
-            .alloc_write_at(&data, placement)
-            .map_err(Into::into)
-            .and_then(|region| print(region, &session, global)),
+        length if length <= LINE_BYTES => {
+            session.client.alloc_write_at(&data, placement).map_err(Into::into).and_then(|region| {
+                let printed = print(region, &session, global);
+                printed.map_err(|error| freed_again(region, &mut session, error))
+            })
+        }
         _ => write_in_parts(&data, placement, &cancel, &mut session, global),
     };
     session.leave();
@@ -50,7 +51,11 @@ pub(in crate::command) fn run(options: AllocWrite, global: Global) -> anyhow::Re
 
 fn print(region: Region, session: &Session, global: Global) -> anyhow::Result<()> {
     let allocation = Allocation::of(region, session);
-    if global.json { output::json(&allocation) } else { output::text(&allocation.pointer) }
+    let text = match global.json {
+        true => serde_json::to_string_pretty(&allocation)?,
+        false => allocation.pointer,
+    };
+    output::delivered(&format!("{text}\n"))
 }
 
 /// The pointer is printed before the data is written: if this process is killed, the memory can still be deleted.
@@ -64,15 +69,8 @@ fn write_in_parts(
     let region = session.client.create_at(data.len() as u64, placement)?;
     let printed = print(region, session, global);
     let written = printed.and_then(|()| write_all(region, data, cancel, session));
-    let Err(error) = written else { return Ok(()) };
     // A part of the data is useless.
-    Err(match session.client.delete(region) {
-        Ok(_) => error.context(format!("the memory at {} is freed again", region.base())),
-        Err(left) => error.context(format!(
-            "the memory at {} stays allocated, because it could not be freed ({left}); delete it later",
-            region.base()
-        )),
-    })
+    written.map_err(|error| freed_again(region, session, error))
 }
 
 fn write_all(

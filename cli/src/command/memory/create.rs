@@ -5,9 +5,9 @@ use bluebridge_rack::spec::ByteSize;
 use bluebridge_wire::address::SHARD_SHIFT;
 use clap::Args;
 
-use super::{Allocation, Place};
-use crate::command::Global;
+use super::{Allocation, Place, freed_again};
 use crate::command::member::Member;
+use crate::command::{Global, interrupt};
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
@@ -36,33 +36,55 @@ fn check(size: ByteSize) -> Result<(), UsageError> {
     }
 }
 
+/// Prints each allocation when it is made: if this process is ended, its memory can still be found. With `--json`
+/// these are the elements of one list.
+struct Printer {
+    json: bool,
+    count: u32,
+}
+
+impl Printer {
+    fn print(&mut self, allocation: &Allocation) -> anyhow::Result<()> {
+        let text = if self.json {
+            let element = serde_json::to_string_pretty(allocation)?.replace('\n', "\n  ");
+            let before = if self.count == 0 { "[" } else { "," };
+            format!("{before}\n  {element}")
+        } else {
+            format!("{}\n", allocation.pointer)
+        };
+        output::delivered(&text)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    fn end(&self) -> anyhow::Result<()> {
+        match (self.json, self.count) {
+            (false, _) => Ok(()),
+            (true, 0) => output::text("[]"),
+            (true, _) => output::text("\n]"),
+        }
+    }
+}
+
 pub(in crate::command) fn run(options: Create, global: Global) -> anyhow::Result<Exit> {
     check(options.size)?;
     let mut session = options.member.join()?;
+    // From now on an interruption does not end the process between an allocation and its printing.
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
     let placement = options.place.placement(&session)?;
-    let mut made = Vec::new();
-    let mut failure = Ok(());
-    for number in 1..=options.count {
-        match session.client.create_at(options.size.0, placement) {
-            Ok(region) => {
-                let allocation = Allocation::of(region, &session);
-                // Printed at once: if this process is ended, its memory can still be found.
-                if !global.json {
-                    output::text(&allocation.pointer)?;
-                }
-                made.push(allocation);
-            }
-            Err(error) => {
-                let words = format!("allocation {number} of {} failed", options.count);
-                failure = Err(error).context(words);
-                break;
-            }
-        }
-    }
+    let mut printer = Printer { json: global.json, count: 0 };
+    let mut make = |number: u32| -> anyhow::Result<()> {
+        cancel.check()?;
+        let region = session.client.create_at(options.size.0, placement);
+        let region =
+            region.with_context(|| format!("allocation {number} of {} failed", options.count))?;
+        let printed = printer.print(&Allocation::of(region, &session));
+        printed.map_err(|error| freed_again(region, &mut session, error))
+    };
+    let made = (1..=options.count).try_for_each(&mut make);
     session.leave();
-    // Successful allocations are printed even if a later one failed.
-    if global.json {
-        output::json(&made)?;
-    }
-    failure.map(|()| Exit::Ok)
+    // The list ends even if an allocation failed: what was allocated before is in it.
+    let ended = printer.end();
+    made?;
+    ended.map(|()| Exit::Ok)
 }

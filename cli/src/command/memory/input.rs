@@ -38,6 +38,11 @@ impl Source {
             Self::File(path) => {
                 let opened = File::open(&path)
                     .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+                let opened = opened.and_then(|(file, metadata)| match metadata.is_dir() {
+                    // It can be opened; only reading fails.
+                    true => Err(rustix::io::Errno::ISDIR.into()),
+                    false => Ok((file, metadata)),
+                });
                 let (file, metadata) = opened.map_err(|source| InputError { path, source })?;
                 let length = metadata.is_file().then_some(metadata.len());
                 (Box::new(file), length)

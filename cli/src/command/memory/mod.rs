@@ -64,6 +64,18 @@ impl Allocation {
     }
 }
 
+/// Frees memory that nobody can use, because its pointer was not printed or its contents are not complete; returns
+/// the error with the result.
+fn freed_again(region: Region, session: &mut Session, error: anyhow::Error) -> anyhow::Error {
+    match session.client.delete(region) {
+        Ok(_) => error.context(format!("the memory at {} is freed again", region.base())),
+        Err(left) => error.context(format!(
+            "the memory at {} stays allocated, because it could not be freed ({left}); delete it later",
+            region.base()
+        )),
+    }
+}
+
 /// The error of a part of a range that begins `done` bytes behind the range's start; the bytes before it were found.
 fn after(done: u64, error: bluebridge::Error) -> bluebridge::Error {
     if done == 0 { error } else { error.after_found_memory() }

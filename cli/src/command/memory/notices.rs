@@ -49,14 +49,15 @@ pub(in crate::command) fn run(options: Notices, global: Global) -> anyhow::Resul
         }
         let Some(notice) = notices.next_within(LOOK) else { continue };
         let what = match notice.kind {
-            NoticeKind::Create => "given",
-            NoticeKind::Invalidate => "gone",
+            NoticeKind::Create => "allocated",
+            NoticeKind::Invalidate => "freed",
         };
         if global.json {
             let pointer = notice.pointer.to_string();
             output::json(&json!({ "notice": what, "pointer": pointer, "pages": notice.pages }))?;
         } else {
-            output::text(&format!("{what} {} ({} pages)", notice.pointer, notice.pages))?;
+            let pages = output::counted(notice.pages.into(), "page");
+            output::text(&format!("{what} {} ({pages})", notice.pointer))?;
         }
         seen_count += 1;
         left = left.map(|left| left - 1);

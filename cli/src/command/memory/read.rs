@@ -1,6 +1,7 @@
 //! `bluebridge read`: prints the bytes at a pointer.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 
 use anyhow::Context;
 use bluebridge::Pointer;
@@ -78,73 +79,97 @@ pub(in crate::command) fn run(options: Read, global: Global) -> anyhow::Result<E
     let mut session = options.member.join()?;
     let mut reading =
         Reading { session: &mut session, takes_stale: options.stale, is_stale: false };
-    let outcome = match (global.json, options.hex) {
-        (true, _) => as_json(&mut reading, start, length),
-        (false, hex) => stream(&mut reading, start, length, hex),
+    let outcome = match length {
+        ..=WHOLE_BYTES_MAX => read_whole(&mut reading, start, length).map(Some),
+        _ => stream(&mut reading, start, length, options.hex).map(|()| None),
     };
-    if reading.is_stale && !global.json {
+    let is_stale = reading.is_stale;
+    // Before the output: its reader may be a command that is the same endpoint, such as `bluebridge write`.
+    session.leave();
+    match outcome? {
+        None => {}
+        Some(bytes) if global.json => {
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            let mut document = json!({ "pointer": start.to_string(), "bytes": length, "hex": hex });
+            if let (true, Some(fields)) = (options.stale, document.as_object_mut()) {
+                fields.insert("stale".to_owned(), is_stale.into());
+            }
+            output::json(&document)?;
+        }
+        Some(bytes) => {
+            let mut out = io::stdout().lock();
+            if print(&mut out, 0, &bytes, options.hex)?.is_continue() {
+                end(&mut out)?;
+            }
+        }
+    }
+    if is_stale && !global.json {
         output::complain(
             "some of the pages are being updated; for these, the last committed contents are shown",
         );
     }
-    session.leave();
-    outcome
-}
-
-fn as_json(reading: &mut Reading<'_>, start: Pointer, length: u64) -> anyhow::Result<Exit> {
-    let mut bytes = vec![0; usize::try_from(length)?];
-    reading.read(start, &mut bytes)?;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut document = json!({ "pointer": start.to_string(), "bytes": length, "hex": hex });
-    if let (true, Some(fields)) = (reading.takes_stale, document.as_object_mut()) {
-        fields.insert("stale".to_owned(), reading.is_stale.into());
-    }
-    output::json(&document)?;
     Ok(Exit::Ok)
 }
 
-fn stream(
-    reading: &mut Reading<'_>,
-    start: Pointer,
-    length: u64,
-    hex: bool,
-) -> anyhow::Result<Exit> {
+fn read_whole(reading: &mut Reading<'_>, start: Pointer, length: u64) -> anyhow::Result<Vec<u8>> {
+    let bar = progress::bar(Some(length));
+    let mut bytes = vec![0; usize::try_from(length)?];
+    let read = read_part(reading, start, 0, &mut bytes, |read| bar.set_position(read));
+    read.context("nothing is printed")?;
+    bar.finish_and_clear();
+    Ok(bytes)
+}
+
+/// Prints while it reads.
+fn stream(reading: &mut Reading<'_>, start: Pointer, length: u64, hex: bool) -> anyhow::Result<()> {
     let bar = progress::bar(Some(length));
     let mut out = io::stdout().lock();
     let mut done = 0;
-    if length > WHOLE_BYTES_MAX {
-        // A range that ends too early is detected before anything is printed.
-        let last = at(start, length - 1)?;
-        reading.read(start, &mut [0]).context("nothing is printed")?;
-        reading
-            .read(last, &mut [0])
-            .map_err(bluebridge::Error::after_found_memory)
-            .context("nothing is printed")?;
-    }
-    let mut buffer = vec![0; usize::try_from(length.min(WHOLE_BYTES_MAX))?];
-    loop {
+    // A range that ends too early is detected before anything is printed.
+    let last = at(start, length - 1)?;
+    reading.read(start, &mut [0]).context("nothing is printed")?;
+    reading
+        .read(last, &mut [0])
+        .map_err(bluebridge::Error::after_found_memory)
+        .context("nothing is printed")?;
+    let mut buffer = vec![0; usize::try_from(WHOLE_BYTES_MAX)?];
+    while done < length {
         let part = (length - done).min(WHOLE_BYTES_MAX);
         let (part, _) = buffer.split_at_mut(usize::try_from(part)?);
         let read = read_part(reading, start, done, part, |read| bar.set_position(done + read));
         read.with_context(|| match done {
             0 => "nothing is printed".to_owned(),
+            // Whole steps, so more than one byte.
             _ => format!("only the first {done} bytes are printed"),
         })?;
-        let written = if hex { dump(&mut out, done, part) } else { out.write_all(part) };
-        match written {
-            // The reader has closed the pipe.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-            written => written.map_err(output::not_written)?,
-        }
-        done += part.len() as u64;
-        if done >= length {
+        if print(&mut out, done, part, hex)?.is_break() {
             break;
         }
+        done += part.len() as u64;
     }
     bar.finish_and_clear();
+    end(&mut out)
+}
+
+/// Prints the bytes that begin `done` bytes behind the start; a break if the reader has closed the pipe.
+fn print(
+    out: &mut impl Write,
+    done: u64,
+    bytes: &[u8],
+    hex: bool,
+) -> anyhow::Result<ControlFlow<()>> {
+    let written = if hex { dump(out, done, bytes) } else { out.write_all(bytes) };
+    match written {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(output::not_written(error)),
+    }
+}
+
+fn end(out: &mut impl Write) -> anyhow::Result<()> {
     match out.flush() {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(output::not_written(error)),
-        _ => Ok(Exit::Ok),
+        _ => Ok(()),
     }
 }
 

@@ -80,11 +80,12 @@ pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<E
     let is_serving = session.client.service_state() == ServiceState::Serving;
     let mut update = session.client.update_with(start, &mut buffer, options)?;
     let epoch = update.epoch();
+    let (bytes, are) = output::counted_are(data.len() as u64, "byte");
     if let Some(hold) = hold {
         // From now on an interruption ends the lease first.
         let cancel = interrupt::watch().context("cannot watch for signals")?;
         if !global.json {
-            output::text(&format!("epoch {epoch}: {} bytes at {start} are leased", data.len()))?;
+            output::text(&format!("epoch {epoch}: {bytes} at {start} {are} leased"))?;
         }
         if !held(hold, &cancel) {
             // The next client need not wait until the lease ends by itself.
@@ -97,7 +98,7 @@ pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<E
     update.copy_from_slice(&data);
     let word = if asked.abort {
         update.abort()?;
-        "given up"
+        "unchanged; the lease has ended"
     } else {
         update.commit()?;
         "committed"
@@ -110,10 +111,10 @@ pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<E
             "changed_bytes": changed_count,
             "epoch": epoch,
             "committed": !asked.abort,
-            "answers_redirects": is_serving,
+            "responds_to_redirects": is_serving,
         }))?;
     } else {
-        output::text(&format!("epoch {epoch}: {} bytes at {start} are {word}", data.len()))?;
+        output::text(&format!("epoch {epoch}: {bytes} at {start} {are} {word}"))?;
     }
     Ok(Exit::Ok)
 }

@@ -18,7 +18,7 @@ use bluebridge_rack::controller_report::ControllerReport;
 use clap::Args;
 
 use super::controller::query::Target;
-use super::member::Deadline;
+use super::member::{Deadline, no_such_node};
 use crate::exit::UsageError;
 
 /// Selects the memory servers.
@@ -70,9 +70,9 @@ fn pick(servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
     let names: Vec<_> = servers.iter().map(|server| server.name.clone()).collect();
     let id = node.parse::<u16>().ok();
     let mut found = servers.into_iter();
-    found.find(|server| server.name == node || Some(server.id) == id).ok_or_else(|| {
-        UsageError(format!("there is no memory node {node} here, only {}", names.join(", ")))
-    })
+    found
+        .find(|server| server.name == node || Some(server.id) == id)
+        .ok_or_else(|| no_such_node(node, names.iter().map(String::as_str)))
 }
 
 /// A client on the command line: its name, or a node id and an incarnation.
@@ -149,5 +149,7 @@ mod tests {
         }
         let error = pick(servers(), "s3").expect_err("it is not there");
         assert_eq!(error.to_string(), "there is no memory node s3 here, only s1, s2");
+        let error = pick(Vec::new(), "s3").expect_err("nothing is there");
+        assert_eq!(error.to_string(), "there is no memory node s3 here, and no other");
     }
 }

@@ -65,8 +65,12 @@ impl Outcome {
 
     fn line(&self, server: &Server) -> String {
         let Self { freed_count, freed_pages, busy_count, refused_count, refusal } = self;
-        let mut line =
-            format!("{}: freed {freed_count} allocations, {freed_pages} pages", server.name);
+        let mut line = format!(
+            "{}: freed {}, {}",
+            server.name,
+            output::counted(*freed_count, "allocation"),
+            output::counted(*freed_pages, "page")
+        );
         if *busy_count > 0 {
             line += &format!(
                 "; {busy_count} stay because they are leased or not confirmed; try again later"

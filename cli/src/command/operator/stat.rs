@@ -28,7 +28,7 @@ pub(in crate::command) struct Stat {
     servers: Servers,
 }
 
-type Answer = Result<StatisticsResponse, ControlError>;
+type Response = Result<StatisticsResponse, ControlError>;
 
 const COLUMNS: [&str; 11] = [
     "node",
@@ -41,7 +41,7 @@ const COLUMNS: [&str; 11] = [
     "retired",
     "provisional",
     "sessions",
-    "answered",
+    "responses",
 ];
 
 pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<Exit> {
@@ -51,39 +51,44 @@ pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<E
         let request = StatisticsRequest { server: server.id.into(), space: servers.space.into() };
         statistics(&chosen.controller, request, servers.deadline.0)
     };
-    let answers: Vec<(&Server, Answer)> =
+    let responses: Vec<(&Server, Response)> =
         chosen.servers.iter().map(|server| (server, ask(server))).collect();
     if global.json {
-        let documents = answers.iter().map(|(server, answer)| document(server, answer, refusals));
+        let documents =
+            responses.iter().map(|(server, response)| document(server, response, refusals));
         output::json(&documents.collect::<Vec<_>>())?;
     } else {
-        output::table(&COLUMNS, answers.iter().map(|(server, it)| row(server, it)).collect())?;
+        output::table(&COLUMNS, responses.iter().map(|(server, it)| row(server, it)).collect())?;
         if refusals {
-            let rows = answers.iter().flat_map(|(server, answer)| refusal_rows(server, answer));
+            let rows =
+                responses.iter().flat_map(|(server, response)| refusal_rows(server, response));
             output::text("")?;
             output::table(&["node", "refused or dropped", "times"], rows.collect())?;
         }
     }
     let mut failures = Failures::default();
-    answers.into_iter().filter_map(|(_, answer)| answer.err()).for_each(|it| failures.add(it));
+    responses
+        .into_iter()
+        .filter_map(|(_, response)| response.err())
+        .for_each(|it| failures.add(it));
     failures.end(Exit::Ok)
 }
 
-fn refusal_rows(server: &Server, answer: &Answer) -> Vec<Vec<String>> {
-    let refusals = answer.as_ref().map_or(&[][..], |answer| &answer.refusals);
+fn refusal_rows(server: &Server, response: &Response) -> Vec<Vec<String>> {
+    let refusals = response.as_ref().map_or(&[][..], |response| &response.refusals);
     let row = |(reason, count): (&str, u64)| {
         vec![server.name.clone(), reason.to_owned(), count.to_string()]
     };
-    match (answer, refusals) {
-        (Err(_), _) => vec![vec![server.name.clone(), "no answer".to_owned(), String::new()]],
+    match (response, refusals) {
+        (Err(_), _) => vec![vec![server.name.clone(), "no response".to_owned(), String::new()]],
         (Ok(_), []) => vec![row(("nothing", 0))],
         (Ok(_), refusals) => refusals.iter().map(|it| row((&it.reason, it.count))).collect(),
     }
 }
 
-fn document(server: &Server, answer: &Answer, refusals: bool) -> Value {
-    let answer = match answer {
-        Ok(answer) => answer,
+fn document(server: &Server, response: &Response, refusals: bool) -> Value {
+    let response = match response {
+        Ok(response) => response,
         Err(error) => {
             return json!({ "node": server.name, "node_id": server.id, "error": error.to_string() });
         }
@@ -91,43 +96,43 @@ fn document(server: &Server, answer: &Answer, refusals: bool) -> Value {
     let mut document = json!({
         "node": server.name,
         "node_id": server.id,
-        "shard_count": answer.shard_count,
+        "shard_count": response.shard_count,
         "page_bytes": PAGE_BYTES,
-        "capacity_pages": answer.capacity_pages,
-        "free_pages": answer.free_pages,
-        "retired_pages": answer.retired_pages,
-        "used_pages": answer.used_pages,
-        "quota_pages": (answer.quota_pages != u64::MAX).then_some(answer.quota_pages),
-        "provisional_pages": answer.provisional_pages,
-        "session_count": answer.session_count,
-        "answered_count": answer.answered_count,
+        "capacity_pages": response.capacity_pages,
+        "free_pages": response.free_pages,
+        "retired_pages": response.retired_pages,
+        "used_pages": response.used_pages,
+        "quota_pages": (response.quota_pages != u64::MAX).then_some(response.quota_pages),
+        "provisional_pages": response.provisional_pages,
+        "session_count": response.session_count,
+        "response_count": response.answered_count,
     });
     if let (true, Some(fields)) = (refusals, document.as_object_mut()) {
-        let listed = answer.refusals.iter();
+        let listed = response.refusals.iter();
         let listed = listed.map(|it| json!({ "reason": it.reason, "count": it.count }));
         fields.insert("refusals".to_owned(), listed.collect());
     }
     document
 }
 
-fn row(server: &Server, answer: &Answer) -> Vec<String> {
+fn row(server: &Server, response: &Response) -> Vec<String> {
     let mut row = vec![server.name.clone(), server.id.to_string()];
-    match answer {
-        Ok(answer) => row.extend([
-            answer.shard_count.to_string(),
-            size(answer.capacity_pages),
-            size(answer.free_pages),
-            size(answer.used_pages),
-            match answer.quota_pages {
+    match response {
+        Ok(response) => row.extend([
+            response.shard_count.to_string(),
+            size(response.capacity_pages),
+            size(response.free_pages),
+            size(response.used_pages),
+            match response.quota_pages {
                 u64::MAX => "none".to_owned(),
                 pages => size(pages),
             },
-            size(answer.retired_pages),
-            size(answer.provisional_pages),
-            answer.session_count.to_string(),
-            answer.answered_count.to_string(),
+            size(response.retired_pages),
+            size(response.provisional_pages),
+            response.session_count.to_string(),
+            response.answered_count.to_string(),
         ]),
-        Err(_) => row.push("no answer".to_owned()),
+        Err(_) => row.push("no response".to_owned()),
     }
     row
 }

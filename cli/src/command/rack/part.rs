@@ -1,7 +1,5 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use bluebridge_rack::daemon::{Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
@@ -12,6 +10,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{Named, log_filter, log_format};
+use crate::command::member::Deadline;
 use crate::command::{Global, interrupt};
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -20,9 +19,9 @@ use crate::output;
 pub(in crate::command) struct Restart {
     #[command(flatten)]
     kill: Kill,
-    /// Seconds that the daemon may take to start
-    #[arg(long, default_value_t = READY_DEADLINE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=600))]
-    deadline: u64,
+    /// Time that the daemon may take to start, such as 15s
+    #[arg(long, value_name = "TIME", default_value_t = Deadline(READY_DEADLINE))]
+    deadline: Deadline,
     /// Let the controller take the switch from another one, this once; see `bluebridge controller --help`
     #[arg(long)]
     force: bool,
@@ -51,7 +50,7 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let name = part.daemon();
     let was = rack.stop_daemon(&name, GRACE)?;
     let more: &[&str] = if options.force { &["--force"] } else { &[] };
-    rack.restart_daemon(&program, &name, more, Duration::from_secs(options.deadline))?;
+    rack.restart_daemon(&program, &name, more, options.deadline.0)?;
     let pid = rack.pid(&name);
     if global.json {
         output::json(&json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid }))?;

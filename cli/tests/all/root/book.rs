@@ -178,7 +178,7 @@ fn sessions_go_as_the_book_shows() {
 fn lines_are_compared_without_what_differs_from_run_to_run() {
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
     let alike = |printed: &str, book: &str| is_like(&lines(printed), &lines(book));
-    assert!(alike("s1 (node 2) answered in 8.1 us", "s1 (node 1)  answered in 19.0 us"));
+    assert!(alike("s1 (node 2) responded in 8.1 us", "s1 (node 1)  responded in 19.0 us"));
     assert!(alike("fdbb:1:3:1:2239:: 12 KiB", "fdbb:1:1:: 63.9 MiB"));
     assert!(alike("a\nb\nc\nd", "a\n ..\nd") && alike("a\nd", "a\n..\nd"));
     assert!(alike("dropped: 3 lost, 4 foul", "dropped: 7 lost ..") && !alike("drop", "dropped .."));

@@ -135,6 +135,43 @@ fn a_rack_outlives_its_command_until_it_is_taken_down() {
 }
 
 #[test]
+fn the_directory_of_racks_may_be_relative_and_stays_if_it_is_the_users() {
+    let scratch = Scratch::new("rack-relative");
+    let caller = Caller::root(&scratch);
+    let rack = own("rack-relative");
+    fs::create_dir(&caller.state).expect("made");
+    let call = |state: &str, arguments: &[&str]| {
+        let mut command = caller.command(&[arguments, &["--rack", &rack]].concat());
+        command.env("BLUEBRIDGE_STATE", state).current_dir(scratch.path());
+        command.stdin(Stdio::null()).output().expect("runs")
+    };
+    let up = ["rack", "up", "--memory", "16M", "--servers", "1", "--clients", "1"];
+    for state in ["state", "./state/../made/here"] {
+        let output = call(state, &up);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(call(state, &["rack", "status"]).status.success());
+        let output = call(state, &["rack", "down"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(caller.state.exists(), "the rack did not make it");
+    assert!(!scratch.path().join("made/here").exists(), "the rack made it");
+    assert_eq!(traces(&rack), "");
+}
+
+#[test]
+fn a_path_that_is_too_long_for_sockets_is_reported_before_anything_is_built() {
+    let scratch = Scratch::new("rack-long");
+    let caller = Caller { state: scratch.path().join("x".repeat(90)), ..Caller::root(&scratch) };
+    let rack = own("rack-long");
+    let output = caller.call(&["rack", "up", "--servers", "1", "--clients", "1", "--rack", &rack]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("set BLUEBRIDGE_STATE to a shorter path"), "{said}");
+    assert!(!caller.state.exists());
+    assert_eq!(traces(&rack), "");
+}
+
+#[test]
 fn a_command_is_for_the_rack_that_is_named_or_the_only_one() {
     let scratch = Scratch::new("rack-choice");
     let caller = Caller::root(&scratch);

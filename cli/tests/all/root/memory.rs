@@ -1,9 +1,8 @@
 //! The commands that use a rack's memory and inspect its switch, with a running rack.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use bluebridge_testkit::{Scratch, own, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -120,6 +119,21 @@ fn a_daemon_is_killed_and_started_again_by_itself() {
     assert_eq!(rack.failure(&named(&["kill", "s3"])).0, Some(2));
 }
 
+/// Its starter no longer waits for its report, and removed the socket.
+#[test]
+fn a_server_that_is_ready_too_late_serves_and_counts_as_ready() {
+    let rack = TestRack::up("cmd-late", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    rack.text(&["rack", "kill", "controller"]);
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--deadline", "1s"]);
+    assert!(code == Some(4) && said.contains("was not ready"), "{code:?}: {said}");
+    assert!(problems(&rack).iter().any(|it| it.starts_with("memserver-s1 is not ready")));
+    rack.text(&["rack", "restart", "controller"]);
+    until("the server counts as ready", || problems(&rack).is_empty());
+    rack.text(&["ping", "s1"]);
+    let said = rack.text(&["rack", "logs", "s1"]);
+    assert!(said.contains("the starter no longer waits"), "{said}");
+}
+
 /// The problems of an unhealthy rack.
 fn problems(rack: &TestRack) -> Vec<String> {
     let output = rack.call(&["rack", "status", "--json"]);
@@ -225,6 +239,52 @@ fn an_interface_that_goes_down_and_up_is_set_up_again() {
         "eth0",
     ]);
     until("the route is there again", || problems(&rack).is_empty());
+}
+
+/// Shells start programs in the background with SIGINT ignored.
+#[test]
+fn a_watch_ends_well_at_both_signals() {
+    let rack = TestRack::up("cmd-watch", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    rack.text(&["rack", "kill", "hosts"]);
+    let scratch = Scratch::new("cmd-watch-ready");
+    for (number, ends) in [Signal::INT, Signal::TERM].into_iter().enumerate() {
+        for watch in [
+            &[
+                "rack",
+                "exec",
+                "c1",
+                "--",
+                "BLUEBRIDGE",
+                "host",
+                "up",
+                "--interface",
+                "eth0",
+                "--watch",
+            ][..],
+            &["rack", "exec", "switch", "--", "BLUEBRIDGE", "rack", "watch", "--rack", &rack.name],
+        ] {
+            let socket = scratch.path().join(format!("{number}-{}", watch[2]));
+            let ready = std::os::unix::net::UnixDatagram::bind(&socket).expect("bound");
+            let words = watch
+                .iter()
+                .map(|word| word.replace("BLUEBRIDGE", env!("CARGO_BIN_EXE_bluebridge")));
+            let mut command = Command::new("sh");
+            command
+                .args(["-c", "trap '' INT; exec \"$@\"", "sh"])
+                .arg(env!("CARGO_BIN_EXE_bluebridge"));
+            command.args(words).env("BLUEBRIDGE_STATE", rack.state()).env("NOTIFY_SOCKET", &socket);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let mut watching = command.spawn().expect("starts");
+            let mut message = [0; 64];
+            let length = ready.recv(&mut message).expect("a report");
+            assert_eq!(&message[..length], b"READY=1");
+            kill_process(Pid::from_child(&watching), ends).expect("signalled");
+            until("the watch ends", || watching.try_wait().expect("a child").is_some());
+            let status = watching.wait().expect("ended");
+            assert_eq!(status.code(), Some(0), "{watch:?} {ends:?}: {status}");
+        }
+    }
+    rack.text(&["rack", "restart", "hosts"]);
 }
 
 #[test]
@@ -338,8 +398,11 @@ fn a_fenced_controller_of_a_rack_is_let_back_by_order() {
     assert!(said.contains("entries of 1 endpoints") && !said.contains("trying again"), "{said}");
     assert_eq!(problems(&rack), Vec::<String>::new());
     let mut intruder = other(&["--force"]);
-    let has_ended =
-        |found: &[String]| found.iter().any(|it| it.starts_with("controller does not run"));
+    let has_ended = |found: &[String]| {
+        let ended =
+            |it: &String| it.starts_with("controller does not run") && it.contains("--force");
+        found.iter().any(ended)
+    };
     until("the right controller is fenced", || has_ended(&problems(&rack)));
     let pid = Pid::from_child(&intruder);
     kill_process(pid, Signal::TERM).expect("signalled");
@@ -365,6 +428,10 @@ fn memory_anywhere_needs_a_server() {
         let (code, said) = rack.failure(placed);
         assert_eq!(code, Some(4), "{said}");
         assert!(said.contains("no memory node is known"), "{said}");
+    }
+    for command in ["ping", "stat"] {
+        let (code, said) = rack.failure(&[command, "s1"]);
+        assert!(code == Some(2) && said.contains("no memory node s1 here, and no other"), "{said}");
     }
 }
 
@@ -411,10 +478,24 @@ fn memory_is_created_written_read_zeroed_and_deleted() {
     }
     let times = rack.json(&["ping", "s2", "--count", "3"]);
     assert_eq!(times["round_trips_us"].as_array().map(Vec::len), Some(3));
+    let text = rack.text(&["ping", "s2", "--count", "3"]);
+    let last = text.lines().last().expect("a summary");
+    assert!(last.starts_with("3 sent, 3 received; min/median/max "), "{text}");
     // Ids follow the order of joining, which is not that of the names.
     let id = times["node_id"].to_string();
     let answer = format!("s2 (node {id}) responded in ");
     assert!(rack.text(&["ping", &id]).starts_with(&answer));
+}
+
+/// Before the first heartbeat as well, which comes within a second.
+#[test]
+fn the_controller_knows_the_exact_size_of_a_server() {
+    let rack = TestRack::up("cmd-size", &["--memory", "3M", "--servers", "1", "--clients", "1"]);
+    let stat = rack.json(&["stat", "s1"]);
+    let members = rack.json(&["controller", "members"]);
+    let s1 = members.as_array().expect("rows").iter().find(|it| it["name"] == "s1").expect("there");
+    assert_eq!((&stat[0]["capacity_pages"], &s1["capacity_pages"]), (&512.into(), &512.into()));
+    assert_eq!(s1["free_pages"], 512);
 }
 
 #[test]
@@ -478,6 +559,14 @@ fn an_interrupted_update_ends_its_lease_at_once() {
     let output = holding.wait_with_output().expect("ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &*said), (Some(1), "bluebridge: interrupted\n"));
+    let abort = ["update", &pointer, "--set", "y", "--abort"];
+    let said = rack.text(&abort);
+    assert!(
+        said.ends_with(&format!("1 byte at {pointer} is unchanged; the lease has ended")),
+        "{said}"
+    );
+    let said = rack.failure(&["write", "fdbb:1:1:1:1::", "x"]).1;
+    assert!(said.contains("nothing is written: node 1 refused"), "{said}");
     // The lease would have lasted for seconds.
     rack.text(&["update", &pointer, "--set", "x", "--no-wait", "--as", "c2"]);
     assert_eq!(rack.call(&["read", &pointer, "--length", "3"]).stdout, b"x\0\0");
@@ -504,6 +593,50 @@ fn an_interrupted_alloc_write_leaves_nothing_allocated() {
     assert!(said.contains(&words), "{said}");
     rack.text(&["switch", "impair", "--node", "s1"]);
     assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0);
+}
+
+/// Nobody could free memory whose pointer was not printed.
+#[test]
+fn memory_whose_pointer_cannot_be_printed_is_freed_again() {
+    let rack = TestRack::up("cmd-lost", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("on every Linux");
+    let closed = || std::io::pipe().expect("made").1;
+    for command in [&["create", "4K", "--count", "3"][..], &["alloc-write", "hello"]] {
+        for more in [&[][..], &["--json"]] {
+            let full = rack.command(&[command, more].concat()).stdout(full()).output();
+            let closed = rack.command(&[command, more].concat()).stdout(closed()).output();
+            for output in [full, closed] {
+                let output = output.expect("runs");
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(1), "{command:?} {more:?}: {said}");
+                assert!(said.contains("is freed again: cannot write the result"), "{said}");
+            }
+            assert_eq!(rack.json(&["stat", "s1"])[0]["used_pages"], 0, "{command:?} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_create_has_printed_all_pointers() {
+    let rack = TestRack::up("cmd-many", &["--memory", "64M", "--servers", "1", "--clients", "1"]);
+    // Slow, so that it is interrupted in the middle.
+    rack.text(&["switch", "impair", "--node", "s1", "--loss", "0.1"]);
+    let create = ["create", "1", "--count", "16384", "--json", "--deadline", "60s"];
+    let mut command = rack.command(&create);
+    let mut creating =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut output = BufReader::new(creating.stdout.take().expect("piped"));
+    let mut text = String::new();
+    output.read_line(&mut text).expect("a line before the end");
+    kill_process(Pid::from_child(&creating), Signal::INT).expect("signalled");
+    output.read_to_string(&mut text).expect("text");
+    let ended = creating.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("\"interrupted\""), "{said}");
+    let made: Value = serde_json::from_str(&text).expect("a whole document");
+    rack.text(&["switch", "impair", "--node", "s1"]);
+    let used = rack.json(&["stat", "s1"])[0]["used_pages"].clone();
+    assert_eq!(Some(&used), made.as_array().map(|made| made.len().into()).as_ref());
 }
 
 /// The rows of a node in a table.
@@ -673,18 +806,47 @@ fn two_commands_take_turns_as_one_endpoint() {
         assert!(child.wait().expect("ends").success());
     }
     // A command that holds the endpoint for longer than the other waits.
-    let mut holder = rack.command(&["write", "fdbb:1:1::"]);
-    let mut holder = holder.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
-    let taken = (0..200).any(|_| {
-        std::thread::sleep(Duration::from_millis(20));
-        let (exit, said) = rack.failure(&["ping", "s1", "--deadline", "100ms"]);
-        exit == Some(1) && said.contains("--as chooses another")
-    });
+    let mut holder = rack.command(&["notices", "--count", "1000", "--within", "100s"]);
+    let holder = holder.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let holder = Killed(holder);
+    let process = format!("another process {} (bluebridge) is this endpoint", holder.0.id());
+    for named in [&[][..], &["--as", "c1"]] {
+        until("the second command reports that the endpoint is in use", || {
+            let ping = [&["ping", "s1", "--deadline", "100ms"], named].concat();
+            let (exit, said) = rack.failure(&ping);
+            exit == Some(1)
+                && said.contains(&process)
+                && said.contains("is this endpoint (--as chooses another)")
+        });
+    }
     let other = rack.call(&["ping", "s1", "--as", "c2"]);
-    drop(holder.stdin.take());
-    holder.wait().expect("ends");
-    assert!(taken, "the second command did not report that the endpoint is in use");
+    drop(holder);
     assert!(other.status.success(), "another endpoint is free");
+}
+
+/// Both commands are the same endpoint, which is one process at a time.
+#[test]
+fn what_a_command_reads_is_piped_to_one_that_writes_it() {
+    let rack = TestRack::up("cmd-piped", &["--memory", "16M", "--servers", "1", "--clients", "1"]);
+    let [from, to] = ["from", "to"].map(|_| rack.text(&["create", "3M"]));
+    let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at % 251).to_le_bytes()[0]).collect();
+    assert!(rack.feed(&["write", &from], &data).status.success());
+    for length in ["3", "3M"] {
+        let (input, output) = std::io::pipe().expect("made");
+        let mut write = rack.command(&["write", &to]);
+        let write = write.stdin(input).stderr(Stdio::piped()).spawn().expect("starts");
+        // The command is dropped, and this end of the pipe with it.
+        let read = {
+            let mut read = rack.command(&["read", &from, "--length", length]);
+            read.stdout(output).stderr(Stdio::piped()).output().expect("runs")
+        };
+        let write = write.wait_with_output().expect("ends");
+        for output in [&read, &write] {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let written = rack.call(&["read", &to, "--length", length]).stdout;
+        assert_eq!(written, data[..if length == "3" { 3 } else { data.len() }]);
+    }
 }
 
 #[test]
@@ -796,6 +958,17 @@ fn commands_join_a_controller_that_speaks_tls() {
     let trusted = joins("c1", "3", &["--tls-root", &root, "--tls-name", "controller.test"]);
     let plain = joins("c2", "4", &[]);
     let other_name = joins("c2", "4", &["--tls-root", &root]);
+    // The commands of operators say the same.
+    let asks = |trust: &[&str]| {
+        let exec = ["rack", "exec", "--name", &rack.name, "c2", "--"];
+        let status = [env!("CARGO_BIN_EXE_bluebridge"), "controller", "status"];
+        rack.failure(&[&exec[..], &status, &["--controller", &address], trust].concat())
+    };
+    let stranger = Scratch::new("cmd-tls-stranger");
+    let [stranger, ..] = self::certificate(&stranger);
+    let trust_nobody = ["--tls-root", &stranger.to_string_lossy(), "--tls-name", "controller.test"];
+    let (asked_plainly, asked_a_stranger) = (asks(&[]), asks(&trust_nobody));
+    let is_asked = asks(&["--tls-root", &root, "--tls-name", "controller.test"]);
     controller.kill().expect("killed");
     controller.wait().expect("ends");
     let said = String::from_utf8_lossy(&trusted.stderr);
@@ -805,6 +978,12 @@ fn commands_join_a_controller_that_speaks_tls() {
         "no server joined this controller: {said}"
     );
     assert_eq!(plain.status.code(), Some(3), "{}", String::from_utf8_lossy(&plain.stderr));
+    let hints = ["if it has a certificate, join with TLS", "it may require TLS"];
+    let (code, said) = asked_plainly;
+    assert!(code == Some(3) && hints.iter().any(|hint| said.contains(hint)), "{code:?}: {said}");
+    let (code, said) = asked_a_stranger;
+    assert!(code == Some(3) && said.contains("its certificate is not trusted"), "{code:?}: {said}");
+    assert!(matches!(is_asked.0, Some(0 | 1)), "it is asked: {is_asked:?}");
     assert_eq!(
         other_name.status.code(),
         Some(3),

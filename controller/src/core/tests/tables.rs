@@ -81,6 +81,15 @@ fn small_changes_of_free_memory_rewrite_nothing() {
 }
 
 #[test]
+fn a_memory_server_that_joins_has_all_its_pages_free() {
+    let (mut core, now) = core();
+    // Not a power of two, which is what a level stands for.
+    let record = join(&mut core, now, &memory("s1", 1, 768));
+    let free = core.nodes().find(|node| node.record.id() == record.id()).unwrap().free_pages;
+    assert_eq!(free, Some(768));
+}
+
+#[test]
 fn clients_are_notified_of_memory_servers_and_of_large_changes_of_free_memory() {
     let (mut core, now) = core();
     let record = join(&mut core, now, &memory("m", 1, 1000));
