@@ -71,7 +71,7 @@ fn run(python: &Path, script: &str, plane: Box<dyn DataPlane>) {
             Ok(output) => output.unwrap(),
             Err(_) => {
                 // The runtime cannot end before the script does.
-                drop(kill_process(id, Signal::KILL));
+                let _ = kill_process(id, Signal::KILL);
                 check(script, &waiting.await.unwrap());
                 panic!("{script} did not end in {SCRIPT_DEADLINE:?}");
             }
