@@ -259,6 +259,19 @@ mod root {
                 );
                 let installed = driver.read().await.expect("the tables").tables;
                 assert_eq!(installed.groups.get(&5), Some(&ports));
+                // Two ports of a group get other addresses at once.
+                let other = SwitchPort(4);
+                let both = [
+                    TableUpdate::Modify(Object::Entry(Key::PortMac { port }, Body::new(mac(5)))),
+                    insert(Key::PortMac { port: other }, mac(6)),
+                ];
+                assert_eq!(driver.apply(&both).await, Ok(vec![Ok(()), Ok(())]));
+                let groups = switch.groups().expect("shown");
+                assert!(
+                    groups.contains("02:00:00:00:00:05") && groups.contains("02:00:00:00:00:06")
+                );
+                let installed = driver.read().await.expect("the tables").tables;
+                assert_eq!(installed.groups.get(&5), Some(&ports));
                 // A choice with other members has other groups, and the old ones are gone.
                 let choice = |ports: &[u16]| {
                     let member =

@@ -2,7 +2,7 @@
 //!
 //! * `layout`: the pipeline as OpenFlow tables; `flow`: flows and groups as values.
 //! * `compile`: entries to flows and groups; `read`: the opposite.
-//! * `channel`: the connection; `primary`: which controller may write.
+//! * `update`: executes updates; `primary`: which controller may write; `channel`: the connection.
 //!
 //! OpenFlow differs from P4Runtime in these points:
 //! * It counts time in seconds, so the controller ends redirects itself.
@@ -17,28 +17,28 @@ mod primary;
 mod read;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bluebridge_openflow::{
-    ErrorMessage, FlowStatsRequest, FragmentHandling, GROUP_ALL, GROUP_ANY, GroupCommand,
-    MultipartPart, MultipartRequest, SwitchConfig, TABLE_ALL, port,
+    ErrorMessage, FlowStatsRequest, FragmentHandling, GROUP_ALL, GROUP_ANY, MultipartPart,
+    MultipartRequest, SwitchConfig, TABLE_ALL, port,
 };
-use bluebridge_p4::pipeline::{Key, PACKET_IN_BYTES, SwitchPort};
+use bluebridge_p4::pipeline::{PACKET_IN_BYTES, SwitchPort};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
 };
-use crate::core::{Ports, Tables};
-use crate::plan::{Object, TableUpdate};
+use crate::core::Ports;
+use crate::plan::TableUpdate;
 use crate::store::ElectionId;
-use channel::{CHANGES_MAX, Change, Channel};
-use compile::{Compiled, compile};
-use flow::{Flow, FlowKey};
+use channel::{Change, Channel};
+use flow::Flow;
 use layout::BASE_COOKIE;
 use read::{Contents, interpret};
 
@@ -188,160 +188,7 @@ fn all_flows(cookie: u64, cookie_mask: u64) -> MultipartRequest {
     })
 }
 
-/// The changes of one update: groups that its flows need, flows, and groups that nothing needs any more.
-#[derive(Debug, Default)]
-struct Changes {
-    before: Vec<Change>,
-    flows: Vec<Change>,
-    after: Vec<Change>,
-}
-
 impl OpenFlowDriver {
-    /// Sends changes of updates, given by their numbers; the errors are added to `results`.
-    async fn send(
-        &mut self,
-        changes: Vec<(usize, Change)>,
-        results: &mut [Result<(), UpdateError>],
-    ) -> Result<(), DriverError> {
-        let mut changes = changes.into_iter().peekable();
-        while changes.peek().is_some() {
-            let (numbers, batch): (Vec<_>, Vec<_>) = changes.by_ref().take(CHANGES_MAX).unzip();
-            for (at, error) in self.channel.change(batch).await? {
-                if error.is_not_primary() {
-                    return Err(DriverError::Lost(
-                        "another controller became the primary".to_owned(),
-                    ));
-                }
-                let result = numbers.get(at).and_then(|number| results.get_mut(*number));
-                if let Some(result) = result {
-                    *result = Err(UpdateError::Refused(reason(&error)));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What an update changes, given what the switch has.
-    fn changes(&self, update: &TableUpdate) -> Result<Changes, UpdateError> {
-        let object = update.object();
-        let tables = &self.contents.installed.tables;
-        let refused = UpdateError::Refused;
-        let old = present(object, tables);
-        let old = old.and_then(|old| compile(&old, tables).ok()).unwrap_or_default();
-        let new = match update {
-            TableUpdate::Delete(_) => Compiled::default(),
-            TableUpdate::Insert(_) | TableUpdate::Modify(_) => {
-                compile(object, tables).map_err(refused)?
-            }
-        };
-        let mut changes = Changes::default();
-        for (id, group) in &new.groups {
-            let command = self.group_command(*id);
-            changes.before.push(group.message(command, *id).into());
-        }
-        changes.before.extend(self.egress_flows(&new));
-        for flow in &new.flows {
-            changes.flows.push(self.write_flow(flow).into());
-        }
-        let kept = |key: &FlowKey| new.flows.iter().any(|flow| flow.key() == *key);
-        let mut gone: Vec<FlowKey> = old.flows.iter().map(Flow::key).collect();
-        if matches!(update, TableUpdate::Delete(_)) && old.flows.is_empty() {
-            // Deleting what is not known to be there is harmless.
-            gone.extend(main_flow(object, tables));
-        }
-        changes
-            .flows
-            .extend(gone.iter().filter(|key| !kept(key)).map(|key| flow::delete(key).into()));
-        let gone = old.groups.keys().filter(|id| !new.groups.contains_key(id));
-        changes.after.extend(gone.map(|id| flow::delete_group(*id).into()));
-        if let Object::Entry(Key::PortMac { port }, _) = object {
-            changes.after.extend(self.rewritten_groups(*port, update));
-        }
-        Ok(changes)
-    }
-
-    fn group_command(&self, id: u32) -> GroupCommand {
-        if self.contents.groups.contains_key(&id) {
-            GroupCommand::Modify
-        } else {
-            GroupCommand::Add
-        }
-    }
-
-    /// Flows of ports to which no entry led before.
-    fn egress_flows(&self, new: &Compiled) -> Vec<Change> {
-        let new = new.egress.iter().filter(|port| !self.contents.egress.contains(port));
-        new.flat_map(|port| layout::egress(*port)).map(|flow| flow.add().into()).collect()
-    }
-
-    /// A flow that exists is modified in place, which keeps its counters, unless its time limits start anew.
-    fn write_flow(&self, flow: &Flow) -> bluebridge_openflow::FlowMod {
-        let is_lease = flow.hard_seconds != 0;
-        let expected =
-            self.contents.flows.get(&flow.key()).map(|known| Flow { steps: flow.steps, ..*known });
-        if expected == Some(*flow) && !is_lease { flow.modify() } else { flow.add() }
-    }
-
-    /// The groups whose copies through a port get another MAC address.
-    fn rewritten_groups(&self, port: SwitchPort, update: &TableUpdate) -> Vec<Change> {
-        let mut tables = self.contents.installed.tables.clone();
-        update.apply_to(&mut tables);
-        let groups = tables.groups.iter().filter(|(_, ports)| ports.contains(&port));
-        groups
-            .filter_map(|(group, ports)| {
-                compile(&Object::Group(*group, ports.clone()), &tables).ok()
-            })
-            .flat_map(|compiled| compiled.groups)
-            .filter(|(id, group)| self.contents.groups.get(id).is_some_and(|known| known != group))
-            .map(|(id, group)| group.message(GroupCommand::Modify, id).into())
-            .collect()
-    }
-
-    /// Enters an executed update.
-    fn record(&mut self, update: &TableUpdate) {
-        let tables = &self.contents.installed.tables;
-        let old = present(update.object(), tables).and_then(|old| compile(&old, tables).ok());
-        if let Some(old) = old {
-            for flow in &old.flows {
-                self.contents.flows.remove(&flow.key());
-            }
-            old.groups.keys().for_each(|id| drop(self.contents.groups.remove(id)));
-        }
-        update.apply_to(&mut self.contents.installed.tables);
-        let tables = &self.contents.installed.tables;
-        if let TableUpdate::Insert(object) | TableUpdate::Modify(object) = update
-            && let Ok(new) = compile(object, tables)
-        {
-            self.contents.flows.extend(new.flows.iter().map(|flow| (flow.key(), *flow)));
-            self.contents.groups.extend(new.groups);
-            self.contents.egress.extend(new.egress);
-        }
-        if let Object::Entry(Key::PortMac { port }, _) = update.object() {
-            let tables = &self.contents.installed.tables;
-            let groups = tables.groups.iter().filter(|(_, ports)| ports.contains(port));
-            for (group, ports) in groups {
-                if let Ok(compiled) = compile(&Object::Group(*group, ports.clone()), tables) {
-                    self.contents.groups.extend(compiled.groups);
-                }
-            }
-        }
-    }
-
-    /// Removes what a refused update left.
-    async fn undo(&mut self, update: &TableUpdate) -> Result<(), DriverError> {
-        let tables = &self.contents.installed.tables;
-        let (TableUpdate::Insert(object) | TableUpdate::Modify(object)) = update else {
-            return Ok(());
-        };
-        let Ok(new) = compile(object, tables) else { return Ok(()) };
-        let mut changes: Vec<Change> = Vec::new();
-        let flows = new.flows.iter().filter(|flow| !self.contents.flows.contains_key(&flow.key()));
-        changes.extend(flows.map(|flow| flow::delete(&flow.key()).into()));
-        let groups = new.groups.keys().filter(|id| !self.contents.groups.contains_key(id));
-        changes.extend(groups.map(|id| flow::delete_group(*id).into()));
-        self.channel.change(changes).await.map(drop)
-    }
-
     /// Deletes flows and groups that belong to nothing.
     async fn remove_foreign(&mut self) -> Result<(), DriverError> {
         let flows = std::mem::take(&mut self.contents.foreign_flows);
@@ -377,30 +224,12 @@ impl OpenFlowDriver {
         let errors = self.channel.change(changes).await?;
         match errors.into_values().next() {
             None => Ok(()),
-            Some(error) if error.is_not_primary() => {
-                Err(DriverError::Lost("another controller became the primary".to_owned()))
-            }
+            Some(error) if error.is_not_primary() => Err(primary::lost()),
             Some(error) => {
                 Err(DriverError::Refused { what: "the pipeline", reason: reason(&error) })
             }
         }
     }
-}
-
-/// The object that a switch has in place of this one.
-fn present(object: &Object, tables: &Tables) -> Option<Object> {
-    Some(match object {
-        Object::Entry(key, _) => Object::Entry(*key, tables.entries.get(key)?.clone()),
-        Object::FloodGroup(_) => Object::FloodGroup(tables.flood_group?),
-        Object::Group(group, _) => Object::Group(*group, tables.groups.get(group)?.clone()),
-        Object::NotifySession => tables.notify_session.then_some(Object::NotifySession)?,
-    })
-}
-
-/// The flows of an object that the switch is not known to have.
-fn main_flow(object: &Object, tables: &Tables) -> Vec<FlowKey> {
-    compile(object, tables)
-        .map_or_else(|_| Vec::new(), |it| it.flows.iter().map(Flow::key).collect())
 }
 
 /// An error for people.
@@ -463,30 +292,7 @@ impl SwitchDriver for OpenFlowDriver {
         &mut self,
         batch: &[TableUpdate],
     ) -> Result<Vec<Result<(), UpdateError>>, DriverError> {
-        let mut results: Vec<Result<(), UpdateError>> = vec![Ok(()); batch.len()];
-        let (mut before, mut flows, mut after) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, update) in batch.iter().enumerate() {
-            match self.changes(update) {
-                Ok(changes) => {
-                    let numbered = |change| (number, change);
-                    before.extend(changes.before.into_iter().map(numbered));
-                    flows.extend(changes.flows.into_iter().map(numbered));
-                    after.extend(changes.after.into_iter().map(numbered));
-                }
-                Err(error) => results[number] = Err(error),
-            }
-        }
-        for stage in [before, flows, after] {
-            let good = stage.into_iter().filter(|(number, _)| results[*number].is_ok()).collect();
-            self.send(good, &mut results).await?;
-        }
-        for (update, result) in batch.iter().zip(&results) {
-            match result {
-                Ok(()) => self.record(update),
-                Err(_) => self.undo(update).await?,
-            }
-        }
-        Ok(results)
+        self.execute(batch).await
     }
 
     async fn read(&mut self) -> Result<Installed, DriverError> {

@@ -20,6 +20,11 @@ use crate::store::ElectionId;
 /// What a switch reports as generation id before any controller set one (Open vSwitch).
 const NO_GENERATION: u64 = u64::MAX;
 
+/// The end of a connection on which this controller cannot write any more.
+pub(super) fn lost() -> DriverError {
+    DriverError::Lost("another controller became the primary".to_owned())
+}
+
 /// Becomes the primary, unless the switch belongs to a controller with a greater election id.
 pub(super) async fn become_primary(
     channel: &mut Channel,
@@ -47,7 +52,7 @@ pub(super) async fn check(channel: &mut Channel) -> Result<(), DriverError> {
     if present.role == Role::Primary {
         return Ok(());
     }
-    Err(DriverError::Lost("another controller became the primary".to_owned()))
+    Err(lost())
 }
 
 /// Stores this controller's election id in the switch.
@@ -55,9 +60,7 @@ pub(super) async fn record(channel: &mut Channel, ours: ElectionId) -> Result<()
     let flow = record_flow(PRIMARY_RECORD, ours.low, ours.high);
     match channel.change([flow.add().into()]).await?.into_values().next() {
         None => Ok(()),
-        Some(error) if error.is_not_primary() => {
-            Err(DriverError::Lost("another controller became the primary".to_owned()))
-        }
+        Some(error) if error.is_not_primary() => Err(lost()),
         Some(error) => Err(DriverError::Refused {
             what: "the record of the primary",
             reason: error.to_string(),
