@@ -30,6 +30,7 @@ pub(super) enum Query {
     /// Show ports and drops with their counters
     Ports(Agent),
     /// Show the tables with their counters
+    #[command(visible_alias = "show")]
     Tables(Agent),
 }
 

@@ -302,6 +302,31 @@ mod root {
     }
 
     #[test]
+    fn a_switch_may_connect_to_its_controller() {
+        in_thread(|| {
+            let (switch, _, _directory) = switch();
+            let listen = "127.0.0.1:6654".parse().expect("an address");
+            let mut connector = OpenFlowConnector::new(OpenFlowAddress::Listen(listen));
+            assert_eq!(connector.uri(), "openflow-listen://127.0.0.1:6654");
+            runtime().block_on(async {
+                let words = ["set-controller", "bb", "tcp:127.0.0.1:6654"];
+                switch.control(words).expect("it takes another controller");
+                // Reading and becoming the primary need one connection.
+                let looked = connector.look().await.expect("it connects");
+                assert_eq!(looked.tables.count(), 0);
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                assert_eq!(one(&mut *driver, node(1)).await, Ok(Ok(())));
+                // It connects again by itself.
+                drop(driver);
+                let mut driver = connector.connect(id(1, 2)).await.expect("it connects again");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Kept));
+                assert_eq!(driver.read().await.expect("the tables").tables.count(), 1);
+            });
+        });
+    }
+
+    #[test]
     fn a_switch_that_ends_is_noticed() {
         in_thread(|| {
             let (switch, mut connector, _directory) = switch();
