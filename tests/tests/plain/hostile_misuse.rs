@@ -195,10 +195,10 @@ fn a_pointer_from_before_an_empty_restart_is_refused_to_a_new_client() {
     assert_eq!(own.base().location.offset(), old.location.offset(), "the same place");
     let lost = Status::StaleGeneration;
     let forget = "forget the pointer";
-    assert_refused(fresh.read(old, &mut [0; 8]), lost, Fault::You, forget);
-    assert_refused(fresh.write(old, &[1; 8]), lost, Fault::You, forget);
-    assert_refused(fresh.fetch_add(old, 1), lost, Fault::You, forget);
-    assert_refused(fresh.delete_pointer(old), lost, Fault::You, forget);
+    assert_refused(fresh.read(old, &mut [0; 8]), lost, Fault::Server, forget);
+    assert_refused(fresh.write(old, &[1; 8]), lost, Fault::Server, forget);
+    assert_refused(fresh.fetch_add(old, 1), lost, Fault::Server, forget);
+    assert_refused(fresh.delete_pointer(old), lost, Fault::Server, forget);
     let mut back = [1; 2 * PAGE];
     fresh.read(own.base(), &mut back).expect("it is ours");
     assert!(

@@ -109,7 +109,7 @@ impl Holder {
         });
         let line = line_receiver.recv_timeout(PATIENCE);
         let line = line.expect("`bluebridge update` says in time that it has the lease");
-        assert!(line.contains("are leased"), "{line:?} {}", holder.complaint(line.is_empty()));
+        assert!(line.ends_with("leased"), "{line:?} {}", holder.complaint(line.is_empty()));
         holder
     }
 
