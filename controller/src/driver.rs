@@ -5,7 +5,7 @@ mod p4runtime;
 
 use std::collections::BTreeMap;
 
-use bluebridge_p4::pipeline::{Counter, Key};
+use bluebridge_p4::pipeline::{Action, Counter, Key};
 
 use crate::core::{Ports, Tables};
 use crate::plan::TableUpdate;
@@ -114,6 +114,16 @@ pub struct Installed {
     pub tables: Tables,
     /// The packets and bytes that hit the entries.
     pub counters: BTreeMap<Key, Counter>,
+}
+
+impl Installed {
+    /// The entries whose actions are known, with their counters.
+    pub fn entries(&self) -> impl Iterator<Item = (&Key, &Action, Counter)> {
+        self.tables.entries.iter().filter_map(|(key, body)| {
+            let counter = self.counters.get(key).copied().unwrap_or_default();
+            Some((key, body.action.as_ref()?, counter))
+        })
+    }
 }
 
 /// The most copies of frames in one event.

@@ -1,6 +1,6 @@
 //! The actual tables of a switch, with their present counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -300,9 +300,13 @@ fn in_order(lines: &mut [TableLine]) {
 pub fn lines<'a>(
     entries: impl IntoIterator<Item = (&'a Key, &'a Action, Counter)>,
     flood_group: Option<u16>,
-    groups: &BTreeMap<u32, Vec<u16>>,
+    groups: &BTreeMap<u16, BTreeSet<SwitchPort>>,
     names: &PortNames,
 ) -> Vec<TableLine> {
+    let groups = groups.iter().map(|(group, ports)| {
+        (u32::from(*group), ports.iter().map(|SwitchPort(port)| *port).collect())
+    });
+    let groups = &groups.collect();
     let entry = |(key, action, counter): (&Key, &Action, Counter)| TableLine {
         packets: counter.packets,
         bytes: counter.bytes,

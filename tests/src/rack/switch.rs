@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use bluebridge_controller::core::Tables;
 use bluebridge_controller::driver::{
     DriverError, OpenFlowAddress, OpenFlowConnector, SwitchConnector as _,
 };
@@ -182,13 +181,6 @@ fn read_openflow(names: &PortNames) -> Result<Vec<TableLine>, DriverError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let mut connector = OpenFlowConnector::new(OpenFlowAddress::Connect(OPENFLOW.into()));
     let installed = runtime.expect("a runtime").block_on(connector.look())?;
-    let Tables { entries, groups, flood_group, .. } = installed.tables;
-    let groups = groups
-        .into_iter()
-        .map(|(group, ports)| (u32::from(group), ports.into_iter().map(|port| port.0).collect()));
-    let entries = entries.iter().filter_map(|(key, body)| {
-        let counter = installed.counters.get(key).copied().unwrap_or_default();
-        Some((key, body.action.as_ref()?, counter))
-    });
-    Ok(tables::lines(entries, flood_group, &groups.collect(), names))
+    let (entries, tables) = (installed.entries(), &installed.tables);
+    Ok(tables::lines(entries, tables.flood_group, &tables.groups, names))
 }

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bluebridge_controller::core::Tables;
 use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector, SwitchConnector};
 use bluebridge_rack::control::tables::{PortNames, TableLine, lines};
 use bluebridge_rack::open_vswitch::OpenVswitch;
@@ -75,13 +74,6 @@ pub(in crate::command) fn read_tables(
             .with_context(|| format!("{address} does not respond"))?
             .with_context(|| format!("cannot read the tables of {address}"))
     })?;
-    let Tables { entries, groups, flood_group, .. } = installed.tables;
-    let groups = groups
-        .into_iter()
-        .map(|(group, ports)| (u32::from(group), ports.into_iter().map(|port| port.0).collect()));
-    let entries = entries.iter().filter_map(|(key, body)| {
-        let counter = installed.counters.get(key).copied().unwrap_or_default();
-        Some((key, body.action.as_ref()?, counter))
-    });
-    Ok(lines(entries, flood_group, &groups.collect(), names))
+    let tables = &installed.tables;
+    Ok(lines(installed.entries(), tables.flood_group, &tables.groups, names))
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use bluebridge_testkit::{Scratch, require_root, until};
 use serde_json::Value;
 
-use super::memory::TestRack;
+use super::test_rack::TestRack;
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 

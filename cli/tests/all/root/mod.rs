@@ -2,5 +2,8 @@
 
 mod book;
 mod command;
+mod daemons;
 mod json;
 mod memory;
+mod operators;
+mod test_rack;
