@@ -4,6 +4,7 @@ use bluebridge_rack::network::host::HostFabric;
 use bluebridge_rack::network::watch::{InterfaceWatch, Wanted};
 use bluebridge_rack::network::{Netlink, NetworkError};
 use bluebridge_rack::readiness;
+use bluebridge_switch::offload::disable_transmit_offloads;
 use clap::{Args, Subcommand};
 use ipnet::Ipv6Net;
 
@@ -36,6 +37,9 @@ pub(super) struct Up {
     /// An address that the interface should keep, such as 2001:db8::7/64; with --watch
     #[arg(long = "address", value_name = "ADDRESS/LENGTH", requires = "watch")]
     addresses: Vec<Ipv6Net>,
+    /// Send complete checksums and no trains, as every switch outside the kernel needs
+    #[arg(long)]
+    no_offload: bool,
 }
 
 impl HostCommand {
@@ -45,17 +49,32 @@ impl HostCommand {
     }
 }
 
+/// The remedy for a lack of permission.
+const NEEDS: &str = "this needs root, or CAP_NET_ADMIN";
+
 /// The error, with a remedy if this user lacks the permission.
 fn explained(error: NetworkError) -> anyhow::Error {
     let forbidden = error.is_permission();
     let error = anyhow::Error::new(error);
-    if forbidden { error.context("this needs root, or CAP_NET_ADMIN") } else { error }
+    if forbidden { error.context(NEEDS) } else { error }
 }
 
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
-        HostCommand::Up(Up { interface: Interface { interface }, watch, addresses }) => {
+        HostCommand::Up(Up {
+            interface: Interface { interface },
+            watch,
+            addresses,
+            no_offload,
+        }) => {
+            if no_offload {
+                disable_transmit_offloads(&interface).map_err(|error| {
+                    let forbidden = error.is_permission();
+                    let error = anyhow::Error::new(error);
+                    if forbidden { error.context(NEEDS) } else { error }
+                })?;
+            }
             let fabric = HostFabric::new(interface);
             let watch = watch.then(|| {
                 InterfaceWatch::open(Wanted {

@@ -1,0 +1,107 @@
+"""A process in a Mininet node that reports when it is ready."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mininet.node import Node
+
+READY_SECONDS = 30.0
+"""How long a daemon may take until it reports that it is ready."""
+
+STOP_SECONDS = 10.0
+"""How long a daemon may take to end after SIGTERM."""
+
+LOG_TAIL_BYTES = 2000
+"""How much of a failed daemon's log is shown."""
+
+
+class DaemonError(RuntimeError):
+    """A daemon did not start."""
+
+
+@dataclass
+class Daemon:
+    """A daemon of ``bluebridge`` in a node.
+
+    It reports readiness by the protocol of ``sd_notify``, through a socket in ``directory``.
+    """
+
+    node: Node
+    name: str
+    arguments: list[str]
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+        return self.directory / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready.
+
+        Raises:
+            DaemonError: it ended, or was not ready in time; the text has the end of its log.
+
+        """
+        path = self.directory / f"{self.name}.ready"
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+            ready.bind(str(path))
+            ready.settimeout(0.1)
+            environment = os.environ | self.environment | {"NOTIFY_SOCKET": str(path)}
+            with self.log.open("wb") as log:
+                self.process = self.node.popen(
+                    self.arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            self._await(ready)
+
+    def _await(self, ready: socket.socket) -> None:
+        process = self.process
+        if process is None:
+            return
+        for _ in range(int(READY_SECONDS / 0.1)):
+            try:
+                if b"READY=1" in ready.recv(4096):
+                    return
+            except TimeoutError:
+                pass
+            if process.poll() is not None:
+                break
+        tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        self.stop()
+        message = f"{self.name} is not ready:\n{tail}"
+        raise DaemonError(message)
+
+    def stop(self) -> None:
+        """End it: SIGTERM, and SIGKILL if that does not help. It may have ended already."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kill(self) -> None:
+        """Kill it, as a failure would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None

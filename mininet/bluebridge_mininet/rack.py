@@ -1,0 +1,318 @@
+"""A rack: one switch with its controller, memory servers and clients.
+
+As a program it starts a rack and Mininet's command line::
+
+    sudo python3 -m bluebridge_mininet.rack --servers 3 --clients 2 --switch ovs
+    mininet> c1 bluebridge create 1M
+
+All nodes, the switch too, are network namespaces of Mininet. The programs in them are those of a
+real rack. Each host has one route and one neighbour for all pointers (`bluebridge host up`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from functools import partial
+from ipaddress import IPv6Address
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from mininet.cli import CLI
+from mininet.log import setLogLevel
+from mininet.net import Mininet
+from mininet.node import Node, Switch
+from mininet.topo import Topo
+
+from bluebridge_mininet.daemon import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+DATA_PLANES = ("ebpf", "soft", "ovs")
+"""The data planes of the switch."""
+
+MTU_BYTES = 9000
+"""The largest IP packet of a link, unless another is given."""
+
+CONTROLLER_PORT = 7700
+"""The TCP port on which the controller serves endpoints."""
+
+NETWORK = IPv6Address("fd00:bb:ffff:1::")
+"""The control network: each node has an address in it, beside the fabric."""
+
+CONTROLLER_MAC = "02:bb:01:00:00:01"
+"""The address of the controller's own link to the switch."""
+
+
+class NamespaceSwitch(Switch):  # type: ignore[misc]
+    """A switch in a namespace of its own; :class:`Rack` starts its programs."""
+
+    def start(self, controllers: Sequence[object]) -> None:
+        """Do nothing: the rack starts the switch when all links are there."""
+
+
+class RackTopo(Topo):  # type: ignore[misc]
+    """One switch ``sw`` with servers ``s1``, ``s2``, .. at its ports 1, 2, .., then clients ``c1``, .."""
+
+    def build(self, servers: int, clients: int) -> None:
+        """Add the nodes and their links."""
+        switch = self.addSwitch("sw", inNamespace=True)
+        names = [f"s{n}" for n in range(1, servers + 1)] + [f"c{n}" for n in range(1, clients + 1)]
+        for port, name in enumerate(names, start=1):
+            host = self.addHost(name, ip=None)
+            self.addLink(host, switch, port2=port, addr1=f"02:bb:00:00:01:{port:02x}")
+
+
+class Rack:
+    """A running rack; use it in a ``with`` statement, which takes it down."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        servers: int = 3,
+        clients: int = 2,
+        switch: str = "soft",
+        mtu: int = MTU_BYTES,
+        memory: str = "64M",
+        program: str | None = None,
+    ) -> None:
+        """Describe a rack.
+
+        Args:
+            servers: the number of memory servers.
+            clients: the number of clients.
+            switch: the data plane, one of :data:`DATA_PLANES`.
+            mtu: the largest IP packet of the links, in bytes.
+            memory: the memory of each server, such as ``64M``.
+            program: the binary ``bluebridge``; by default the one in ``PATH``.
+
+        Raises:
+            ValueError: there is no such data plane, or no program.
+
+        """
+        if switch not in DATA_PLANES:
+            message = f"{switch!r} is no data plane; use one of {', '.join(DATA_PLANES)}"
+            raise ValueError(message)
+        found = program or shutil.which("bluebridge")
+        if found is None:
+            message = "there is no bluebridge in PATH; build it (cargo build --release -p bluebridge-cli)"
+            raise ValueError(message)
+        self.program = str(Path(found).resolve())
+        self.data_plane, self.mtu, self.memory = switch, mtu, memory
+        self.servers = [f"s{n}" for n in range(1, servers + 1)]
+        self.clients = [f"c{n}" for n in range(1, clients + 1)]
+        self.net = Mininet(
+            topo=RackTopo(servers=servers, clients=clients),
+            switch=partial(NamespaceSwitch),
+            controller=None,
+            build=False,
+        )
+        self.directory = Path(tempfile.mkdtemp(prefix="bluebridge-mininet-"))
+        self.daemons: dict[str, Daemon] = {}
+
+    def __enter__(self) -> Self:
+        """Start everything."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take everything down."""
+        self.stop()
+
+    @property
+    def controller(self) -> str:
+        """The address of the controller for endpoints."""
+        return f"[{NETWORK + 0xFFFF}]:{CONTROLLER_PORT}"
+
+    def host(self, name: str) -> Node:
+        """The node with this name."""
+        return self.net.get(name)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The variables with which ``bluebridge`` in this node is the node's endpoint."""
+        return {
+            "BLUEBRIDGE_NAME": name,
+            "BLUEBRIDGE_INTERFACE": f"{name}-eth0",
+            "BLUEBRIDGE_SWITCH_PORT": str(self._port(name)),
+            "BLUEBRIDGE_CONTROLLER": self.controller,
+        }
+
+    def run(self, name: str, *arguments: str) -> str:
+        """Run ``bluebridge`` in a node and return its output.
+
+        Raises:
+            RuntimeError: it failed; the text has its output.
+
+        """
+        environment = os.environ | self.environment(name)
+        out, err, code = self.host(name).pexec([self.program, *arguments], env=environment)
+        if code != 0:
+            message = f"{name}: bluebridge {' '.join(arguments)} ended with {code}: {err or out}"
+            raise RuntimeError(message)
+        return str(out)
+
+    def start(self) -> None:
+        """Build the links, and start the switch, the controller and the servers."""
+        self.net.build()
+        self.net.start()
+        self._settle_switch()
+        for name in self.servers + self.clients:
+            self._settle_host(name)
+        self._start_switch()
+        self._start_controller()
+        for name in self.servers:
+            self.start_server(name)
+
+    def start_server(self, name: str) -> None:
+        """Start the memory server of a node."""
+        arguments = [self.program, "memserver", "--memory", self.memory]
+        self._start(name, name, arguments, self.environment(name))
+
+    def stop(self) -> None:
+        """End all daemons and remove all nodes."""
+        for daemon in reversed(self.daemons.values()):
+            daemon.stop()
+        self.daemons.clear()
+        self.net.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _port(self, name: str) -> int:
+        return (self.servers + self.clients).index(name) + 1
+
+    def _settle_switch(self) -> None:
+        """Give the switch the controller's link. Its ports have no addresses, so it answers nobody."""
+        switch = self.host("sw")
+        own = len(self.servers) + len(self.clients) + 1
+        _command(switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw-eth{own}")
+        for port in range(1, own + 1):
+            _command(switch, f"sysctl -qw net.ipv6.conf.sw-eth{port}.disable_ipv6=1")
+            mtu = 1500 if port == own else self.mtu
+            _command(switch, f"ip link set sw-eth{port} mtu {mtu} up")
+        _command(switch, "ip link set lo up")
+        self._give_address(switch, "ctl0", 0xFFFF)
+
+    def _settle_host(self, name: str) -> None:
+        host, interface = self.host(name), f"{name}-eth0"
+        _command(host, f"ip link set {interface} mtu {self.mtu}")
+        self._give_address(host, interface, self._port(name))
+        arguments = [self.program, "host", "up", "--interface", interface]
+        if self.data_plane != "ebpf":
+            # Only the kernel's switch takes unfinished checksums and trains.
+            arguments.append("--no-offload")
+        out, err, code = host.pexec(arguments)
+        if code != 0:
+            message = f"{name}: cannot set up {interface}: {err or out}"
+            raise RuntimeError(message)
+
+    def _give_address(self, node: Node, interface: str, number: int) -> None:
+        for setting in ("disable_ipv6=0", "accept_dad=0", "accept_ra=0"):
+            _command(node, f"sysctl -qw net.ipv6.conf.{interface}.{setting}")
+        _command(node, f"ip addr add {NETWORK + number}/64 dev {interface} nodad")
+        _command(node, f"ip link set {interface} up")
+
+    def _start_switch(self) -> None:
+        own = len(self.servers) + len(self.clients) + 1
+        arguments = [self.program, "switch", "--data-plane", self.data_plane]
+        if self.data_plane == "ovs":
+            arguments += ["--ovs-directory", str(self.directory / "ovs")]
+        elif self.data_plane == "ebpf":
+            arguments += ["--device-id", str(os.getpid())]
+        for port in range(1, own + 1):
+            arguments += ["--port", f"{port}=sw-eth{port}"]
+        self._start("switch", "sw", arguments)
+
+    def _start_controller(self) -> None:
+        own = len(self.servers) + len(self.clients) + 1
+        switch = "openflow://[::1]:6653" if self.data_plane == "ovs" else "[::1]:9559"
+        arguments = [
+            *[self.program, "controller", "--listen", self.controller, "--switch", switch],
+            *["--store", str(self.directory / "controller.redb")],
+            *["--interface", "ctl0", "--switch-port", str(own)],
+        ]
+        if self.data_plane == "ebpf":
+            arguments += ["--device-id", str(os.getpid())]
+        self._start("controller", "sw", arguments)
+
+    def _start(
+        self,
+        name: str,
+        node: str,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        daemon = Daemon(self.host(node), name, arguments, self.directory, environment or {})
+        self.daemons[name] = daemon
+        daemon.start()
+
+
+def _command(node: Node, command: str) -> None:
+    """Run a command in a node; its failure is an error."""
+    out, err, code = node.pexec(command.split())
+    if code != 0:
+        message = f"{node.name}: {command}: {err or out}"
+        raise RuntimeError(message)
+
+
+def check(rack: Rack) -> None:
+    """Write on one client and read on another, through every server."""
+    writer, reader = rack.clients[0], rack.clients[-1]
+    for server in rack.servers:
+        pointer = rack.run(writer, "create", "10000", "--on", server).strip()
+        rack.run(writer, "write", pointer, f"in {server}")
+        read = rack.run(reader, "read", pointer, "--length", str(len(f"in {server}")))
+        if read != f"in {server}":
+            message = f"{reader} read {read!r} from {server}"
+            raise RuntimeError(message)
+
+
+def main() -> int:
+    """Start a rack, and Mininet's command line or a check."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--servers", type=int, default=3, help="memory servers: s1, s2, .. (3)")
+    parser.add_argument("--clients", type=int, default=2, help="clients: c1, c2, .. (2)")
+    parser.add_argument("--switch", choices=DATA_PLANES, default="soft", help="the data plane")
+    parser.add_argument("--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)")
+    parser.add_argument("--memory", default="64M", help="the memory of each server (64M)")
+    parser.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
+    parser.add_argument("--check", action="store_true", help="write and read once, then end")
+    options = parser.parse_args()
+    setLogLevel("warning" if options.check else "info")
+    if os.geteuid() != 0:
+        parser.error("Mininet needs root")
+    with Rack(
+        servers=options.servers,
+        clients=options.clients,
+        switch=options.switch,
+        mtu=options.mtu,
+        memory=options.memory,
+        program=options.program,
+    ) as rack:
+        if options.check:
+            check(rack)
+            print(f"{options.switch}: {options.servers} servers, {options.clients} clients: ok")
+        else:
+            for name in rack.servers + rack.clients:
+                host = rack.host(name)
+                for variable, value in rack.environment(name).items():
+                    host.cmd(f"export {variable}='{value}'")
+                host.cmd(f"export PATH={Path(rack.program).parent}:$PATH")
+            CLI(rack.net)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
