@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mininet.node import Node
 
 READY_SECONDS = 30.0

@@ -57,11 +57,11 @@ class NamespaceSwitch(Switch):  # type: ignore[misc]
 
 
 class RackTopo(Topo):  # type: ignore[misc]
-    """One switch ``sw`` with servers ``s1``, ``s2``, .. at its ports 1, 2, .., then clients ``c1``, .."""
+    """Describe one switch ``sw1``: servers ``s1``, .. at ports 1, .., then clients ``c1``, .."""
 
     def build(self, servers: int, clients: int) -> None:
         """Add the nodes and their links."""
-        switch = self.addSwitch("sw", inNamespace=True)
+        switch = self.addSwitch("sw1", inNamespace=True)
         names = [f"s{n}" for n in range(1, servers + 1)] + [f"c{n}" for n in range(1, clients + 1)]
         for port, name in enumerate(names, start=1):
             host = self.addHost(name, ip=None)
@@ -100,7 +100,9 @@ class Rack:
             raise ValueError(message)
         found = program or shutil.which("bluebridge")
         if found is None:
-            message = "there is no bluebridge in PATH; build it (cargo build --release -p bluebridge-cli)"
+            message = (
+                "there is no bluebridge in PATH; build it (cargo build --release -p bluebridge-cli)"
+            )
             raise ValueError(message)
         self.program = str(Path(found).resolve())
         self.data_plane, self.mtu, self.memory = switch, mtu, memory
@@ -139,11 +141,11 @@ class Rack:
         return f"[{NETWORK + 0xFFFF}]:{CONTROLLER_PORT}"
 
     def host(self, name: str) -> Node:
-        """The node with this name."""
+        """Return the node with this name."""
         return self.net.get(name)
 
     def environment(self, name: str) -> dict[str, str]:
-        """The variables with which ``bluebridge`` in this node is the node's endpoint."""
+        """Return the variables with which ``bluebridge`` in this node is the node's endpoint."""
         return {
             "BLUEBRIDGE_NAME": name,
             "BLUEBRIDGE_INTERFACE": f"{name}-eth0",
@@ -194,29 +196,31 @@ class Rack:
         return (self.servers + self.clients).index(name) + 1
 
     def _settle_switch(self) -> None:
-        """Give the switch the controller's link. Its ports have no addresses, so it answers nobody."""
-        switch = self.host("sw")
+        """Give the switch the controller's link. Its ports have no addresses: it is no host."""
+        switch = self.host("sw1")
         own = len(self.servers) + len(self.clients) + 1
-        _command(switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw-eth{own}")
+        _command(
+            switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw1-eth{own}"
+        )
         for port in range(1, own + 1):
-            _command(switch, f"sysctl -qw net.ipv6.conf.sw-eth{port}.disable_ipv6=1")
+            _command(switch, f"sysctl -qw net.ipv6.conf.sw1-eth{port}.disable_ipv6=1")
             mtu = 1500 if port == own else self.mtu
-            _command(switch, f"ip link set sw-eth{port} mtu {mtu} up")
+            _command(switch, f"ip link set sw1-eth{port} mtu {mtu} up")
         _command(switch, "ip link set lo up")
         self._give_address(switch, "ctl0", 0xFFFF)
+        self._settle_offload(switch, "ctl0")
 
     def _settle_host(self, name: str) -> None:
         host, interface = self.host(name), f"{name}-eth0"
         _command(host, f"ip link set {interface} mtu {self.mtu}")
         self._give_address(host, interface, self._port(name))
-        arguments = [self.program, "host", "up", "--interface", interface]
+        _command(host, f"{self.program} host up --interface {interface}")
+        self._settle_offload(host, interface)
+
+    def _settle_offload(self, node: Node, interface: str) -> None:
+        """Only the kernel's switch takes unfinished checksums and trains."""
         if self.data_plane != "ebpf":
-            # Only the kernel's switch takes unfinished checksums and trains.
-            arguments.append("--no-offload")
-        out, err, code = host.pexec(arguments)
-        if code != 0:
-            message = f"{name}: cannot set up {interface}: {err or out}"
-            raise RuntimeError(message)
+            _command(node, f"{self.program} host no-offload --interface {interface}")
 
     def _give_address(self, node: Node, interface: str, number: int) -> None:
         for setting in ("disable_ipv6=0", "accept_dad=0", "accept_ra=0"):
@@ -232,8 +236,8 @@ class Rack:
         elif self.data_plane == "ebpf":
             arguments += ["--device-id", str(os.getpid())]
         for port in range(1, own + 1):
-            arguments += ["--port", f"{port}=sw-eth{port}"]
-        self._start("switch", "sw", arguments)
+            arguments += ["--port", f"{port}=sw1-eth{port}"]
+        self._start("switch", "sw1", arguments)
 
     def _start_controller(self) -> None:
         own = len(self.servers) + len(self.clients) + 1
@@ -245,7 +249,7 @@ class Rack:
         ]
         if self.data_plane == "ebpf":
             arguments += ["--device-id", str(os.getpid())]
-        self._start("controller", "sw", arguments)
+        self._start("controller", "sw1", arguments)
 
     def _start(
         self,
@@ -285,7 +289,9 @@ def main() -> int:
     parser.add_argument("--servers", type=int, default=3, help="memory servers: s1, s2, .. (3)")
     parser.add_argument("--clients", type=int, default=2, help="clients: c1, c2, .. (2)")
     parser.add_argument("--switch", choices=DATA_PLANES, default="soft", help="the data plane")
-    parser.add_argument("--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)")
+    parser.add_argument(
+        "--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)"
+    )
     parser.add_argument("--memory", default="64M", help="the memory of each server (64M)")
     parser.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
     parser.add_argument("--check", action="store_true", help="write and read once, then end")

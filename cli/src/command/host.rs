@@ -7,6 +7,7 @@ use bluebridge_rack::readiness;
 use bluebridge_switch::offload::disable_transmit_offloads;
 use clap::{Args, Subcommand};
 use ipnet::Ipv6Net;
+use serde_json::json;
 
 use super::{Global, shutdown};
 use crate::exit::Exit;
@@ -18,6 +19,8 @@ pub(super) enum HostCommand {
     Up(Up),
     /// Undo `host up`
     Down(Interface),
+    /// Send complete checksums and no trains through the interface, as every switch outside the kernel needs
+    NoOffload(Interface),
 }
 
 #[derive(Debug, Args)]
@@ -37,9 +40,6 @@ pub(super) struct Up {
     /// An address that the interface should keep, such as 2001:db8::7/64; with --watch
     #[arg(long = "address", value_name = "ADDRESS/LENGTH", requires = "watch")]
     addresses: Vec<Ipv6Net>,
-    /// Send complete checksums and no trains, as every switch outside the kernel needs
-    #[arg(long)]
-    no_offload: bool,
 }
 
 impl HostCommand {
@@ -62,19 +62,7 @@ fn explained(error: NetworkError) -> anyhow::Error {
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
-        HostCommand::Up(Up {
-            interface: Interface { interface },
-            watch,
-            addresses,
-            no_offload,
-        }) => {
-            if no_offload {
-                disable_transmit_offloads(&interface).map_err(|error| {
-                    let forbidden = error.is_permission();
-                    let error = anyhow::Error::new(error);
-                    if forbidden { error.context(NEEDS) } else { error }
-                })?;
-            }
+        HostCommand::Up(Up { interface: Interface { interface }, watch, addresses }) => {
             let fabric = HostFabric::new(interface);
             let watch = watch.then(|| {
                 InterfaceWatch::open(Wanted {
@@ -107,6 +95,16 @@ pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> 
                     readiness::report_ready();
                     Ok(watch.run()?)
                 })?;
+            }
+        }
+        HostCommand::NoOffload(Interface { interface }) => {
+            disable_transmit_offloads(&interface).map_err(|error| {
+                let forbidden = error.is_permission();
+                let error = anyhow::Error::new(error);
+                if forbidden { error.context(NEEDS) } else { error }
+            })?;
+            if global.json {
+                output::json(&json!({ "interface": interface }))?;
             }
         }
         HostCommand::Down(Interface { interface }) => {
