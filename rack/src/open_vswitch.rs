@@ -150,12 +150,16 @@ impl OpenVswitch {
         self.query("dump-flows", None)
     }
 
-    /// Its groups as `ovs-ofctl dump-groups` shows them.
+    /// Its groups as `ovs-ofctl dump-groups` shows them, a line each, sorted: the switch has no order of its own.
     ///
     /// # Errors
     /// [`OvsError`].
     pub fn groups(&self) -> Result<String, OvsError> {
-        self.query("dump-groups", None)
+        let shown = self.query("dump-groups", None)?;
+        // The first line is about the message.
+        let mut groups: Vec<&str> = shown.lines().skip(1).collect();
+        groups.sort_unstable();
+        Ok(groups.join("\n"))
     }
 
     /// Changes flows as an operator does, with a command of `ovs-ofctl` (`add-flow`, `del-flows`).
