@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,8 +24,16 @@ const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 /// The bridge.
 pub const BRIDGE: &str = "bb";
 
+/// Files in its directory: the database, its lock, and the socket to it.
+const DATABASE: &str = "conf.db";
+const DATABASE_LOCK: &str = ".conf.db.~lock~";
+const DATABASE_SOCKET: &str = "db.sock";
+
 /// Time limit of the database's start and of each command.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long an earlier run that was killed may take to end.
+const END_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The Debian package of the programs.
 pub const PACKAGE: &str = "openvswitch-switch";
@@ -55,6 +64,9 @@ pub enum OvsError {
         /// The end of its output.
         reason: String,
     },
+    /// Another Open vSwitch runs in the directory.
+    #[error("{} is the directory of a running Open vSwitch; end it, or use another directory", .0.display())]
+    InUse(PathBuf),
     /// A program did not become ready in time.
     #[error("{program} did not start within {DEADLINE:?}; see its log in {}", .directory.display())]
     Timeout {
@@ -80,8 +92,9 @@ impl OpenVswitch {
         find("ovs-vswitchd").is_some() && Path::new(SCHEMA).is_file()
     }
 
-    /// Starts it in this thread's network namespace with one bridge. `directory` must be empty; `ports` are
-    /// numbers and interfaces. Controllers connect to `listen` by TCP.
+    /// Starts it in this thread's network namespace with one bridge. `directory` is created if it is missing; the
+    /// database of an earlier run is replaced, and other files are left alone. `ports` are numbers and interfaces.
+    /// Controllers connect to `listen` by TCP.
     ///
     /// # Errors
     /// [`OvsError`]; then nothing runs.
@@ -91,8 +104,9 @@ impl OpenVswitch {
         ports: impl IntoIterator<Item = (u16, &'a str)>,
     ) -> Result<Self, OvsError> {
         let mut this = Self { directory: directory.to_owned(), processes: Vec::new() };
-        let database = directory.join("conf.db");
-        let socket = directory.join("db.sock");
+        let database = directory.join(DATABASE);
+        let socket = directory.join(DATABASE_SOCKET);
+        prepare(directory)?;
         this.run("ovsdb-tool", [OsStr::new("create"), database.as_os_str(), OsStr::new(SCHEMA)])?;
         this.spawn(
             "ovsdb-server",
@@ -135,7 +149,7 @@ impl OpenVswitch {
         &self,
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<String, OvsError> {
-        let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
+        let database = format!("--db=unix:{}", self.directory.join(DATABASE_SOCKET).display());
         let timeout = format!("--timeout={}", DEADLINE.as_secs());
         let own = [database, timeout].map(std::ffi::OsString::from);
         let given = arguments.into_iter().map(|argument| argument.as_ref().to_owned());
@@ -268,6 +282,28 @@ impl Drop for OpenVswitch {
             let _ = process.wait();
         }
     }
+}
+
+/// Removes the database of an earlier run, which is of no use: the controller writes everything again.
+fn prepare(directory: &Path) -> Result<(), OvsError> {
+    let failed =
+        |source| OvsError::Io { doing: format!("prepare {}", directory.display()), source };
+    std::fs::create_dir_all(directory).map_err(failed)?;
+    // A process that was just killed may take a moment to end.
+    let began = Instant::now();
+    while UnixStream::connect(directory.join(DATABASE_SOCKET)).is_ok() {
+        if began.elapsed() > END_DEADLINE {
+            return Err(OvsError::InUse(directory.to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for file in [DATABASE, DATABASE_LOCK, DATABASE_SOCKET] {
+        match std::fs::remove_file(directory.join(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn find(program: &str) -> Option<PathBuf> {

@@ -43,7 +43,7 @@ pub(super) struct Switch {
     /// controllers ([::1]:6653)
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// The directory of Open vSwitch's database, sockets and logs; its contents are replaced
+    /// The directory of Open vSwitch's database, sockets and logs; created if it is missing
     #[arg(long, value_name = "DIR", required_if_eq("data_plane", "ovs"))]
     ovs_directory: Option<PathBuf>,
     /// A port and its interface; can be repeated. An existing switch loses the ports that are not

@@ -3,7 +3,7 @@
 use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, driven::Driven};
 use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector};
 use bluebridge_p4::pipeline::SwitchPort;
-use bluebridge_rack::open_vswitch::OpenVswitch;
+use bluebridge_rack::open_vswitch::{OpenVswitch, OvsError};
 use bluebridge_testkit::{Scratch, ip};
 
 /// Where the switch listens, in the test's own namespace.
@@ -298,6 +298,23 @@ mod root {
                 assert_eq!(one(&mut *driver, TableUpdate::Delete(small)).await, Ok(Ok(())));
                 assert_eq!(switch.groups().expect("shown"), before);
             });
+        });
+    }
+
+    #[test]
+    fn a_directory_is_used_again_and_keeps_files_of_others() {
+        in_thread(|| {
+            let (running, _, directory) = switch();
+            let listen = LISTEN.parse().expect("an address");
+            let start = || OpenVswitch::start(directory.path(), listen, []);
+            let own = directory.path().join("notes.txt");
+            std::fs::write(&own, "keep").expect("written");
+            assert!(matches!(start(), Err(OvsError::InUse(_))), "it runs");
+            running.flows().expect("it was not disturbed");
+            drop(running);
+            let again = start().unwrap_or_else(|error| panic!("{error}"));
+            again.flows().expect("it runs");
+            assert_eq!(std::fs::read_to_string(&own).expect("still there"), "keep");
         });
     }
 

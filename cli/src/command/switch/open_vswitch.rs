@@ -1,7 +1,5 @@
 //! `bluebridge switch --data-plane ovs`: Open vSwitch as a child process, and its tables over OpenFlow.
 
-use std::fs;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -33,7 +31,6 @@ pub(super) fn serve<'a>(
         .context("cannot start the runtime")?;
     runtime.block_on(async {
         let shutdown = shutdown::signals()?;
-        empty(directory).with_context(|| format!("cannot prepare {}", directory.display()))?;
         let mut switch = OpenVswitch::start(directory, listen, ports)?;
         readiness::notify_ready().context("cannot report that the switch is ready")?;
         tokio::pin!(shutdown);
@@ -47,15 +44,6 @@ pub(super) fn serve<'a>(
             }
         }
     })
-}
-
-/// What an earlier run left is of no use: the controller writes everything again.
-fn empty(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::create_dir_all(directory)
 }
 
 /// Reads the tables of an OpenFlow switch, without becoming its primary.
