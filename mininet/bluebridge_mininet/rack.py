@@ -189,6 +189,9 @@ class Rack:
         for daemon in reversed(self.daemons.values()):
             daemon.stop()
         self.daemons.clear()
+        if self.data_plane == "ebpf":
+            # The switch in the kernel outlives its agent.
+            self.host("sw1").pexec([self.program, "switch", "remove", *self._device()])
         self.net.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -233,11 +236,14 @@ class Rack:
         arguments = [self.program, "switch", "--data-plane", self.data_plane]
         if self.data_plane == "ovs":
             arguments += ["--ovs-directory", str(self.directory / "ovs")]
-        elif self.data_plane == "ebpf":
-            arguments += ["--device-id", str(os.getpid())]
+        arguments += self._device()
         for port in range(1, own + 1):
             arguments += ["--port", f"{port}=sw1-eth{port}"]
         self._start("switch", "sw1", arguments)
+
+    def _device(self) -> list[str]:
+        """Return the options that tell this rack's switch in the kernel from others."""
+        return ["--device-id", str(os.getpid())] if self.data_plane == "ebpf" else []
 
     def _start_controller(self) -> None:
         own = len(self.servers) + len(self.clients) + 1
@@ -247,8 +253,7 @@ class Rack:
             *["--store", str(self.directory / "controller.redb")],
             *["--interface", "ctl0", "--switch-port", str(own)],
         ]
-        if self.data_plane == "ebpf":
-            arguments += ["--device-id", str(os.getpid())]
+        arguments += self._device()
         self._start("controller", "sw1", arguments)
 
     def _start(
