@@ -219,3 +219,20 @@ fn commands_join_a_controller_that_speaks_tls() {
         String::from_utf8_lossy(&other_name.stderr)
     );
 }
+
+#[test]
+fn a_host_sends_complete_checksums_on_request() {
+    let rack = TestRack::up("cmd-offload", &["--servers", "1", "--clients", "1"]);
+    let program = env!("CARGO_BIN_EXE_bluebridge");
+    let host = |interface, more: &'static str| {
+        let inside =
+            ["rack", "exec", "c1", "--rack", &rack.name, "--", program, "host", "no-offload"];
+        rack.call(&[&inside[..], &["--interface", interface, more]].concat())
+    };
+    let done = host("eth0", "--json");
+    let printed: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    assert_eq!((done.status.code(), &printed["interface"]), (Some(0), &"eth0".into()));
+    let absent = host("eth9", "--json");
+    let said = String::from_utf8_lossy(&absent.stderr);
+    assert!(!absent.status.success() && said.contains("eth9"), "{said}");
+}
