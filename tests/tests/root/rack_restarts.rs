@@ -40,9 +40,9 @@ fn switch(rack: &TestRack) -> proto::SwitchStatus {
     rack.controller_status().switch.expect("a switch")
 }
 
-#[test]
-fn a_controller_restarts_without_an_effect_on_clients() {
-    let mut rack = TestRack::up("re-control", &RackOptions::new(DataPlane::Ebpf, "9000"));
+/// A controller dies and starts again without an effect on clients.
+fn restart_controller(name: &str, switch: DataPlane) {
+    let mut rack = TestRack::up(name, &RackOptions::new(switch, "9000"));
     let endpoints = [Endpoint::join(&rack, 1), Endpoint::join(&rack, 2)];
     let [one, two] = &endpoints;
     let (known, whole) = (identities(&rack), tables(&rack));
@@ -61,6 +61,16 @@ fn a_controller_restarts_without_an_effect_on_clients() {
     let (count, longest) = traffic.end();
     println!("controller: {count} operations, the longest took {longest:?}");
     await_used(&mut one.client(&rack, 1), &one.memory_nodes(), 0);
+}
+
+#[test]
+fn a_controller_restarts_without_an_effect_on_clients() {
+    restart_controller("re-control", DataPlane::Ebpf);
+}
+
+#[test]
+fn a_controller_of_open_vswitch_restarts_without_an_effect_on_clients() {
+    restart_controller("re-of-control", DataPlane::Ovs);
 }
 
 #[test]
@@ -104,9 +114,9 @@ fn an_ebpf_switch_continues_without_its_agent() {
     println!("eBPF agent: {count} operations, the longest took {longest:?}");
 }
 
-#[test]
-fn a_soft_switch_that_lost_everything_serves_again() {
-    let mut rack = TestRack::up("re-soft", &RackOptions::new(DataPlane::Soft, "9000"));
+/// A switch is killed, starts empty, and gets its tables from the controller.
+fn lose_switch(name: &str, switch: DataPlane) {
+    let mut rack = TestRack::up(name, &RackOptions::new(switch, "9000"));
     let endpoint = Endpoint::join(&rack, 1);
     let (known, whole) = (identities(&rack), tables(&rack));
     assert!(whole.len() > 8, "{whole:?}");
@@ -118,7 +128,17 @@ fn a_soft_switch_that_lost_everything_serves_again() {
     traffic.await_more(FLOW);
     assert_eq!(identities(&rack), known);
     let (count, longest) = traffic.end();
-    println!("soft switch: whole after {time:?}; {count} operations, the longest took {longest:?}");
+    println!("{name}: whole after {time:?}; {count} operations, the longest took {longest:?}");
+}
+
+#[test]
+fn a_soft_switch_that_lost_everything_serves_again() {
+    lose_switch("re-soft", DataPlane::Soft);
+}
+
+#[test]
+fn an_open_vswitch_that_lost_everything_serves_again() {
+    lose_switch("re-ovs", DataPlane::Ovs);
 }
 
 #[test]
