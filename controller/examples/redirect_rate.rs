@@ -279,6 +279,7 @@ fn registration(name: &str, role: Role, port: u8) -> Registration {
         role,
         space: SPACE,
         mac: [2, 0, 0, 0, 0, port],
+        switch: String::new(),
         attachment: Attachment::Port(port.into()),
         carrier: Carrier::Socket,
         mtu: 9000,
@@ -296,7 +297,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> f64 {
 async fn leases(uri: &str) -> Result<LeaseStatus, Failure> {
     let mut client = ControllerClient::connect(uri.to_owned()).await?;
     let status = client.status(StatusRequest { entries: false }).await?.into_inner();
-    Ok(status.leases.unwrap_or_default())
+    Ok(status.switches.into_iter().next().and_then(|switch| switch.leases).unwrap_or_default())
 }
 
 fn main() -> Result<(), Failure> {
@@ -327,8 +328,10 @@ async fn measure(probe: Box<dyn DataPlane>, load: &Mutex<Load>) -> Result<(), Fa
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     println!("{}", probe.name());
     let agent = Agent::bind(AgentConfig { listen, device_id: 1 }, probe).await?;
-    let mut config =
-        Config::new(listen, SwitchAddress::embedded(&format!("http://{}", agent.local_addr())));
+    let mut config = Config::new(
+        listen,
+        vec![SwitchAddress::embedded(&format!("http://{}", agent.local_addr()))],
+    );
     config.core.redirect_budget = 16_384;
     let controller = Controller::bind(config).await?;
     let uri = format!("http://{}", controller.local_addr()?);

@@ -70,12 +70,12 @@ impl std::fmt::Display for SwitchAddress {
 pub struct Config {
     /// The address on which the northbound API listens; port 0 selects any.
     pub listen: SocketAddr,
-    /// The switch.
-    pub switch: SwitchAddress,
+    /// The switches, in the order of [`CoreConfig::topology`].
+    pub switches: Vec<SwitchAddress>,
     /// The store's file; `None` keeps the state in memory, only for tests: after a restart the
     /// same node ids are assigned again.
     pub store: Option<PathBuf>,
-    /// Takes the switch from another controller: with a store that was fenced, or with a store without
+    /// Takes the switches from another controller: with a store that was fenced, or with a store without
     /// endpoints although the switch has entries of endpoints. Only an operator may decide this, and
     /// only for one start: two controllers that both do this take the switch from each other in turns.
     pub force: bool,
@@ -86,17 +86,17 @@ pub struct Config {
     pub operators: Vec<String>,
     /// The rules for endpoints.
     pub core: CoreConfig,
-    /// Timing of the loop over the switch.
+    /// Timing of the loop over each switch.
     pub timing: Timing,
 }
 
 impl Config {
-    /// A controller for a switch with default settings.
+    /// A controller for these switches with default settings; several need a topology.
     #[must_use]
-    pub fn new(listen: SocketAddr, switch: SwitchAddress) -> Self {
+    pub fn new(listen: SocketAddr, switches: Vec<SwitchAddress>) -> Self {
         Self {
             listen,
-            switch,
+            switches,
             store: None,
             force: false,
             tls: None,
@@ -104,5 +104,17 @@ impl Config {
             core: CoreConfig::default(),
             timing: Timing::default(),
         }
+    }
+
+    /// The switches with their addresses, for people.
+    pub(crate) fn switch_words(&self) -> String {
+        let topology = &self.core.topology;
+        let words = topology.switches().zip(&self.switches).map(|(switch, address)| match topology
+            .name(switch)
+        {
+            "" => address.to_string(),
+            name => format!("{name}={address}"),
+        });
+        words.collect::<Vec<_>>().join(", ")
     }
 }

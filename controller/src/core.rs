@@ -4,6 +4,7 @@
 //! [`Core::take_changes`]; the caller stores it before it sends the response.
 //!
 //! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
+//! * `topology`: the switches and their links.
 //! * `desired`: the tables that follow; `tables`: tables as values; `weight`: anycast weights.
 //! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests.
 
@@ -14,6 +15,7 @@ mod join;
 mod operator;
 mod record;
 mod tables;
+mod topology;
 mod weight;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +34,7 @@ pub use operator::{Incarnations, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
+pub use topology::{LinkEnd, Place, SWITCHES_MAX, SwitchId, Topology, TopologyError};
 
 /// The multicast group through which `l2` floods.
 pub const FLOOD_GROUP: u16 = 1;
@@ -74,11 +77,11 @@ impl NotifyRule {
     }
 }
 
-/// How the controller itself is connected to the switch.
+/// How the controller itself is connected to a switch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ControllerPort {
-    /// The switch's port that leads to the controller.
-    pub port: SwitchPort,
+    /// The port that leads to the controller.
+    pub place: Place,
     /// The Ethernet address of the controller's interface there.
     pub mac: MacAddr,
 }
@@ -86,8 +89,10 @@ pub struct ControllerPort {
 /// The core's rules.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
+    /// The switches, and the links between them.
+    pub topology: Topology,
     /// The controller's own port, if endpoints reach it through the switch. No endpoint may have
-    /// this port or address. The switch sends frames for the address to this port only, and does
+    /// this port or address. The switches send frames for the address to this port only, and do
     /// not flood the endpoints' control traffic, tokens included, to all of them.
     pub own_port: Option<ControllerPort>,
     /// The interval of heartbeats.
@@ -96,8 +101,8 @@ pub struct CoreConfig {
     pub client_expiry: Duration,
     /// How long a client's node id is quarantined before another client gets it.
     pub client_quarantine: Duration,
-    /// Ports to flood through if the switch does not list its ports.
-    pub ports: Vec<SwitchPort>,
+    /// Ports to flood through of a switch that does not list its ports.
+    pub ports: Vec<Place>,
     /// Copies in addition to those that redirects need; nothing depends on them.
     pub notify: Vec<NotifyRule>,
     /// Which leased pages are redirected to their owners.
@@ -109,6 +114,7 @@ pub struct CoreConfig {
 impl Default for CoreConfig {
     fn default() -> Self {
         Self {
+            topology: Topology::default(),
             own_port: None,
             heartbeat_interval: Duration::from_secs(1),
             client_expiry: Duration::from_secs(600),
@@ -121,7 +127,7 @@ impl Default for CoreConfig {
     }
 }
 
-/// The known ports of the switch.
+/// The known ports of a switch.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Ports {
     /// The ports and the names of their interfaces.
@@ -217,7 +223,8 @@ pub struct Core {
     names: BTreeMap<String, NodeId>,
     /// Spaces and their groups.
     spaces: BTreeMap<u16, u16>,
-    ports: Ports,
+    /// The known ports, by switch.
+    ports: Vec<Ports>,
     changes: Vec<Change>,
     altered: BTreeSet<NodeId>,
     events: Vec<MemberEvent>,
@@ -240,13 +247,14 @@ impl Core {
             .filter(|(_, node)| !node.record.retired)
             .map(|(id, node)| (node.record.name.clone(), *id))
             .collect();
+        let ports = vec![Ports::default(); config.topology.switch_count()];
         Self {
             config,
             first_generation: stored.first_generation,
             nodes,
             names,
             spaces: stored.spaces.iter().map(|record| (record.space, record.group)).collect(),
-            ports: Ports::default(),
+            ports,
             changes: Vec::new(),
             altered: BTreeSet::new(),
             events: Vec::new(),
@@ -272,10 +280,30 @@ impl Core {
         &self.config
     }
 
-    /// The known ports of the switch.
+    /// The known ports of a switch.
     #[must_use]
-    pub const fn ports(&self) -> &Ports {
+    pub fn ports(&self, switch: SwitchId) -> &Ports {
+        self.ports.get(switch.index()).unwrap_or(&Ports::Unknown)
+    }
+
+    /// The known ports, by switch.
+    #[must_use]
+    pub fn all_ports(&self) -> &[Ports] {
         &self.ports
+    }
+
+    /// Where an endpoint is connected; `None` if the controller no longer has the switch.
+    pub(crate) fn place(&self, record: &NodeRecord) -> Option<Place> {
+        let switch = self.config.topology.find(&record.switch)?;
+        Some(Place { switch, port: record.port() })
+    }
+
+    /// A port in messages; the switch is named only if there are several.
+    pub(crate) fn port_words(&self, Place { switch, port }: Place) -> String {
+        match self.config.topology.switch_count() {
+            1 => format!("port {}", port.0),
+            _ => format!("port {} of the switch {}", port.0, self.config.topology.name(switch)),
+        }
     }
 
     /// Counts the changes of the lists of memory nodes.
@@ -326,18 +354,21 @@ impl Core {
         std::mem::take(&mut self.dirty)
     }
 
-    /// The controller's own port, if the switch does not have it: the operator named the wrong
-    /// port.
+    /// The configured ports that their switches do not have: the operator named the wrong ones.
     #[must_use]
-    pub fn missing_own_port(&self) -> Option<SwitchPort> {
-        let Ports::Listed(ports) = &self.ports else { return None };
-        self.config.own_port.map(|own| own.port).filter(|port| !ports.contains_key(port))
+    pub fn missing_ports(&self) -> Vec<Place> {
+        let topology = &self.config.topology;
+        let trunks = topology
+            .switches()
+            .flat_map(|switch| topology.trunks(switch).map(move |port| Place { switch, port }));
+        let own = self.config.own_port.map(|own| own.place);
+        trunks.chain(own).filter(|place| !self.may_exist(*place)).collect()
     }
 
-    /// Sets the switch's ports.
-    pub fn learn_ports(&mut self, ports: Ports) {
-        if self.ports != ports {
-            self.ports = ports;
+    /// Sets the ports of a switch.
+    pub fn learn_ports(&mut self, switch: SwitchId, ports: Ports) {
+        if let Some(known) = self.ports.get_mut(switch.index()).filter(|known| **known != ports) {
+            *known = ports;
             self.dirty = true;
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! * [`core`]: pure controller state machine: its inputs are events and the time, its output is the desired tables.
 //! * [`plan`]: the difference between desired and installed tables, in a safe order.
-//! * [`reconcile`]: installs the desired tables in a switch, through [`driver`].
+//! * [`reconcile`]: installs the desired tables in a switch, through [`driver`]; one loop for each switch.
 //! * [`redirect`]: which leased pages lead to their owners; owned by the loop of [`reconcile`].
 //! * [`store`]: the state that survives a restart.
 //! * [`Controller`] and [`run`]: everything together, with the northbound API (`service`);
@@ -38,10 +38,11 @@ use tonic::transport::server::TcpIncoming;
 
 pub use config::{Config, SwitchAddress, TlsPaths};
 use driver::{DriverError, SwitchConnector};
+use futures::future::select_all;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
 use service::{Northbound, Operators};
-use shared::SharedState;
+use shared::{SharedState, SwitchEnds};
 use store::{Store, StoreError};
 
 /// How long a call of the northbound API may take.
@@ -68,10 +69,18 @@ pub enum ControllerError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The configuration does not have one address for each switch.
+    #[error("{count} addresses for {switches} switches")]
+    Addresses {
+        /// The number of addresses.
+        count: usize,
+        /// The number of switches.
+        switches: usize,
+    },
     /// The store cannot be used; nothing unstored was acknowledged.
     #[error(transparent)]
     Store(Arc<StoreError>),
-    /// Another controller has the switch, or it has more ports than can be flooded to.
+    /// Another controller has a switch, or it has more ports than can be flooded to.
     #[error(transparent)]
     Switch(DriverError),
     /// Another controller took the switch from one with this store. An operator must decide which of the
@@ -134,10 +143,17 @@ impl Controller {
     /// [`ControllerError`].
     pub async fn bind(config: Config) -> Result<Self, ControllerError> {
         let server = server(&config)?;
-        let count = config.core.ports.len();
-        if count > core::GROUP_PORTS_MAX {
-            let most = core::GROUP_PORTS_MAX;
-            return Err(ControllerError::Switch(DriverError::TooManyPorts { count, most }));
+        let topology = &config.core.topology;
+        let count = config.switches.len();
+        if count != topology.switch_count() {
+            return Err(ControllerError::Addresses { count, switches: topology.switch_count() });
+        }
+        for switch in topology.switches() {
+            let count = config.core.ports.iter().filter(|place| place.switch == switch).count();
+            if count > core::GROUP_PORTS_MAX {
+                let most = core::GROUP_PORTS_MAX;
+                return Err(ControllerError::Switch(DriverError::TooManyPorts { count, most }));
+            }
         }
         let store = match &config.store {
             Some(path) => Store::open(path)?,
@@ -165,8 +181,8 @@ impl Controller {
         self.listener.local_addr().map_err(|source| ControllerError::Listen { address, source })
     }
 
-    /// Resolves once the switch has its first tables, so that endpoints can reach the controller
-    /// through it; or after two seconds without a switch.
+    /// Resolves once the switches have their first tables, so that endpoints can reach the controller
+    /// through them; or after two seconds without a switch.
     pub fn installed(&mut self) -> oneshot::Receiver<()> {
         let (send, installed) = oneshot::channel();
         self.installed = Some(send);
@@ -181,37 +197,42 @@ impl Controller {
         self,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
-        let connector = self.config.switch.connector();
-        self.run_with(connector, shutdown).await
+        let connectors = self.config.switches.iter().map(SwitchAddress::connector).collect();
+        self.run_with(connectors, shutdown).await
     }
 
-    /// Runs with another kind of switch.
+    /// Runs with other kinds of switches, one for each of the topology.
     ///
     /// # Errors
     /// [`ControllerError`]: it must not continue.
     pub async fn run_with(
         mut self,
-        connector: Box<dyn SwitchConnector>,
+        connectors: Vec<Box<dyn SwitchConnector>>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
-        let (desires, desired) = watch::channel(Desired::default());
-        let core = &self.config.core;
-        let redirects = Redirects::new(core.redirects, core.redirect_budget);
         let store = Arc::new(self.store);
         let stored = store.load()?;
-        let outbid = self.config.force.then(|| outbid(&store));
         let (election_id, is_new) = (store.election_id(), stored.nodes.is_empty());
         tracing::info!(
             listen = %self.config.listen,
-            switch = %self.config.switch,
+            switches = %self.config.switch_words(),
             start = store.start_count(),
             known_nodes = stored.nodes.len(),
             "the controller starts"
         );
-        let claim = Claim { election_id, is_new, outbid };
-        let (reconciler, view) =
-            Reconciler::new(connector, claim, self.config.timing, redirects, desired);
-        let shared = Arc::new(SharedState::new(self.config.core, store, stored, desires, view));
+        let (mut reconcilers, mut switches) = (Vec::new(), Vec::new());
+        for connector in connectors {
+            let (send, desired) = watch::channel(Desired::default());
+            let outbid = self.config.force.then(|| outbid(&store));
+            let claim = Claim { election_id, is_new, outbid };
+            let redirects =
+                Redirects::new(self.config.core.redirects, self.config.core.redirect_budget);
+            let (reconciler, view) =
+                Reconciler::new(connector, claim, self.config.timing, redirects, desired);
+            reconcilers.push(Box::pin(reconciler.run()));
+            switches.push(SwitchEnds { desired: send, view });
+        }
+        let shared = Arc::new(SharedState::new(self.config.core, store, stored, switches));
         let _closing = Closing(Arc::clone(&shared));
         let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&shared)));
@@ -228,7 +249,7 @@ impl Controller {
         tokio::pin!(serving);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),
-            error = reconciler.run() => {
+            (error, ..) = select_all(reconcilers) => {
                 if let DriverError::Fenced { theirs, .. } = error {
                     shared.note_fenced(theirs);
                 }

@@ -2,7 +2,8 @@
 //!
 //! The loop over the switch ([`crate::reconcile`]) owns this state, not the core. A redirect is a hint: a
 //! missing one costs a refusal at the home, a stale one a retry. Redirects are therefore not stored, and no join
-//! or plan waits for them. Inputs are copies of replies and the time ([`Redirects::handle_packet_in`],
+//! or plan waits for them. A switch redirects only to its own endpoints: a packet that it redirected to another
+//! switch would be sent back from there, where its address leads to the home. Inputs are copies of replies and the time ([`Redirects::handle_packet_in`],
 //! [`Redirects::handle_timeout`]); outputs are single updates of the switch ([`Redirects::next_updates`]),
 //! without the comparison of all tables, which is too slow for them.
 //!
@@ -279,7 +280,7 @@ impl Redirects {
         let known = self.pages.get(&page).and_then(|state| state.lease);
         let owner = NodeId(reply.node);
         let attached = client(&self.endpoints, page.space(), owner).ok_or(Refusal::UnknownOwner)?;
-        let owner_incarnation = attached.incarnation;
+        let (owner_incarnation, is_local) = (attached.incarnation, attached.is_local);
         if reply.lease_remaining_ms == 0 {
             return Err(Refusal::Ended);
         }
@@ -295,7 +296,7 @@ impl Redirects {
         let until = same.map(|known| known.until).filter(|until| until.abs_diff(reported) <= SLACK);
         let until = until.unwrap_or(reported);
         let is_placed = self.pages.get(&page).is_some_and(State::is_placed);
-        let redirected = is_placed || self.placed < self.budget;
+        let redirected = is_local && (is_placed || self.placed < self.budget);
         let lease = Lease {
             owner,
             owner_incarnation,
@@ -309,7 +310,7 @@ impl Redirects {
         if event == LeaseEvent::Renewed {
             self.renew_rest(page, reply.lease_epoch, until);
         }
-        if redirected { Ok(()) } else { Err(Refusal::BudgetFull) }
+        if redirected || !is_local { Ok(()) } else { Err(Refusal::BudgetFull) }
     }
 
     /// The lease of a range has a new end; the length of the range is assumed.

@@ -214,22 +214,31 @@ impl Controller for Northbound {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let view = self.shared.view.borrow().clone();
-        let desired = self.shared.desired();
+        let with_entries = request.into_inner().entries;
+        let switches = self.shared.switches();
+        let (nodes, policy, names) = self
+            .shared
+            .look(|core| {
+                let topology = &core.config().topology;
+                let names = topology.switches().map(|it| topology.name(it).to_owned());
+                (response::nodes(core), core.config().redirects, names.collect::<Vec<_>>())
+            })
+            .await;
+        let named = || names.iter().zip(&switches);
         let mut status = proto::StatusResponse {
-            nodes: self.shared.look(response::nodes).await,
-            switch: Some(response::switch(&view)),
-            desired_entry_count: count(
-                desired.tables.count() + view.installed.tables.redirect_count(),
-            ),
-            installed_entry_count: count(view.installed.tables.count()),
-            leases: Some(response::leases(&view, self.shared.look(|c| c.config().redirects).await)),
+            nodes,
+            switches: named()
+                .map(|(name, (view, desired))| response::switch(name, view, desired, policy))
+                .collect(),
             uptime_ms: u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..proto::StatusResponse::default()
         };
         add_counts(&mut status, &self.shared.counts);
-        if request.into_inner().entries {
-            status.entries = response::entries(&desired.tables, &view.installed);
+        if with_entries {
+            let entries = named().flat_map(|(name, (view, desired))| {
+                response::entries(name, &desired.tables, &view.installed)
+            });
+            status.entries = entries.collect();
         }
         Ok(Response::new(status))
     }
@@ -269,10 +278,6 @@ fn secret() -> Result<[u8; 16], rand::rand_core::OsError> {
     let mut token = [0; 16];
     rand::rngs::OsRng.try_fill_bytes(&mut token)?;
     Ok(token)
-}
-
-fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 fn add_counts(status: &mut proto::StatusResponse, counts: &CallCounts) {
@@ -359,6 +364,7 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
         role,
         space: Space(u16::try_from(request.space).map_err(|_| "a space must fit 16 bits")?),
         mac: MacAddr(mac.map_err(|_| "a MAC address must have 6 bytes")?),
+        switch: request.switch,
         attachment,
         capacity_pages: request.capacity_pages,
         shard_count: u16::try_from(request.shard_count).map_err(|_| "too many shards")?,
@@ -401,6 +407,7 @@ fn join_refused(error: &JoinError) -> Status {
         | JoinError::BadName { .. }
         | JoinError::NameBelongs { .. }
         | JoinError::NoSuchPort(_)
+        | JoinError::NoSuchSwitch { .. }
         | JoinError::Reserved { .. } => Status::invalid_argument(text),
     }
 }

@@ -1,13 +1,14 @@
-//! The core, its store, and the tasks that wait for either.
+//! The core, its store, the desired and the actual state of each switch, and the tasks that wait for them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use bluebridge_wire::NodeId;
+use futures::future::select_all;
 use tokio::sync::{Mutex, broadcast, watch};
 
-use crate::core::{Change, Core, CoreConfig, Stored};
+use crate::core::{Change, Core, CoreConfig, Place, Ports, Stored, SwitchId};
 use crate::reconcile::{Desired, SwitchState, SwitchView};
 use crate::store::{ElectionId, Store, StoreError};
 
@@ -32,8 +33,8 @@ pub(crate) struct SharedState {
     core: Mutex<Core>,
     /// Empty once the controller has ended; open connections may exist a little longer.
     store: std::sync::Mutex<Option<Arc<Store>>>,
-    desired: watch::Sender<Desired>,
-    pub(crate) view: watch::Receiver<SwitchView>,
+    /// By switch.
+    switches: Vec<SwitchEnds>,
     altered: broadcast::Sender<NodeId>,
     failure: watch::Sender<Option<Arc<StoreError>>>,
     pub(crate) counts: CallCounts,
@@ -42,25 +43,33 @@ pub(crate) struct SharedState {
     was_empty: bool,
 }
 
+/// The ends of the channels to the loop over a switch.
+#[derive(Debug)]
+pub(crate) struct SwitchEnds {
+    pub(crate) desired: watch::Sender<Desired>,
+    pub(crate) view: watch::Receiver<SwitchView>,
+}
+
 impl SharedState {
+    /// The state of a controller of these switches, one for each of the configured topology.
     pub(crate) fn new(
         config: CoreConfig,
         store: Arc<Store>,
         stored: Stored,
-        desired: watch::Sender<Desired>,
-        view: watch::Receiver<SwitchView>,
+        switches: Vec<SwitchEnds>,
     ) -> Self {
         let now = Instant::now();
         let was_empty = stored.nodes.is_empty();
         let first_version = store.start_count() << VERSION_BITS;
         let mut core = Core::new(config, stored, first_version, now);
-        core.learn_ports(view.borrow().ports.clone());
-        publish(&mut core, &desired);
+        for (switch, ports) in ports_of(&switches) {
+            core.learn_ports(switch, ports);
+        }
+        publish(&mut core, &switches);
         Self {
             core: Mutex::new(core),
             store: std::sync::Mutex::new(Some(store)),
-            desired,
-            view,
+            switches,
             altered: broadcast::channel(WATCH_BACKLOG).0,
             failure: watch::channel(None).0,
             counts: CallCounts::default(),
@@ -82,11 +91,12 @@ impl SharedState {
         drop(self.store.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Whether this controller may respond to endpoints. With an empty store it may only once it has the
-    /// switch: before that it may have been started by mistake beside another controller, or with a lost
+    /// Whether this controller may respond to endpoints. With an empty store it may only once it has its
+    /// switches: before that it may have been started by mistake beside another controller, or with a lost
     /// store, and its response "unknown" would expel the other one's clients.
     pub(crate) fn is_ready(&self) -> bool {
-        !self.was_empty || self.view.borrow().counts.connects > 0
+        let connected = |switch: &SwitchEnds| switch.view.borrow().counts.connects > 0;
+        !self.was_empty || self.switches.iter().all(connected)
     }
 
     /// Reads the core.
@@ -121,7 +131,7 @@ impl SharedState {
                 // There may be no watcher.
                 drop(this.altered.send(id));
             }
-            publish(&mut core, &this.desired);
+            publish(&mut core, &this.switches);
             Ok(result)
         });
         task.await.unwrap_or_else(|error| Err(Arc::new(StoreError::Io(error.to_string()))))
@@ -155,34 +165,50 @@ impl SharedState {
         self.altered.subscribe()
     }
 
-    /// Waits until the switch has the present desired state, at most for `limit`.
+    /// Waits until every switch has the present desired state, at most for `limit`.
     pub(crate) async fn installed(&self, limit: Duration) -> bool {
-        let version = self.desired.borrow().version;
-        let mut view = self.view.clone();
-        let reached = view.wait_for(|view| has(view, version));
-        matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
+        let all = async {
+            for switch in &self.switches {
+                let version = switch.desired.borrow().version;
+                switch.view.clone().wait_for(|view| has(view, version)).await?;
+            }
+            Ok::<_, watch::error::RecvError>(())
+        };
+        matches!(tokio::time::timeout(limit, all).await, Ok(Ok(())))
     }
 
-    /// Whether the switch has the present desired state.
+    /// Whether every switch has the present desired state.
     pub(crate) fn is_installed(&self) -> bool {
-        let version = self.desired.borrow().version;
-        has(&self.view.borrow(), version)
+        self.switches.iter().all(|switch| {
+            let version = switch.desired.borrow().version;
+            has(&switch.view.borrow(), version)
+        })
     }
 
-    /// The desired state.
-    pub(crate) fn desired(&self) -> Desired {
-        self.desired.borrow().clone()
+    /// The actual and the desired state of each switch.
+    pub(crate) fn switches(&self) -> Vec<(SwitchView, Desired)> {
+        let both =
+            |switch: &SwitchEnds| (switch.view.borrow().clone(), switch.desired.borrow().clone());
+        self.switches.iter().map(both).collect()
     }
 
-    /// Advances the core's time, and passes the switch's ports to it.
+    /// Waits until a switch has other ports than these.
+    async fn other_ports(&self, known: &[Ports]) -> Result<(), watch::error::RecvError> {
+        let waits = self.switches.iter().zip(known).map(|(switch, known)| {
+            let mut view = switch.view.clone();
+            Box::pin(async move { view.wait_for(|view| view.ports != *known).await.map(drop) })
+        });
+        select_all(waits).await.0
+    }
+
+    /// Advances the core's time, and passes the switches' ports to it.
     pub(crate) async fn run_core(self: Arc<Self>) -> Arc<StoreError> {
-        let mut view = self.view.clone();
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
-        let mut own_port_missing = None;
+        let mut missing_before = Vec::new();
         let mut due = Instant::now();
         loop {
-            let ports = view.borrow_and_update().ports.clone();
+            let ports: Vec<_> = ports_of(&self.switches).collect();
             // A process that was stopped, or a host that was suspended, continues here, perhaps before
             // it reads the heartbeats that arrived meanwhile.
             let stalled = due.elapsed();
@@ -191,28 +217,34 @@ impl SharedState {
                     core.excuse_silence(now, stalled);
                 }
                 core.handle_timeout(now);
-                core.learn_ports(ports);
-                core.missing_own_port()
+                for (switch, ports) in ports {
+                    core.learn_ports(switch, ports);
+                }
+                let name = |place: Place| core.config().topology.name(place.switch).to_owned();
+                core.missing_ports().into_iter().map(|it| (name(it), it.port)).collect::<Vec<_>>()
             });
             match tending.await {
-                Ok(missing) if missing == own_port_missing => {}
                 Ok(missing) => {
-                    own_port_missing = missing;
-                    if let Some(port) = missing {
-                        tracing::warn!(
-                            port = port.0,
-                            "the switch does not have the configured port of the controller"
-                        );
+                    for place @ (switch, port) in &missing {
+                        if !missing_before.contains(place) {
+                            let port = port.0;
+                            tracing::warn!(
+                                switch,
+                                port,
+                                "the switch does not have this configured port"
+                            );
+                        }
                     }
+                    missing_before = missing;
                 }
                 Err(error) => return error,
             }
-            // The view changes with every update, its ports rarely.
-            let ports = self.look(|core| core.ports().clone()).await;
+            // The views change with every update, their ports rarely.
+            let ports = self.look(|core| core.all_ports().to_vec()).await;
             due = Instant::now() + pace;
-            let other_ports = view.wait_for(|view| view.ports != ports);
+            let other_ports = self.other_ports(&ports);
             if matches!(tokio::time::timeout(pace, other_ports).await, Ok(Err(_))) {
-                // The loop over the switch has ended, and the controller will end soon.
+                // The loop over a switch has ended, and the controller will end soon.
                 tokio::time::sleep(pace).await;
             }
         }
@@ -227,25 +259,33 @@ fn has(view: &SwitchView, version: u64) -> bool {
     view.state == SwitchState::InSync && view.version >= version
 }
 
-fn publish(core: &mut Core, desired: &watch::Sender<Desired>) {
+/// The ports of each switch, as last seen.
+fn ports_of(switches: &[SwitchEnds]) -> impl Iterator<Item = (SwitchId, Ports)> + '_ {
+    (0..).map(SwitchId).zip(switches.iter().map(|switch| switch.view.borrow().ports.clone()))
+}
+
+fn publish(core: &mut Core, switches: &[SwitchEnds]) {
     if !core.take_dirty() {
         return;
     }
-    let (tables, endpoints) = (core.desired(), core.endpoints());
-    desired.send_if_modified(|desired| {
-        let changed = *desired.tables != tables
-            || *desired.endpoints != endpoints
-            || desired.ports != *core.ports();
-        if changed {
-            desired.version += 1;
-            desired.ports = core.ports().clone();
-            desired.tables = Arc::new(tables);
-            if *desired.endpoints != endpoints {
-                desired.endpoints = Arc::new(endpoints);
+    for (switch, ends) in (0..).map(SwitchId).zip(switches) {
+        let (tables, endpoints) = (core.desired(switch), core.endpoints(switch));
+        let ports = core.ports(switch);
+        ends.desired.send_if_modified(|desired| {
+            let changed = *desired.tables != tables
+                || *desired.endpoints != endpoints
+                || desired.ports != *ports;
+            if changed {
+                desired.version += 1;
+                desired.ports = ports.clone();
+                desired.tables = Arc::new(tables);
+                if *desired.endpoints != endpoints {
+                    desired.endpoints = Arc::new(endpoints);
+                }
             }
-        }
-        changed
-    });
+            changed
+        });
+    }
 }
 
 #[cfg(test)]

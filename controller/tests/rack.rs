@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use bluebridge_controller::core::{ControllerPort, NotifyRule};
+use bluebridge_controller::core::{ControllerPort, NotifyRule, Place, SwitchId};
 use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::redirect::RedirectPolicy;
 use bluebridge_controller::{Config, ControllerError};
@@ -53,12 +53,12 @@ fn a_joined_endpoint_has_its_entries_and_leaves_none() {
     assert!(tables.contains_key(&Key::Anycast { dst_scope: SCOPE }));
     assert!(tables.contains_key(&Key::Multicast { dst_scope: SCOPE }));
     let status = controller.status();
-    let switch = status.switch.unwrap();
+    let switch = status.switches[0].clone();
     assert_eq!(switch.state(), SwitchState::InSync);
     assert_eq!(switch.ports.len(), 4);
     assert_eq!((switch.refused_update_count, switch.repaired_count), (0, 0));
     assert!(status.entries.iter().all(|entry| entry.desired && entry.installed));
-    assert_eq!(status.entries.len() as u64, status.desired_entry_count);
+    assert_eq!(status.entries.len() as u64, switch.desired_entry_count);
     home.leave().unwrap();
     user.leave().unwrap();
     let only_rules = || agent.entries().values().all(|action| *action == Action::CopyToController);
@@ -99,7 +99,7 @@ fn a_killed_controller_restarts_and_assigns_nothing_again() {
     let home = join(&controller, memory("m1", 1));
     let user = join(&controller, client("c1", 2));
     let installed = agent.entries();
-    let pushes = controller.status().switch.unwrap().pipeline_push_count;
+    let pushes = controller.switch().pipeline_push_count;
     assert_eq!(pushes, 1);
     let address = controller.kill();
     // An endpoint that has not noticed would count as reconnected.
@@ -123,7 +123,7 @@ fn a_killed_controller_restarts_and_assigns_nothing_again() {
     let goal = watching.readings() + 5;
     until("five more readings of the tables", || watching.readings() >= goal);
     assert_eq!(watching.end(), 0, "the tables never changed");
-    let switch = controller.status().switch.unwrap();
+    let switch = controller.switch();
     assert_eq!((switch.pipeline_push_count, switch.update_count), (0, 0));
     let status = controller.status();
     let of = |name: &str| status.nodes.iter().find(|node| node.name == name).unwrap().clone();
@@ -147,7 +147,7 @@ fn a_restarted_agent_without_tables_serves_again() {
         agent.restart_empty();
         until("the tables are back", || agent.entries() == installed && agent.groups() == groups);
     }
-    assert_eq!(controller.status().switch.unwrap().pipeline_push_count, 4);
+    assert_eq!(controller.switch().pipeline_push_count, 4);
 }
 
 #[test]
@@ -155,15 +155,15 @@ fn a_restarted_agent_with_its_tables_gets_no_updates() {
     let mut agent = Agent::start(4);
     let controller = Running::start(&agent, None);
     let _home = join(&controller, memory("m1", 1));
-    let before = controller.status().switch.unwrap();
+    let before = controller.switch();
     let installed = agent.entries();
     agent.stop();
     agent.restart_with_tables();
     until("the controller is back", || {
-        let switch = controller.status().switch.unwrap();
+        let switch = controller.switch();
         switch.connect_count > before.connect_count && switch.state() == SwitchState::InSync
     });
-    let after = controller.status().switch.unwrap();
+    let after = controller.switch();
     assert_eq!(after.update_count, before.update_count);
     assert_eq!(after.pipeline_push_count, before.pipeline_push_count);
     assert_eq!(agent.entries(), installed);
@@ -194,7 +194,7 @@ fn a_controller_with_an_empty_store_does_not_take_a_full_switch() {
     assert_eq!(agent.entries(), installed);
     let user = join(&right, client("c1", 2));
     assert!(user.assignment().installed, "the right one is the primary as before");
-    assert_eq!(right.status().switch.unwrap().connect_count, 1);
+    assert_eq!(right.switch().connect_count, 1);
 }
 
 #[test]
@@ -292,9 +292,7 @@ fn a_controller_with_another_store_or_an_old_copy_expels_no_memory_server() {
         agent.stop();
         agent.restart_empty();
         let wrong = Running::start_at(&agent, Some(store), last);
-        until("it has the switch", || {
-            wrong.status().switch.unwrap().state() == SwitchState::InSync
-        });
+        until("it has the switch", || wrong.switch().state() == SwitchState::InSync);
         let goal = wrong.status().refused_call_count + 3;
         until("heartbeats were refused", || wrong.status().refused_call_count >= goal);
         assert_eq!(home.snapshot().connection, Connection::Lost);
@@ -359,7 +357,10 @@ fn refused_joins_name_who_is_at_fault() {
 fn the_controllers_own_address_is_reserved_and_forwarded_to_its_port() {
     let agent = Agent::start(4);
     let mut config = Running::config(&agent);
-    let own = ControllerPort { port: SwitchPort(4), mac: MacAddr([2, 0, 0, 0, 0, 4]) };
+    let own = ControllerPort {
+        place: Place { switch: SwitchId(0), port: SwitchPort(4) },
+        mac: MacAddr([2, 0, 0, 0, 0, 4]),
+    };
     config.core.own_port = Some(own);
     let controller = Running::start_with(config);
     let thief = Registration { mac: own.mac.0, ..client("thief", 1) };
@@ -370,7 +371,7 @@ fn the_controllers_own_address_is_reserved_and_forwarded_to_its_port() {
     let honest = join(&controller, client("c1", 1));
     assert!(honest.assignment().installed);
     let way = &agent.entries()[&Key::L2 { dst_mac: own.mac }];
-    assert!(matches!(way, Action::Forward(to) if to.port == own.port), "{way:?}");
+    assert!(matches!(way, Action::Forward(to) if to.port == own.place.port), "{way:?}");
 }
 
 #[test]
@@ -448,9 +449,7 @@ fn tables_that_others_wiped_or_extended_are_repaired() {
     until("the tables are repaired", whole);
     agent.push(controller.election_id());
     // Before that, the tables may be filled under the foreign pipeline.
-    until("the pipeline is ours again", || {
-        controller.status().switch.unwrap().pipeline_push_count == 2
-    });
+    until("the pipeline is ours again", || controller.switch().pipeline_push_count == 2);
     until("the tables are complete", whole);
 }
 
@@ -464,9 +463,7 @@ fn the_switch_copies_only_by_rule() {
     until("the rule is there", || {
         agent.entries().values().any(|action| *action == Action::CopyToController)
     });
-    until("the switch is in sync", || {
-        controller.status().switch.unwrap().state() == SwitchState::InSync
-    });
+    until("the switch is in sync", || controller.switch().state() == SwitchState::InSync);
     assert!(!agent.clone_sessions().is_empty());
     drop(controller);
     let mut config = Running::config(&agent);

@@ -210,7 +210,7 @@ async fn missing_and_wrong_files_are_named() {
     ] {
         let mut config = bluebridge_controller::Config::new(
             std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
-            SwitchAddress::embedded("http://127.0.0.1:9"),
+            vec![SwitchAddress::embedded("http://127.0.0.1:9")],
         );
         config.tls = Some(TlsPaths {
             certificate: folder.file(certificate),

@@ -3,7 +3,9 @@
 //! There is one set of variables, for the command line, the client library and every other program that
 //! joins; `bluebridge rack exec` sets all of them.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::str::FromStr;
 
 /// The address of the controller: `[address]:port`, with or without `http://` or `https://`.
 pub const CONTROLLER_VARIABLE: &str = "BLUEBRIDGE_CONTROLLER";
@@ -17,8 +19,7 @@ pub const NAME_VARIABLE: &str = "BLUEBRIDGE_NAME";
 /// The space, a number; 1 if not set.
 pub const SPACE_VARIABLE: &str = "BLUEBRIDGE_SPACE";
 
-/// The switch's port to which the interface is connected: its number, with or without a leading
-/// `p`.
+/// The switch's port to which the interface is connected ([`SwitchPort`]).
 pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
 
 /// The root (a PEM file) of the controller's certificate; without it, joining uses no
@@ -41,8 +42,55 @@ pub enum EnvironmentError {
     #[error("{0:?} is not an address of a controller; write [ADDRESS]:PORT")]
     Controller(String),
     /// It is not a port of a switch.
-    #[error("{0:?} is not a port of a switch; write a number such as 3, or p3")]
+    #[error(
+        "{0:?} is not a port of a switch; write a number such as 3 or p3, with the switch's name before it if \
+         there are several: tor1/3"
+    )]
     SwitchPort(String),
+}
+
+/// A port of a switch: `3` or `p3`, or `tor1/3` if there are several switches.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SwitchPort {
+    /// The name of the switch; empty if it was not given.
+    pub switch: String,
+    /// The number of the port.
+    pub number: u16,
+}
+
+impl From<u16> for SwitchPort {
+    /// A port of the only switch.
+    fn from(number: u16) -> Self {
+        Self { switch: String::new(), number }
+    }
+}
+
+impl fmt::Display for SwitchPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.switch.as_str() {
+            "" => write!(f, "{}", self.number),
+            switch => write!(f, "{switch}/{}", self.number),
+        }
+    }
+}
+
+impl FromStr for SwitchPort {
+    type Err = EnvironmentError;
+
+    fn from_str(text: &str) -> Result<Self, EnvironmentError> {
+        let error = || EnvironmentError::SwitchPort(text.to_owned());
+        let (switch, port) = match text.split_once('/') {
+            Some((switch, port)) if crate::is_name(switch) => (switch, port),
+            Some(_) => return Err(error()),
+            None => ("", text),
+        };
+        let digits = port.strip_prefix('p').unwrap_or(port);
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(error());
+        }
+        let number = digits.parse().map_err(|_| error())?;
+        Ok(Self { switch: switch.to_owned(), number })
+    }
 }
 
 /// The controller's address in a text, with or without a scheme.
@@ -63,25 +111,26 @@ pub fn without_scheme(text: &str) -> &str {
     address.strip_suffix('/').unwrap_or(address)
 }
 
-/// The number of a switch's port in a text: `3` or `p3`.
-///
-/// # Errors
-/// [`EnvironmentError::SwitchPort`].
-pub fn parse_switch_port(text: &str) -> Result<u16, EnvironmentError> {
-    let digits = text.strip_prefix('p').unwrap_or(text);
-    let number = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    number.ok_or_else(|| EnvironmentError::SwitchPort(text.to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_port_has_a_number_and_perhaps_a_letter() {
-        assert_eq!((parse_switch_port("3"), parse_switch_port("p3")), (Ok(3), Ok(3)));
-        for bad in ["", "p", "pp3", "3p", "+3", "p+3", "-1", "65536", "eth3"] {
-            assert_eq!(parse_switch_port(bad), Err(EnvironmentError::SwitchPort(bad.to_owned())));
+    fn a_switch_port_has_a_number_and_perhaps_a_letter_and_a_switch() {
+        assert_eq!(("3".parse(), "p3".parse()), (Ok(SwitchPort::from(3)), Ok(SwitchPort::from(3))));
+        let of_tor = SwitchPort { switch: "tor1".to_owned(), number: 3 };
+        assert_eq!(("tor1/3".parse(), "tor1/p3".parse()), (Ok(of_tor.clone()), Ok(of_tor.clone())));
+        assert_eq!(
+            (of_tor.to_string(), SwitchPort::from(3).to_string()),
+            ("tor1/3".into(), "3".into())
+        );
+        for bad in
+            ["", "p", "pp3", "3p", "+3", "p+3", "-1", "65536", "eth3", "/3", "a/", "a b/3", "a/b/3"]
+        {
+            assert_eq!(
+                bad.parse::<SwitchPort>(),
+                Err(EnvironmentError::SwitchPort(bad.to_owned()))
+            );
         }
     }
 

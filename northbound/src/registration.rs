@@ -33,12 +33,12 @@ pub enum Carrier {
     Xdp,
 }
 
-/// Where an endpoint's interface is connected to the switch.
+/// The switch's port to which an endpoint's interface is connected.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Attachment {
-    /// To the switch's interface of this name, which the controller looks up.
+    /// That of the switch's interface of this name, which the controller looks up.
     Interface(String),
-    /// To the port with this number.
+    /// The port with this number.
     Port(u16),
 }
 
@@ -76,7 +76,9 @@ pub struct Registration {
     pub space: Space,
     /// The MAC address of its interface towards the switch.
     pub mac: [u8; 6],
-    /// Where that interface is connected.
+    /// The name of the switch to which that interface is connected; may be empty if there is only one.
+    pub switch: String,
+    /// The switch's port.
     pub attachment: Attachment,
     /// How it sends and receives.
     pub carrier: Carrier,
@@ -112,6 +114,7 @@ impl Registration {
             carrier: carrier.into(),
             mtu: self.mtu,
             nonce,
+            switch: self.switch.clone(),
             notices: self.notices,
             previous: self.previous.map(|previous| proto::Previous {
                 node: previous.node.0.into(),

@@ -90,6 +90,7 @@ fn server() -> Registration {
         role: Role::Memory { capacity_pages: 10, shard_count: 1 },
         space: Space(1),
         mac: [2, 0, 0, 0, 0, 1],
+        switch: String::new(),
         attachment: Attachment::Port(1),
         carrier: Carrier::Socket,
         mtu: 9000,

@@ -15,22 +15,31 @@ const SYNCING: &str = "syncing";
 pub struct ControllerReport {
     /// Every endpoint that ever joined and is still recorded.
     pub nodes: Vec<NodeReport>,
-    /// The state of the connection to the switch, in one word.
-    pub switch_state: &'static str,
-    /// Whether the switch has the desired entries.
+    /// The switches, at least one.
+    pub switches: Vec<SwitchReport>,
+    /// Milliseconds since the controller started.
+    pub uptime_ms: u64,
+}
+
+/// A switch in the controller's view.
+#[derive(Clone, Debug, Serialize)]
+pub struct SwitchReport {
+    /// Its name; empty if it is the only one and has none.
+    pub name: String,
+    /// The state of the connection to it, in one word.
+    pub state: &'static str,
+    /// Whether it has the desired entries.
     pub in_sync: bool,
     /// The last problem, if there is one.
     pub problem: Option<String>,
-    /// Desired entries, groups and settings of the switch.
+    /// Its desired entries, groups and settings.
     pub desired_entry_count: u64,
     /// Installed entries, groups and settings.
     pub installed_entry_count: u64,
     /// Entries that read-backs found missing, different or foreign.
     pub repaired_count: u64,
-    /// Connections to the switch since the controller started.
+    /// Connections since the controller started.
     pub connect_count: u64,
-    /// Milliseconds since the controller started.
-    pub uptime_ms: u64,
     /// Leases and redirects.
     pub leases: LeaseReport,
 }
@@ -107,7 +116,9 @@ pub struct NodeReport {
     pub state: &'static str,
     /// Its space.
     pub space: u16,
-    /// The switch's port to which it is connected.
+    /// The name of the switch to which it is connected; empty if the only switch has none.
+    pub switch: String,
+    /// The switch's port.
     pub switch_port: u32,
     /// The number of its joins.
     pub incarnation: u32,
@@ -125,9 +136,11 @@ pub struct NodeReport {
     pub silent_ms: u64,
 }
 
-/// An entry, group or setting of the switch in the controller's view.
+/// An entry, group or setting of a switch in the controller's view.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct EntryReport {
+    /// The name of the switch; empty if the only switch has none.
+    pub switch: String,
     /// The table.
     pub table: String,
     /// Its key.
@@ -148,6 +161,7 @@ impl EntryReport {
     /// The entry in the controller's response.
     pub fn of(entry: &proto::TableEntry) -> Self {
         Self {
+            switch: entry.switch.clone(),
             table: entry.table.clone(),
             matches: entry.r#match.clone(),
             action: entry.action.clone(),
@@ -165,24 +179,65 @@ impl EntryReport {
 impl ControllerReport {
     /// The report in the controller's response.
     pub fn of(status: &proto::StatusResponse) -> Self {
-        let switch = status.switch.clone().unwrap_or_default();
-        let switch_state = match switch.state() {
+        Self {
+            nodes: status.nodes.iter().map(NodeReport::of).collect(),
+            switches: status.switches.iter().map(SwitchReport::of).collect(),
+            uptime_ms: status.uptime_ms,
+        }
+    }
+}
+
+impl SwitchReport {
+    fn of(switch: &proto::SwitchStatus) -> Self {
+        let state = match switch.state() {
             SwitchState::Disconnected | SwitchState::Unspecified => "disconnected",
             SwitchState::InSync => "in sync",
             SwitchState::Syncing => SYNCING,
         };
         Self {
-            nodes: status.nodes.iter().map(NodeReport::of).collect(),
-            switch_state,
+            name: switch.name.clone(),
+            state,
             in_sync: switch.state() == SwitchState::InSync,
-            problem: (!switch.problem.is_empty()).then_some(switch.problem),
-            desired_entry_count: status.desired_entry_count,
-            installed_entry_count: status.installed_entry_count,
+            problem: (!switch.problem.is_empty()).then(|| switch.problem.clone()),
+            desired_entry_count: switch.desired_entry_count,
+            installed_entry_count: switch.installed_entry_count,
             repaired_count: switch.repaired_count,
             connect_count: switch.connect_count,
-            uptime_ms: status.uptime_ms,
-            leases: status.leases.as_ref().map(LeaseReport::of).unwrap_or_default(),
+            leases: switch.leases.as_ref().map(LeaseReport::of).unwrap_or_default(),
         }
+    }
+
+    /// The switch in a sentence.
+    fn words(&self) -> String {
+        match self.name.as_str() {
+            "" => "the switch".to_owned(),
+            name => format!("the switch {name}"),
+        }
+    }
+
+    /// Its problem, as a sentence.
+    fn fault(&self) -> Option<String> {
+        let problem = self.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+        let words = self.words();
+        (!self.in_sync).then(|| match self.state {
+            SYNCING => format!("{words} is not up to date{problem}"),
+            state => format!("{words} is {state}{problem}"),
+        })
+    }
+
+    /// Its state, in two lines.
+    pub fn summary(&self) -> String {
+        let Self { state, desired_entry_count, installed_entry_count, repaired_count, .. } = self;
+        let name = if self.name.is_empty() { String::new() } else { format!(" {}", self.name) };
+        let connected = match self.connect_count {
+            1 => "once".to_owned(),
+            count => format!("{count} times"),
+        };
+        format!(
+            "switch{name} {state}: {desired_entry_count} entries desired, {installed_entry_count} installed, \
+             {repaired_count} repaired, connected {connected}\n{}",
+            self.leases
+        )
     }
 }
 
@@ -190,11 +245,7 @@ impl ControllerReport {
     /// The problems, as sentences: the switch is lost or not up to date, or a memory server is
     /// silent. A silent client may have crashed, which is no fault of the rack.
     pub fn faults(&self) -> Vec<String> {
-        let problem = self.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
-        let switch = (!self.in_sync).then(|| match self.switch_state {
-            SYNCING => format!("the switch is not up to date{problem}"),
-            state => format!("the switch is {state}{problem}"),
-        });
+        let switches = self.switches.iter().filter_map(SwitchReport::fault);
         let silent =
             self.nodes.iter().filter(|node| (node.role, node.state) == ("memory", "silent"));
         let silent = silent.map(|node| {
@@ -204,40 +255,45 @@ impl ControllerReport {
                 node.silent_ms / 1000
             )
         });
-        switch.into_iter().chain(silent).collect()
+        switches.chain(silent).collect()
     }
 
-    /// The state of the connection to the switch, in lines.
+    /// The state of the members and the switches, in lines.
     pub fn summary(&self) -> String {
         let with = |state| self.nodes.iter().filter(|node| node.state == state).count();
-        format!(
-            "members: {} live, {} silent, {} gone\n\
-             switch {}: {} entries desired, {} installed, {} repaired, connected {}\n\
-             {}\n\
-             up for {} s",
+        let members = format!(
+            "members: {} live, {} silent, {} gone",
             with("live"),
             with("silent"),
-            with("gone"),
-            self.switch_state,
-            self.desired_entry_count,
-            self.installed_entry_count,
-            self.repaired_count,
-            match self.connect_count {
-                1 => "once".to_owned(),
-                count => format!("{count} times"),
-            },
-            self.leases,
-            self.uptime_ms / 1000,
-        )
+            with("gone")
+        );
+        let uptime = format!("up for {} s", self.uptime_ms / 1000);
+        let switches = self.switches.iter().map(SwitchReport::summary);
+        [members].into_iter().chain(switches).chain([uptime]).collect::<Vec<_>>().join("\n")
     }
 
-    /// Whether the switch is being updated without a problem so far.
+    /// Whether a switch is being updated, and none has a problem so far.
     pub fn is_syncing(&self) -> bool {
-        self.switch_state == SYNCING && self.problem.is_none()
+        let is_syncing = |switch: &SwitchReport| switch.state == SYNCING;
+        self.switches.iter().any(is_syncing)
+            && self.switches.iter().all(|it| it.in_sync || is_syncing(it) && it.problem.is_none())
+    }
+
+    /// Whether every switch has the desired entries.
+    pub fn in_sync(&self) -> bool {
+        self.switches.iter().all(|switch| switch.in_sync)
     }
 }
 
 impl NodeReport {
+    /// Its port, with the name of the switch if that has one.
+    pub fn port(&self) -> String {
+        match self.switch.as_str() {
+            "" => self.switch_port.to_string(),
+            switch => format!("{switch}/{}", self.switch_port),
+        }
+    }
+
     /// The endpoint in the controller's response.
     pub fn of(node: &proto::Node) -> Self {
         let id = NodeId(u16::try_from(node.node).unwrap_or(0));
@@ -259,6 +315,7 @@ impl NodeReport {
                 NodeState::Unspecified => "unknown",
             },
             space: space.0,
+            switch: node.switch.clone(),
             switch_port: node.switch_port,
             incarnation: node.incarnation,
             arena_generation: node.arena_generation,
@@ -300,20 +357,24 @@ mod tests {
         ];
         let well = proto::StatusResponse {
             nodes: nodes.clone(),
-            switch: Some(switch(SwitchState::InSync, "")),
+            switches: vec![switch(SwitchState::InSync, "")],
             ..proto::StatusResponse::default()
         };
         assert_eq!(ControllerReport::of(&well).faults(), Vec::<String>::new());
         let silent = node("s2", Role::Memory, NodeState::Silent);
         let ill = proto::StatusResponse {
             nodes: [nodes, vec![silent]].concat(),
-            switch: Some(switch(SwitchState::Disconnected, "refused")),
+            switches: vec![
+                switch(SwitchState::Disconnected, "refused"),
+                proto::SwitchStatus { name: "tor1".to_owned(), ..switch(SwitchState::Syncing, "") },
+            ],
             ..proto::StatusResponse::default()
         };
         assert_eq!(
             ControllerReport::of(&ill).faults(),
             [
                 "the switch is disconnected: refused",
+                "the switch tor1 is not up to date",
                 "no heartbeat from the memory server s2 for 7 s"
             ]
         );

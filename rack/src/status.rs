@@ -111,7 +111,7 @@ pub fn look(state: &RackState) -> RackStatus {
     let seen = Seen {
         switch_responds: match switch {
             Some(Ok(())) => true,
-            None => !has_agent && controller.as_ref().is_some_and(|it| it.in_sync),
+            None => !has_agent && controller.as_ref().is_some_and(|it| it.in_sync()),
             Some(Err(_)) => false,
         },
         controller: controller.as_ref(),
@@ -210,9 +210,9 @@ impl DaemonReport {
 /// The problems in the controller's view: with the switch, and with members that should be daemons of the rack.
 fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport]) -> Vec<String> {
     let mut problems = Vec::new();
-    if !controller.in_sync {
-        let reason = controller.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
-        let state = controller.switch_state;
+    for switch in controller.switches.iter().filter(|switch| !switch.in_sync) {
+        let reason = switch.problem.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+        let state = switch.state;
         problems.push(format!("the switch's tables are not as desired: {state}{reason}"));
     }
     // A daemon that does not run, or is stopped, is a problem already.

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bluebridge_controller::core::ControllerPort;
+use bluebridge_controller::core::{ControllerPort, LinkEnd, Place, Topology};
 use bluebridge_controller::redirect::{REDIRECT_BUDGET, REDIRECTS_MAX, RedirectPolicy};
 use bluebridge_controller::{Config, Controller as Running, TlsPaths, config};
-use bluebridge_northbound::environment::{EnvironmentError, parse_switch_port};
+use bluebridge_northbound::environment::{EnvironmentError, SwitchPort as PortName};
 use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_p4::program::BMV2_CONFIG;
@@ -19,7 +19,7 @@ use bluebridge_transport::interface::Interface;
 use clap::{Args, ValueEnum};
 
 use self::query::Query;
-use super::switch_address::SwitchAddress;
+use super::switch_address::{Link, NamedSwitch, SwitchAddress};
 use super::{Global, shutdown};
 use crate::exit::{Exit, UsageError};
 
@@ -56,15 +56,20 @@ struct Serve {
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
     listen: SocketAddr,
     /// The switch: the ADDRESS of its P4Runtime server, openflow://ADDRESS of a switch that listens for OpenFlow
-    /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects
-    #[arg(long, value_name = "ADDRESS", default_value = "[::1]:9559")]
-    switch: SwitchAddress,
-    /// The kind of P4Runtime switch, which decides the device configuration that it gets
-    #[arg(long, value_enum, default_value_t)]
-    target: P4Target,
-    /// P4Runtime's number for the switch
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    device_id: u64,
+    /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects. With NAME= before it, it
+    /// can be repeated; endpoints then name their switch
+    #[arg(long = "switch", value_name = "[NAME=]ADDRESS", default_value = "[::1]:9559")]
+    switches: Vec<NamedSwitch>,
+    /// A link between two switches, such as tor1/9-spine/1. The switches must form a tree
+    #[arg(long = "link", value_name = "SWITCH/PORT-SWITCH/PORT")]
+    links: Vec<Link>,
+    /// The kind of P4Runtime switch, which decides the device configuration that it gets; once for all switches, or
+    /// once for each in their order
+    #[arg(long = "target", value_enum, default_values_t = [P4Target::default()])]
+    targets: Vec<P4Target>,
+    /// P4Runtime's number for the switch; once for all switches, or once for each in their order
+    #[arg(long = "device-id", value_name = "N", default_values_t = [1], value_parser = clap::value_parser!(u64).range(1..))]
+    device_ids: Vec<u64>,
     /// The file that stores node ids, generations, incarnations and epochs; created if it is missing
     #[arg(long, value_name = "FILE", required = true)]
     store: Option<PathBuf>,
@@ -77,9 +82,10 @@ struct Serve {
     /// join with its MAC address, and the switch sends traffic for it only to its port
     #[arg(long, value_name = "NAME", requires = "switch_port")]
     interface: Option<String>,
-    /// The switch's port to which this interface is connected, such as 3 or p3; no endpoint can have it
-    #[arg(long, value_name = "N", requires = "interface", value_parser = parse_own_port)]
-    switch_port: Option<u16>,
+    /// The switch's port to which this interface is connected, such as 3 or p3, or spine/3 if there are several
+    /// switches; no endpoint can have it
+    #[arg(long, value_name = "[SWITCH/]PORT", requires = "interface", value_parser = parse_own_port)]
+    switch_port: Option<PortName>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
@@ -110,22 +116,13 @@ pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit
 }
 
 fn serve(controller: Serve) -> anyhow::Result<Exit> {
-    let switch = match controller.switch {
-        SwitchAddress::OpenFlow(address) => config::SwitchAddress::OpenFlow(address),
-        SwitchAddress::P4Runtime(address) => config::SwitchAddress::P4Runtime {
-            uri: format!("http://{address}"),
-            device_id: controller.device_id,
-            device_config: match controller.target {
-                P4Target::Embedded => None,
-                P4Target::Bmv2 => Some(BMV2_CONFIG.to_vec()),
-            },
-        },
-    };
-    let mut config = Config::new(controller.listen, switch);
+    let topology = topology(&controller)?;
+    let mut config = Config::new(controller.listen, addresses(&controller)?);
+    config.core.own_port = own_port(&topology, controller.interface.zip(controller.switch_port))?;
+    config.core.topology = topology;
     config.store = controller.store;
     config.force = controller.force;
     config.operators = controller.operators;
-    config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
     config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
@@ -153,20 +150,72 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     })
 }
 
-/// The number of a port that exists on a switch: the first has 1.
-fn parse_own_port(text: &str) -> Result<u16, EnvironmentError> {
-    match parse_switch_port(text)? {
-        port @ 1..=PORT_MAX => Ok(port),
+/// The switches and their links.
+fn topology(options: &Serve) -> anyhow::Result<Topology> {
+    let names = options.switches.iter().map(|switch| switch.name.clone()).collect();
+    let links: Vec<_> =
+        options.links.iter().map(|Link(one, other)| (end(one), end(other))).collect();
+    Topology::new(names, &links).map_err(|error| UsageError(error.to_string()).into())
+}
+
+fn end(PortName { switch, number }: &PortName) -> LinkEnd {
+    (switch.clone(), SwitchPort(*number))
+}
+
+/// The addresses of the switches, with their device ids and configurations.
+fn addresses(options: &Serve) -> anyhow::Result<Vec<config::SwitchAddress>> {
+    let count = options.switches.len();
+    let targets = for_each(count, &options.targets, "--target")?;
+    let device_ids = for_each(count, &options.device_ids, "--device-id")?;
+    let address = |(switch, (target, device_id)): (&NamedSwitch, _)| match switch.address {
+        SwitchAddress::OpenFlow(address) => config::SwitchAddress::OpenFlow(address),
+        SwitchAddress::P4Runtime(address) => config::SwitchAddress::P4Runtime {
+            uri: format!("http://{address}"),
+            device_id,
+            device_config: match target {
+                P4Target::Embedded => None,
+                P4Target::Bmv2 => Some(BMV2_CONFIG.to_vec()),
+            },
+        },
+    };
+    Ok(options.switches.iter().zip(targets.zip(device_ids)).map(address).collect())
+}
+
+/// A value for each of `count` switches: their own, or one for all.
+fn for_each<T: Copy>(
+    count: usize,
+    given: &[T],
+    option: &str,
+) -> Result<impl Iterator<Item = T>, UsageError> {
+    if given.len() != 1 && given.len() != count {
+        let words = format!("{option} is needed once, or once for each of the {count} switches");
+        return Err(UsageError(words));
+    }
+    Ok(given.iter().copied().cycle().take(count))
+}
+
+/// A port that exists on a switch: the first has 1.
+fn parse_own_port(text: &str) -> Result<PortName, EnvironmentError> {
+    let port: PortName = text.parse()?;
+    match port.number {
+        1..=PORT_MAX => Ok(port),
         _ => Err(EnvironmentError::SwitchPort(text.to_owned())),
     }
 }
 
 /// The controller's own port.
-fn own_port(given: Option<(String, u16)>) -> anyhow::Result<Option<ControllerPort>> {
+fn own_port(
+    topology: &Topology,
+    given: Option<(String, PortName)>,
+) -> anyhow::Result<Option<ControllerPort>> {
     let Some((name, port)) = given else { return Ok(None) };
     let interface = Interface::by_name(&name)
         .map_err(|error| UsageError(format!("cannot use interface {name}: {error}")))?;
-    Ok(Some(ControllerPort { port: SwitchPort(port), mac: MacAddr(interface.mac) }))
+    let switch = topology.find(&port.switch).ok_or_else(|| {
+        UsageError(format!("--switch-port {port} names none of the switches; write SWITCH/PORT"))
+    })?;
+    let place = Place { switch, port: SwitchPort(port.number) };
+    Ok(Some(ControllerPort { place, mac: MacAddr(interface.mac) }))
 }
 
 const fn policy(redirects: Redirects) -> RedirectPolicy {
@@ -179,7 +228,7 @@ const fn policy(redirects: Redirects) -> RedirectPolicy {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_controller::core::GATEWAY_MAC;
+    use bluebridge_controller::core::{GATEWAY_MAC, SwitchId};
     use clap::Parser;
     use clap::error::ErrorKind;
 
@@ -220,15 +269,49 @@ mod tests {
         };
         assert!(parse(&["--interface", "lo"]).is_err() && parse(&["--switch-port", "6"]).is_err());
         let given = parse(&["--interface", "lo", "--switch-port", "6"]).expect("complete");
-        let own = own_port(given.interface.zip(given.switch_port)).expect("there is a loopback");
-        assert_eq!(own, Some(ControllerPort { port: SwitchPort(6), mac: MacAddr([0; 6]) }));
-        let error = own_port(Some(("no-such-if".to_owned(), 1))).expect_err("none of that name");
-        assert_eq!(Exit::of(&error), Exit::Usage);
+        let only = Topology::default();
+        let own = own_port(&only, given.interface.zip(given.switch_port)).expect("a loopback");
+        let place = Place { switch: SwitchId(0), port: SwitchPort(6) };
+        assert_eq!(own, Some(ControllerPort { place, mac: MacAddr([0; 6]) }));
+        for (interface, port) in [("no-such-if", "1"), ("lo", "spine/1")] {
+            let given = (interface.to_owned(), port.parse().expect("a port"));
+            let error = own_port(&only, Some(given)).expect_err("there is none");
+            assert_eq!(Exit::of(&error), Exit::Usage);
+        }
     }
 
     #[test]
     fn the_gateway_that_hosts_use_is_the_one_that_is_reserved() {
         assert_eq!(GATEWAY_MAC.0, bluebridge_rack::network::host::GATEWAY_MAC.0);
+    }
+
+    #[test]
+    fn several_switches_have_names_and_links() {
+        let parse = |more: &[&str]| {
+            let line = ["controller", "--store", "c.redb"].iter().chain(more);
+            Line::try_parse_from(line).map(|line| line.controller.serve)
+        };
+        let two = ["--switch", "tor=[::1]:1", "--switch", "spine=openflow://[::1]:2"];
+        let linked = [&two[..], &["--link", "tor/9-spine/1"]].concat();
+        let given = parse(&linked).expect("complete");
+        let tree = topology(&given).expect("a tree");
+        let host = Place { switch: SwitchId(1), port: SwitchPort(4) };
+        assert_eq!(tree.port_toward(SwitchId(0), host), SwitchPort(9));
+        assert_eq!(addresses(&given).expect("two").len(), 2);
+        let ids = [&linked[..], &["--device-id", "4", "--device-id", "5"]].concat();
+        let of_each = addresses(&parse(&ids).expect("complete")).expect("one for each");
+        let first = |address: &config::SwitchAddress| {
+            matches!(address, config::SwitchAddress::P4Runtime { device_id: 4, .. })
+        };
+        assert!(of_each.first().is_some_and(first), "{of_each:?}");
+        let too_many = [&linked[..], &["--device-id", "4"].repeat(3)].concat();
+        let refused = addresses(&parse(&too_many).expect("complete")).expect_err("three for two");
+        assert_eq!(Exit::of(&refused), Exit::Usage);
+        let refused = topology(&parse(&two).expect("complete")).expect_err("there is no link");
+        assert!(
+            refused.to_string().contains("from the switch tor to the switch spine"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use bluebridge_northbound::environment::{
     CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
-    parse_controller, parse_switch_port,
+    SwitchPort, parse_controller,
 };
 use clap::Args;
 
@@ -27,9 +27,9 @@ pub(super) struct Endpoint {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     pub(super) interface: String,
-    /// The switch's port to which this interface is connected, such as 3 or p3
-    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
-    pub(super) switch_port: u16,
+    /// The switch's port to which this interface is connected, such as 3 or p3; tor1/3 if there are several switches
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "[SWITCH/]PORT")]
+    pub(super) switch_port: SwitchPort,
     /// The address of the controller, with or without http://
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     pub(super) controller: SocketAddr,
@@ -62,7 +62,7 @@ mod tests {
     fn a_port_may_have_its_letter_and_a_controller_its_scheme() {
         for (port, controller) in [("3", "[fd00:bb::1]:7700"), ("p3", "http://[fd00:bb::1]:7700")] {
             let endpoint = endpoint(port, controller).expect("both are understood");
-            assert_eq!(endpoint.switch_port, 3);
+            assert_eq!(endpoint.switch_port, 3.into());
             assert_eq!(endpoint.controller.to_string(), "[fd00:bb::1]:7700");
         }
         let error = endpoint("eth3", "[fd00:bb::1]:7700").expect_err("an interface is no port");

@@ -11,7 +11,7 @@ use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, Service
 use bluebridge_northbound::MemoryNodeStatus;
 use bluebridge_northbound::environment::{
     CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
-    parse_controller, parse_switch_port,
+    SwitchPort, parse_controller,
 };
 use bluebridge_rack::RackError;
 use bluebridge_rack::access;
@@ -57,9 +57,9 @@ pub(super) struct Member {
     /// The interface that leads to the switch; see `bluebridge host up`
     #[arg(long, env = INTERFACE_VARIABLE, value_name = "NAME")]
     interface: Option<String>,
-    /// The switch's port to which this interface is connected, such as 3 or p3
-    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "N", value_parser = parse_switch_port)]
-    switch_port: Option<u16>,
+    /// The switch's port to which this interface is connected, such as 3 or p3; tor1/3 if there are several switches
+    #[arg(long, env = SWITCH_PORT_VARIABLE, value_name = "[SWITCH/]PORT")]
+    switch_port: Option<SwitchPort>,
     /// The address of the controller, with or without http://
     #[arg(long, env = CONTROLLER_VARIABLE, value_name = "ADDRESS", value_parser = parse_controller)]
     controller: Option<SocketAddr>,
@@ -107,7 +107,7 @@ impl FromStr for Deadline {
 pub(super) struct Identity {
     pub(super) name: String,
     pub(super) interface: String,
-    pub(super) switch_port: u16,
+    pub(super) switch_port: SwitchPort,
     pub(super) controller: SocketAddr,
     pub(super) space: Space,
     pub(super) tls: Option<ClientTlsConfig>,
@@ -186,7 +186,7 @@ impl Member {
             return self.enter_rack();
         }
         let (Some(name), Some(interface), Some(switch_port), Some(controller)) =
-            (self.name.clone(), self.interface.clone(), self.switch_port, self.controller)
+            (self.name.clone(), self.interface.clone(), self.switch_port.clone(), self.controller)
         else {
             let missing: Vec<_> =
                 described.iter().filter(|(_, given)| !given).map(|(name, _)| *name).collect();
@@ -223,7 +223,7 @@ pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow
     Ok(Identity {
         name: node.to_string(),
         interface: ENDPOINT_INTERFACE.to_owned(),
-        switch_port: port.number,
+        switch_port: port.number.into(),
         controller: layout.controller().into(),
         space,
         tls: None,
@@ -270,7 +270,8 @@ fn join_when_free(
     let mut options = JoinOptions::named(&identity.name)
         .space(identity.space)
         .interface(&identity.interface)
-        .switch_port(identity.switch_port);
+        .switch(&identity.switch_port.switch)
+        .switch_port(identity.switch_port.number);
     options.membership.join_deadline = deadline;
     take_port(&mut options);
     options.behaviour =
@@ -347,7 +348,7 @@ mod tests {
         {
             let words = ["read", "--switch-port", port, "--controller", controller];
             let member = Line::try_parse_from(words).expect("both are understood").member;
-            assert_eq!(member.switch_port, Some(3));
+            assert_eq!(member.switch_port, Some(3.into()));
             assert_eq!(member.controller, "[fd00:bb::1]:7700".parse().ok());
         }
         let error = Line::try_parse_from(["read", "--switch-port", "eth3"]).expect_err("no port");

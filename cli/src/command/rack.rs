@@ -370,13 +370,5 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
         ]
     });
     output::table(&MEMBER_COLUMNS, nodes.collect())?;
-    let problem = controller.problem.as_ref().map_or_else(String::new, |it| format!("; {it}"));
-    output::text(&format!(
-        "switch {}: {} entries desired, {} installed, {} repaired{problem}",
-        controller.switch_state,
-        controller.desired_entry_count,
-        controller.installed_entry_count,
-        controller.repaired_count,
-    ))?;
-    output::text(&controller.leases.to_string())
+    controller.switches.iter().try_for_each(|switch| output::text(&switch.summary()))
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 
 use bluebridge_controller::driver::OpenFlowAddress;
+use bluebridge_northbound::environment::SwitchPort;
 
 /// A switch, and the protocol that it speaks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -46,9 +47,64 @@ impl fmt::Display for SwitchAddress {
     }
 }
 
+/// A switch of a controller, with its name if there are several.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct NamedSwitch {
+    pub(super) name: String,
+    pub(super) address: SwitchAddress,
+}
+
+impl FromStr for NamedSwitch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, address) = text.split_once('=').unwrap_or(("", text));
+        Ok(Self { name: name.to_owned(), address: address.parse()? })
+    }
+}
+
+/// The ports at the ends of a link between two switches.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Link(pub(super) SwitchPort, pub(super) SwitchPort);
+
+impl FromStr for Link {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Names of switches may contain '-', numbers of ports do not.
+        let (one, other) = text
+            .split_once('/')
+            .and_then(|(name, rest)| {
+                let (port, other) = rest.split_once('-')?;
+                Some((format!("{name}/{port}"), other))
+            })
+            .ok_or_else(|| format!("{text:?} is no link; write SWITCH/PORT-SWITCH/PORT"))?;
+        let end = |text: &str| text.parse::<SwitchPort>().map_err(|error| error.to_string());
+        Ok(Self(end(&one)?, end(other)?))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_switch_may_have_a_name_and_a_link_two_ends() {
+        let named: NamedSwitch = "tor-1=openflow://[::1]:6653".parse().unwrap();
+        assert_eq!(
+            (named.name.as_str(), named.address.to_string().as_str()),
+            ("tor-1", "openflow://[::1]:6653")
+        );
+        let unnamed: NamedSwitch = "[::1]:9559".parse().unwrap();
+        assert_eq!(unnamed.name, "");
+        let end = |switch: &str, number| SwitchPort { switch: switch.to_owned(), number };
+        assert_eq!("tor-1/9-spine-a/p1".parse(), Ok(Link(end("tor-1", 9), end("spine-a", 1))));
+        for bad in
+            ["", "tor1-spine", "tor1/9", "tor1/9-", "tor1/x-spine/1", "/9-spine/1", "a/1-b/2-c/3"]
+        {
+            assert!(bad.parse::<Link>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn an_address_names_its_protocol() {

@@ -98,7 +98,7 @@ fn a_running_controller_is_asked_and_logs_what_happens() {
     assert!(said.starts_with("healthy\n") && said.contains("switch in sync"), "{said}");
     let status = json("status", &[]);
     assert_eq!(
-        (&status["healthy"], &status["controller"]["in_sync"]),
+        (&status["healthy"], &status["controller"]["switches"][0]["in_sync"]),
         (&true.into(), &true.into())
     );
 
@@ -107,6 +107,7 @@ fn a_running_controller_is_asked_and_logs_what_happens() {
         role: Role::Memory { capacity_pages: 10, shard_count: 1 },
         space: Space(1),
         mac: [2, 0, 0, 0, 0, 1],
+        switch: String::new(),
         attachment: Attachment::Port(1),
         carrier: Carrier::Socket,
         mtu: 9000,

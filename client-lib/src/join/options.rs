@@ -6,7 +6,7 @@ use bluebridge_northbound::{
     Attachment, Options,
     environment::{
         CONTROLLER_VARIABLE, EnvironmentError, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE,
-        SWITCH_PORT_VARIABLE, TLS_ROOT_VARIABLE, parse_switch_port,
+        SWITCH_PORT_VARIABLE, SwitchPort, TLS_ROOT_VARIABLE,
     },
 };
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
@@ -53,7 +53,9 @@ pub struct JoinOptions {
     pub controller: Option<String>,
     /// The local interface that is connected to the switch.
     pub interface: String,
-    /// Where that interface is connected to the switch.
+    /// The name of the switch to which that interface is connected; may be empty if there is only one.
+    pub switch: String,
+    /// The switch's port to which it is connected.
     pub attachment: Attachment,
     /// Deadlines and encryption of the membership.
     pub membership: Options,
@@ -116,6 +118,7 @@ impl JoinOptions {
             space,
             controller: None,
             interface: String::new(),
+            switch: String::new(),
             attachment: Attachment::Interface(String::new()),
             membership: Options::default(),
             carrier: UdpConfig::default(),
@@ -126,7 +129,7 @@ impl JoinOptions {
     }
 
     /// Options from the environment: `BLUEBRIDGE_NAME`, `BLUEBRIDGE_INTERFACE`, `BLUEBRIDGE_SWITCH_PORT`
-    /// (`3` or `p3`), `BLUEBRIDGE_CONTROLLER` (with or without `http://`), and, if it is not 1,
+    /// (`3` or `p3`, or `tor1/3` if there are several switches), `BLUEBRIDGE_CONTROLLER` (with or without `http://`), and, if it is not 1,
     /// `BLUEBRIDGE_SPACE`.
     ///
     /// Joining is by TLS if `BLUEBRIDGE_TLS_ROOT` names the controller's root, with
@@ -158,12 +161,13 @@ impl JoinOptions {
         };
         let wrong =
             |variable: &'static str, reason: String| OptionsError::Value { variable, reason };
-        let port = parse_switch_port(&needed(SWITCH_PORT_VARIABLE, "the switch's port")?);
-        let port =
+        let port = needed(SWITCH_PORT_VARIABLE, "the switch's port")?.parse();
+        let SwitchPort { switch, number } =
             port.map_err(|error: EnvironmentError| wrong(SWITCH_PORT_VARIABLE, error.to_string()))?;
         let mut options = Self::named(needed(NAME_VARIABLE, "the endpoint's name")?)
             .interface(needed(INTERFACE_VARIABLE, "the interface that leads to the switch")?)
-            .switch_port(port);
+            .switch(switch)
+            .switch_port(number);
         options.controller = Some(needed(CONTROLLER_VARIABLE, "the controller's address")?);
         if let Some(space) = optional(SPACE_VARIABLE)? {
             let number = space.parse().map(Space);
@@ -189,6 +193,13 @@ impl JoinOptions {
     #[must_use]
     pub fn interface(mut self, name: impl Into<String>) -> Self {
         self.interface = name.into();
+        self
+    }
+
+    /// The name of the switch that the interface is connected to, if there are several.
+    #[must_use]
+    pub fn switch(mut self, name: impl Into<String>) -> Self {
+        self.switch = name.into();
         self
     }
 
@@ -355,13 +366,17 @@ mod tests {
             variables.extend(space.map(|space| ("BLUEBRIDGE_SPACE", space)));
             let options = options(&variables).expect("all is said");
             assert_eq!((options.name.as_str(), options.interface.as_str()), ("c1", "bb0"));
-            assert_eq!(options.attachment, Attachment::Port(3));
+            assert_eq!((options.switch.as_str(), &options.attachment), ("", &Attachment::Port(3)));
             let space = Space(if space == Some("7") { 7 } else { 1 });
             assert_eq!((options.space, options.behaviour.space), (space, space));
             let controller = options.controller.clone().expect("it is said");
             assert_eq!(options.uri(&controller).trim_end_matches('/'), "http://[fd00:bb::1]:7700");
             options.check().expect("all is said");
         }
+        let mut variables = RACK.to_vec();
+        variables[2].1 = "tor1/p3";
+        let options = options(&variables).expect("all is said");
+        assert_eq!((options.switch.as_str(), options.attachment), ("tor1", Attachment::Port(3)));
     }
 
     #[test]

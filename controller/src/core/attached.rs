@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bluebridge_p4::pipeline::Forward;
+use bluebridge_p4::pipeline::{Forward, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 
 use super::record::{NodeRecord, Role};
@@ -20,16 +20,20 @@ pub struct Attached {
     pub generations: (u16, u16),
     /// How the switch forwards to it.
     pub forward: Forward,
+    /// Whether it is connected to this switch, not to another one.
+    pub is_local: bool,
 }
 
 impl Attached {
-    pub(crate) fn new(record: &NodeRecord) -> Self {
+    /// An endpoint that the switch reaches through `port`.
+    pub(crate) fn new(record: &NodeRecord, port: SwitchPort, is_local: bool) -> Self {
         Self {
             role: record.role,
             space: record.space(),
             incarnation: record.incarnation,
             generations: record.generations().into_inner(),
-            forward: Forward { port: record.port(), dst_mac: record.mac() },
+            forward: Forward { port, dst_mac: record.mac() },
+            is_local,
         }
     }
 }

@@ -1,38 +1,68 @@
-//! Computes the desired tables from the nodes.
+//! Computes the desired tables of each switch from the nodes.
+//!
+//! A switch forwards to its own endpoints by their node ids and MAC addresses. To the endpoints of another
+//! switch it forwards by one prefix per space and block of node ids, to the gateway's MAC address, so that the
+//! next switch decides in the same way.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, WeightedForward};
 use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
 use super::tables::{Body, Tables};
+use super::topology::BLOCK_NODES;
 use super::{
-    Attached, ControllerPort, Core, Endpoints, FLOOD_GROUP, Node, PORT_MAX, Ports, weight,
+    Attached, ControllerPort, Core, Endpoints, FLOOD_GROUP, GATEWAY_MAC, Node, NodeRecord,
+    PORT_MAX, Place, Ports, SwitchId, weight,
 };
 
+/// The length of the directory's prefix of a block of node ids: the scope, and the first bits of the node.
+#[expect(clippy::cast_possible_truncation, reason = "at most 16 bits of a node id are left out")]
+const BLOCK_PREFIX_LEN: u8 = NODE_PREFIX_LEN - BLOCK_NODES.trailing_zeros() as u8;
+
 /// The directory's key for all of a node's locations.
-pub(crate) const fn node_prefix(space: Space, node: NodeId) -> Key {
+pub(crate) const fn node_prefix(space: Space, NodeId(node): NodeId) -> Key {
     // The key is scope ++ node ++ location, 32 + 16 + 64 bits.
-    let prefix = (space.scope() as u128) << 80 | (node.0 as u128) << 64;
+    let prefix = (space.scope() as u128) << 80 | (node as u128) << 64;
     Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN }
 }
 
+/// The directory's key for all nodes of the block of a node.
+pub(crate) const fn block_prefix(space: Space, NodeId(node): NodeId) -> Key {
+    let block = node / BLOCK_NODES * BLOCK_NODES;
+    let prefix = (space.scope() as u128) << 80 | (block as u128) << 64;
+    Key::Directory { prefix, prefix_len: BLOCK_PREFIX_LEN }
+}
+
+/// How the frames of a switch reach an endpoint.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    /// The port through which they leave.
+    port: SwitchPort,
+    /// Whether the endpoint is connected there. Otherwise the port leads to another switch.
+    is_local: bool,
+}
+
 impl Core {
-    /// The desired tables for the present state.
+    /// The desired tables of a switch for the present state.
     #[must_use]
-    pub fn desired(&self) -> Tables {
+    pub fn desired(&self, switch: SwitchId) -> Tables {
         let mut tables = Tables::default();
-        for node in self.nodes.values().filter(|node| self.has_entries(node)) {
-            add_node(&mut tables, node, self.group_of(node.record.space()));
+        for node in self.nodes.values() {
+            if let Some(route) = self.route(switch, node) {
+                self.add_node(&mut tables, node, route);
+            }
         }
         for space in self.spaces.keys() {
-            self.add_anycast(&mut tables, Space(*space));
+            self.add_anycast(&mut tables, switch, Space(*space));
         }
-        self.add_flood(&mut tables);
+        self.add_flood(&mut tables, switch);
         // After the endpoints' entries: a record of an older controller may claim the same address.
-        if let Some(ControllerPort { port, mac }) = self.own_port_there() {
+        if let Some(ControllerPort { place, mac }) = self.config.own_port
+            && let Some(port) = self.port_toward(switch, place)
+        {
             let forward = Action::Forward(Forward { port, dst_mac: mac });
             tables.entries.insert(Key::L2 { dst_mac: mac }, Body::new(forward));
         }
@@ -44,26 +74,35 @@ impl Core {
         tables
     }
 
-    /// The endpoints that the switch should have entries for.
+    /// The endpoints that a switch should have entries for.
     #[must_use]
-    pub fn endpoints(&self) -> Endpoints {
-        let nodes = self.nodes.values().filter(|node| self.has_entries(node));
-        nodes.map(|node| (node.record.id(), Attached::new(&node.record))).collect()
+    pub fn endpoints(&self, switch: SwitchId) -> Endpoints {
+        let with_route = self.nodes.values().filter_map(|node| {
+            let Route { port, is_local } = self.route(switch, node)?;
+            Some((node.record.id(), Attached::new(&node.record, port, is_local)))
+        });
+        with_route.collect()
     }
 
-    /// Whether it is an attached node whose port exists, as far as known.
-    fn has_entries(&self, node: &Node) -> bool {
-        node.record.attached && self.may_exist(node.record.port())
+    /// How a switch reaches an attached node, if all ports on the way exist, as far as known.
+    fn route(&self, switch: SwitchId, node: &Node) -> Option<Route> {
+        let place = self.place(&node.record).filter(|_| node.record.attached)?;
+        if !self.may_exist(place) {
+            return None;
+        }
+        let port = self.port_toward(switch, place)?;
+        Some(Route { port, is_local: place.switch == switch })
     }
 
-    /// The controller's own port, if the switch has it, as far as known.
-    fn own_port_there(&self) -> Option<ControllerPort> {
-        self.config.own_port.filter(|own| self.may_exist(own.port))
+    /// The port of a switch through which a place is reached, if the switch has it, as far as known.
+    fn port_toward(&self, switch: SwitchId, place: Place) -> Option<SwitchPort> {
+        let port = self.config.topology.port_toward(switch, place);
+        self.may_exist(Place { switch, port }).then_some(port)
     }
 
-    /// Whether the switch may have a port; true if it does not list its ports.
-    fn may_exist(&self, port: SwitchPort) -> bool {
-        match &self.ports {
+    /// Whether a port may exist; true if the switch does not list its ports.
+    pub(super) fn may_exist(&self, Place { switch, port }: Place) -> bool {
+        match self.ports(switch) {
             Ports::Listed(ports) => ports.contains_key(&port),
             Ports::Unknown | Ports::Unlisted => (1..=PORT_MAX).contains(&port.0),
         }
@@ -80,14 +119,62 @@ impl Core {
         self.spaces.get(&space.0).copied()
     }
 
-    /// The nodes from which a space's anycast chooses, with their weights, in order of their ids.
+    fn add_node(&self, tables: &mut Tables, node: &Node, route: Route) {
+        let record = &node.record;
+        let (space, dst_mac) = (record.space(), record.mac());
+        let Route { port, is_local } = route;
+        let src_scope = space.scope();
+        let guard = Key::IngressGuard { port, src_scope, src_node: record.node };
+        tables.entries.insert(guard, Body::new(Action::Allow));
+        let to_endpoint = Action::Forward(Forward { port, dst_mac });
+        tables.entries.insert(Key::L2 { dst_mac }, Body::new(to_endpoint.clone()));
+        let (prefix, action, copies_mac) = if is_local {
+            (node_prefix(space, record.id()), to_endpoint, dst_mac)
+        } else {
+            let to_switch = Action::Forward(Forward { port, dst_mac: GATEWAY_MAC });
+            (self.remote_prefix(record), to_switch, GATEWAY_MAC)
+        };
+        tables.entries.insert(prefix, Body::new(action));
+        tables.entries.insert(Key::PortMac { port }, Body::new(Action::SetDstMac(copies_mac)));
+        if let Some(group) = self.group_of(space).filter(|_| record.notices) {
+            let multicast = Key::Multicast { dst_scope: src_scope };
+            tables.entries.insert(multicast, Body::new(Action::SetMulticastGroup { group }));
+            tables.groups.entry(group).or_default().insert(port);
+        }
+    }
+
+    /// The prefix by which another switch reaches an endpoint: that of its block. An endpoint that
+    /// moved to another switch, and kept its id, has a longer one of its own.
+    fn remote_prefix(&self, record: &NodeRecord) -> Key {
+        let block = self.place(record).map(|place| self.config.topology.block(place.switch));
+        if block.is_some_and(|block| block.contains(&record.node)) {
+            return block_prefix(record.space(), record.id());
+        }
+        node_prefix(record.space(), record.id())
+    }
+
+    /// The nodes from which a switch chooses for a space's anycast, with their weights, in order of their ids:
+    /// those of the nearest switches that have any. Each switch on the way is nearer than the one before it, so
+    /// a request cannot go back and forth between two of them.
     #[must_use]
-    pub fn anycast_members(&self, space: Space) -> Vec<(NodeId, u16)> {
-        let mut levels: Vec<(u8, NodeId)> = self
-            .nodes
-            .values()
-            .filter(|node| node.record.space() == space && node.live && self.has_entries(node))
-            .filter_map(|node| node.record.level.map(|level| (level, node.record.id())))
+    pub fn anycast_members(&self, switch: SwitchId, space: Space) -> Vec<(NodeId, u16)> {
+        let candidates = || {
+            let of_space =
+                self.nodes.values().filter(|node| node.record.space() == space && node.live);
+            of_space.filter_map(|node| {
+                let level = node.record.level?;
+                self.route(switch, node)?;
+                let distance =
+                    self.config.topology.distance(switch, self.place(&node.record)?.switch);
+                Some((distance, level, node.record.id()))
+            })
+        };
+        let Some(nearest) = candidates().map(|(distance, ..)| distance).min() else {
+            return Vec::new();
+        };
+        let mut levels: Vec<(u8, NodeId)> = candidates()
+            .filter(|(distance, ..)| *distance == nearest)
+            .map(|(_, level, id)| (level, id))
             .collect();
         if levels.len() > weight::SLOTS {
             levels.sort_by_key(|(level, id)| (Reverse(*level), *id));
@@ -98,53 +185,55 @@ impl Core {
         levels.into_iter().map(|(_, id)| id).zip(weights).collect()
     }
 
-    fn add_anycast(&self, tables: &mut Tables, space: Space) {
-        let members: Vec<WeightedForward> = self
-            .anycast_members(space)
-            .into_iter()
-            .filter_map(|(id, weight)| {
-                let record = &self.nodes.get(&id)?.record;
-                let forward = Forward { port: record.port(), dst_mac: record.mac() };
-                Some(WeightedForward { forward, weight })
-            })
-            .collect();
-        if !members.is_empty() {
+    /// The share of a node in the anycast of its own switch, 0 for none.
+    #[must_use]
+    pub fn anycast_weight(&self, node: &Node) -> u16 {
+        let Some(place) = self.place(&node.record) else { return 0 };
+        let members = self.anycast_members(place.switch, node.record.space());
+        let own = members.into_iter().find(|(member, _)| *member == node.record.id());
+        own.map_or(0, |(_, weight)| weight)
+    }
+
+    fn add_anycast(&self, tables: &mut Tables, switch: SwitchId, space: Space) {
+        let mut weights: BTreeMap<Forward, u16> = BTreeMap::new();
+        let mut order = Vec::new();
+        for (id, weight) in self.anycast_members(switch, space) {
+            let Some(node) = self.nodes.get(&id) else { continue };
+            let Some(Route { port, is_local }) = self.route(switch, node) else { continue };
+            let dst_mac = if is_local { node.record.mac() } else { GATEWAY_MAC };
+            let forward = Forward { port, dst_mac };
+            if !weights.contains_key(&forward) {
+                order.push(forward);
+            }
+            *weights.entry(forward).or_default() += weight;
+        }
+        if !order.is_empty() {
+            let member = |forward| WeightedForward { forward, weight: weights[&forward] };
+            let members = order.into_iter().map(member).collect();
             let key = Key::Anycast { dst_scope: space.scope() };
             tables.entries.insert(key, Body::new(Action::Select(members)));
         }
     }
 
     /// Traffic outside the fabric is flooded to every port, unless its MAC address is known.
-    fn add_flood(&self, tables: &mut Tables) {
-        let ports: BTreeSet<SwitchPort> = match &self.ports {
-            Ports::Listed(ports) => ports.keys().copied().collect(),
-            Ports::Unknown | Ports::Unlisted => {
-                let attached = self.nodes.values().filter(|node| node.record.attached);
-                let known = attached.map(|node| node.record.port());
-                let own = self.config.own_port.map(|own| own.port);
-                known.chain(self.config.ports.iter().copied()).chain(own).collect()
-            }
-        };
+    fn add_flood(&self, tables: &mut Tables, switch: SwitchId) {
+        let ports = self.flood_ports(switch);
         if !ports.is_empty() {
             tables.groups.insert(FLOOD_GROUP, ports);
             tables.flood_group = Some(FLOOD_GROUP);
         }
     }
-}
 
-fn add_node(tables: &mut Tables, node: &Node, group: Option<u16>) {
-    let record = &node.record;
-    let (space, port, dst_mac) = (record.space(), record.port(), record.mac());
-    let src_scope = space.scope();
-    let forward = Action::Forward(Forward { port, dst_mac });
-    let guard = Key::IngressGuard { port, src_scope, src_node: record.node };
-    tables.entries.insert(guard, Body::new(Action::Allow));
-    tables.entries.insert(node_prefix(space, record.id()), Body::new(forward.clone()));
-    tables.entries.insert(Key::L2 { dst_mac }, Body::new(forward));
-    tables.entries.insert(Key::PortMac { port }, Body::new(Action::SetDstMac(dst_mac)));
-    if let Some(group) = group.filter(|_| record.notices) {
-        let multicast = Key::Multicast { dst_scope: src_scope };
-        tables.entries.insert(multicast, Body::new(Action::SetMulticastGroup { group }));
-        tables.groups.entry(group).or_default().insert(port);
+    /// The ports to flood through: those that the switch lists, or all that the controller uses.
+    pub(super) fn flood_ports(&self, switch: SwitchId) -> BTreeSet<SwitchPort> {
+        if let Ports::Listed(ports) = self.ports(switch) {
+            return ports.keys().copied().collect();
+        }
+        let attached = self.nodes.values().filter(|node| node.record.attached);
+        let places = attached.filter_map(|node| self.place(&node.record));
+        let own = self.config.own_port.map(|own| own.place);
+        let configured = self.config.ports.iter().copied().chain(own);
+        let of_switch = places.chain(configured).filter(|place| place.switch == switch);
+        of_switch.map(|place| place.port).chain(self.config.topology.trunks(switch)).collect()
     }
 }

@@ -1,6 +1,5 @@
 //! Assigns nodes to endpoints that join.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
@@ -9,19 +8,19 @@ use bluebridge_wire::{ArenaGeneration, MTU_MIN, NodeId, Space};
 use super::record::{Carrier, Change, NodeRecord, Role, SpaceRecord};
 use super::{
     Core, FLOOD_GROUP, GATEWAY_MAC, GROUP_PORTS_MAX, GROUPS_MAX, MemberChange, MemberEvent, Node,
-    PORT_MAX, Ports, weight,
+    PORT_MAX, Place, Ports, SwitchId, weight,
 };
 
 /// Arena generations that a memory node gets when it joins. Few, because unused ones are lost when it
 /// joins again; it requests more before it needs them.
 const JOIN_GENERATIONS: u16 = 2;
 
-/// Where an endpoint is connected, as it states.
+/// The port to which an endpoint is connected, as it states.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Attachment {
-    /// To the switch's interface of this name.
+    /// That of the switch's interface of this name.
     Interface(String),
-    /// To this port.
+    /// This port.
     Port(SwitchPort),
 }
 
@@ -47,7 +46,9 @@ pub struct Join {
     pub space: Space,
     /// Its MAC address.
     pub mac: MacAddr,
-    /// Where it is connected.
+    /// The name of the switch to which it is connected; may be empty if there is only one.
+    pub switch: String,
+    /// The switch's port to which it is connected.
     pub attachment: Attachment,
     /// Pages that it can hold.
     pub capacity_pages: u64,
@@ -122,6 +123,14 @@ pub enum JoinError {
     /// The switch does not have the caller's port or interface.
     #[error("the switch has no {0}")]
     NoSuchPort(String),
+    /// There is no such switch, or the caller named none of several.
+    #[error("{given} is not one of the switches; choose from {known}")]
+    NoSuchSwitch {
+        /// The given name, escaped and shortened.
+        given: String,
+        /// The names of all switches.
+        known: String,
+    },
     /// The switch was not reached yet, so its ports are unknown. Temporary.
     #[error("the switch was not reached yet, so {0} is unknown; try again")]
     PortsUnknown(String),
@@ -154,17 +163,17 @@ impl Core {
     ) -> Result<Assigned, JoinError> {
         check_shape(join)?;
         let known = self.names.get(&join.name).copied();
-        let port = self.resolve(join, known)?;
-        self.check_reserved(join.mac, port)?;
-        let same = self.check_name(join, port, known)?;
-        if let Some(assigned) = same.and_then(|id| self.repeated(join, port, id)) {
+        let place = self.resolve(join, known)?;
+        self.check_reserved(join.mac, place)?;
+        let same = self.check_name(join, place, known)?;
+        if let Some(assigned) = same.and_then(|id| self.repeated(join, place, id)) {
             return Ok(assigned);
         }
-        let replaced = self.conflicts(join, port, same)?;
-        self.check_room(join.space, same, &replaced)?;
-        self.check_flood(port, same, &replaced)?;
+        let replaced = self.conflicts(join, place, same)?;
+        self.check_room(join.space, place.switch, same, &replaced)?;
+        self.check_flood(place, same, &replaced)?;
         let group = self.group_for(join.space)?;
-        let mut record = self.identity(now, join, same, token)?;
+        let mut record = self.identity(now, join, place.switch, same, token)?;
         let kept = join.previous.is_some_and(|previous| previous.contents_kept);
         if !kept {
             record.level = weight::level(join.capacity_pages, None);
@@ -173,7 +182,8 @@ impl Core {
         record.nonce = join.nonce;
         record.space = join.space.0;
         record.mac = join.mac.0;
-        record.port = port.0;
+        self.config.topology.name(place.switch).clone_into(&mut record.switch);
+        record.port = place.port.0;
         record.carrier = join.carrier;
         record.mtu = join.mtu;
         record.shard_count = join.shard_count;
@@ -194,9 +204,23 @@ impl Core {
         Ok(Assigned(record))
     }
 
-    fn resolve(&self, join: &Join, known: Option<NodeId>) -> Result<SwitchPort, JoinError> {
+    fn resolve(&self, join: &Join, known: Option<NodeId>) -> Result<Place, JoinError> {
+        let topology = &self.config.topology;
+        let switch = topology.find(&join.switch).ok_or_else(|| JoinError::NoSuchSwitch {
+            given: quoted(&join.switch),
+            known: topology.switches().map(|it| topology.name(it)).collect::<Vec<_>>().join(", "),
+        })?;
+        Ok(Place { switch, port: self.resolve_port(switch, join, known)? })
+    }
+
+    fn resolve_port(
+        &self,
+        switch: SwitchId,
+        join: &Join,
+        known: Option<NodeId>,
+    ) -> Result<SwitchPort, JoinError> {
         let name = |port: SwitchPort| format!("port {}", port.0);
-        match (&self.ports, &join.attachment) {
+        match (self.ports(switch), &join.attachment) {
             (Ports::Listed(ports), Attachment::Port(port)) => {
                 ports.contains_key(port).then_some(*port).ok_or(JoinError::NoSuchPort(name(*port)))
             }
@@ -211,8 +235,9 @@ impl Core {
             // The endpoint may be back earlier than the switch, at the port that it had before.
             (Ports::Unknown, Attachment::Port(port)) => {
                 let record = known.and_then(|id| self.nodes.get(&id)).map(|node| &node.record);
+                let place = Some(Place { switch, port: *port });
                 let back = record.is_some_and(|record| {
-                    record.attached && record.port() == *port && record.mac() == join.mac
+                    record.attached && self.place(record) == place && record.mac() == join.mac
                 });
                 back.then_some(*port).ok_or(JoinError::PortsUnknown(name(*port)))
             }
@@ -224,19 +249,22 @@ impl Core {
 
     /// Refuses reserved addresses and ports: an `l2` entry for the controller's address would lead
     /// all control traffic to the endpoint.
-    fn check_reserved(&self, mac: MacAddr, port: SwitchPort) -> Result<(), JoinError> {
+    fn check_reserved(&self, mac: MacAddr, place: Place) -> Result<(), JoinError> {
         let address = || format!("the MAC address {mac}");
         if mac == GATEWAY_MAC {
             let owner = "the gateway, to which every host sends pointers";
             return Err(JoinError::Reserved { what: address(), owner });
         }
+        let port = || self.port_words(place);
+        if self.config.topology.is_trunk(place) {
+            return Err(JoinError::Reserved { what: port(), owner: "a link to another switch" });
+        }
         match self.config.own_port {
             Some(own) if own.mac == mac => {
                 Err(JoinError::Reserved { what: address(), owner: "the controller" })
             }
-            Some(own) if own.port == port => {
-                let what = format!("port {}", port.0);
-                Err(JoinError::Reserved { what, owner: "the controller" })
+            Some(own) if own.place == place => {
+                Err(JoinError::Reserved { what: port(), owner: "the controller" })
             }
             _ => Ok(()),
         }
@@ -246,7 +274,7 @@ impl Core {
     fn check_name(
         &self,
         join: &Join,
-        port: SwitchPort,
+        place: Place,
         known: Option<NodeId>,
     ) -> Result<Option<NodeId>, JoinError> {
         let claims_contents = join.previous.filter(|previous| previous.contents_kept);
@@ -260,10 +288,13 @@ impl Core {
             return Err(JoinError::NotPrevious(previous.node.0));
         }
         // One interface carries one endpoint, so a caller from the same one is its successor.
-        let same_interface = record.port() == port && record.mac() == join.mac;
+        let same_interface = self.place(record) == Some(place) && record.mac() == join.mac;
         if node.live && !proven && !same_interface {
             let what = format!("the name {}", join.name);
-            let by = format!("node {} at port {}", record.node, record.port);
+            let port = self
+                .place(record)
+                .map_or_else(String::new, |it| format!(" at {}", self.port_words(it)));
+            let by = format!("node {}{port}", record.node);
             return Err(JoinError::Taken { what, by });
         }
         let same_kind = record.role == join.role && record.space() == join.space;
@@ -280,11 +311,11 @@ impl Core {
     }
 
     /// The response to a join whose first response was lost.
-    fn repeated(&self, join: &Join, port: SwitchPort, id: NodeId) -> Option<Assigned> {
+    fn repeated(&self, join: &Join, place: Place, id: NodeId) -> Option<Assigned> {
         let record = &self.nodes.get(&id)?.record;
         let same = record.attached
             && record.nonce == join.nonce
-            && record.port() == port
+            && self.place(record) == Some(place)
             && record.mac() == join.mac;
         same.then(|| Assigned(record.clone()))
     }
@@ -293,20 +324,21 @@ impl Core {
     fn conflicts(
         &self,
         join: &Join,
-        port: SwitchPort,
+        place: Place,
         same: Option<NodeId>,
     ) -> Result<Vec<NodeId>, JoinError> {
         let mut silent = Vec::new();
         for (id, node) in &self.nodes {
             let record = &node.record;
-            let clash = record.port() == port || record.mac() == join.mac;
+            let at_same_port = self.place(record) == Some(place);
+            let clash = at_same_port || record.mac() == join.mac;
             let namesake = record.name == join.name;
             if !record.attached || Some(*id) == same || !(clash || namesake) {
                 continue;
             }
             if node.live && !namesake {
-                let what = if record.port() == port {
-                    format!("port {}", port.0)
+                let what = if at_same_port {
+                    self.port_words(place)
                 } else {
                     format!("the MAC address {}", join.mac)
                 };
@@ -317,41 +349,43 @@ impl Core {
         Ok(silent)
     }
 
-    /// Checks that the space's group has room for one more port: every attached endpoint has its own port.
+    /// Checks that the space's group in the switch has room for one more port: every attached endpoint has its
+    /// own port, and links to other switches may be in every group.
     fn check_room(
         &self,
         space: Space,
+        switch: SwitchId,
         same: Option<NodeId>,
         replaced: &[NodeId],
     ) -> Result<(), JoinError> {
         let stays = |id: &NodeId| Some(*id) != same && !replaced.contains(id);
-        let others = self
-            .nodes
-            .iter()
-            .filter(|(id, node)| node.record.attached && node.record.space() == space && stays(id));
-        if others.count() < GROUP_PORTS_MAX {
+        let is_here = |record| self.place(record).is_some_and(|place| place.switch == switch);
+        let others = self.nodes.iter().filter(|(id, Node { record, .. })| {
+            record.attached && record.space() == space && stays(id) && is_here(record)
+        });
+        let most = GROUP_PORTS_MAX.saturating_sub(self.config.topology.trunks(switch).count());
+        if others.count() < most {
             return Ok(());
         }
-        Err(JoinError::SpaceFull { space: space.0, most: GROUP_PORTS_MAX })
+        Err(JoinError::SpaceFull { space: space.0, most })
     }
 
     /// Checks that the flood's group has room for the port, if the switch does not list its ports.
     fn check_flood(
         &self,
-        port: SwitchPort,
+        place: Place,
         same: Option<NodeId>,
         replaced: &[NodeId],
     ) -> Result<(), JoinError> {
-        if matches!(self.ports, Ports::Listed(_)) {
+        if matches!(self.ports(place.switch), Ports::Listed(_)) {
             return Ok(());
         }
-        let stays = |id: &NodeId| Some(*id) != same && !replaced.contains(id);
-        let attached = self.nodes.iter().filter(|(id, node)| node.record.attached && stays(id));
-        let mut ports: BTreeSet<SwitchPort> =
-            attached.map(|(_, node)| node.record.port()).collect();
-        ports.extend(self.config.ports.iter().copied());
-        ports.extend(self.config.own_port.map(|own| own.port));
-        ports.insert(port);
+        let mut ports = self.flood_ports(place.switch);
+        for id in same.iter().chain(replaced) {
+            let left = self.nodes.get(id).and_then(|node| self.place(&node.record));
+            ports.retain(|port| left != Some(Place { port: *port, ..place }));
+        }
+        ports.insert(place.port);
         if ports.len() <= GROUP_PORTS_MAX {
             return Ok(());
         }
@@ -390,6 +424,7 @@ impl Core {
         &self,
         now: Instant,
         join: &Join,
+        switch: SwitchId,
         same: Option<NodeId>,
         token: [u8; 16],
     ) -> Result<NodeRecord, JoinError> {
@@ -425,6 +460,7 @@ impl Core {
             token,
             nonce: join.nonce,
             mac: join.mac.0,
+            switch: String::new(),
             port: 0,
             carrier: join.carrier,
             mtu: join.mtu,
@@ -436,7 +472,7 @@ impl Core {
             notices: false,
         };
         if join.role == Role::Client
-            && let Some(rested) = self.quarantined_client(now)
+            && let Some(rested) = self.quarantined_client(now, switch)
         {
             let record = succeed(rested)?;
             let (node, incarnation) = (record.node, record.incarnation);
@@ -450,15 +486,17 @@ impl Core {
                 ..fresh
             });
         }
-        let node = self.unused_id(join.role).ok_or(JoinError::Exhausted("node ids"))?;
+        let node = self.unused_id(join.role, switch).ok_or(JoinError::Exhausted("node ids"))?;
         Ok(NodeRecord { node: node.0, ..fresh })
     }
 
-    /// The client's id with the longest quarantine, if it is over.
-    fn quarantined_client(&self, now: Instant) -> Option<&NodeRecord> {
+    /// The client's id of the switch's block with the longest quarantine, if it is over.
+    fn quarantined_client(&self, now: Instant, switch: SwitchId) -> Option<&NodeRecord> {
+        let block = self.config.topology.block(switch);
         let gone = self
             .nodes
             .values()
+            .filter(|node| block.contains(&node.record.node))
             .filter(|node| node.record.role == Role::Client && !node.record.attached)
             .filter(|node| node.record.incarnation != u32::MAX);
         let oldest = gone.min_by_key(|node| node.gone_since)?;
@@ -466,15 +504,17 @@ impl Core {
         (rest >= self.config.client_quarantine).then_some(&oldest.record)
     }
 
-    /// Memory nodes are numbered from below, clients from above.
-    fn unused_id(&self, role: Role) -> Option<NodeId> {
+    /// Memory nodes are numbered from below, clients from above, in the block of their switch. If that is full,
+    /// any other id will do.
+    fn unused_id(&self, role: Role, switch: SwitchId) -> Option<NodeId> {
         let unused = |id: &u16| !self.nodes.contains_key(&NodeId(*id));
-        let (first, last) = (1, NodeId::ALL.0 - 1);
-        match role {
-            Role::Memory => (first..=last).find(unused),
-            Role::Client => (first..=last).rev().find(unused),
-        }
-        .map(NodeId)
+        let mut block = self.config.topology.block(switch);
+        let mut all = 1..=NodeId::ALL.0 - 1;
+        let found = match role {
+            Role::Memory => block.find(unused).or_else(|| all.find(unused)),
+            Role::Client => block.rfind(unused).or_else(|| all.rfind(unused)),
+        };
+        found.map(NodeId)
     }
 
     fn attach(&mut self, now: Instant, known: Option<NodeId>, record: NodeRecord) {

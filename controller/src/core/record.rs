@@ -57,6 +57,9 @@ pub struct NodeRecord {
     pub nonce: u64,
     /// Its MAC address.
     pub mac: [u8; 6],
+    /// The name of the switch to which it is connected; empty if that is the only one and has none.
+    #[serde(default)]
+    pub switch: String,
     /// The switch's port to which it is connected.
     pub port: u16,
     /// How it sends and receives.

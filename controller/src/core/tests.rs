@@ -9,9 +9,11 @@ mod members;
 mod model;
 mod operator;
 mod refusals;
+mod switches;
 mod tables;
 
 const SPACE: Space = Space(1);
+const SWITCH: SwitchId = SwitchId(0);
 
 fn ports(count: u16) -> Ports {
     Ports::Listed((1..=count).map(|port| (SwitchPort(port), format!("sw{port}"))).collect())
@@ -28,6 +30,7 @@ fn client(name: &str, port: u16) -> Join {
         role: Role::Client,
         space: SPACE,
         mac: mac(port),
+        switch: String::new(),
         attachment: Attachment::Port(SwitchPort(port)),
         capacity_pages: 0,
         shard_count: 0,
@@ -50,7 +53,7 @@ fn again(join: &Join) -> Join {
 fn core() -> (Core, Instant) {
     let now = Instant::now();
     let mut core = Core::new(CoreConfig::default(), Stored::default(), 1, now);
-    core.learn_ports(ports(16));
+    core.learn_ports(SWITCH, ports(16));
     (core, now)
 }
 
@@ -67,9 +70,9 @@ fn shown(record: &NodeRecord, contents_kept: bool) -> Option<Previous> {
 }
 
 fn refusal(core: &mut Core, now: Instant, join: &Join) -> String {
-    let before = core.desired();
+    let before = core.desired(SWITCH);
     let text = core.join(now, join, [8; 16]).unwrap_err().to_string();
-    assert_eq!(core.desired(), before, "a refused join changed the tables");
+    assert_eq!(core.desired(SWITCH), before, "a refused join changed the tables");
     text
 }
 

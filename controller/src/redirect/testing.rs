@@ -21,7 +21,7 @@ pub(crate) const STRANGER: NodeId = NodeId(0xfffc);
 fn attached(role: Role, space: Space, port: u16) -> Attached {
     let [high, low] = port.to_be_bytes();
     let forward = Forward { port: SwitchPort(port), dst_mac: MacAddr([2, 0, 0, 0, high, low]) };
-    Attached { role, space, incarnation: 1, generations: (0, 3), forward }
+    Attached { role, space, incarnation: 1, generations: (0, 3), forward, is_local: true }
 }
 
 /// Two memory nodes (1 and 2 at ports 1 and 2), two clients of their space (ports 3 and 4), and a

@@ -1,6 +1,6 @@
 //! Responses about the state of the core and the switch.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use bluebridge_wire::{NodeId, Space};
 
 use crate::core::{Body, Carrier, Core, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, Tables};
 use crate::driver::Installed;
-use crate::reconcile::{SwitchState, SwitchView};
+use crate::reconcile::{Desired, SwitchState, SwitchView};
 use crate::redirect::{RedirectPolicy, Refusal};
 
 /// The most entries in a response.
@@ -84,19 +84,11 @@ const fn state(node: &Node) -> proto::NodeState {
 }
 
 pub(super) fn nodes(core: &Core) -> Vec<proto::Node> {
-    let spaces: BTreeSet<u16> = core.nodes().map(|node| node.record.space).collect();
-    let weights: BTreeMap<NodeId, u16> =
-        spaces.into_iter().flat_map(|space| core.anycast_members(Space(space))).collect();
-    let describe =
-        |node: &Node| describe(node, weights.get(&node.record.id()).copied().unwrap_or_default());
-    core.nodes().map(describe).collect()
+    core.nodes().map(|node| describe(node, core.anycast_weight(node))).collect()
 }
 
 pub(super) fn node(core: &Core, id: NodeId) -> Option<proto::Node> {
-    let node = core.node(id)?;
-    let members = core.anycast_members(node.record.space());
-    let weight = members.into_iter().find_map(|(member, weight)| (member == id).then_some(weight));
-    Some(describe(node, weight.unwrap_or_default()))
+    core.node(id).map(|node| describe(node, core.anycast_weight(node)))
 }
 
 fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
@@ -121,6 +113,7 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         arena_generation: record.generation.into(),
         range_epoch: record.range_epoch,
         mac: record.mac.to_vec(),
+        switch: record.switch.clone(),
         switch_port: record.port.into(),
         carrier: carrier.into(),
         mtu: record.mtu,
@@ -134,7 +127,12 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
     }
 }
 
-pub(super) fn switch(view: &SwitchView) -> proto::SwitchStatus {
+pub(super) fn switch(
+    name: &str,
+    view: &SwitchView,
+    desired: &Desired,
+    policy: RedirectPolicy,
+) -> proto::SwitchStatus {
     let state = match view.state {
         SwitchState::Disconnected => proto::SwitchState::Disconnected,
         SwitchState::InSync => proto::SwitchState::InSync,
@@ -147,7 +145,12 @@ pub(super) fn switch(view: &SwitchView) -> proto::SwitchStatus {
             .collect(),
         Ports::Unknown | Ports::Unlisted => Vec::new(),
     };
+    let there = &view.installed.tables;
     proto::SwitchStatus {
+        name: name.to_owned(),
+        desired_entry_count: count(desired.tables.count() + there.redirect_count()),
+        installed_entry_count: count(there.count()),
+        leases: Some(leases(view, policy)),
         uri: view.uri.clone(),
         state: state.into(),
         election_id_high: view.election_id.high,
@@ -164,9 +167,7 @@ pub(super) fn switch(view: &SwitchView) -> proto::SwitchStatus {
     }
 }
 
-/// The state of leases.
-pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseStatus {
-    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseStatus {
     let counts = &view.leases.counts;
     let refused = Refusal::ALL.map(|reason| proto::RefusedCopies {
         reason: reason.name().to_owned(),
@@ -174,9 +175,9 @@ pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseS
     });
     proto::LeaseStatus {
         policy: policy.name().to_owned(),
-        known_count: number(view.leases.known),
-        redirect_count: number(view.installed.tables.redirect_count()),
-        redirect_budget: number(view.leases.budget),
+        known_count: count(view.leases.known),
+        redirect_count: count(view.installed.tables.redirect_count()),
+        redirect_budget: count(view.leases.budget),
         budget_full_count: counts.refused_for(Refusal::BudgetFull),
         accepted_count: counts.accepted,
         refused: refused.into_iter().filter(|refused| refused.count != 0).collect(),
@@ -187,9 +188,13 @@ pub(super) fn leases(view: &SwitchView, policy: RedirectPolicy) -> proto::LeaseS
     }
 }
 
-/// Desired entries, installed entries, or both. Redirects follow copies at once, so those with an
+/// Desired entries of a switch, installed entries, or both. Redirects follow copies at once, so those with an
 /// expiry count as desired; others are deleted as soon as they are found.
-pub(super) fn entries(desired: &Tables, installed: &Installed) -> Vec<proto::TableEntry> {
+pub(super) fn entries(
+    switch: &str,
+    desired: &Tables,
+    installed: &Installed,
+) -> Vec<proto::TableEntry> {
     let there = &installed.tables;
     let keys: BTreeSet<&Key> = desired.entries.keys().chain(there.entries.keys()).collect();
     let entries = keys.into_iter().map(|key| {
@@ -230,7 +235,8 @@ pub(super) fn entries(desired: &Tables, installed: &Installed) -> Vec<proto::Tab
         let (match_text, action) = ("all copies".to_owned(), "to the controller".to_owned());
         line("clone session", match_text, action, wanted, found)
     });
-    entries.chain(groups).chain(flood).chain(session).take(ENTRIES_MAX).collect()
+    let all = entries.chain(groups).chain(flood).chain(session).take(ENTRIES_MAX);
+    all.map(|entry| proto::TableEntry { switch: switch.to_owned(), ..entry }).collect()
 }
 
 fn line(
@@ -246,9 +252,12 @@ fn line(
         action,
         desired,
         installed,
-        packets: 0,
-        bytes: 0,
+        ..proto::TableEntry::default()
     }
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 fn ports_text(ports: &BTreeSet<SwitchPort>) -> String {
@@ -258,8 +267,12 @@ fn ports_text(ports: &BTreeSet<SwitchPort>) -> String {
 
 /// A scope and a node as an IPv6 prefix of 48 bits.
 fn node_text(scope: u32, node: u16) -> String {
+    prefix_text(scope, node, NODE_PREFIX_LEN)
+}
+
+fn prefix_text(scope: u32, node: u16, prefix_len: u8) -> String {
     let first = Ipv6Addr::from(u128::from(scope) << 96 | u128::from(node) << 80);
-    format!("{first}/{NODE_PREFIX_LEN}")
+    format!("{first}/{prefix_len}")
 }
 
 fn scope_text(scope: u32) -> String {
@@ -275,8 +288,8 @@ fn key_text(key: &Key) -> String {
         Key::Redirect { dst_scope, dst_node, page } => {
             format!("{} page {page:#x}", node_text(dst_scope, dst_node))
         }
-        Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN } => {
-            node_text((prefix >> 80) as u32, (prefix >> 64) as u16)
+        Key::Directory { prefix, prefix_len } if prefix_len <= NODE_PREFIX_LEN => {
+            prefix_text((prefix >> 80) as u32, (prefix >> 64) as u16, prefix_len)
         }
         Key::Directory { prefix, prefix_len } => {
             let node = node_text((prefix >> 80) as u32, (prefix >> 64) as u16);
@@ -339,6 +352,9 @@ mod tests {
         let prefix = 0xfdbb_0001_0002_u128 << 64;
         let directory = |prefix_len| key_text(&Key::Directory { prefix, prefix_len });
         assert_eq!(directory(48), "fdbb:1:2::/48");
+        let prefix = 0xfdbb_0001_3000_u128 << 64;
+        let block = key_text(&Key::Directory { prefix, prefix_len: 36 });
+        assert_eq!(block, "fdbb:1:3000::/36", "the nodes of another switch");
         assert_eq!(directory(64), "fdbb:1:2::/48 location 0x0000000000000000, prefix 64 of 112");
     }
 }

@@ -13,6 +13,7 @@ fn client(port: u16) -> Join {
         role: Role::Client,
         space: Space(1),
         mac: MacAddr([2, 0, 0, 0, 0, low]),
+        switch: String::new(),
         attachment: Attachment::Port(SwitchPort(port)),
         capacity_pages: 0,
         shard_count: 0,
@@ -35,12 +36,16 @@ impl Bench {
         let (store, broken) = Store::breakable().unwrap();
         let ports = Ports::Unlisted;
         let (view, seen) = watch::channel(SwitchView { ports, ..SwitchView::default() });
-        let desires = watch::channel(Desired::default()).0;
+        let desired = watch::channel(Desired::default()).0;
         let stored = store.load().unwrap();
-        let shared =
-            SharedState::new(CoreConfig::default(), Arc::new(store), stored, desires, seen);
+        let switches = vec![SwitchEnds { desired, view: seen }];
+        let shared = SharedState::new(CoreConfig::default(), Arc::new(store), stored, switches);
         let shared = Arc::new(shared);
         Self { shared, broken, view }
+    }
+
+    fn desired(&self) -> Desired {
+        self.shared.switches().remove(0).1
     }
 
     async fn join(&self, port: u16) -> Result<Result<u16, JoinError>, Arc<StoreError>> {
@@ -56,22 +61,22 @@ impl Bench {
 async fn nothing_unstored_is_answered_or_installed_and_the_controller_ends() {
     let bench = Bench::new();
     assert_eq!(bench.join(1).await.unwrap(), Ok(0xfffe));
-    let before = bench.shared.desired();
+    let before = bench.desired();
     bench.broken.store(true, Ordering::SeqCst);
     let error = bench.join(2).await.unwrap_err();
     assert!(matches!(*error, StoreError::Io(_)), "{error}");
-    assert_eq!(bench.shared.desired().tables, before.tables);
+    assert_eq!(bench.desired().tables, before.tables);
     let ended = tokio::time::timeout(Duration::from_secs(5), bench.shared.failed()).await;
     assert!(ended.is_ok(), "the failure is reported");
     bench.broken.store(false, Ordering::SeqCst);
     assert!(bench.join(3).await.is_err(), "no later change is based on an unstored one");
-    assert_eq!(bench.shared.desired().tables, before.tables);
+    assert_eq!(bench.desired().tables, before.tables);
 }
 
 #[tokio::test]
 async fn a_caller_that_goes_away_leaves_no_half_change() {
     let bench = Bench::new();
-    let version = bench.shared.desired().version;
+    let version = bench.desired().version;
     {
         let joining = bench.join(1);
         tokio::pin!(joining);
@@ -81,7 +86,7 @@ async fn a_caller_that_goes_away_leaves_no_half_change() {
         });
         assert!(polled.await);
     }
-    let mut desired = bench.shared.desired.subscribe();
+    let mut desired = bench.shared.switches[0].desired.subscribe();
     let published = desired.wait_for(|desired| desired.version > version);
     tokio::time::timeout(Duration::from_secs(5), published).await.unwrap().unwrap();
     assert!(bench.shared.look(|core| core.node(NodeId(0xfffe)).is_some()).await);
@@ -92,7 +97,7 @@ async fn installed_means_in_sync_with_what_is_desired_now() {
     let bench = Bench::new();
     bench.join(1).await.unwrap().unwrap();
     assert!(!bench.shared.installed(Duration::from_millis(10)).await);
-    let version = bench.shared.desired().version;
+    let version = bench.desired().version;
     bench.view.send_modify(|view| {
         view.version = version;
         view.state = SwitchState::InSync;

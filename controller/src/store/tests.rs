@@ -8,6 +8,7 @@ const FILE: &str = "controller.redb";
 
 fn record(node: u16, incarnation: u32) -> NodeRecord {
     NodeRecord {
+        switch: String::new(),
         node,
         name: format!("n{node}"),
         role: Role::Memory,

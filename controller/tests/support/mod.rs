@@ -43,6 +43,7 @@ pub(crate) fn client(name: &str, port: u16) -> Registration {
         role: Role::Client,
         space: Space(1),
         mac: [2, 0, 0, 0, high, low],
+        switch: String::new(),
         attachment: Attachment::Port(port),
         carrier: Carrier::Socket,
         mtu: 9000,
@@ -317,7 +318,7 @@ impl Running {
     pub(crate) fn config(agent: &Agent) -> Config {
         let mut config = Config::new(
             SocketAddr::from((own_loopback(), 0)),
-            SwitchAddress::embedded(&agent.uri()),
+            vec![SwitchAddress::embedded(&agent.uri())],
         );
         config.core.heartbeat_interval = HEARTBEAT;
         config
@@ -366,9 +367,15 @@ impl Running {
         })
     }
 
+    /// The only switch, in its view.
+    pub(crate) fn switch(&self) -> proto::SwitchStatus {
+        let [switch] = <[_; 1]>::try_from(self.status().switches).unwrap();
+        switch
+    }
+
     /// The election id under which it writes.
     pub(crate) fn election_id(&self) -> v1::Uint128 {
-        let switch = self.status().switch.unwrap();
+        let switch = self.switch();
         v1::Uint128 { high: switch.election_id_high, low: switch.election_id_low }
     }
 

@@ -49,6 +49,7 @@ impl Endpoint {
                 role: Role::Client,
                 space,
                 mac: interface.mac,
+                switch: String::new(),
                 attachment: Attachment::Port(port),
                 carrier: Carrier::Socket,
                 mtu: interface.mtu,

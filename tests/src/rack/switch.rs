@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bluebridge_controller::driver::{
     DriverError, OpenFlowAddress, OpenFlowConnector, SwitchConnector as _,
 };
-use bluebridge_northbound::proto::{NodeState, StatusResponse};
+use bluebridge_northbound::proto::{NodeState, StatusResponse, SwitchStatus};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_rack::control::tables::{self, Act, Match, PortNames, TableLine};
@@ -115,6 +115,16 @@ impl TestRack {
         status.unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// The rack's switch in the controller's view.
+    ///
+    /// # Panics
+    /// If the controller does not respond.
+    pub fn switch_status(&self) -> SwitchStatus {
+        let status = self.controller_status();
+        let [switch] = <[_; 1]>::try_from(status.switches).expect("a rack has one switch");
+        switch
+    }
+
     /// Waits until the controller has received heartbeats of `count` endpoints, which must be all
     /// live ones. After a start it also counts those in its store as live; a decrease of
     /// `silent_ms` proves a heartbeat.
@@ -151,7 +161,7 @@ impl TestRack {
     /// # Panics
     /// If the switch refuses.
     pub fn wipe_tables(&self) {
-        let switch = self.controller_status().switch.expect("a switch");
+        let switch = self.switch_status();
         let election_id =
             v1::Uint128 { high: switch.election_id_high, low: switch.election_id_low };
         let config = v1::ForwardingPipelineConfig {

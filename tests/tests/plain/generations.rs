@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bluebridge_controller::core::{
     Assigned, Attachment, Carrier, Change, Core, CoreConfig, Join, Member, NodeRecord, Ports, Role,
-    Stored,
+    Stored, SwitchId,
 };
 use bluebridge_memserver::{Arena, ArenaConfig};
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
@@ -93,6 +93,7 @@ fn request(nonce: u64) -> Join {
         role: Role::Memory,
         space: SPACE,
         mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        switch: String::new(),
         attachment: Attachment::Port(SwitchPort(1)),
         capacity_pages: PAGES.into(),
         shard_count: 1,
@@ -130,7 +131,7 @@ impl World {
     fn new(seed: u64, bug: Option<Bug>) -> Self {
         let now = Instant::now();
         let mut core = Core::new(CoreConfig::default(), Stored::default(), 1, now);
-        core.learn_ports(ports());
+        core.learn_ports(SwitchId::default(), ports());
         let Assigned(record) =
             core.join(now, &request(1), [7; 16]).expect("there is no other node");
         let disk = BTreeMap::from([(record.node, record.clone())]);
@@ -251,7 +252,7 @@ impl World {
         let stored = Stored { nodes, ..Stored::default() };
         self.version += 1;
         self.core = Core::new(CoreConfig::default(), stored, self.version, self.now);
-        self.core.learn_ports(ports());
+        self.core.learn_ports(SwitchId::default(), ports());
     }
 
     /// The contents are lost, and every pointer to them is dead.

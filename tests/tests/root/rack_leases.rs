@@ -76,7 +76,7 @@ fn hand_over(client: &mut UdpClient, page: Pointer, before: u8, after: u8) {
 }
 
 fn leases(rack: &TestRack) -> LeaseStatus {
-    rack.controller_status().leases.expect("a status")
+    rack.switch_status().leases.expect("a status")
 }
 
 fn send(pid: u32, signal: Signal) {

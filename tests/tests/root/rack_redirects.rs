@@ -40,7 +40,7 @@ fn leases_redirect(name: &str, switch: DataPlane) {
     assert_eq!(rack.redirects().len(), 1);
     // The switch has it before the controller has the confirmation.
     until("the controller counts one lease and its redirect", || {
-        let leases = rack.controller_status().leases.expect("a status");
+        let leases = rack.switch_status().leases.expect("a status");
         (leases.known_count, leases.redirect_count) == (1, 1)
     });
     update.copy_from_slice(b"far away");

@@ -37,7 +37,7 @@ fn tables(rack: &TestRack) -> Vec<TableLine> {
 
 /// The state of the switch, and what was done since the controller started.
 fn switch(rack: &TestRack) -> proto::SwitchStatus {
-    rack.controller_status().switch.expect("a switch")
+    rack.switch_status()
 }
 
 /// A controller dies and starts again without an effect on clients.

@@ -93,6 +93,7 @@ impl Endpoints {
             role: Role::Client,
             space: Space(1),
             mac: interface.mac,
+            switch: String::new(),
             attachment: Attachment::Port(switch_port),
             carrier: Carrier::Socket,
             mtu: interface.mtu,

@@ -35,9 +35,9 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(in crate::command) enum Query {
     /// Show the endpoints: state, port and free memory
     Members(Target),
-    /// Show the state of the controller and the switch; exits with 1 and says why if something is wrong
+    /// Show the state of the controller and the switches; exits with 1 and says why if something is wrong
     Status(Target),
-    /// Show the desired and the installed entries of the switch
+    /// Show the desired and the installed entries of the switches
     Tables(Target),
     /// Show the endpoints, then each change as it happens
     Watch(Watch),
@@ -153,7 +153,7 @@ fn member_row(node: &NodeReport) -> Vec<String> {
         node.role.to_owned(),
         state,
         node.space.to_string(),
-        node.switch_port.to_string(),
+        node.port(),
         node.incarnation.to_string(),
         pages(node.free_pages),
         pages(node.capacity_pages),
@@ -167,12 +167,18 @@ fn tables(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
         output::json(&entries)?;
         return Ok(Exit::Ok);
     }
-    let mut last = "";
+    let mut last = ("", "");
     let rows = entries.iter().map(|entry| {
-        let table = if entry.table == last { "" } else { &entry.table };
-        last = &entry.table;
+        let (switch, table) = (entry.switch.as_str(), entry.table.as_str());
+        let is_first = last != (switch, table);
+        last = (switch, table);
+        let table = match (is_first, switch) {
+            (false, _) => String::new(),
+            (true, "") => table.to_owned(),
+            (true, switch) => format!("{switch}: {table}"),
+        };
         vec![
-            table.to_owned(),
+            table,
             entry.matches.clone(),
             entry.action.clone(),
             entry.state.to_owned(),
@@ -210,13 +216,14 @@ fn show_event(event: &str, nodes: &[NodeReport], global: Global) -> anyhow::Resu
         return output::text(&line.to_string());
     }
     nodes.iter().try_for_each(|node| {
-        let NodeReport { name, id, role, state, space, switch_port, incarnation, .. } = node;
+        let NodeReport { name, id, role, state, space, incarnation, .. } = node;
+        let port = node.port();
         let free = match node.role {
             "memory" => format!(", {} of {} pages free", node.free_pages, node.capacity_pages),
             _ => String::new(),
         };
         output::text(&format!(
-            "{name} (node {id}, {role}, space {space}, port {switch_port}, incarnation {incarnation}): \
+            "{name} (node {id}, {role}, space {space}, port {port}, incarnation {incarnation}): \
              {state}{free}"
         ))
     })

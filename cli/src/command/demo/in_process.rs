@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use bluebridge::{Client, EndpointConfig, Error, MemoryNode, NodeId, Placement, Space};
 use bluebridge_controller::core::{
-    Attachment, Carrier, Core, CoreConfig, Join, NodeRecord, Ports, Role, Stored, Tables,
+    Attachment, Carrier, Core, CoreConfig, Join, NodeRecord, Ports, Role, Stored, SwitchId, Tables,
 };
 use bluebridge_memserver::{Claim, Server, ServerConfig, run as serve};
 use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort};
@@ -129,11 +129,11 @@ impl ThreadRack {
         let names: PortNames =
             (1..).zip(NODES).map(|(port, (name, _))| (port, name.to_owned())).collect();
         let listed = names.iter().map(|(port, name)| (SwitchPort(*port), name.clone()));
-        core.learn_ports(Ports::Listed(listed.collect()));
+        core.learn_ports(SwitchId::default(), Ports::Listed(listed.collect()));
         let records =
             (1..).zip(NODES).map(|(port, (name, role))| admit(&mut core, port, name, role));
         let records = records.collect::<anyhow::Result<Vec<_>>>()?;
-        let tables = core.desired();
+        let tables = core.desired(SwitchId::default());
 
         let hub = Hub::new(QUEUE_LIMIT);
         let mut carriers = Vec::new();
@@ -212,6 +212,7 @@ fn admit(core: &mut Core, port: u16, name: &str, role: Role) -> anyhow::Result<N
         role,
         space: SPACE,
         mac: MacAddr([0x02, 0xdd, 0, 0, high, low]),
+        switch: String::new(),
         attachment: Attachment::Port(SwitchPort(port)),
         capacity_pages: if is_memory { MEMORY_BYTES / PAGE_BYTES as u64 } else { 0 },
         shard_count: u16::from(is_memory),

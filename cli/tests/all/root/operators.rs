@@ -82,10 +82,14 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     let rack = TestRack::up("cmd-switch", &["--memory", "16M"]);
     let status = rack.json(&["rack", "status", "--name", &rack.name]);
     let controller = &status["controller"];
-    assert_eq!((&status["healthy"], &controller["in_sync"]), (&true.into(), &true.into()));
+    assert_eq!(
+        (&status["healthy"], &controller["switches"][0]["in_sync"]),
+        (&true.into(), &true.into())
+    );
     let nodes = controller["nodes"].as_array().expect("rows");
     let second = nodes.iter().find(|node| node["name"] == "s2").expect("joined");
-    assert_eq!(controller["desired_entry_count"], controller["installed_entry_count"]);
+    let switch = &controller["switches"][0];
+    assert_eq!(switch["desired_entry_count"], switch["installed_entry_count"]);
 
     let directory = |node: &str| {
         let tables = rack.json(&["rack", "tables", "--name", &rack.name]);

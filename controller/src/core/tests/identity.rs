@@ -100,7 +100,7 @@ fn memory_begins_at_the_generation_of_the_store() {
     let now = Instant::now();
     let stored = Stored { first_generation: 0x1234, ..Stored::default() };
     let mut core = Core::new(CoreConfig::default(), stored, 1, now);
-    core.learn_ports(ports(16));
+    core.learn_ports(SWITCH, ports(16));
     let request = memory("m1", 1, 10);
     assert_eq!(join(&mut core, now, &request).generation, 0x1234);
     assert_eq!(join(&mut core, now, &again(&request)).generation, 0x1236);
@@ -122,7 +122,7 @@ fn generations_are_reserved_once_and_for_good() {
     let stored = core.node(first.id()).unwrap().record.clone();
     assert_eq!((last(&core), core.take_changes()), (5, vec![Change::Node(stored)]));
     assert!(core.take_dirty());
-    assert_eq!(core.endpoints()[&first.id()].generations, (0, 5), "for redirects");
+    assert_eq!(core.endpoints(SWITCH)[&first.id()].generations, (0, 5), "for redirects");
     // A repetition, also one that arrives late.
     core.reserve(member(&first), 5).unwrap();
     core.reserve(member(&first), 3).unwrap();

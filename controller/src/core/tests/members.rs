@@ -8,20 +8,20 @@ fn silence_takes_the_anycast_share_but_not_the_directory() {
     let first = join(&mut core, now, &memory("m1", 1, 1000));
     let second = join(&mut core, now, &memory("m2", 2, 1000));
     let anycast = Key::Anycast { dst_scope: SPACE.scope() };
-    assert_eq!(core.anycast_members(SPACE), [(first.id(), 16), (second.id(), 16)]);
+    assert_eq!(core.anycast_members(SWITCH, SPACE), [(first.id(), 16), (second.id(), 16)]);
     let later = core.poll_timeout().unwrap();
     core.heartbeat(later, member(&second), 1000).unwrap();
     core.handle_timeout(later);
-    let tables = core.desired();
+    let tables = core.desired(SWITCH);
     let forward = Forward { port: SwitchPort(2), dst_mac: mac(2) };
     let only = vec![WeightedForward { forward, weight: 16 }];
     assert_eq!(tables.entries[&anycast], Body::new(Action::Select(only)));
     assert!(tables.entries.contains_key(&desired::node_prefix(SPACE, first.id())));
     core.handle_timeout(later + core.config.client_expiry * 2);
-    assert!(core.desired().entries.contains_key(&desired::node_prefix(SPACE, first.id())));
-    assert!(!core.desired().entries.contains_key(&anycast));
+    assert!(core.desired(SWITCH).entries.contains_key(&desired::node_prefix(SPACE, first.id())));
+    assert!(!core.desired(SWITCH).entries.contains_key(&anycast));
     core.heartbeat(later, member(&first), 0).unwrap();
-    assert!(!core.desired().entries.contains_key(&anycast), "a full node gets no CREATE");
+    assert!(!core.desired(SWITCH).entries.contains_key(&anycast), "a full node gets no CREATE");
 }
 
 #[test]

@@ -89,15 +89,15 @@ impl Model {
             Step::LosePort { port } => {
                 let left = (1..6).filter(|p| *p != port);
                 let left = left.map(|port| (SwitchPort(port), format!("sw{port}")));
-                self.core.learn_ports(Ports::Listed(left.collect()));
+                self.core.learn_ports(SWITCH, Ports::Listed(left.collect()));
                 check(&self.core);
-                self.core.learn_ports(ports(6));
+                self.core.learn_ports(SWITCH, ports(6));
             }
             Step::Restart => {
                 let config = self.core.config.clone();
                 self.core =
                     Core::new(config, self.disk.load(), self.core.nodes_version + 1, self.now);
-                self.core.learn_ports(ports(6));
+                self.core.learn_ports(SWITCH, ports(6));
             }
             Step::Wait { seconds } => {
                 self.now += Duration::from_secs(seconds);
@@ -151,7 +151,7 @@ impl Model {
 
 /// Invariants of the tables.
 fn check(core: &Core) {
-    let tables = core.desired();
+    let tables = core.desired(SWITCH);
     let attached: Vec<&NodeRecord> =
         core.nodes().map(|node| &node.record).filter(|record| record.attached).collect();
     let of = |what: fn(&NodeRecord) -> u64| -> BTreeSet<u64> {
@@ -161,7 +161,7 @@ fn check(core: &Core) {
     assert_eq!(of(|r| u64::from(r.mac[5])).len(), attached.len(), "one endpoint per MAC address");
     let names: BTreeSet<&str> = attached.iter().map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), attached.len(), "one endpoint per name");
-    let Ports::Listed(ports) = core.ports() else { panic!("the ports are listed") };
+    let Ports::Listed(ports) = core.ports(SWITCH) else { panic!("the ports are listed") };
     let exists = |port: SwitchPort| assert!(ports.contains_key(&port), "{port:?} does not exist");
     let mut guarded = 0;
     for (key, body) in &tables.entries {
@@ -202,19 +202,19 @@ proptest! {
         steps in prop::collection::vec(step(), 1..120)
     ) {
         let mut model = Model::new();
-        model.core.learn_ports(ports(6));
+        model.core.learn_ports(SWITCH, ports(6));
         for step in &steps {
             model.take(step);
             check(&model.core);
         }
         let mut restarted =
             Core::new(CoreConfig::default(), model.disk.load(), u64::MAX / 2, model.now);
-        restarted.learn_ports(ports(6));
+        restarted.learn_ports(SWITCH, ports(6));
         let live: Vec<NodeId> = model.core.nodes().filter(|n| n.live).map(|n| n.record.id()).collect();
         let mut same = restarted;
         for node in same.nodes.values_mut() {
             node.live = live.contains(&node.record.id());
         }
-        prop_assert_eq!(same.desired(), model.core.desired(), "a restart changes no table");
+        prop_assert_eq!(same.desired(SWITCH), model.core.desired(SWITCH), "a restart changes no table");
     }
 }

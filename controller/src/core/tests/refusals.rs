@@ -5,14 +5,19 @@ use super::*;
 #[test]
 fn addresses_and_ports_of_the_infrastructure_are_refused() {
     let now = Instant::now();
-    let own = ControllerPort { port: SwitchPort(16), mac: mac(16) };
+    let own =
+        ControllerPort { place: Place { switch: SWITCH, port: SwitchPort(16) }, mac: mac(16) };
     let config = CoreConfig { own_port: Some(own), ..CoreConfig::default() };
     let mut core = Core::new(config.clone(), Stored::default(), 1, now);
-    core.learn_ports(ports(16));
+    core.learn_ports(SWITCH, ports(16));
     let claim = |mac, port| Join { mac, ..client("thief", port) };
     let way = Key::L2 { dst_mac: own.mac };
-    let to_controller = Action::Forward(Forward { port: own.port, dst_mac: own.mac });
-    assert_eq!(core.desired().entries[&way], Body::new(to_controller.clone()), "before any join");
+    let to_controller = Action::Forward(Forward { port: own.place.port, dst_mac: own.mac });
+    assert_eq!(
+        core.desired(SWITCH).entries[&way],
+        Body::new(to_controller.clone()),
+        "before any join"
+    );
     for (join, owner) in [
         (claim(own.mac, 1), "02:00:00:00:00:10 is reserved for the controller"),
         (claim(mac(1), 16), "port 16 is reserved for the controller"),
@@ -22,20 +27,20 @@ fn addresses_and_ports_of_the_infrastructure_are_refused() {
         assert!(refused.contains(owner), "{refused}");
     }
     join(&mut core, now, &client("honest", 1));
-    assert_eq!(core.desired().entries[&way].action, Some(to_controller.clone()));
+    assert_eq!(core.desired(SWITCH).entries[&way].action, Some(to_controller.clone()));
 
     // A controller without knowledge of its own port may have admitted such an endpoint.
     let mut careless = Core::new(CoreConfig::default(), Stored::default(), 1, now);
-    careless.learn_ports(ports(16));
+    careless.learn_ports(SWITCH, ports(16));
     join(&mut careless, now, &claim(own.mac, 1));
     let mut disk = Disk::default();
     disk.write(careless.take_changes());
     let mut core = Core::new(config, disk.load(), 2, now);
-    core.learn_ports(ports(16));
-    assert_eq!(core.desired().entries[&way].action, Some(to_controller));
-    core.learn_ports(ports(15));
+    core.learn_ports(SWITCH, ports(16));
+    assert_eq!(core.desired(SWITCH).entries[&way].action, Some(to_controller));
+    core.learn_ports(SWITCH, ports(15));
     assert!(
-        !core.desired().entries.values().any(|body| matches!(
+        !core.desired(SWITCH).entries.values().any(|body| matches!(
             body.action,
             Some(Action::Forward(Forward { port: SwitchPort(16), .. }))
         )),
@@ -54,7 +59,7 @@ fn attachments_are_checked_against_the_switch() {
 
     let mut unreached = Core::new(CoreConfig::default(), Stored::default(), 1, now);
     assert!(refusal(&mut unreached, now, &client("a", 1)).contains("not reached"));
-    unreached.learn_ports(Ports::Unlisted);
+    unreached.learn_ports(SWITCH, Ports::Unlisted);
     for port in [0, 510, 511, 1023] {
         assert!(refusal(&mut unreached, now, &client("a", port)).contains("numbered 1 to 509"));
     }

@@ -6,7 +6,7 @@ use super::*;
 fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
     assert_eq!(GROUP_PORTS_MAX, bluebridge_switch::dataplane::GROUP_PORTS_MAX);
     let (mut core, now) = core();
-    core.learn_ports(ports(70));
+    core.learn_ports(SWITCH, ports(70));
     for port in 1..=64 {
         join(&mut core, now, &client(&format!("c{port}"), port));
     }
@@ -14,7 +14,10 @@ fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
     let text = refusal(&mut core, now, &one_more);
     assert!(text.contains("space 1 has 64 endpoints"), "{text}");
     assert!(
-        core.desired().groups.iter().all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
+        core.desired(SWITCH)
+            .groups
+            .iter()
+            .all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
     );
     let again = join(&mut core, now, &again(&client("c64", 64)));
     assert_eq!(again.incarnation, 2, "an existing endpoint needs no room");
@@ -26,9 +29,12 @@ fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
 #[test]
 fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
     let now = Instant::now();
-    let config = CoreConfig { ports: vec![SwitchPort(100)], ..CoreConfig::default() };
+    let config = CoreConfig {
+        ports: vec![Place { switch: SWITCH, port: SwitchPort(100) }],
+        ..CoreConfig::default()
+    };
     let mut core = Core::new(config, Stored::default(), 1, now);
-    core.learn_ports(Ports::Unlisted);
+    core.learn_ports(SWITCH, Ports::Unlisted);
     for port in 1..=63 {
         let space = Space(1 + port % 2);
         join(&mut core, now, &Join { space, ..client(&format!("c{port}"), port) });
@@ -37,7 +43,7 @@ fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
     assert!(text.contains("no ports in the flood group of 64"), "{text}");
     join(&mut core, now, &again(&client("c2", 2)));
     join(&mut core, now, &Join { space: Space(3), ..client("uplink", 100) });
-    assert_eq!(core.desired().groups[&FLOOD_GROUP].len(), 64);
+    assert_eq!(core.desired(SWITCH).groups[&FLOOD_GROUP].len(), 64);
 }
 
 #[test]
@@ -48,21 +54,21 @@ fn notices_go_to_endpoints_that_ask_for_them_and_need_no_group_otherwise() {
     join(&mut core, now, &quiet(memory("m1", 1, 10)));
     join(&mut core, now, &quiet(client("c1", 2)));
     assert!(!core.notices_wanted(SPACE));
-    let groups = |core: &Core| core.desired().groups.into_keys().collect::<Vec<_>>();
-    assert!(!core.desired().entries.contains_key(&key));
+    let groups = |core: &Core| core.desired(SWITCH).groups.into_keys().collect::<Vec<_>>();
+    assert!(!core.desired(SWITCH).entries.contains_key(&key));
     assert_eq!(groups(&core), [FLOOD_GROUP]);
     let c2 = join(&mut core, now, &client("c2", 3));
     join(&mut core, now, &client("c3", 4));
     join(&mut core, now, &Join { space: Space(2), ..client("d1", 5) });
     assert!(core.notices_wanted(SPACE));
-    let desired = core.desired();
+    let desired = core.desired(SWITCH);
     let Some(Action::SetMulticastGroup { group }) = desired.entries[&key].action else { panic!() };
     assert_eq!(desired.groups[&group], BTreeSet::from([SwitchPort(3), SwitchPort(4)]));
     core.leave(now, member(&c2)).unwrap();
     // Joining again without `notices` ends them.
     join(&mut core, now, &quiet(again(&client("c3", 4))));
     assert!(!core.notices_wanted(SPACE) && core.notices_wanted(Space(2)));
-    assert!(!core.desired().entries.contains_key(&key));
+    assert!(!core.desired(SWITCH).entries.contains_key(&key));
 }
 
 #[test]
@@ -126,8 +132,8 @@ fn a_restart_changes_no_table() {
     join(&mut core, now, &Join { space: Space(9), ..client("c1", 3) });
     stored.write(core.take_changes());
     let mut restarted = Core::new(CoreConfig::default(), stored.load(), 2, now);
-    restarted.learn_ports(ports(16));
-    assert_eq!(restarted.desired(), core.desired());
+    restarted.learn_ports(SWITCH, ports(16));
+    assert_eq!(restarted.desired(SWITCH), core.desired(SWITCH));
 }
 
 #[test]
@@ -153,10 +159,10 @@ fn notify_rules_bring_their_clone_session() {
         NotifyRule { src_command: Ternary { value: 0x80, mask: 0x80 }, ..NotifyRule::default() };
     let off = CoreConfig { redirects: RedirectPolicy::Off, ..CoreConfig::default() };
     let config = CoreConfig { notify: vec![rule], ..off.clone() };
-    let tables = Core::new(config, Stored::default(), 1, now).desired();
+    let tables = Core::new(config, Stored::default(), 1, now).desired(SWITCH);
     assert!(tables.notify_session);
     assert_eq!(tables.entries[&rule.key()], Body::new(Action::CopyToController));
-    assert!(!Core::new(off, Stored::default(), 1, now).desired().notify_session);
+    assert!(!Core::new(off, Stored::default(), 1, now).desired(SWITCH).notify_session);
 }
 
 #[test]
@@ -164,12 +170,12 @@ fn entries_groups_and_settings_are_counted() {
     let now = Instant::now();
     let off = CoreConfig { redirects: RedirectPolicy::Off, ..CoreConfig::default() };
     let mut core = Core::new(off, Stored::default(), 1, now);
-    assert_eq!(core.desired().count(), 0);
-    core.learn_ports(ports(2));
-    assert_eq!(core.desired().count(), 2, "the flood's group, and its choice");
+    assert_eq!(core.desired(SWITCH).count(), 0);
+    core.learn_ports(SWITCH, ports(2));
+    assert_eq!(core.desired(SWITCH).count(), 2, "the flood's group, and its choice");
     join(&mut core, now, &client("c", 1));
-    assert_eq!(core.desired().count(), 2 + 6, "five tables and the group of notices");
-    let contended = Core::new(CoreConfig::default(), Stored::default(), 1, now).desired();
+    assert_eq!(core.desired(SWITCH).count(), 2 + 6, "five tables and the group of notices");
+    let contended = Core::new(CoreConfig::default(), Stored::default(), 1, now).desired(SWITCH);
     assert_eq!(contended.count(), 2, "what is copied, and the session that copies");
 }
 
@@ -177,7 +183,7 @@ fn entries_groups_and_settings_are_counted() {
 fn what_is_copied_follows_from_the_policy() {
     let rules = |redirects| {
         let config = CoreConfig { redirects, ..CoreConfig::default() };
-        let tables = Core::new(config, Stored::default(), 1, Instant::now()).desired();
+        let tables = Core::new(config, Stored::default(), 1, Instant::now()).desired(SWITCH);
         assert_eq!(tables.notify_session, redirects != RedirectPolicy::Off);
         let ternaries = tables.entries.into_keys().map(|key| match key {
             Key::Notify { src_command: c, src_status: s, .. } => (c.value, c.mask, s.value, s.mask),

@@ -1,0 +1,309 @@
+//! Several switches: frames pass a tree of real pipelines with the desired tables.
+
+use std::collections::VecDeque;
+use std::net::Ipv6Addr;
+
+use bluebridge_p4::pipeline::Entry;
+use bluebridge_switch::dataplane::DataPlane as _;
+use bluebridge_switch::soft::{Link, Offload, Pipeline};
+use bluebridge_testkit::UdpFrame;
+use bluebridge_wire::address::Fields;
+use bluebridge_wire::{Command, EndpointAddress, UDP_PORT, WireCommand};
+use proptest::prelude::*;
+
+use super::*;
+
+/// The ports of each switch.
+const PORTS: u16 = 12;
+
+fn end(name: &str, port: u16) -> LinkEnd {
+    (name.to_owned(), SwitchPort(port))
+}
+
+fn at(switch: u16, port: u16) -> Place {
+    Place { switch: SwitchId(switch), port: SwitchPort(port) }
+}
+
+/// Two switches with endpoints, t0 and t1, and a spine between them, at the ports 11 and 12.
+fn two_racks() -> Topology {
+    let links = [(end("t0", 11), end("spine", 1)), (end("t1", 12), end("spine", 2))];
+    Topology::new(["t0", "t1", "spine"].map(str::to_owned).to_vec(), &links).unwrap()
+}
+
+fn core_of(topology: Topology) -> (Core, Instant) {
+    let now = Instant::now();
+    let switches = topology.switches();
+    let mut core =
+        Core::new(CoreConfig { topology, ..CoreConfig::default() }, Stored::default(), 1, now);
+    switches.for_each(|switch| core.learn_ports(switch, ports(PORTS)));
+    (core, now)
+}
+
+fn on(switch: &str, join: Join) -> Join {
+    // One MAC address for each port of each switch.
+    let mut mac = join.mac;
+    mac.0[2] = switch.bytes().fold(0, u8::wrapping_add);
+    Join { switch: switch.to_owned(), mac, ..join }
+}
+
+/// The switches with their tables; frames pass from one to the next.
+struct Fabric<'a> {
+    core: &'a Core,
+    pipelines: Vec<Pipeline>,
+    now: Instant,
+}
+
+impl<'a> Fabric<'a> {
+    fn of(core: &'a Core, now: Instant) -> Self {
+        let topology = &core.config.topology;
+        let pipelines = topology.switches().map(|switch| pipeline(&core.desired(switch), now));
+        Self { core, pipelines: pipelines.collect(), now }
+    }
+
+    /// The places outside the switches where a frame arrives, and its hop limits there.
+    fn send(&mut self, from: Place, frame: Vec<u8>) -> Vec<(Place, [u8; 6], u8)> {
+        let mut arrived = Vec::new();
+        let mut queue = VecDeque::from([(from, frame)]);
+        let mut passed = 0;
+        while let Some((place, mut frame)) = queue.pop_front() {
+            passed += 1;
+            assert!(passed <= 64, "the frame goes around");
+            let mut out: Vec<(SwitchPort, Vec<u8>)> = Vec::new();
+            let pipeline = &mut self.pipelines[place.switch.index()];
+            pipeline.process(self.now, place.port, &mut frame, Offload::default(), &mut out);
+            for (port, frame) in out {
+                let place = Place { port, ..place };
+                match self.other_end(place) {
+                    Some(other) => queue.push_back((other, frame)),
+                    None => arrived.push((place, frame[..6].try_into().unwrap(), frame[21])),
+                }
+            }
+        }
+        arrived
+    }
+
+    /// The other end of a link between two switches.
+    fn other_end(&self, place: Place) -> Option<Place> {
+        let topology = &self.core.config.topology;
+        let neighbour = topology.switches().find(|other| {
+            let route =
+                topology.port_toward(place.switch, Place { switch: *other, port: SwitchPort(0) });
+            topology.distance(place.switch, *other) == 1 && route == place.port
+        })?;
+        let back = topology.port_toward(neighbour, place);
+        Some(Place { switch: neighbour, port: back })
+    }
+}
+
+fn pipeline(tables: &Tables, now: Instant) -> Pipeline {
+    let mut pipeline = Pipeline::new(now);
+    for port in 1..=PORTS {
+        let link = Link { name: format!("p{port}"), mac: mac(0), mtu: 9000 };
+        pipeline.add_link(SwitchPort(port), link).unwrap();
+    }
+    for (group, ports) in &tables.groups {
+        pipeline.set_group(*group, &ports.iter().copied().collect::<Vec<_>>()).unwrap();
+    }
+    pipeline.set_flood_group(tables.flood_group).unwrap();
+    for (key, body) in &tables.entries {
+        let entry: Entry = body.entry(*key).unwrap();
+        pipeline.insert(&entry).unwrap();
+    }
+    pipeline
+}
+
+fn request(space: Space, node: NodeId, command: Command) -> Ipv6Addr {
+    let command = WireCommand::request(command, false).bits();
+    Fields { space, node, command, tag: 0, location: 0x1000 }.to_ipv6()
+}
+
+/// A frame from an endpoint as its host sends it.
+fn frame(from: &NodeRecord, source: NodeId, destination: Ipv6Addr) -> Vec<u8> {
+    UdpFrame {
+        source_mac: from.mac,
+        destination_mac: GATEWAY_MAC.0,
+        source: EndpointAddress::new(from.space(), source, 7).to_ipv6(),
+        destination,
+        source_port: UDP_PORT,
+        destination_port: UDP_PORT,
+        payload: &[0; 64],
+    }
+    .bytes()
+}
+
+/// Checks where the frames of every attached endpoint arrive.
+fn check(core: &Core, now: Instant) {
+    let mut fabric = Fabric::of(core, now);
+    let nodes: Vec<&Node> = core.nodes().filter(|node| node.record.attached).collect();
+    let place = |record: &NodeRecord| core.place(record).unwrap();
+    let topology = &core.config.topology;
+    for from in nodes.iter().map(|node| &node.record) {
+        let start = place(from);
+        for to in nodes.iter().map(|node| &node.record) {
+            let sent = frame(from, from.id(), request(to.space(), to.id(), Command::Read));
+            let hops = topology.distance(start.switch, place(to).switch) + 1;
+            let arrived = fabric.send(start, sent);
+            if from.space() == to.space() {
+                let hop_limit = 64 - u8::try_from(hops).unwrap();
+                assert_eq!(arrived, [(place(to), to.mac, hop_limit)], "{from:?} to {to:?}");
+            } else {
+                assert_eq!(arrived, [], "{} is in another space than {}", to.name, from.name);
+            }
+            if from.node != to.node {
+                let forged = frame(from, to.id(), request(to.space(), to.id(), Command::Read));
+                assert_eq!(
+                    fabric.send(start, forged),
+                    [],
+                    "{} pretends to be {}",
+                    from.name,
+                    to.name
+                );
+            }
+        }
+        let anywhere = frame(from, from.id(), request(from.space(), NodeId::ANY, Command::Create));
+        let servers = nodes.iter().map(|node| &node.record).filter(|record| {
+            record.role == Role::Memory && record.space() == from.space() && record.level.is_some()
+        });
+        let nearest =
+            servers.clone().map(|it| topology.distance(start.switch, place(it).switch)).min();
+        match (fabric.send(start, anywhere).as_slice(), nearest) {
+            ([], None) => {}
+            ([(there, mac, _)], Some(nearest)) => {
+                let server =
+                    servers.clone().find(|it| place(it) == *there && it.mac == *mac).unwrap();
+                assert_eq!(topology.distance(start.switch, place(server).switch), nearest);
+            }
+            (arrived, nearest) => panic!("{from:?}: {arrived:?}, nearest {nearest:?}"),
+        }
+        let notice = frame(from, from.id(), request(from.space(), NodeId::ALL, Command::Notice));
+        let mut told: Vec<_> =
+            fabric.send(start, notice).iter().map(|(place, mac, _)| (*place, *mac)).collect();
+        told.sort_unstable();
+        let wanted = nodes
+            .iter()
+            .map(|node| &node.record)
+            .filter(|to| to.notices && to.space() == from.space() && to.node != from.node);
+        let mut wanted: Vec<_> = wanted.map(|to| (place(to), to.mac)).collect();
+        wanted.sort_unstable();
+        assert_eq!(told, wanted, "notices of {}", from.name);
+    }
+}
+
+#[test]
+fn another_switch_is_one_prefix() {
+    let (mut core, now) = core_of(two_racks());
+    let [s1, s2] =
+        [1, 2].map(|port| join(&mut core, now, &on("t1", memory(&format!("s{port}"), port, 1000))));
+    let c1 = join(&mut core, now, &on("t0", client("c1", 1)));
+    assert_eq!([s1.node, s2.node, c1.node], [0x1000, 0x1001, 0x0fff]);
+    let there = core.desired(SwitchId(0));
+    let directory: Vec<_> = there
+        .entries
+        .iter()
+        .filter(|(key, _)| matches!(key, Key::Directory { .. }))
+        .map(|(key, body)| (*key, body.action.clone().unwrap()))
+        .collect();
+    let block = Key::Directory { prefix: 0xfdbb_0001_1000 << 64, prefix_len: 36 };
+    let up = Action::Forward(Forward { port: SwitchPort(11), dst_mac: GATEWAY_MAC });
+    let own = Action::Forward(Forward { port: SwitchPort(1), dst_mac: c1.mac() });
+    let own = (desired::node_prefix(SPACE, c1.id()), own);
+    assert_eq!(directory, [own, (block, up)]);
+    assert_eq!(core.anycast_members(SwitchId(0), SPACE), core.anycast_members(SwitchId(1), SPACE));
+    check(&core, now);
+}
+
+#[test]
+fn an_endpoint_that_moves_to_another_switch_keeps_its_id_and_is_found() {
+    let (mut core, now) = core_of(two_racks());
+    let first = join(&mut core, now, &on("t1", memory("s1", 1, 1000)));
+    join(&mut core, now, &on("t1", memory("s2", 2, 1000)));
+    join(&mut core, now, &on("t0", client("c1", 1)));
+    join(&mut core, now, &on("spine", client("c2", 5)));
+    let proof = shown(&first, false);
+    let moved = Join { previous: proof, ..on("t0", memory("s1", 2, 1000)) };
+    let moved = join(&mut core, now, &again(&moved));
+    assert_eq!((moved.node, moved.switch.as_str()), (first.node, "t0"));
+    check(&core, now);
+}
+
+#[test]
+fn a_redirect_leads_only_to_an_endpoint_of_the_same_switch() {
+    let (mut core, now) = core_of(two_racks());
+    let owner = join(&mut core, now, &on("t0", client("c1", 1)));
+    let is_local = [0, 1, 2].map(|switch| core.endpoints(SwitchId(switch))[&owner.id()].is_local);
+    assert_eq!(is_local, [true, false, false]);
+}
+
+#[test]
+fn links_between_switches_are_no_ports_of_endpoints_and_switches_have_names() {
+    let (mut core, now) = core_of(two_racks());
+    let text = refusal(&mut core, now, &on("t0", client("a", 11)));
+    assert!(text.contains("port 11 of the switch t0 is reserved for a link to another"), "{text}");
+    join(&mut core, now, &on("spine", client("a", 11)));
+    for name in ["", "t2"] {
+        let text = refusal(&mut core, now, &on(name, client("b", 1)));
+        assert!(text.contains("choose from t0, t1, spine"), "{text}");
+    }
+    let text = refusal(&mut core, now, &on("spine", client("b", 11)));
+    assert!(text.contains("port 11 of the switch spine is in use"), "{text}");
+    join(&mut core, now, &on("t1", client("b", 11)));
+}
+
+#[test]
+fn configured_ports_that_are_missing_are_named() {
+    let own = ControllerPort { place: at(2, 9), mac: mac(9) };
+    let config = CoreConfig { topology: two_racks(), own_port: Some(own), ..CoreConfig::default() };
+    let mut core = Core::new(config, Stored::default(), 1, Instant::now());
+    assert_eq!(core.missing_ports(), [], "the switches were not reached yet");
+    core.learn_ports(SwitchId(0), ports(10));
+    core.learn_ports(SwitchId(2), ports(2));
+    assert_eq!(core.missing_ports(), [at(0, 11), at(2, 9)]);
+    let way = Key::L2 { dst_mac: own.mac };
+    assert!(!core.desired(SwitchId(0)).entries.contains_key(&way), "no port leads there");
+    core.learn_ports(SwitchId(0), ports(PORTS));
+    core.learn_ports(SwitchId(2), ports(PORTS));
+    let to = |switch| core.desired(SwitchId(switch)).entries[&way].action.clone();
+    let forward =
+        |port| Some(Action::Forward(Forward { port: SwitchPort(port), dst_mac: own.mac }));
+    assert_eq!([0, 1, 2].map(to), [11, 12, 9].map(forward));
+}
+
+/// The join of an endpoint: its name, switch, port and space, and whether it is a server.
+fn joining() -> impl Strategy<Value = (u8, u16, u16, u16, bool)> {
+    (0..8_u8, 0..6_u16, 1..6_u16, 0..2_u16, any::<bool>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_frame_takes_the_only_path_in_any_tree(
+        parents in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+        joins in prop::collection::vec(joining(), 1..20),
+    ) {
+        // Switch n + 1 is connected to an earlier one; ports 6 and up are for links.
+        let count = u16::try_from(parents.len()).unwrap() + 1;
+        let names: Vec<String> = (0..count).map(|number| format!("t{number}")).collect();
+        let mut used = vec![6; usize::from(count)];
+        let mut links = Vec::new();
+        for (child, parent) in (1..).zip(&parents) {
+            let parent = parent.index(child);
+            let link = [parent, child].map(|index| {
+                used[index] += 1;
+                end(&names[index], used[index])
+            });
+            links.push(link.into());
+        }
+        let (mut core, now) = core_of(Topology::new(names, &links).unwrap());
+        for (nonce, (name, switch, port, space, serves)) in (1..).zip(joins) {
+            let name = format!("n{name}");
+            // An endpoint that shows its token may be at another switch than before.
+            let previous = core.names.get(&name).and_then(|id| shown(&core.nodes[id].record, false));
+            let who = if serves { memory(&name, port, 64) } else { client(&name, port) };
+            let join = on(&format!("t{}", switch % count), who);
+            // Refused joins change nothing.
+            let _ = core.join(now, &Join { space: Space(space), nonce, previous, ..join }, [7; 16]);
+        }
+        check(&core, now);
+    }
+}
