@@ -399,7 +399,8 @@ impl Redirects {
     /// The desired redirect of a page.
     fn wanted(&self, state: &State) -> Option<(Forward, Instant)> {
         let lease = state.lease.filter(|lease| lease.redirected)?;
-        Some((self.endpoints.get(&lease.owner)?.forward, lease.until))
+        let owner = self.endpoints.get(&lease.owner).filter(|owner| owner.is_local)?;
+        Some((owner.forward, lease.until))
     }
 
     /// Whether the switch differs from the desired state.

@@ -315,6 +315,23 @@ fn an_owner_that_moves_is_followed() {
 }
 
 #[test]
+fn a_lease_of_another_switchs_endpoint_is_tracked_and_not_redirected() {
+    let mut bench = Bench::new(1);
+    let mut endpoints = endpoints();
+    endpoints.get_mut(&OTHER).unwrap().is_local = false;
+    bench.redirects.set_endpoints(&Arc::new(endpoints));
+    bench.handle(Reply { owner: OTHER, ..reply(7, 5, 1000) }).unwrap();
+    assert_eq!(bench.write(), [""; 0]);
+    assert_eq!(bench.redirects.lease_count(), 1);
+    // It takes no room, and ends the redirect to an earlier owner.
+    bench.handle(reply(8, 5, 1000)).unwrap();
+    assert_eq!(bench.write(), ["insert"]);
+    bench.handle(Reply { owner: OTHER, ..reply(8, 6, 1000) }).unwrap();
+    assert_eq!(bench.write(), ["delete"]);
+    assert_eq!(bench.handle(reply(8, 5, 900)), Err(Refusal::StaleEpoch));
+}
+
+#[test]
 fn what_the_switch_refuses_waits_for_the_next_copy() {
     let mut bench = Bench::new(10);
     let full = Err(UpdateError::Refused("the table is full".to_owned()));
