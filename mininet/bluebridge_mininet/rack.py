@@ -108,6 +108,8 @@ class Rack:
         self.data_plane, self.mtu, self.memory = switch, mtu, memory
         self.servers = [f"s{n}" for n in range(1, servers + 1)]
         self.clients = [f"c{n}" for n in range(1, clients + 1)]
+        # Mininet would first raise limits of the whole machine; a rack does not need that.
+        Mininet.inited = True
         self.net = Mininet(
             topo=RackTopo(servers=servers, clients=clients),
             switch=partial(NamespaceSwitch),
@@ -206,7 +208,7 @@ class Rack:
             switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw1-eth{own}"
         )
         for port in range(1, own + 1):
-            _command(switch, f"sysctl -qw net.ipv6.conf.sw1-eth{port}.disable_ipv6=1")
+            _set(switch, f"sw1-eth{port}", "disable_ipv6", 1)
             mtu = 1500 if port == own else self.mtu
             _command(switch, f"ip link set sw1-eth{port} mtu {mtu} up")
         _command(switch, "ip link set lo up")
@@ -226,8 +228,8 @@ class Rack:
             _command(node, f"{self.program} host no-offload --interface {interface}")
 
     def _give_address(self, node: Node, interface: str, number: int) -> None:
-        for setting in ("disable_ipv6=0", "accept_dad=0", "accept_ra=0"):
-            _command(node, f"sysctl -qw net.ipv6.conf.{interface}.{setting}")
+        for setting in ("disable_ipv6", "accept_dad", "accept_ra"):
+            _set(node, interface, setting, 0)
         _command(node, f"ip addr add {NETWORK + number}/64 dev {interface} nodad")
         _command(node, f"ip link set {interface} up")
 
@@ -270,9 +272,19 @@ class Rack:
 
 def _command(node: Node, command: str) -> None:
     """Run a command in a node; its failure is an error."""
-    out, err, code = node.pexec(command.split())
+    _execute(node, command.split())
+
+
+def _set(node: Node, interface: str, setting: str, value: int) -> None:
+    """Change a setting of IPv6. A file of ``/proc`` belongs to the namespace of who opens it."""
+    path = f"/proc/sys/net/ipv6/conf/{interface}/{setting}"
+    _execute(node, ["sh", "-c", f"echo {value} > {path}"])
+
+
+def _execute(node: Node, words: list[str]) -> None:
+    out, err, code = node.pexec(words)
     if code != 0:
-        message = f"{node.name}: {command}: {err or out}"
+        message = f"{node.name}: {' '.join(words)}: {err or out}"
         raise RuntimeError(message)
 
 

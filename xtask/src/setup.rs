@@ -54,8 +54,17 @@ static OPEN_VSWITCH: Tool = Tool {
     purpose: "is an OpenFlow switch for the tests",
 };
 
+/// The package's Python module belongs to Debian's own Python. Its dependency net-tools has `ifconfig`.
+static MININET: Tool = Tool {
+    program: "mnexec",
+    others: &["ifconfig"],
+    probe: &["-v"],
+    package: "mininet",
+    purpose: "builds the racks of the tests that use Mininet",
+};
+
 /// The tools that tests may call by name. The test runner hides all other programs.
-static OF_TESTS: [&Tool; 3] = [&TSHARK, &IP, &OPEN_VSWITCH];
+static OF_TESTS: [&Tool; 4] = [&TSHARK, &IP, &OPEN_VSWITCH, &MININET];
 
 /// A cargo command, and the version that is built where there is none.
 pub(crate) struct CargoTool {
@@ -101,6 +110,10 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     }
     if runs("root") || runs("netns") {
         needed.push(&IP);
+    }
+    // The tests are also in the tier `root`.
+    if runs("mininet") && runs("root") {
+        needed.push(&MININET);
     }
     if runs("tools") {
         needed.push(&TSHARK);

@@ -11,9 +11,11 @@ use std::{
 
 use crate::{command::Failure, setup};
 
-/// Programs of packages on every Debian (coreutils, dash, mount, util-linux).
-const BASE: [&str; 10] =
-    ["cat", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep", "umount", "unshare"];
+/// Programs of packages on every Debian (bash, coreutils, dash, debianutils, grep, mount, util-linux).
+const BASE: [&str; 15] = [
+    "bash", "cat", "env", "grep", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep",
+    "stty", "umount", "unshare", "which",
+];
 
 /// Creates a directory of links to the declared programs that are installed.
 pub(super) fn link_into(directory: &Path) -> Result<(), Failure> {

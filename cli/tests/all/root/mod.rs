@@ -5,5 +5,6 @@ mod command;
 mod daemons;
 mod json;
 mod memory;
+mod mininet;
 mod operators;
 mod test_rack;
