@@ -292,6 +292,11 @@ impl Core {
         &self.ports
     }
 
+    /// The switch to which an endpoint is connected; `None` if the controller no longer has it.
+    pub(crate) fn switch_of(&self, record: &NodeRecord) -> Option<SwitchId> {
+        self.place(record).map(|place| place.switch)
+    }
+
     /// Where an endpoint is connected; `None` if the controller no longer has the switch.
     pub(crate) fn place(&self, record: &NodeRecord) -> Option<Place> {
         let switch = self.config.topology.find(&record.switch)?;

@@ -139,7 +139,8 @@ impl Controller for Northbound {
             .map_err(|error| self.refuse(&name, join_refused(&error)))?;
         let record = assigned.0;
         SharedState::count(&self.shared.counts.joins);
-        let installed = self.shared.installed(INSTALL_WAIT).await;
+        let own = self.shared.look(|core| core.switch_of(&record)).await;
+        let installed = self.shared.installed_for(own, INSTALL_WAIT).await;
         let joined = self.shared.look(|core| response::joined(core, &record, installed)).await;
         Ok(Response::new(joined))
     }
@@ -157,10 +158,12 @@ impl Controller for Northbound {
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
         // A value above the last generation means the last one.
         let wanted = u16::try_from(request.wanted_arena_generation).unwrap_or(u16::MAX);
-        let installed = self.shared.is_installed();
+        let shared = Arc::clone(&self.shared);
         let response = self.shared.change(move |core, now| {
             core.heartbeat(now, who, free_pages)?;
             core.reserve(who, wanted)?;
+            let own = core.node(who.node).and_then(|node| core.switch_of(&node.record));
+            let installed = shared.is_installed_for(own);
             Ok(response::heartbeat(core, who.node, version, installed))
         });
         let response = response

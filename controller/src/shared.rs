@@ -167,21 +167,36 @@ impl SharedState {
 
     /// Waits until every switch has the present desired state, at most for `limit`.
     pub(crate) async fn installed(&self, limit: Duration) -> bool {
+        self.installed_where(limit, |_, view, version| has(view, version)).await
+    }
+
+    /// Waits until the switch of an endpoint, and every other one that is connected, has the present desired
+    /// state, at most for `limit`. A lost switch of another rack must not delay this one.
+    pub(crate) async fn installed_for(&self, own: Option<SwitchId>, limit: Duration) -> bool {
+        let done = |id, view: &SwitchView, version| serves(own, id, view, version);
+        self.installed_where(limit, done).await
+    }
+
+    async fn installed_where(
+        &self,
+        limit: Duration,
+        done: impl Fn(SwitchId, &SwitchView, u64) -> bool,
+    ) -> bool {
         let all = async {
-            for switch in &self.switches {
+            for (id, switch) in (0..).map(SwitchId).zip(&self.switches) {
                 let version = switch.desired.borrow().version;
-                switch.view.clone().wait_for(|view| has(view, version)).await?;
+                switch.view.clone().wait_for(|view| done(id, view, version)).await?;
             }
             Ok::<_, watch::error::RecvError>(())
         };
         matches!(tokio::time::timeout(limit, all).await, Ok(Ok(())))
     }
 
-    /// Whether every switch has the present desired state.
-    pub(crate) fn is_installed(&self) -> bool {
-        self.switches.iter().all(|switch| {
+    /// Whether the switches have the present desired state, as [`Self::installed_for`] wants it.
+    pub(crate) fn is_installed_for(&self, own: Option<SwitchId>) -> bool {
+        (0..).map(SwitchId).zip(&self.switches).all(|(id, switch)| {
             let version = switch.desired.borrow().version;
-            has(&switch.view.borrow(), version)
+            serves(own, id, &switch.view.borrow(), version)
         })
     }
 
@@ -257,6 +272,11 @@ impl SharedState {
 
 fn has(view: &SwitchView, version: u64) -> bool {
     view.state == SwitchState::InSync && view.version >= version
+}
+
+/// Whether a switch has the desired state of a version, or may be without it for an endpoint of the switch `own`.
+fn serves(own: Option<SwitchId>, id: SwitchId, view: &SwitchView, version: u64) -> bool {
+    has(view, version) || Some(id) != own && view.state == SwitchState::Disconnected
 }
 
 /// The ports of each switch, as last seen.

@@ -151,6 +151,53 @@ fn a_restarted_agent_without_tables_serves_again() {
 }
 
 #[test]
+fn a_lost_switch_delays_no_join_at_another_one() {
+    let mut agents = [Agent::start(4), Agent::start(4)];
+    let controller = Running::start_with(Running::config_of_line(&agents));
+    let at = |switch: &str, who: Registration| {
+        let mut mac = who.mac;
+        mac[1] = switch.bytes().last().unwrap();
+        Registration { switch: switch.to_owned(), mac, ..who }
+    };
+    let home = join(&controller, at("t0", memory("m1", 1)));
+    let user = join(&controller, at("t1", client("c1", 2)));
+    let node = |membership: &Membership| membership.assignment().node;
+    assert!(home.assignment().installed && user.assignment().installed);
+    assert_eq!((node(&home), node(&user)), (NodeId(1), NodeId(0x1fff)));
+    let block = |node: u16| Key::Directory {
+        prefix: u128::from(SCOPE) << 80 | u128::from(node) << 64,
+        prefix_len: 36,
+    };
+    let [first, second] = [agents[0].entries(), agents[1].entries()];
+    assert!(matches!(&first[&block(0x1000)], Action::Forward(to) if to.port.0 == 3));
+    assert!(matches!(&second[&block(0)], Action::Forward(to) if to.port.0 == 4));
+
+    agents[1].stop();
+    let states = || {
+        let switches = controller.status().switches;
+        switches.iter().map(|it| (it.name.clone(), it.state())).collect::<Vec<_>>()
+    };
+    let lost =
+        [("t0".to_owned(), SwitchState::InSync), ("t1".to_owned(), SwitchState::Disconnected)];
+    until("the loss is seen", || states() == lost);
+    let other = join(&controller, at("t0", client("c2", 2)));
+    assert!(other.assignment().installed, "its own switch has its entries");
+    let cut_off = join(&controller, at("t1", client("c3", 1)));
+    assert!(!cut_off.assignment().installed, "its own switch is lost");
+    agents[1].restart_empty();
+    until("it has all entries", || {
+        agents[1].entries().contains_key(&way(node(&cut_off)))
+            && agents[1]
+                .entries()
+                .keys()
+                .filter(|key| matches!(key, Key::IngressGuard { .. }))
+                .count()
+                == 4
+    });
+    assert_eq!(agents[0].entries().keys().filter(|key| **key == block(0x1000)).count(), 1);
+}
+
+#[test]
 fn a_restarted_agent_with_its_tables_gets_no_updates() {
     let mut agent = Agent::start(4);
     let controller = Running::start(&agent, None);

@@ -68,6 +68,13 @@ class RackTopo(Topo):  # type: ignore[misc]
             self.addLink(host, switch, port2=port, addr1=f"02:bb:00:00:01:{port:02x}")
 
 
+def network(topo: Topo) -> Mininet:
+    """Return a network of Mininet that is not built yet."""
+    # Mininet would first raise limits of the whole machine; a rack does not need that.
+    Mininet.inited = True
+    return Mininet(topo=topo, switch=partial(NamespaceSwitch), controller=None, build=False)
+
+
 class Rack:
     """A running rack; use it in a ``with`` statement, which takes it down."""
 
@@ -108,16 +115,9 @@ class Rack:
         self.data_plane, self.mtu, self.memory = switch, mtu, memory
         self.servers = [f"s{n}" for n in range(1, servers + 1)]
         self.clients = [f"c{n}" for n in range(1, clients + 1)]
-        # Mininet would first raise limits of the whole machine; a rack does not need that.
-        Mininet.inited = True
-        self.net = Mininet(
-            topo=RackTopo(servers=servers, clients=clients),
-            switch=partial(NamespaceSwitch),
-            controller=None,
-            build=False,
-        )
         self.directory = Path(tempfile.mkdtemp(prefix="bluebridge-mininet-"))
         self.daemons: dict[str, Daemon] = {}
+        self.net: Mininet | None = None
 
     def __enter__(self) -> Self:
         """Start everything."""
@@ -137,13 +137,25 @@ class Rack:
         """Take everything down."""
         self.stop()
 
+    def topology(self) -> Topo:
+        """Return the nodes and links."""
+        return RackTopo(servers=len(self.servers), clients=len(self.clients))
+
+    @property
+    def switches(self) -> dict[str, int]:
+        """The switches, with the numbers of their ports; the last leads to the controller."""
+        return {"sw1": len(self.servers) + len(self.clients) + 1}
+
     @property
     def controller(self) -> str:
         """The address of the controller for endpoints."""
         return f"[{NETWORK + 0xFFFF}]:{CONTROLLER_PORT}"
 
     def host(self, name: str) -> Node:
-        """Return the node with this name."""
+        """Return the node with this name, once the rack is started."""
+        if self.net is None:
+            message = f"there is no {name} yet: the rack is not started"
+            raise RuntimeError(message)
         return self.net.get(name)
 
     def environment(self, name: str) -> dict[str, str]:
@@ -151,7 +163,7 @@ class Rack:
         return {
             "BLUEBRIDGE_NAME": name,
             "BLUEBRIDGE_INTERFACE": f"{name}-eth0",
-            "BLUEBRIDGE_SWITCH_PORT": str(self._port(name)),
+            "BLUEBRIDGE_SWITCH_PORT": self.switch_port(name),
             "BLUEBRIDGE_CONTROLLER": self.controller,
         }
 
@@ -171,111 +183,139 @@ class Rack:
 
     def start(self) -> None:
         """Build the links, and start the switch, the controller and the servers."""
+        self.net = network(self.topology())
         self.net.build()
         self.net.start()
-        self._settle_switch()
+        self.settle_switches()
         for name in self.servers + self.clients:
             self._settle_host(name)
-        self._start_switch()
-        self._start_controller()
+        for switch, ports in self.switches.items():
+            self._start_switch(switch, ports)
+        self.start_controller()
         for name in self.servers:
             self.start_server(name)
 
     def start_server(self, name: str) -> None:
         """Start the memory server of a node."""
         arguments = [self.program, "memserver", "--memory", self.memory]
-        self._start(name, name, arguments, self.environment(name))
+        self.start_daemon(name, name, arguments, self.environment(name))
 
     def stop(self) -> None:
         """End all daemons and remove all nodes."""
         for daemon in reversed(self.daemons.values()):
             daemon.stop()
         self.daemons.clear()
-        if self.data_plane == "ebpf":
+        if self.data_plane == "ebpf" and self.net is not None:
             # The switch in the kernel outlives its agent.
-            self.host("sw1").pexec([self.program, "switch", "remove", *self._device()])
-        self.net.stop()
+            for switch in self.switches:
+                remove = [self.program, "switch", "remove", "--device-id", str(self.device(switch))]
+                self.host(switch).pexec(remove)
+        if self.net is not None:
+            self.net.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _port(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """Return the number of a host, which is unique among the hosts."""
         return (self.servers + self.clients).index(name) + 1
 
-    def _settle_switch(self) -> None:
-        """Give the switch the controller's link. Its ports have no addresses: it is no host."""
-        switch = self.host("sw1")
-        own = len(self.servers) + len(self.clients) + 1
-        _command(
+    def switch_port(self, name: str) -> str:
+        """Return the port of a host."""
+        return str(self.number(name))
+
+    def device(self, _switch: str) -> int:
+        """Return the number that tells a switch in the kernel from others of the machine."""
+        return os.getpid()
+
+    def agent(self, _switch: str) -> str:
+        """Return the address of a switch's agent, for the controller."""
+        return "[::1]:6653" if self.data_plane == "ovs" else "[::1]:9559"
+
+    def settle_switches(self) -> None:
+        """Set the switch's ports up, and give it the controller's link."""
+        switch, own = self.host("sw1"), self.switches["sw1"]
+        command(
             switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw1-eth{own}"
         )
-        for port in range(1, own + 1):
-            _set(switch, f"sw1-eth{port}", "disable_ipv6", 1)
-            mtu = 1500 if port == own else self.mtu
-            _command(switch, f"ip link set sw1-eth{port} mtu {mtu} up")
-        _command(switch, "ip link set lo up")
-        self._give_address(switch, "ctl0", 0xFFFF)
-        self._settle_offload(switch, "ctl0")
+        command(switch, f"ip link set ctl0 mtu {self.mtu}")
+        self.settle_ports("sw1", own)
+        self.give_address(switch, "ctl0", 0xFFFF)
+        self.settle_offload(switch, "ctl0")
+
+    def settle_ports(self, name: str, ports: int) -> None:
+        """Set the ports of a switch up. They have no addresses: it is no host."""
+        switch = self.host(name)
+        for port in range(1, ports + 1):
+            set_ipv6(switch, f"{name}-eth{port}", "disable_ipv6", 1)
+            command(switch, f"ip link set {name}-eth{port} mtu {self.mtu} up")
+        command(switch, "ip link set lo up")
 
     def _settle_host(self, name: str) -> None:
         host, interface = self.host(name), f"{name}-eth0"
-        _command(host, f"ip link set {interface} mtu {self.mtu}")
-        self._give_address(host, interface, self._port(name))
-        _command(host, f"{self.program} host up --interface {interface}")
-        self._settle_offload(host, interface)
+        command(host, f"ip link set {interface} mtu {self.mtu}")
+        self.give_address(host, interface, self.number(name))
+        command(host, f"{self.program} host up --interface {interface}")
+        self.settle_offload(host, interface)
 
-    def _settle_offload(self, node: Node, interface: str) -> None:
+    def settle_offload(self, node: Node, interface: str) -> None:
         """Only the kernel's switch takes unfinished checksums and trains."""
         if self.data_plane != "ebpf":
-            _command(node, f"{self.program} host no-offload --interface {interface}")
+            command(node, f"{self.program} host no-offload --interface {interface}")
 
-    def _give_address(self, node: Node, interface: str, number: int) -> None:
+    def give_address(self, node: Node, interface: str, number: int) -> None:
+        """Give an interface an address of the control network, and set it up."""
         for setting in ("disable_ipv6", "accept_dad", "accept_ra"):
-            _set(node, interface, setting, 0)
-        _command(node, f"ip addr add {NETWORK + number}/64 dev {interface} nodad")
-        _command(node, f"ip link set {interface} up")
+            set_ipv6(node, interface, setting, 0)
+        command(node, f"ip addr add {NETWORK + number}/64 dev {interface} nodad")
+        command(node, f"ip link set {interface} up")
 
-    def _start_switch(self) -> None:
-        own = len(self.servers) + len(self.clients) + 1
+    def _start_switch(self, name: str, ports: int) -> None:
         arguments = [self.program, "switch", "--data-plane", self.data_plane]
+        arguments += ["--listen", self.agent(name), "--device-id", str(self.device(name))]
         if self.data_plane == "ovs":
-            arguments += ["--ovs-directory", str(self.directory / "ovs")]
-        arguments += self._device()
-        for port in range(1, own + 1):
-            arguments += ["--port", f"{port}=sw1-eth{port}"]
-        self._start("switch", "sw1", arguments)
+            arguments += ["--ovs-directory", str(self.directory / name)]
+        for port in range(1, ports + 1):
+            arguments += ["--port", f"{port}={name}-eth{port}"]
+        self.start_daemon(name, name, arguments)
 
-    def _device(self) -> list[str]:
-        """Return the options that tell this rack's switch in the kernel from others."""
-        return ["--device-id", str(os.getpid())] if self.data_plane == "ebpf" else []
-
-    def _start_controller(self) -> None:
-        own = len(self.servers) + len(self.clients) + 1
-        switch = "openflow://[::1]:6653" if self.data_plane == "ovs" else "[::1]:9559"
+    def start_controller(self) -> None:
+        """Start the controller, in the namespace of the switch."""
+        scheme = "openflow://" if self.data_plane == "ovs" else ""
         arguments = [
-            *[self.program, "controller", "--listen", self.controller, "--switch", switch],
+            *[self.program, "controller", "--listen", self.controller],
+            *["--switch", f"{scheme}{self.agent('sw1')}"],
+            *["--device-id", str(self.device("sw1"))],
             *["--store", str(self.directory / "controller.redb")],
-            *["--interface", "ctl0", "--switch-port", str(own)],
+            *["--interface", "ctl0", "--switch-port", str(self.switches["sw1"])],
         ]
-        arguments += self._device()
-        self._start("controller", "sw1", arguments)
+        self.start_daemon("controller", "sw1", arguments)
 
-    def _start(
+    def prepare_command_line(self) -> None:
+        """Make every host's shell the host's endpoint, with ``bluebridge`` in its ``PATH``."""
+        for name in self.servers + self.clients:
+            host = self.host(name)
+            for variable, value in self.environment(name).items():
+                host.cmd(f"export {variable}='{value}'")
+            host.cmd(f"export PATH={Path(self.program).parent}:$PATH")
+
+    def start_daemon(
         self,
         name: str,
         node: str,
         arguments: list[str],
         environment: dict[str, str] | None = None,
     ) -> None:
+        """Start a program of ``bluebridge`` in a node, and wait until it is ready."""
         daemon = Daemon(self.host(node), name, arguments, self.directory, environment or {})
         self.daemons[name] = daemon
         daemon.start()
 
 
-def _command(node: Node, command: str) -> None:
+def command(node: Node, command: str) -> None:
     """Run a command in a node; its failure is an error."""
     _execute(node, command.split())
 
 
-def _set(node: Node, interface: str, setting: str, value: int) -> None:
+def set_ipv6(node: Node, interface: str, setting: str, value: int) -> None:
     """Change a setting of IPv6. A file of ``/proc`` belongs to the namespace of who opens it."""
     path = f"/proc/sys/net/ipv6/conf/{interface}/{setting}"
     _execute(node, ["sh", "-c", f"echo {value} > {path}"])
@@ -328,11 +368,7 @@ def main() -> int:
             check(rack)
             print(f"{options.switch}: {options.servers} servers, {options.clients} clients: ok")
         else:
-            for name in rack.servers + rack.clients:
-                host = rack.host(name)
-                for variable, value in rack.environment(name).items():
-                    host.cmd(f"export {variable}='{value}'")
-                host.cmd(f"export PATH={Path(rack.program).parent}:$PATH")
+            rack.prepare_command_line()
             CLI(rack.net)
     return 0
 

@@ -104,7 +104,7 @@ async fn installed_means_in_sync_with_what_is_desired_now() {
     });
     assert!(bench.shared.installed(Duration::from_secs(5)).await);
     bench.view.send_modify(|view| view.state = SwitchState::Disconnected);
-    assert!(!bench.shared.is_installed());
+    assert!(!bench.shared.is_installed_for(Some(SwitchId(0))));
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bluebridge_controller::core::Topology;
 use bluebridge_controller::{Config, Controller, ControllerError, SwitchAddress};
 use bluebridge_northbound::proto::controller_client::ControllerClient;
 use bluebridge_northbound::proto::{self, watch_response::Event};
@@ -320,6 +321,19 @@ impl Running {
             SocketAddr::from((own_loopback(), 0)),
             vec![SwitchAddress::embedded(&agent.uri())],
         );
+        config.core.heartbeat_interval = HEARTBEAT;
+        config
+    }
+
+    /// The switches t0, t1, .. of these agents in a line; the links use the ports 3 and 4.
+    pub(crate) fn config_of_line(agents: &[Agent]) -> Config {
+        let addresses = agents.iter().map(|agent| SwitchAddress::embedded(&agent.uri()));
+        let mut config = Config::new(SocketAddr::from((own_loopback(), 0)), addresses.collect());
+        let names: Vec<String> = (0..agents.len()).map(|number| format!("t{number}")).collect();
+        let end = |name: &String, port| (name.clone(), SwitchPort(port));
+        let links: Vec<_> =
+            names.windows(2).map(|pair| (end(&pair[0], 3), end(&pair[1], 4))).collect();
+        config.core.topology = Topology::new(names, &links).unwrap();
         config.core.heartbeat_interval = HEARTBEAT;
         config
     }

@@ -42,3 +42,23 @@ fn a_rack_with_the_soft_switch_works() {
 fn a_rack_with_open_vswitch_works() {
     check("ovs");
 }
+
+fn check_spine(switch: &str) {
+    let text = run("bluebridge_mininet.spine", &["--switch", switch, "--check"]);
+    assert_eq!(text, format!("{switch}: 2 racks, 4 servers: ok\n"));
+}
+
+#[test]
+fn two_racks_of_ebpf_switches_work_behind_a_spine() {
+    check_spine("ebpf");
+}
+
+#[test]
+fn two_racks_of_soft_switches_work_behind_a_spine() {
+    check_spine("soft");
+}
+
+#[test]
+fn two_racks_of_open_vswitch_work_behind_a_spine() {
+    check_spine("ovs");
+}

@@ -1,0 +1,200 @@
+"""Racks behind a spine: each has a switch of its own, and one controller programs all of them.
+
+As a program it starts the racks and Mininet's command line::
+
+    sudo python3 -m bluebridge_mininet.spine --racks 2 --servers 2 --clients 1 --switch soft
+    mininet> r1c1 bluebridge create 1M --on r2s1
+
+Rack ``r1`` has the switch ``tor1``, servers ``r1s1``, .. and clients ``r1c1``, .. . The switches
+are connected to the switch ``spine``, which also leads to the controller. A switch has one entry
+per space for all endpoints of another rack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from ipaddress import IPv6Address
+
+from mininet.cli import CLI
+from mininet.log import setLogLevel
+from mininet.topo import Topo
+
+from bluebridge_mininet.rack import (
+    CONTROLLER_MAC,
+    DATA_PLANES,
+    MTU_BYTES,
+    Rack,
+    check,
+    command,
+    set_ipv6,
+)
+
+MANAGEMENT = IPv6Address("fd00:bb:fffe::")
+"""The network by which the controller reaches the switches' agents, beside the fabric."""
+
+
+class SpineTopo(Topo):  # type: ignore[misc]
+    """Describe racks: their hosts at ports 1, .. of ``tor1``, .., and links to ``spine``."""
+
+    def build(self, racks: int, servers: int, clients: int) -> None:
+        """Add the nodes and their links."""
+        spine = self.addSwitch("spine", inNamespace=True, dpid="f0")
+        for rack in range(1, racks + 1):
+            tor = self.addSwitch(f"tor{rack}", inNamespace=True)
+            names = rack_names(rack, servers, clients)
+            for port, name in enumerate(names, start=1):
+                host = self.addHost(name, ip=None)
+                mac = f"02:bb:00:00:{rack:02x}:{port:02x}"
+                self.addLink(host, tor, port2=port, addr1=mac)
+            self.addLink(tor, spine, port1=len(names) + 1, port2=rack)
+
+
+def rack_names(rack: int, servers: int, clients: int) -> list[str]:
+    """Return the names of a rack's hosts, in the order of their ports."""
+    return [f"r{rack}s{n}" for n in range(1, servers + 1)] + [
+        f"r{rack}c{n}" for n in range(1, clients + 1)
+    ]
+
+
+class Spine(Rack):
+    """Running racks behind a spine; use it in a ``with`` statement, which takes them down."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        racks: int = 2,
+        servers: int = 2,
+        clients: int = 1,
+        switch: str = "soft",
+        mtu: int = MTU_BYTES,
+        memory: str = "64M",
+        program: str | None = None,
+    ) -> None:
+        """Describe the racks; the arguments are those of :class:`Rack`, for each of ``racks``.
+
+        Raises:
+            ValueError: there is no such data plane, or no program.
+
+        """
+        super().__init__(switch=switch, mtu=mtu, memory=memory, program=program)
+        self.ports = {
+            name: (f"tor{rack}", port)
+            for rack in range(1, racks + 1)
+            for port, name in enumerate(rack_names(rack, servers, clients), start=1)
+        }
+        self.size = (racks, servers, clients)
+        self.uplink = servers + clients + 1
+        self.tors = [f"tor{rack}" for rack in range(1, racks + 1)]
+        self.servers = [name for name in self.ports if "s" in name]
+        self.clients = [name for name in self.ports if "c" in name]
+
+    def topology(self) -> Topo:
+        """Return the nodes and links."""
+        racks, servers, clients = self.size
+        return SpineTopo(racks=racks, servers=servers, clients=clients)
+
+    @property
+    def switches(self) -> dict[str, int]:
+        """The switches, with the numbers of their ports."""
+        return {"spine": len(self.tors) + 1} | dict.fromkeys(self.tors, self.uplink)
+
+    def switch_port(self, name: str) -> str:
+        """Return the port of a host, with its switch."""
+        tor, port = self.ports[name]
+        return f"{tor}/{port}"
+
+    def number(self, name: str) -> int:
+        """Return the number of a host, which is unique among the hosts."""
+        return list(self.ports).index(name) + 1
+
+    def settle_switches(self) -> None:
+        """Set the switches' ports up, and connect the controller to the spine and the agents."""
+        spine, own = self.host("spine"), self.switches["spine"]
+        command(
+            spine, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name spine-eth{own}"
+        )
+        command(spine, f"ip link set ctl0 mtu {self.mtu}")
+        for switch, ports in self.switches.items():
+            self.settle_ports(switch, ports)
+        self.give_address(spine, "ctl0", 0xFFFF)
+        self.settle_offload(spine, "ctl0")
+        for number, tor in enumerate(self.tors, start=1):
+            self._connect_agent(tor, number)
+
+    def _connect_agent(self, tor: str, number: int) -> None:
+        spine, node, here = self.host("spine"), self.host(tor), f"agent{number}"
+        command(spine, f"ip link add {here} type veth peer name agent netns {node.pid}")
+        for end, interface, last in ((spine, here, 1), (node, "agent", 2)):
+            set_ipv6(end, interface, "accept_dad", 0)
+            address = MANAGEMENT + (number << 64) + last
+            command(end, f"ip addr add {address}/64 dev {interface} nodad")
+            command(end, f"ip link set {interface} up")
+
+    def agent(self, switch: str) -> str:
+        """Return the address of a switch's agent."""
+        port = 6653 if self.data_plane == "ovs" else 9559
+        if switch == "spine":
+            return f"[::1]:{port}"
+        number = self.tors.index(switch) + 1
+        return f"[{MANAGEMENT + (number << 64) + 2}]:{port}"
+
+    def device(self, switch: str) -> int:
+        """Return the number that tells a switch in the kernel from others of the machine."""
+        return os.getpid() * 32 + list(self.switches).index(switch)
+
+    def start_controller(self) -> None:
+        """Start the controller, in the namespace of the spine."""
+        scheme = "openflow://" if self.data_plane == "ovs" else ""
+        own = self.switches["spine"]
+        arguments = [
+            *[self.program, "controller", "--listen", self.controller],
+            *["--store", str(self.directory / "controller.redb")],
+            *["--interface", "ctl0", "--switch-port", f"spine/{own}"],
+        ]
+        for switch in self.switches:
+            arguments += ["--switch", f"{switch}={scheme}{self.agent(switch)}"]
+            arguments += ["--device-id", str(self.device(switch))]
+        for number, tor in enumerate(self.tors, start=1):
+            arguments += ["--link", f"{tor}/{self.uplink}-spine/{number}"]
+        self.start_daemon("controller", "spine", arguments)
+
+
+def main() -> int:
+    """Start the racks, and Mininet's command line or a check."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--racks", type=int, default=2, help="racks: r1, r2, .. (2)")
+    parser.add_argument("--servers", type=int, default=2, help="memory servers of each rack (2)")
+    parser.add_argument("--clients", type=int, default=1, help="clients of each rack (1)")
+    parser.add_argument("--switch", choices=DATA_PLANES, default="soft", help="the data plane")
+    parser.add_argument(
+        "--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)"
+    )
+    parser.add_argument("--memory", default="64M", help="the memory of each server (64M)")
+    parser.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
+    parser.add_argument("--check", action="store_true", help="write and read once, then end")
+    options = parser.parse_args()
+    setLogLevel("warning" if options.check else "info")
+    if os.geteuid() != 0:
+        parser.error("Mininet needs root")
+    with Spine(
+        racks=options.racks,
+        servers=options.servers,
+        clients=options.clients,
+        switch=options.switch,
+        mtu=options.mtu,
+        memory=options.memory,
+        program=options.program,
+    ) as spine:
+        if options.check:
+            check(spine)
+            print(f"{options.switch}: {options.racks} racks, {len(spine.servers)} servers: ok")
+        else:
+            spine.prepare_command_line()
+            CLI(spine.net)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
