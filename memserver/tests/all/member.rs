@@ -26,6 +26,7 @@ fn join(controller: &FakeController) -> Membership {
         role: Role::Memory { capacity_pages: PAGE_COUNT, shard_count: 1 },
         space: SPACE,
         mac: [2, 0, 0, 0, 0, 1],
+        switch: String::new(),
         attachment: Attachment::Port(1),
         carrier: Carrier::Socket,
         mtu: 9000,
