@@ -43,7 +43,7 @@ pub enum EnvironmentError {
     Controller(String),
     /// It is not a port of a switch.
     #[error(
-        "{0:?} is not a port of a switch; write a number such as 3 or p3, with the switch's name before it if \
+        "{0:?} is not a port of a switch; write a number such as 3, or p3, with the name of the switch if \
          there are several: tor1/3"
     )]
     SwitchPort(String),
