@@ -80,6 +80,10 @@ struct Serve {
     /// The switch's port to which this interface is connected, such as 3 or p3; no endpoint can have it
     #[arg(long, value_name = "N", requires = "interface", value_parser = parse_own_port)]
     switch_port: Option<u16>,
+    /// The ports of a switch that does not list them, such as BMv2: traffic outside the fabric is flooded to all of
+    /// them, so that endpoints can join through the switch
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse_own_port)]
+    ports: Vec<u16>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
@@ -126,6 +130,7 @@ fn serve(controller: Serve) -> anyhow::Result<Exit> {
     config.force = controller.force;
     config.operators = controller.operators;
     config.core.own_port = own_port(controller.interface.zip(controller.switch_port))?;
+    config.core.ports = controller.ports.into_iter().map(SwitchPort).collect();
     config.core.redirects = policy(controller.redirects);
     config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
     config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
@@ -198,6 +203,16 @@ mod tests {
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert_eq!(line.controller.serve.store, Some(PathBuf::from("c.redb")));
+    }
+
+    #[test]
+    fn ports_of_a_switch_that_lists_none_are_numbers_of_ports() {
+        let ports =
+            |text| Line::try_parse_from(["controller", "--store", "c.redb", "--ports", text]);
+        assert_eq!(ports("1,2,509").expect("ports").controller.serve.ports, [1, 2, 509]);
+        for bad in ["0", "1,510", "1,,2", "eth0"] {
+            assert!(ports(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use bluebridge_p4::bytestring;
 use bluebridge_p4::declaration::{DROPS_ID, PORT_BITS, TABLES, TableDeclaration};
 use bluebridge_p4::entry::{
-    ActionSpec, ConversionError, decode_default_action, decode_key, decode_table_action, encode,
-    encode_action, encode_key,
+    ActionSpec, ConversionError, decode_default_action, decode_drops, decode_key,
+    decode_table_action, encode, encode_action, encode_key,
 };
-use bluebridge_p4::pipeline::{Action, CPU_PORT, Counter, DropReason, NOTIFY_SESSION, SwitchPort};
+use bluebridge_p4::pipeline::{Action, CPU_PORT, Counter, NOTIFY_SESSION, SwitchPort};
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
 use prost::Message as _;
@@ -122,15 +122,7 @@ pub(super) fn install(entity: v1::Entity, installed: &mut Installed) {
             }
         }
         Some(Kind::TableEntry(message)) => install_entry(&message, installed),
-        Some(Kind::CounterEntry(entry)) => {
-            let index = entry.index.and_then(|at| usize::try_from(at.index).ok());
-            let packets = entry.data.and_then(|data| u64::try_from(data.packet_count).ok());
-            if let (DROPS_ID, Some(index), Some(packets)) = (entry.counter_id, index, packets)
-                && let Some(reason) = DropReason::ALL.get(index)
-            {
-                installed.drops.insert(*reason, packets);
-            }
-        }
+        Some(Kind::CounterEntry(counter)) => installed.drops.extend(decode_drops(&counter)),
         Some(Kind::PacketReplicationEngineEntry(entry)) => {
             install_replication(entry, &mut installed.tables);
         }
