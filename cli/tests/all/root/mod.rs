@@ -6,4 +6,5 @@ mod daemons;
 mod json;
 mod memory;
 mod operators;
+mod same_directory;
 mod test_rack;
