@@ -269,7 +269,7 @@ fn of_membership(error: &MembershipError) -> Exit {
 fn of_control(error: &ControlError) -> Exit {
     match error {
         ControlError::Connection(error) => of_membership(error),
-        ControlError::NotFound { .. } => Exit::Usage,
+        ControlError::NotEmbedded | ControlError::NotFound { .. } => Exit::Usage,
         ControlError::Refused { .. } => Exit::Refused,
         ControlError::Silent(_) | ControlError::Unreachable { .. } => Exit::Unreachable,
         ControlError::BadResponse { .. } | ControlError::Runtime(_) => Exit::Failure,

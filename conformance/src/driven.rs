@@ -7,6 +7,7 @@ use bluebridge_controller::driver::{
 use bluebridge_controller::plan::{Object, Plan, TableUpdate};
 use bluebridge_controller::store::ElectionId;
 use bluebridge_p4::pipeline::{Counter, DropReason, Entry, Key, SwitchPort};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -22,6 +23,8 @@ const QUIET: Duration = Duration::from_millis(20);
 pub struct Driven {
     runtime: Runtime,
     driver: Box<dyn SwitchDriver>,
+    /// What was dropped before the present vector: a driver cannot reset the counters.
+    dropped_before: BTreeMap<DropReason, u64>,
 }
 
 impl Driven {
@@ -38,7 +41,7 @@ impl Driven {
         let election_id = ElectionId { high: 1, low: 1 };
         let mut driver = runtime.block_on(connector.connect(election_id))?;
         runtime.block_on(driver.ensure_pipeline())?;
-        Ok(Self { runtime, driver })
+        Ok(Self { runtime, driver, dropped_before: BTreeMap::new() })
     }
 
     fn apply(&mut self, update: TableUpdate) -> Result<(), String> {
@@ -94,7 +97,8 @@ impl Tables for Driven {
         let plan = Plan::new(&Contents::default(), &installed.tables);
         let updates = plan.stages().iter().flatten();
         updates.cloned().try_for_each(|update| self.apply(update))?;
-        let left = self.read()?.tables;
+        let Installed { tables: left, drops, .. } = self.read()?;
+        self.dropped_before = drops;
         if left == Contents::default() { Ok(()) } else { Err(format!("{left:?} is left")) }
     }
 
@@ -126,7 +130,9 @@ impl Tables for Driven {
         self.insert_object(Object::NotifySession)
     }
 
-    fn drops(&mut self, _reason: DropReason) -> Result<Option<u64>, String> {
-        Ok(None)
+    fn drops(&mut self, reason: DropReason) -> Result<Option<u64>, String> {
+        let before = self.dropped_before.get(&reason).copied().unwrap_or_default();
+        let now = self.read()?.drops.get(&reason).copied();
+        Ok(now.map(|now| now.saturating_sub(before)))
     }
 }

@@ -1,28 +1,37 @@
 //! One suite of packet vectors (`p4/vectors`) against every switch.
 //!
 //! * [`stf`]: the format of the vectors; [`Hosts`]: links whose ends send and receive frames.
-//! * [`Target`]: a switch under test; [`run_all`]: runs every vector and prints the result of each.
+//! * [`Target`]: a switch under test; [`run_all`]: runs every vector; [`report`]: prints a table of the results.
 //! * [`driven`]: a switch that is programmed through a driver of the controller.
 //! * `tests/switches`: the targets, and tests of embedded data planes beyond the vectors.
 
 pub mod driven;
 mod hosts;
+mod report;
 pub mod stf;
 
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use bluebridge_p4::pipeline::{Action, CPU_PORT, Counter, DropReason, Entry, Key, SwitchPort};
 use bluebridge_switch::dataplane::{CloneSession, DataPlane, PacketIn};
 
 pub use hosts::Hosts;
+pub use report::{Outcome, Results, report};
 use stf::{Check, Pattern, Statement};
 
 /// The ports of every vector.
 pub const PORTS: core::ops::RangeInclusive<u16> = 1..=4;
+
+/// How long a frame may take to be counted, also if nothing shows that the switch has processed it.
+const COUNT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The time between two readings of a counter.
+const COUNT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Frames with their output ports.
 pub type Outputs = Vec<(SwitchPort, Vec<u8>)>;
@@ -136,38 +145,26 @@ fn vectors() -> BTreeMap<String, Vec<Statement>> {
         let statements = stf::parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
         vectors.insert(name, statements);
     }
-    assert!(vectors.len() >= 30, "only {} vectors in {}", vectors.len(), directory.display());
+    assert!(vectors.len() >= 70, "only {} vectors in {}", vectors.len(), directory.display());
     vectors
 }
 
-/// Runs every vector on a target and prints a line for each. A vector beyond the limits of the switch must fail,
-/// so that a limit that is gone is noticed.
+/// Runs every vector on a target. A vector beyond the limits of the switch must fail, so that a limit that is gone is
+/// noticed.
 ///
 /// # Panics
-/// If a vector does not have the expected result; the text names all of them.
-pub fn run_all(name: &str, target: &mut dyn Target) {
-    let mut failures = Vec::new();
-    let vectors = vectors();
-    for (vector, statements) in &vectors {
-        let result = run(target, statements);
-        let line = match (&result, target.limit(vector)) {
-            (Ok(()), None) => "ok".to_owned(),
-            (Err(_), Some(limit)) => format!("beyond this switch: {limit}"),
-            (Err(why), None) => format!("FAILED: {why}"),
-            (Ok(()), Some(limit)) => format!("FAILED: it holds, although {limit}"),
+/// If a vector cannot be read.
+pub fn run_all(name: &'static str, target: &mut dyn Target) -> Results {
+    let outcomes = vectors().into_iter().map(|(vector, statements)| {
+        let outcome = match (run(target, &statements), target.limit(&vector)) {
+            (Ok(()), None) => Outcome::Holds,
+            (Err(_), Some(limit)) => Outcome::Limit(limit),
+            (Err(why), None) => Outcome::Failed(why),
+            (Ok(()), Some(limit)) => Outcome::Failed(format!("it holds, although {limit}")),
         };
-        println!("{name:10} {vector:28} {line}");
-        if line.starts_with("FAILED") {
-            failures.push(format!("{vector}: {line}"));
-        }
-    }
-    assert!(
-        failures.is_empty(),
-        "{name}: {} of {}:\n{}",
-        failures.len(),
-        vectors.len(),
-        failures.join("\n")
-    );
+        (vector, outcome)
+    });
+    Results { target: name, outcomes: outcomes.collect() }
 }
 
 /// The names that a vector has defined so far.
@@ -178,6 +175,8 @@ struct Names {
 }
 
 fn run(target: &mut dyn Target, statements: &[Statement]) -> Result<(), String> {
+    // What the last vector did is counted before it is forgotten.
+    target.settle();
     target.tables().clear()?;
     let mut names = Names::default();
     let mut rest = statements.iter().peekable();
@@ -226,10 +225,17 @@ fn set_up(tables: &mut dyn Tables, statement: &Statement, names: &mut Names) -> 
         Statement::Mirror => tables.set_clone_session()?,
         Statement::Wait { pause } => std::thread::sleep(*pause),
         Statement::Count { check, count } => {
-            // A target may not count why it drops a frame.
-            let is = counted(tables, check, names)?.unwrap_or(*count);
-            if is != *count {
-                return Err(format!("{check:?} is {is}, not {count}"));
+            let began = Instant::now();
+            loop {
+                // A target may not count why it drops a frame.
+                let is = counted(tables, check, names)?.unwrap_or(*count);
+                if is == *count {
+                    break;
+                }
+                if began.elapsed() > COUNT_DEADLINE {
+                    return Err(format!("{check:?} is {is}, not {count}"));
+                }
+                std::thread::sleep(COUNT_PAUSE);
             }
         }
         Statement::Packet { .. } | Statement::Expect { .. } => {

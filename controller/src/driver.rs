@@ -5,7 +5,7 @@ mod p4runtime;
 
 use std::collections::BTreeMap;
 
-use bluebridge_p4::pipeline::{Action, Counter, Key};
+use bluebridge_p4::pipeline::{Action, Counter, DropReason, Key};
 
 use crate::core::{Ports, Tables};
 use crate::plan::TableUpdate;
@@ -114,6 +114,8 @@ pub struct Installed {
     pub tables: Tables,
     /// The packets and bytes that hit the entries.
     pub counters: BTreeMap<Key, Counter>,
+    /// The frames dropped, by reason. A reason is missing if the switch does not count it.
+    pub drops: BTreeMap<DropReason, u64>,
 }
 
 impl Installed {

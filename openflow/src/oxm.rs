@@ -12,6 +12,9 @@ const NICIRA: u16 = 0x0001;
 /// Nicira's field for fragments: bit 0 is set in every fragment, bit 1 in those after the first.
 const NICIRA_IP_FRAGMENT: u8 = 26;
 
+/// Nicira's field for the time to live or hop limit.
+const NICIRA_IP_TTL: u8 = 29;
+
 /// The type of a match that consists of OXM fields (section 7.2.2.1).
 const MATCH_OXM: u16 = 1;
 
@@ -144,6 +147,21 @@ impl Field {
         bytes.extend(flags.mask);
         let has_mask = flags.mask.is_some();
         Self::Other(OtherField { class: NICIRA, field: NICIRA_IP_FRAGMENT, has_mask, bytes })
+    }
+
+    /// Open vSwitch's own field for the time to live or hop limit.
+    #[must_use]
+    pub fn ip_ttl(value: u8) -> Self {
+        let bytes = vec![value];
+        Self::Other(OtherField { class: NICIRA, field: NICIRA_IP_TTL, has_mask: false, bytes })
+    }
+
+    /// The value of [`Self::ip_ttl`]; `None` if it is another field.
+    #[must_use]
+    pub fn as_ip_ttl(&self) -> Option<u8> {
+        let Self::Other(OtherField { bytes, .. }) = self else { return None };
+        let value = *bytes.first()?;
+        (*self == Self::ip_ttl(value)).then_some(value)
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {

@@ -160,8 +160,7 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
         }
         if (!hdr.ethernet.isValid()
             || (hdr.ethernet.type == TYPE_IPV6
-                && (!hdr.ipv6.isValid() || hdr.ipv6.version != 6
-                    || meta.packet_length < (bit<32>) hdr.ipv6.payload_bytes + 54))) {
+                && (!hdr.ipv6.isValid() || hdr.ipv6.version != 6))) {
             discard(DROP_MALFORMED);
             exit;
         }
@@ -177,6 +176,10 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
                 drop: { count_drop(DROP_NO_ROUTE); }
                 default: {}
             }
+            exit;
+        }
+        if (meta.packet_length < (bit<32>) hdr.ipv6.payload_bytes + 54) {
+            discard(DROP_MALFORMED);
             exit;
         }
         if (!to_fabric) {
@@ -213,11 +216,9 @@ control ingress(inout headers_t hdr, inout state_t state, inout standard_metadat
         if (hdr.ipv6.dst_node == ANY_MEMORY_NODE) {
             if (is_reply || (command != CREATE && command != ALLOC_WRITE)) {
                 discard(DROP_ANYCAST);
-            } else {
-                switch (anycast.apply().action_run) {
-                    forward: {}
-                    default: { discard(DROP_ANYCAST); }
-                }
+            } else if (!anycast.apply().hit) {
+                // BMv2 runs no default action for a table with an action profile.
+                discard(DROP_ANYCAST);
             }
             exit;
         }

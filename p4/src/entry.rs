@@ -15,9 +15,18 @@ pub use action::{
 pub use key::{decode_key, encode_key};
 
 use crate::bytestring::ByteStringError;
-use crate::declaration::{TableDeclaration, table};
-use crate::pipeline::Entry;
+use crate::declaration::{DROPS_ID, TableDeclaration, table};
+use crate::pipeline::{DropReason, Entry};
 use crate::proto::p4::v1;
+
+/// The reason and the number of a count of dropped frames; `None` if it is another counter.
+#[must_use]
+pub fn decode_drops(counter: &v1::CounterEntry) -> Option<(DropReason, u64)> {
+    let index = usize::try_from(counter.index.as_ref()?.index).ok()?;
+    let count = u64::try_from(counter.data.as_ref()?.packet_count).ok()?;
+    let reason = DropReason::ALL.get(index).filter(|_| counter.counter_id == DROPS_ID)?;
+    Some((*reason, count))
+}
 
 /// Why a P4Runtime message cannot be converted to an entry of this pipeline, or an entry to a message. The
 /// fault is always with the sender.

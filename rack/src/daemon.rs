@@ -109,8 +109,6 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         let log = directory.join("logs").join(format!("{name}.log"));
         DaemonRecord { name, node, arguments, log, process: None, ready: false }
     };
-    let own_port = layout.port_of(Node::Switch).map_or(0, |port| port.number);
-    let store = directory.join("controller.redb").display().to_string();
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
     vec![
@@ -118,23 +116,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         vec![record(
             CONTROLLER.to_owned(),
             Node::Switch,
-            words(&[
-                CONTROLLER,
-                "--listen",
-                &layout.controller().to_string(),
-                "--switch",
-                &switch_address(state.spec.switch),
-                "--device-id",
-                &DEVICE_ID.to_string(),
-                "--store",
-                &store,
-                "--redirects",
-                state.spec.redirects.as_str(),
-                "--interface",
-                CONTROLLER_INTERFACE,
-                "--switch-port",
-                &own_port.to_string(),
-            ]),
+            controller_arguments(state, layout, directory),
         )],
         servers
             .filter_map(|node| {
@@ -176,16 +158,43 @@ pub(crate) fn check_sockets(spec: &RackSpec, directory: &Path) -> Result<(), Sta
 /// The switch's address, as the controller's option takes it.
 fn switch_address(switch: DataPlane) -> String {
     match switch {
-        DataPlane::Ebpf | DataPlane::Soft => P4RUNTIME.to_string(),
+        DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => P4RUNTIME.to_string(),
         DataPlane::Ovs => format!("openflow://{OPENFLOW}"),
     }
+}
+
+fn controller_arguments(state: &RackState, layout: &Layout, directory: &Path) -> Vec<String> {
+    let own_port = layout.port_of(Node::Switch).map_or(0, |port| port.number);
+    let mut arguments = words(&[
+        CONTROLLER,
+        "--listen",
+        &layout.controller().to_string(),
+        "--switch",
+        &switch_address(state.spec.switch),
+        "--device-id",
+        &DEVICE_ID.to_string(),
+        "--store",
+        &directory.join("controller.redb").display().to_string(),
+        "--redirects",
+        state.spec.redirects.as_str(),
+        "--interface",
+        CONTROLLER_INTERFACE,
+        "--switch-port",
+        &own_port.to_string(),
+    ]);
+    if state.spec.switch == DataPlane::Bmv2 {
+        // It lists no ports, and before anyone has joined, every port must be flooded.
+        let ports: Vec<_> = layout.ports().iter().map(|port| port.number.to_string()).collect();
+        arguments.extend(words(&["--target", "bmv2", "--ports", &ports.join(",")]));
+    }
+    arguments
 }
 
 fn switch_arguments(state: &RackState, layout: &Layout, directory: &Path) -> Vec<String> {
     let switch = state.spec.switch;
     let mut arguments = words(&[SWITCH, "--data-plane", switch.as_str(), "--listen"]);
     match switch {
-        DataPlane::Ebpf | DataPlane::Soft => {
+        DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => {
             arguments.extend(words(&[
                 &P4RUNTIME.to_string(),
                 "--device-id",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use crate::bmv2::Bmv2Error;
 use crate::control::ControlError;
 use crate::namespace::{NamespaceError, UserNamespaceError};
 use crate::network::NetworkError;
@@ -38,14 +39,17 @@ pub enum RackError {
         "this build has no eBPF data plane: install clang and build again, or use --switch soft"
     )]
     EbpfNotBuilt,
-    /// Open vSwitch needs root.
-    #[error("Open vSwitch needs root; use --switch soft")]
-    OvsNeedsRoot,
+    /// A switch that is not the embedded one needs root.
+    #[error("{0} needs root; use --switch soft")]
+    NeedsRoot(&'static str),
     /// Open vSwitch is not installed.
     #[error(
         "Open vSwitch is not installed; install the package openvswitch-switch, or use another --switch"
     )]
     OvsNotInstalled,
+    /// BMv2 cannot be started.
+    #[error(transparent)]
+    Bmv2(#[from] Bmv2Error),
     /// A file, mount or process operation failed.
     #[error("cannot {action}: {source}")]
     Io {

@@ -9,11 +9,13 @@
 //! | [`spec`], [`layout`], `links` | The specification, the names and addresses derived from it, the links |
 //! | `rack`, `site`, [`daemon`], [`teardown`] | Building a rack with or without root; starting and stopping its daemons |
 //! | [`state`], [`access`], [`status`], [`controller_report`], [`logs`] | Its record; entering and inspecting it from other commands |
+//! | [`open_vswitch`], [`bmv2`] | Switches of others as child processes |
 //! | [`hosts`] | The daemon that keeps the interfaces of its nodes set up |
 //! | [`namespace`], [`network`], [`process`], [`readiness`] | The basis: namespaces, netlink, processes, readiness of daemons |
 //! | [`control`] | Queries to a running controller or switch |
 
 pub mod access;
+pub mod bmv2;
 pub mod control;
 pub mod controller_report;
 pub mod daemon;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bluebridge_switch::ebpf::EbpfSwitch;
 
+use crate::bmv2::Bmv2;
 use crate::daemon::check_sockets;
 use crate::error::{RackError, failed};
 use crate::layout::Layout;
@@ -244,9 +245,11 @@ pub(crate) fn check_switch(
     has_ebpf: bool,
 ) -> Result<(), RackError> {
     match switch {
+        DataPlane::Bmv2 if is_rootless => Err(RackError::NeedsRoot("BMv2")),
+        DataPlane::Bmv2 => Ok(Bmv2::program().map(drop)?),
         DataPlane::Ebpf if is_rootless => Err(RackError::EbpfNeedsRoot),
         DataPlane::Ebpf if !has_ebpf => Err(RackError::EbpfNotBuilt),
-        DataPlane::Ovs if is_rootless => Err(RackError::OvsNeedsRoot),
+        DataPlane::Ovs if is_rootless => Err(RackError::NeedsRoot("Open vSwitch")),
         DataPlane::Ovs if !OpenVswitch::is_installed() => Err(RackError::OvsNotInstalled),
         DataPlane::Ebpf | DataPlane::Ovs | DataPlane::Soft => Ok(()),
     }

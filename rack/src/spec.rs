@@ -193,6 +193,8 @@ impl fmt::Display for ByteSize {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum DataPlane {
+    /// BMv2 with the P4 program, which the environment names.
+    Bmv2,
     /// In the kernel; needs root.
     Ebpf,
     /// Open vSwitch, driven by OpenFlow; needs root and the package `openvswitch-switch`.
@@ -205,10 +207,16 @@ impl DataPlane {
     /// Its name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Bmv2 => "bmv2",
             Self::Ebpf => "ebpf",
             Self::Ovs => "ovs",
             Self::Soft => "soft",
         }
+    }
+
+    /// Whether it is the embedded switch, whose agent lists ports and drops, and impairs ports.
+    pub fn is_embedded(self) -> bool {
+        matches!(self, Self::Ebpf | Self::Soft)
     }
 }
 

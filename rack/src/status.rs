@@ -16,7 +16,7 @@ use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
-use crate::spec::{DataPlane, Node, RackName};
+use crate::spec::{Node, RackName};
 use crate::state::{Phase, RackState};
 
 /// A rack and all its parts.
@@ -105,8 +105,8 @@ pub fn look(state: &RackState) -> RackStatus {
     };
     let controller_can_respond = can_respond(CONTROLLER);
     let controller = controller_can_respond.then(|| controller(state, &layout)).flatten();
-    // Open vSwitch is seen through the controller alone.
-    let has_agent = state.spec.switch != DataPlane::Ovs;
+    // Other switches are seen through the controller alone.
+    let has_agent = state.spec.switch.is_embedded();
     let switch = (has_agent && can_respond(SWITCH)).then(|| query_switch(state));
     let seen = Seen {
         switch_responds: match switch {

@@ -206,5 +206,9 @@ fn a_data_plane_that_cannot_be_had_is_refused_with_what_to_do() {
         not_built.contains("install clang") && not_built.contains("--switch soft"),
         "{not_built}"
     );
+    for (switch, name) in [(DataPlane::Bmv2, "BMv2"), (DataPlane::Ovs, "Open vSwitch")] {
+        let refused = check_switch(switch, true, true).expect_err("it needs root").to_string();
+        assert_eq!(refused, format!("{name} needs root; use --switch soft"));
+    }
     check_switch(DataPlane::Soft, true, false).expect("it needs nothing");
 }

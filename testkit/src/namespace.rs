@@ -82,15 +82,13 @@ fn again_inside(flags: &[&str], body: impl FnOnce()) {
 /// # Panics
 /// If `body` panics, or without root.
 #[track_caller]
-pub fn in_thread(body: impl FnOnce() + Send + 'static) {
+pub fn in_thread<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     require_root();
-    let thread: JoinHandle<()> = thread::spawn(move || {
+    let thread: JoinHandle<T> = thread::spawn(move || {
         enter();
-        body();
+        body()
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Moves this thread into a new network namespace without automatic traffic: interfaces have no IPv6 until

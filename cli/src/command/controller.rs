@@ -86,6 +86,10 @@ struct Serve {
     /// switches; no endpoint can have it
     #[arg(long, value_name = "[SWITCH/]PORT", requires = "interface", value_parser = parse_own_port)]
     switch_port: Option<PortName>,
+    /// The ports of a switch that does not list them, such as BMv2: traffic outside the fabric is flooded to all of
+    /// them, so that endpoints can join through the switch
+    #[arg(long, value_name = "[SWITCH/]PORT,..", value_delimiter = ',', value_parser = parse_own_port)]
+    ports: Vec<PortName>,
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
@@ -211,11 +215,16 @@ fn own_port(
     let Some((name, port)) = given else { return Ok(None) };
     let interface = Interface::by_name(&name)
         .map_err(|error| UsageError(format!("cannot use interface {name}: {error}")))?;
-    let switch = topology.find(&port.switch).ok_or_else(|| {
-        UsageError(format!("--switch-port {port} names none of the switches; write SWITCH/PORT"))
-    })?;
-    let place = Place { switch, port: SwitchPort(port.number) };
+    let place = place(topology, &port, "--switch-port")?;
     Ok(Some(ControllerPort { place, mac: MacAddr(interface.mac) }))
+}
+
+/// The port that an option names.
+fn place(topology: &Topology, port: &PortName, option: &str) -> Result<Place, UsageError> {
+    let switch = topology.find(&port.switch).ok_or_else(|| {
+        UsageError(format!("{option} {port} names none of the switches; write SWITCH/PORT"))
+    })?;
+    Ok(Place { switch, port: SwitchPort(port.number) })
 }
 
 const fn policy(redirects: Redirects) -> RedirectPolicy {
@@ -247,6 +256,19 @@ mod tests {
         assert!(refused.to_string().contains("--store <FILE>"), "{refused}");
         let line = Line::try_parse_from(["controller", "--store", "c.redb"]).expect("complete");
         assert_eq!(line.controller.serve.store, Some(PathBuf::from("c.redb")));
+    }
+
+    #[test]
+    fn ports_of_a_switch_that_lists_none_are_numbers_of_ports() {
+        let ports =
+            |text| Line::try_parse_from(["controller", "--store", "c.redb", "--ports", text]);
+        assert_eq!(
+            ports("1,2,509").expect("ports").controller.serve.ports,
+            [1, 2, 509].map(PortName::from)
+        );
+        for bad in ["0", "1,510", "1,,2", "eth0"] {
+            assert!(ports(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

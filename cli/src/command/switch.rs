@@ -1,6 +1,7 @@
-//! `bluebridge switch`: the embedded switch and its P4Runtime agent, in the foreground.
+//! `bluebridge switch`: a switch in the foreground: the embedded one with its P4Runtime agent, Open vSwitch or BMv2.
 
-pub(super) mod open_vswitch;
+mod child;
+pub(super) mod openflow;
 mod pins;
 
 use std::io;
@@ -14,7 +15,9 @@ use std::time::Duration;
 use anyhow::Context;
 use bluebridge_p4::declaration::PORT_MAX;
 use bluebridge_p4::pipeline::SwitchPort;
+use bluebridge_rack::bmv2::{self, Bmv2, Bmv2Error};
 use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
+use bluebridge_rack::open_vswitch::OpenVswitch;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::DataPlane as Kind;
 use bluebridge_switch::agent::{Agent, AgentConfig};
@@ -36,16 +39,19 @@ const SPIN: Duration = Duration::from_micros(50);
 pub(super) struct Switch {
     #[command(subcommand)]
     command: Option<SwitchCommand>,
-    /// The data plane: in the kernel (root), in this process, or Open vSwitch (root, package openvswitch-switch)
-    #[arg(long, value_name = "ebpf|soft|ovs", default_value = "ebpf")]
+    /// The data plane: in the kernel (root), in this process, Open vSwitch (root, package openvswitch-switch), or BMv2
+    #[arg(long, value_name = "ebpf|soft|ovs|bmv2", default_value = "ebpf")]
     data_plane: Kind,
-    /// The address on which to serve P4Runtime ([::1]:9559), or on which Open vSwitch listens for OpenFlow
+    /// The address on which the switch serves P4Runtime ([::1]:9559), or on which Open vSwitch listens for OpenFlow
     /// controllers ([::1]:6653)
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// The directory of Open vSwitch's database, sockets and logs; created if it is missing
     #[arg(long, value_name = "DIR", required_if_eq("data_plane", "ovs"))]
     ovs_directory: Option<PathBuf>,
+    /// BMv2's simple_switch_grpc
+    #[arg(long = "bmv2-program", value_name = "FILE", env = bmv2::VARIABLE)]
+    bmv2: Option<PathBuf>,
     /// A port and its interface; can be repeated. An existing switch loses the ports that are not
     /// given. The mode says how the eBPF data plane sends: `peer`, into the stack
     /// behind a veth pair (the default if possible); `redirect`, through the interface;
@@ -119,6 +125,7 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
         Kind::Ebpf => Some(switch.place.take()?),
         Kind::Soft => None,
         Kind::Ovs => return serve_ovs(&switch),
+        Kind::Bmv2 => return serve_bmv2(&switch),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -144,9 +151,24 @@ fn serve(switch: Switch) -> anyhow::Result<Exit> {
 fn serve_ovs(switch: &Switch) -> anyhow::Result<Exit> {
     let directory = switch.ovs_directory.as_deref().unwrap_or(Path::new("."));
     let listen = switch.listen.unwrap_or(OPENFLOW.into());
-    refuse_modes(&switch.ports)?;
-    let ports = switch.ports.iter().map(|port| (port.port.0, port.interface.as_str()));
-    open_vswitch::serve(directory, listen, ports)
+    let ports = numbered(&switch.ports)?;
+    let start = || Ok(OpenVswitch::start(directory, listen, ports)?);
+    let logs = format!("see the logs of Open vSwitch in {}", directory.display());
+    child::serve(start, OpenVswitch::try_wait, &logs)
+}
+
+fn serve_bmv2(switch: &Switch) -> anyhow::Result<Exit> {
+    let program = switch.bmv2.as_deref().ok_or(Bmv2Error::Unset)?;
+    let listen = switch.listen.unwrap_or(P4RUNTIME.into());
+    let ports = numbered(&switch.ports)?;
+    let start = || Ok(Bmv2::start(program, listen, switch.place.device_id, ports)?);
+    child::serve(start, Bmv2::try_wait, "BMv2 logs nothing by itself")
+}
+
+/// Ports without modes, which only those of the eBPF data plane have.
+fn numbered(ports: &[PortArgument]) -> Result<impl Iterator<Item = (u16, &str)>, UsageError> {
+    refuse_modes(ports)?;
+    Ok(ports.iter().map(|port| (port.port.0, port.interface.as_str())))
 }
 
 /// Only ports of the eBPF data plane have modes.

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::Global;
 use super::member::find_rack;
-use super::switch::open_vswitch::read_tables;
+use super::switch::openflow::read_tables;
 use super::switch_address::SwitchAddress;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -29,7 +29,7 @@ pub(super) enum Query {
     Impair(Impair),
     /// Show ports and drops with their counters
     Ports(Agent),
-    /// Show the tables with their counters
+    /// Show the tables with their counters, and what was dropped
     #[command(visible_alias = "show")]
     Tables(Agent),
 }
@@ -123,7 +123,9 @@ fn enter(state: &RackState) -> anyhow::Result<Reached> {
     let layout = Layout::of(&state.spec);
     Ok(Reached {
         address: match state.spec.switch {
-            DataPlane::Ebpf | DataPlane::Soft => SwitchAddress::P4Runtime(P4RUNTIME.into()),
+            DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => {
+                SwitchAddress::P4Runtime(P4RUNTIME.into())
+            }
             DataPlane::Ovs => SwitchAddress::OpenFlow(OpenFlowAddress::Connect(OPENFLOW.into())),
         },
         device_id: DEVICE_ID,
@@ -154,18 +156,38 @@ pub(super) fn tables_of_rack(name: &RackName, global: Global) -> anyhow::Result<
 }
 
 fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
-    let lines = match switch.address {
+    let reading = match switch.address {
         SwitchAddress::P4Runtime(address) => {
             tables::read(address, switch.device_id, &switch.names)?
         }
         SwitchAddress::OpenFlow(address) => read_tables(address, &switch.names)?,
     };
     if global.json {
-        output::json(&lines)?;
+        let entries = reading.lines.iter().map(serde_json::to_value);
+        let drops = reading.drops.iter().map(|(reason, frames)| {
+            Ok(json!({
+                "table": "drops",
+                "match": { "kind": "drop_reason", "reason": reason.name() },
+                "action": { "kind": "drop" },
+                "packets": frames,
+                "bytes": null,
+            }))
+        });
+        output::json(&entries.chain(drops).collect::<Result<Vec<_>, _>>()?)?;
     } else {
-        output::table(&TABLE_COLUMNS, table_rows(&lines))?;
+        output::table(&TABLE_COLUMNS, table_rows(&reading.lines))?;
+        let drops = reading.drops.iter().map(|(reason, frames)| (reason.name(), *frames));
+        output::text(&dropped(drops))?;
     }
     Ok(Exit::Ok)
+}
+
+/// What a switch dropped, by reason.
+fn dropped<'a>(drops: impl IntoIterator<Item = (&'a str, u64)>) -> String {
+    let counted = drops.into_iter().filter(|(_, frames)| *frames != 0);
+    let counted: Vec<_> = counted.map(|(reason, frames)| format!("{frames} {reason}")).collect();
+    let counted = if counted.is_empty() { "none".to_owned() } else { counted.join(", ") };
+    format!("frames dropped: {counted}")
 }
 
 /// The columns of [`table_rows`].
@@ -228,14 +250,8 @@ fn ports(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
     ];
     output::text(&format!("data plane: {}", answer.data_plane))?;
     output::table(&columns, rows)?;
-    let dropped: Vec<_> = answer
-        .drops
-        .iter()
-        .filter(|drop| drop.frames != 0)
-        .map(|drop| format!("{} {}", drop.frames, drop.reason))
-        .collect();
-    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
-    output::text(&format!("frames dropped: {dropped}"))?;
+    let drops = answer.drops.iter().map(|drop| (drop.reason.as_str(), drop.frames));
+    output::text(&dropped(drops))?;
     Ok(Exit::Ok)
 }
 

@@ -3,55 +3,41 @@
 //! BMv2 is in no package registry, so this test runs only where an operator has built it: `BLUEBRIDGE_BMV2` names
 //! its `simple_switch_grpc` (docs/switches.md).
 
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, driven::Driven};
 use bluebridge_controller::driver::P4RuntimeConnector;
-use bluebridge_p4::{
-    pipeline::{CPU_PORT, SwitchPort},
-    program::BMV2_CONFIG,
-};
-use bluebridge_testkit::{ip, until};
-
-/// The program.
-const VARIABLE: &str = "BLUEBRIDGE_BMV2";
+use bluebridge_p4::{pipeline::SwitchPort, program::BMV2_CONFIG};
+use bluebridge_rack::bmv2;
+use bluebridge_testkit::ip;
 
 /// Where the switch listens, in the test's own namespace.
 const LISTEN: &str = "127.0.0.1:9559";
 
-struct Bmv2 {
+/// P4Runtime's number for it.
+const DEVICE_ID: u64 = 1;
+
+pub(super) struct Bmv2 {
     driven: Driven,
     hosts: Hosts,
-    process: Child,
+    _process: bmv2::Bmv2,
 }
 
 impl Bmv2 {
-    fn new() -> Self {
-        let program = std::env::var_os(VARIABLE).unwrap_or_else(|| panic!("set {VARIABLE}"));
+    pub(super) fn new() -> Self {
+        let program = bmv2::Bmv2::program().unwrap_or_else(|error| panic!("{error}"));
         ip("link set lo up");
         let hosts = Hosts::new();
-        let mut command = Command::new(program);
-        command.args(["--no-p4", "--device-id", "1", "-L", "off"]);
-        for port in PORTS {
-            command.args(["-i", &format!("{port}@s{port}")]);
-        }
-        command.args(["--", "--cpu-port", &CPU_PORT.0.to_string(), "--grpc-server-addr", LISTEN]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().expect("BMv2 starts");
-        until("BMv2 listens", || TcpStream::connect(LISTEN).is_ok());
+        let names: Vec<(u16, String)> = PORTS.map(|port| (port, format!("s{port}"))).collect();
+        let ports = names.iter().map(|(port, name)| (*port, name.as_str()));
+        let listen = LISTEN.parse().expect("an address");
+        let process = bmv2::Bmv2::start(&program, listen, DEVICE_ID, ports)
+            .unwrap_or_else(|error| panic!("{error}"));
         let uri = format!("http://{LISTEN}");
-        let mut connector = P4RuntimeConnector::with_device_config(&uri, 1, BMV2_CONFIG.to_vec());
+        let config = BMV2_CONFIG.to_vec();
+        let mut connector = P4RuntimeConnector::with_device_config(&uri, DEVICE_ID, config);
         let driven = Driven::connect(&mut connector).unwrap_or_else(|error| panic!("{error}"));
-        Self { driven, hosts, process }
-    }
-}
-
-impl Drop for Bmv2 {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        Self { driven, hosts, _process: process }
     }
 }
 
@@ -79,18 +65,5 @@ impl Target for Bmv2 {
             "redirect_until" => Some("v1model has no clock for entries"),
             _ => None,
         }
-    }
-}
-
-mod root {
-    use bluebridge_conformance::run_all;
-    use bluebridge_testkit::namespace::in_thread;
-
-    use super::*;
-
-    #[test]
-    #[ignore = "BMv2 must be built first, see docs/switches.md"]
-    fn vectors_hold_for_bmv2() {
-        in_thread(|| run_all("bmv2", &mut Bmv2::new()));
     }
 }

@@ -10,39 +10,51 @@ mod embedded;
 mod open_vswitch;
 mod traffic;
 
-use bluebridge_conformance::run_all;
+use bluebridge_conformance::{report, run_all};
 use embedded::SoftPipeline;
 
 #[test]
 fn vectors_hold_for_the_soft_pipeline() {
-    run_all("pipeline", &mut SoftPipeline::new());
+    report(&[run_all("pipeline", &mut SoftPipeline::new())]);
 }
 
 mod root {
-    use bluebridge_conformance::run_all;
+    use bluebridge_conformance::{Results, report, run_all};
     use bluebridge_switch::ebpf::PortMode;
     use bluebridge_testkit::namespace::in_thread;
 
+    use crate::bmv2::Bmv2;
     use crate::embedded::{EbpfLinks, EbpfTestRun, SoftLinks};
+    use crate::open_vswitch::Ovs;
 
-    #[test]
-    fn vectors_hold_for_the_ebpf_program() {
-        in_thread(|| run_all("test run", &mut EbpfTestRun::new("vectors-run")));
+    type Run = fn() -> Results;
+
+    /// The switches that every test machine has.
+    const SWITCHES: [Run; 5] = [
+        || run_all("soft", &mut SoftLinks::new()),
+        || run_all("test run", &mut EbpfTestRun::new("vectors-run")),
+        || run_all("ebpf", &mut EbpfLinks::new("vectors-links", None)),
+        || run_all("xdp", &mut EbpfLinks::new("vectors-xdp", Some(PortMode::Xdp))),
+        || run_all("ovs", &mut Ovs::new()),
+    ];
+
+    /// Runs the vectors on switches at the same time, each in a network namespace of its own.
+    fn compare(switches: impl IntoIterator<Item = Run>) {
+        let run = |switch: Run| std::thread::spawn(move || in_thread(switch));
+        let running: Vec<_> = switches.into_iter().map(run).collect();
+        let results = running.into_iter().map(|switch| switch.join().expect("it says why"));
+        report(&results.collect::<Vec<_>>());
     }
 
     #[test]
-    fn vectors_hold_for_the_ebpf_switch_over_links() {
-        in_thread(|| run_all("ebpf", &mut EbpfLinks::new("vectors-links", None)));
+    fn vectors_hold_for_every_switch() {
+        compare(SWITCHES);
     }
 
     #[test]
-    fn vectors_hold_for_the_xdp_switch_over_links() {
-        let mode = PortMode::Xdp;
-        in_thread(move || run_all("xdp", &mut EbpfLinks::new("vectors-xdp", Some(mode))));
-    }
-
-    #[test]
-    fn vectors_hold_for_the_soft_switch_over_links() {
-        in_thread(|| run_all("soft", &mut SoftLinks::new()));
+    #[ignore = "BMv2 must be built first, see docs/switches.md"]
+    fn vectors_hold_for_every_switch_and_bmv2() {
+        let bmv2: Run = || run_all("bmv2", &mut Bmv2::new());
+        compare(SWITCHES.into_iter().chain([bmv2]));
     }
 }

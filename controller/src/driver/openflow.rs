@@ -39,7 +39,7 @@ use crate::plan::TableUpdate;
 use crate::store::ElectionId;
 use channel::{Change, Channel};
 use flow::Flow;
-use layout::BASE_COOKIE;
+use layout::{BASE_COOKIE, BASE_MASK};
 use read::{Contents, interpret};
 
 /// The most updates of a batch; each may need several changes.
@@ -247,7 +247,7 @@ impl SwitchDriver for OpenFlowDriver {
         primary::check(&mut self.channel).await?;
         let mut base = BTreeMap::new();
         let what = "reading the pipeline";
-        for part in self.channel.multipart(what, all_flows(BASE_COOKIE, u64::MAX)).await? {
+        for part in self.channel.multipart(what, all_flows(BASE_COOKIE, BASE_MASK)).await? {
             let MultipartPart::Flows(flows) = part else { continue };
             base.extend(flows.iter().filter_map(Flow::read).map(|flow| (flow.key(), flow)));
         }

@@ -129,6 +129,7 @@ fn field() -> impl Strategy<Value = Field> {
         masked!(u128).prop_map(Field::Ipv6Dst),
         any::<u8>().prop_map(Field::Icmpv6Type),
         masked!(u8).prop_map(Field::ip_fragment),
+        any::<u8>().prop_map(Field::ip_ttl),
         other_field().prop_map(Field::Other),
     ]
 }

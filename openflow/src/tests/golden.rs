@@ -269,6 +269,7 @@ fn match_fields_have_their_numbers_and_lengths() {
         Field::Ipv6Src(Masked::exact(1)),
         Field::Icmpv6Type(135),
         Field::ip_fragment(Masked::under(2, 2)),
+        Field::ip_ttl(1),
     ];
     let flows =
         FlowStatsRequest { table: 1, out_port: 2, out_group: 3, cookie: 4, cookie_mask: 5, fields };
@@ -276,7 +277,7 @@ fn match_fields_have_their_numbers_and_lengths() {
         Body::MultipartRequest(MultipartRequest::Flows(flows)),
         "04 12 00a0 0000002a 0001 0000 00000000
          01 000000 00000002 00000003 00000000 0000000000000004 0000000000000005
-         0001 006a
+         0001 006f
          8000 05 10 0000000000000001 0000000000000003
          8000 07 0c 010000000000 010000000000
          8000 08 06 020000000001
@@ -287,7 +288,8 @@ fn match_fields_have_their_numbers_and_lengths() {
          8000 34 10 00000000000000000000000000000001
          8000 3a 01 87
          0001 35 02 02 02           ; NXM_NX_IP_FRAG
-         000000000000                   ; padding",
+         0001 3a 01 01              ; NXM_NX_IP_TTL
+         00                             ; padding",
     );
 }
 

@@ -39,6 +39,9 @@ pub enum ControlError {
         /// The reason.
         reason: String,
     },
+    /// Another P4Runtime switch than the embedded one.
+    #[error("only the embedded switch can do this; others have programs of their own for it")]
+    NotEmbedded,
     /// The controller was reached, but one side does not trust the other, or one uses TLS and the other does not.
     #[error("{0}")]
     Connection(#[source] Box<MembershipError>),
@@ -285,6 +288,7 @@ fn failure(peer: Peer, contact: &Contact, status: &Status) -> ControlError {
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
             ControlError::Unreachable { peer, address, reason }
         }
+        Code::Unimplemented if peer == Peer::Switch => ControlError::NotEmbedded,
         Code::DataLoss | Code::Internal | Code::Unimplemented => {
             ControlError::BadResponse { peer, reason }
         }

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
 
-use bluebridge_p4::declaration::{TABLES, TableDeclaration};
-use bluebridge_p4::entry::{ActionSpec, decode_default_action, decode_key, decode_table_action};
-use bluebridge_p4::pipeline::{Action, Counter, Forward, Key, SwitchPort, Ternary};
+use bluebridge_p4::declaration::{DROPS_ID, TABLES, TableDeclaration};
+use bluebridge_p4::entry::{
+    ActionSpec, decode_default_action, decode_drops, decode_key, decode_table_action,
+};
+use bluebridge_p4::pipeline::{Action, Counter, DropReason, Forward, Key, SwitchPort, Ternary};
 use bluebridge_p4::proto::p4::v1;
 use serde::Serialize;
 use tonic::Status;
@@ -34,6 +36,15 @@ pub struct TableLine {
     pub packets: u64,
     /// Their bytes, whole frames.
     pub bytes: u64,
+}
+
+/// What a switch has, and what it dropped.
+#[derive(Clone, Debug, Default)]
+pub struct SwitchTables {
+    /// Its entries, in the order of the pipeline's tables.
+    pub lines: Vec<TableLine>,
+    /// The frames that it dropped, by reason. A reason is missing if the switch does not count it.
+    pub drops: BTreeMap<DropReason, u64>,
 }
 
 /// Names for ports; a port without one is shown by its number.
@@ -273,21 +284,25 @@ pub fn read(
     address: SocketAddr,
     device_id: u64,
     names: &PortNames,
-) -> Result<Vec<TableLine>, ControlError> {
+) -> Result<SwitchTables, ControlError> {
     let entities = call(Peer::Switch, &address.into(), async |channel| {
         read_entities(channel, device_id).await
     })?;
     let groups = groups(&entities);
-    let mut lines = Vec::new();
+    let mut reading = SwitchTables::default();
     for entity in &entities {
-        if let Some(Kind::TableEntry(entry)) = &entity.entity
-            && let Some(table) = TABLES.iter().find(|table| table.id == entry.table_id)
-        {
-            lines.extend(line(table, entry, &groups, names)?);
+        match &entity.entity {
+            Some(Kind::TableEntry(entry)) => {
+                let table = TABLES.iter().find(|table| table.id == entry.table_id);
+                let line = table.map(|table| line(table, entry, &groups, names)).transpose()?;
+                reading.lines.extend(line.flatten());
+            }
+            Some(Kind::CounterEntry(entry)) => reading.drops.extend(decode_drops(entry)),
+            _ => {}
         }
     }
-    in_order(&mut lines);
-    Ok(lines)
+    in_order(&mut reading.lines);
+    Ok(reading)
 }
 
 /// Sorts lines by table, in the order of the pipeline, then by key.
@@ -342,8 +357,15 @@ async fn read_entities(channel: Channel, device_id: u64) -> Result<Vec<v1::Entit
     let groups = Kind::PacketReplicationEngineEntry(v1::PacketReplicationEngineEntry {
         r#type: Some(Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default())),
     });
-    let entities =
-        tables.chain(flood).chain([groups]).map(|kind| v1::Entity { entity: Some(kind) }).collect();
+    let drops = Kind::CounterEntry(v1::CounterEntry {
+        counter_id: DROPS_ID,
+        ..v1::CounterEntry::default()
+    });
+    let entities = tables
+        .chain(flood)
+        .chain([groups, drops])
+        .map(|kind| v1::Entity { entity: Some(kind) })
+        .collect();
     let request = v1::ReadRequest { device_id, entities, ..v1::ReadRequest::default() };
     let mut client = P4RuntimeClient::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX);
     let mut responses = client.read(request).await?.into_inner();

@@ -73,9 +73,9 @@ impl TestRack {
     fn counted_tables(&self) -> Result<Vec<TableLine>, String> {
         let names = PortNames::new();
         self.enter(Node::Switch, || match self.rack().spec().switch {
-            DataPlane::Ebpf | DataPlane::Soft => {
+            DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => {
                 let read = tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
-                read.map_err(|error| error.to_string())
+                read.map(|reading| reading.lines).map_err(|error| error.to_string())
             }
             DataPlane::Ovs => read_openflow(&names).map_err(|error| error.to_string()),
         })

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use bluebridge::{Client, Error, Placement, Pointer};
 use bluebridge_controller::driver::OpenFlowAddress;
-use bluebridge_rack::control::tables::{self, TableLine};
-use bluebridge_rack::control::{controller_status, switch_ports};
+use bluebridge_rack::control::controller_status;
+use bluebridge_rack::control::tables::{self, SwitchTables, TableLine};
 use bluebridge_rack::daemon::{CONTROLLER, DEVICE_ID, MEMORY_SERVER, READY_DEADLINE};
 use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::process;
@@ -27,7 +27,7 @@ use super::screen::Screen;
 use super::{ControllerRestart, Mode, Summary, latency};
 use crate::command::interrupt;
 use crate::command::member::{identity_in, join_as_owner};
-use crate::command::switch::open_vswitch::read_tables;
+use crate::command::switch::openflow::read_tables;
 use crate::command::switch_control::{TABLE_COLUMNS, port_names, table_rows};
 
 /// Time limit of each operation.
@@ -38,7 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long clients poll for responses. The kernel's switch needs no processor of its own; the soft
 /// one does, so a client must not occupy it.
-const SPIN: [(DataPlane, Duration); 3] = [
+const SPIN: [(DataPlane, Duration); 4] = [
+    (DataPlane::Bmv2, Duration::from_micros(50)),
     (DataPlane::Ebpf, Duration::from_millis(2)),
     (DataPlane::Ovs, Duration::from_micros(50)),
     (DataPlane::Soft, Duration::from_micros(50)),
@@ -147,6 +148,7 @@ fn play(
 /// Context for the reader of a latency.
 fn how(data_plane: DataPlane) -> &'static str {
     match data_plane {
+        DataPlane::Bmv2 => "BMv2 is made for tests of P4 programs, not for speed",
         DataPlane::Ebpf => "client and server poll, and the switch runs on the sender's core",
         DataPlane::Ovs => "Open vSwitch forwards in a process of its own",
         DataPlane::Soft => {
@@ -218,10 +220,10 @@ impl<'a> Stage<'a> {
         Ok(Cast { first: first.client, second: second.client, nodes })
     }
 
-    fn read_tables(&self) -> anyhow::Result<Vec<TableLine>> {
+    fn read_tables(&self) -> anyhow::Result<SwitchTables> {
         let names = port_names(self.rack.layout());
         match self.rack.spec().switch {
-            DataPlane::Ebpf | DataPlane::Soft => {
+            DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => {
                 let read = || tables::read(P4RUNTIME.into(), DEVICE_ID, &names);
                 Ok(self.rack.enter(Node::Switch, read)??)
             }
@@ -233,12 +235,16 @@ impl<'a> Stage<'a> {
     }
 
     fn tables(&self, screen: &Screen) -> anyhow::Result<Vec<TableLine>> {
-        let lines = self.read_tables()?;
-        screen.say(
+        let lines = self.read_tables()?.lines;
+        let protocol = match self.rack.spec().switch {
+            DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => "P4Runtime",
+            DataPlane::Ovs => "OpenFlow",
+        };
+        screen.say(&format!(
             "   The controller installed these entries when the nodes joined. `directory` forwards a pointer to\n   \
              its home by the longest prefix, without a directory server, and `ingress_guard` prevents nodes\n   \
-             from using each other's addresses. Read from the switch over P4Runtime:",
-        )?;
+             from using each other's addresses. Read from the switch over {protocol}:",
+        ))?;
         screen.table(&TABLE_COLUMNS, table_rows(&lines))?;
         Ok(lines)
     }
@@ -247,7 +253,8 @@ impl<'a> Stage<'a> {
     fn counters(&self, before: &[TableLine], screen: &Screen) -> anyhow::Result<u64> {
         let mut directory_packets = 0;
         let mut moved = Vec::new();
-        for mut line in self.read_tables()? {
+        let reading = self.read_tables()?;
+        for mut line in reading.lines {
             let same = |old: &&TableLine| (old.table, &old.matches) == (line.table, &line.matches);
             let (packets, bytes) =
                 before.iter().find(same).map_or((0, 0), |old| (old.packets, old.bytes));
@@ -263,11 +270,8 @@ impl<'a> Stage<'a> {
         }
         ensure!(directory_packets > 0, "the directory counted nothing");
         screen.table(&TABLE_COLUMNS, table_rows(&moved))?;
-        if self.rack.spec().switch != DataPlane::Ovs {
-            let ports = self.rack.enter(Node::Switch, || switch_ports(P4RUNTIME.into()))??;
-            let dropped: u64 = ports.drops.iter().map(|drop| drop.frames).sum();
-            screen.say(&format!("   Frames dropped by the switch so far: {dropped}."))?;
-        }
+        let dropped: u64 = reading.drops.values().sum();
+        screen.say(&format!("   Frames dropped by the switch so far: {dropped}."))?;
         Ok(directory_packets)
     }
 

@@ -7,4 +7,5 @@ mod json;
 mod memory;
 mod mininet;
 mod operators;
+mod same_directory;
 mod test_rack;

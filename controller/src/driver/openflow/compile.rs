@@ -9,9 +9,9 @@ use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary, Weighte
 
 use super::flow::{Flow, Group, Ipv6, Match, Output, Steps, Value};
 use super::layout::{
-    ANYCAST, COMMAND_SHIFT, DIRECTORY, ENTRY_PORT_PRIORITY, ENTRY_PRIORITY, INGRESS_GUARD, L2,
-    MULTICAST, NODE_SHIFT, NOTIFY, REDIRECT, ROUTE, SCOPE_SHIFT, TAG_SHIFT, anycast_group, byte_at,
-    egress, plain_group, port_mac, rewriting_group,
+    ANYCAST, COMMAND_SHIFT, DIRECTORY, ENTRY_PORT_PRIORITY, ENTRY_PRIORITY, FLOOD_PRIORITY,
+    INGRESS_GUARD, L2, MULTICAST, NODE_SHIFT, NOTIFY, REDIRECT, ROUTE, SCOPE_SHIFT, TAG_SHIFT,
+    anycast_group, byte_at, egress, plain_group, port_mac, rewriting_group,
 };
 use crate::core::{Body, Tables};
 use crate::plan::Object;
@@ -58,7 +58,7 @@ pub(super) fn compile(object: &Object, tables: &Tables) -> Result<Compiled, Stri
         Object::Entry(key, body) => entry(key, body)?,
         Object::FloodGroup(group) => {
             let steps = Steps::Group(plain_group(*group));
-            Compiled::flow(Flow::new(L2, 0, Match::default(), steps))
+            Compiled::flow(Flow::new(L2, FLOOD_PRIORITY, Match::default(), steps))
         }
         Object::Group(group, ports) => self::group(*group, ports, tables),
         // Copies go to the primary by the flows of `notify` alone; the record makes the setting readable.

@@ -81,6 +81,7 @@ pub(super) struct Ipv6 {
     pub(super) src: Value<u128>,
     pub(super) dst: Value<u128>,
     pub(super) next_header: Option<u8>,
+    pub(super) hop_limit: Option<u8>,
     /// Whether the packet must be a fragment.
     pub(super) fragment: bool,
 }
@@ -109,6 +110,7 @@ impl Match {
         let Some(ipv6) = self.ipv6 else { return fields };
         fields.push(Field::EthType(IPV6));
         fields.extend(ipv6.next_header.map(Field::IpProto));
+        fields.extend(ipv6.hop_limit.map(Field::ip_ttl));
         if ipv6.src.mask != 0 {
             fields.push(Field::Ipv6Src(ipv6.src.masked()));
         }
@@ -145,7 +147,7 @@ impl Match {
                 Field::Ipv6Src(address) => ipv6.src = Value::read(address),
                 Field::Ipv6Dst(address) => ipv6.dst = Value::read(address),
                 field if *field == Field::ip_fragment(any_fragment) => ipv6.fragment = true,
-                _ => return None,
+                field => ipv6.hop_limit = Some(field.as_ip_ttl()?),
             }
         }
         if is_ipv6 {

@@ -2,7 +2,7 @@
 //!
 //! | table | role | miss |
 //! | --- | --- | --- |
-//! | 0 `CLASSIFY` | drops tagged frames, foreign destinations, fragments, other next headers; decrements the hop limit | to `L2` |
+//! | 0 `CLASSIFY` | drops tagged frames, foreign destinations, fragments, other next headers; checks and decrements the hop limit | to `L2` |
 //! | 1 `INGRESS_GUARD` | source address and ingress port; the destination must have the source's scope | drop |
 //! | 2 `NOTIFY` | copies to the controller, with the decremented hop limit | to `ROUTE` |
 //! | 3 `ROUTE` | selects a table by destination node and command | |
@@ -17,8 +17,11 @@
 //!
 //! OpenFlow sends nothing to the ingress port unless it is called `IN_PORT`. `EGRESS` therefore has two
 //! flows for each port, so that `REDIRECT`, `DIRECTORY` and `L2` need only one for each entry.
+//!
+//! Every reason to drop a frame has flows of its own, so that their counters are the drop counters. The cookie of such
+//! a flow names the reason.
 
-use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
+use bluebridge_p4::pipeline::{DropReason, MacAddr, SwitchPort};
 use bluebridge_wire::{Command, WireCommand};
 
 use super::flow::{Flow, Ipv6, Match, Steps, Value};
@@ -45,8 +48,15 @@ pub(super) const ENTRY_PRIORITY: u16 = 1000;
 /// The priority of an entry for one ingress port, above that for all.
 pub(super) const ENTRY_PORT_PRIORITY: u16 = 1001;
 
-/// The cookie of the flows that are always there.
+/// The priority of the flow that floods, above the miss of `L2`.
+pub(super) const FLOOD_PRIORITY: u16 = 1;
+
+/// The cookie of the flows that are always there. The bits outside [`BASE_MASK`] are 0, or 1 more than the index of the
+/// reason for which the flow drops frames.
 pub(super) const BASE_COOKIE: u64 = 0xbb00_0000_0000_0000;
+
+/// The bits of [`BASE_COOKIE`] that are the same in all of these flows.
+pub(super) const BASE_MASK: u64 = !0xff;
 
 /// The cookie of the flows of entries.
 pub(super) const ENTRY_COOKIE: u64 = 0xbb01_0000_0000_0000;
@@ -73,7 +83,7 @@ const SPACE_BITS: u32 = 16;
 const PORT_BITS: u32 = 10;
 
 /// The version of this layout; a switch with another one is emptied first.
-const LAYOUT_VERSION: u64 = 1;
+const LAYOUT_VERSION: u64 = 2;
 
 /// Next headers that pass: TCP, UDP, ICMPv6.
 const NEXT_HEADERS: [u8; 3] = [6, 17, 58];
@@ -144,78 +154,93 @@ pub(super) fn port_mac(port: SwitchPort, mac: MacAddr) -> Flow {
     Flow::new(PORT_MAC, ENTRY_PRIORITY, matching, Steps::SetDstMac(mac))
 }
 
+/// The reason for which a flow that is always there drops frames.
+pub(super) fn drop_reason(flow: &Flow) -> Option<DropReason> {
+    if flow.cookie & BASE_MASK != BASE_COOKIE {
+        return None;
+    }
+    let index = (flow.cookie & !BASE_MASK).checked_sub(1)?;
+    DropReason::ALL.get(usize::try_from(index).ok()?).copied()
+}
+
 /// The flows that do not depend on any entry.
 pub(super) fn base_flows() -> Vec<Flow> {
     let mut flows = classify();
     flows.extend(route());
-    flows.push(miss(INGRESS_GUARD, Steps::Drop));
-    flows.push(miss(NOTIFY, Steps::Goto(ROUTE)));
-    flows.push(miss(ANYCAST, Steps::Drop));
-    flows.push(miss(MULTICAST, Steps::Drop));
-    flows.push(miss(REDIRECT, Steps::Goto(DIRECTORY)));
-    flows.push(miss(DIRECTORY, Steps::Drop));
-    flows.push(miss(EGRESS, Steps::Drop));
-    for flow in &mut flows {
-        flow.cookie = BASE_COOKIE;
-    }
+    let any = Match::default;
+    flows.extend([
+        drops(INGRESS_GUARD, 0, any(), DropReason::Guard),
+        base(NOTIFY, 0, any(), Steps::Goto(ROUTE)),
+        drops(ANYCAST, 0, any(), DropReason::Anycast),
+        drops(MULTICAST, 0, any(), DropReason::Multicast),
+        base(REDIRECT, 0, any(), Steps::Goto(DIRECTORY)),
+        drops(DIRECTORY, 0, any(), DropReason::NoRoute),
+        drops(L2, 0, any(), DropReason::NoRoute),
+        drops(EGRESS, 0, any(), DropReason::Egress),
+    ]);
     flows
 }
 
-fn miss(table: u8, steps: Steps) -> Flow {
-    Flow::new(table, 0, Match::default(), steps)
+fn base(table: u8, priority: u16, matching: Match, steps: Steps) -> Flow {
+    Flow { cookie: BASE_COOKIE, ..Flow::new(table, priority, matching, steps) }
+}
+
+fn drops(table: u8, priority: u16, matching: Match, reason: DropReason) -> Flow {
+    let cookie = BASE_COOKIE + 1 + reason as u64;
+    Flow { cookie, ..Flow::new(table, priority, matching, Steps::Drop) }
 }
 
 fn classify() -> Vec<Flow> {
-    let flow = |priority, matching, steps| Flow::new(CLASSIFY, priority, matching, steps);
     let ipv6 = |ipv6| Match { ipv6: Some(ipv6), ..Match::default() };
     let fabric = Value::new(0xfdbb << 112, 0xffff << 112);
-    let (from, to) =
-        (Ipv6 { src: fabric, ..Ipv6::default() }, Ipv6 { dst: fabric, ..Ipv6::default() });
     let nowhere = Value::new(0, u128::MAX);
+    let from = Ipv6 { src: fabric, ..Ipv6::default() };
+    let to = Ipv6 { dst: fabric, ..Ipv6::default() };
+    let tagged = Match { tagged: true, ..Match::default() };
+    let unparsed = Ipv6 { src: nowhere, dst: nowhere, ..Ipv6::default() };
     let mut flows = vec![
-        flow(600, Match { tagged: true, ..Match::default() }, Steps::Drop),
+        drops(CLASSIFY, 600, tagged, DropReason::Tagged),
         // The switch leaves the addresses of an IPv6 header empty that it cannot parse.
-        flow(500, ipv6(Ipv6 { src: nowhere, dst: nowhere, ..Ipv6::default() }), Steps::Drop),
-        flow(400, ipv6(Ipv6 { fragment: true, ..from }), Steps::Drop),
-        flow(400, ipv6(Ipv6 { fragment: true, ..to }), Steps::Drop),
-        // Another next header, and a foreign destination.
-        flow(250, ipv6(Ipv6 { src: fabric, dst: fabric, ..Ipv6::default() }), Steps::Drop),
-        flow(200, ipv6(from), Steps::Drop),
-        // No port may send with a source outside the fabric.
-        flow(200, ipv6(to), Steps::Drop),
-        flow(0, Match::default(), Steps::Goto(L2)),
+        drops(CLASSIFY, 500, ipv6(unparsed), DropReason::Malformed),
+        drops(CLASSIFY, 400, ipv6(Ipv6 { fragment: true, ..to }), DropReason::NextHeader),
+        drops(CLASSIFY, 250, ipv6(to), DropReason::NextHeader),
+        drops(CLASSIFY, 200, ipv6(from), DropReason::ForeignDestination),
+        base(CLASSIFY, 0, Match::default(), Steps::Goto(L2)),
     ];
     for next_header in NEXT_HEADERS {
-        let inside =
-            Ipv6 { src: fabric, dst: fabric, next_header: Some(next_header), ..Ipv6::default() };
-        flows.push(flow(300, ipv6(inside), Steps::DecrementAndGoto(INGRESS_GUARD)));
+        let known = Ipv6 { next_header: Some(next_header), ..to };
+        flows.push(base(CLASSIFY, 300, ipv6(known), Steps::DecrementAndGoto(INGRESS_GUARD)));
+        // The switch does not count what it drops when it decrements.
+        flows.extend([0, 1].map(|ended| {
+            let ended = Ipv6 { hop_limit: Some(ended), ..known };
+            drops(CLASSIFY, 350, ipv6(ended), DropReason::HopLimit)
+        }));
     }
     flows
 }
 
 fn route() -> Vec<Flow> {
     let to = |dst| Match { ipv6: Some(Ipv6 { dst, ..Ipv6::default() }), ..Match::default() };
-    let flow = |priority, matching, steps| Flow::new(ROUTE, priority, matching, steps);
     let mut flows = Vec::new();
-    for (node, table, admits) in [
-        (0, ANYCAST, Command::is_anycast as fn(Command) -> bool),
-        (u16::MAX, MULTICAST, Command::is_notice),
+    for (node, table, reason, admits) in [
+        (0, ANYCAST, DropReason::Anycast, Command::is_anycast as fn(Command) -> bool),
+        (u16::MAX, MULTICAST, DropReason::Multicast, Command::is_notice),
     ] {
         let node = Value::new(u128::from(node) << NODE_SHIFT, 0xffff << NODE_SHIFT);
-        flows.push(flow(200, to(node), Steps::Drop));
+        flows.push(drops(ROUTE, 200, to(node), reason));
         for bits in 0..=u8::MAX {
             let command = WireCommand::from_bits(bits);
             if !command.is_reply() && command.command().is_some_and(admits) {
                 let both = node.and(command_byte(Value::exact(bits)));
-                flows.push(flow(300, to(both), Steps::Goto(table)));
+                flows.push(base(ROUTE, 300, to(both), Steps::Goto(table)));
             }
         }
     }
     // A reply or a request to the home, or an endpoint's own address.
     let redirectable = command_byte(Value::new(0, WireCommand::REPLY | WireCommand::HOME))
         .and(Value::new(0, 1 << (u64::BITS - 1)));
-    flows.push(flow(100, to(redirectable), Steps::Goto(REDIRECT)));
-    flows.push(flow(0, to(Value::default()), Steps::Goto(DIRECTORY)));
+    flows.push(base(ROUTE, 100, to(redirectable), Steps::Goto(REDIRECT)));
+    flows.push(base(ROUTE, 0, to(Value::default()), Steps::Goto(DIRECTORY)));
     flows
 }
 

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use bluebridge_openflow::{FlowStats, GroupDescription, GroupKind};
 use bluebridge_p4::pipeline::{
-    Action, Counter, Forward, Key, SwitchPort, Ternary, WeightedForward,
+    Action, Counter, DropReason, Forward, Key, SwitchPort, Ternary, WeightedForward,
 };
 
 use super::compile::{SESSION_RECORD, compile, prefix_of};
 use super::flow::{Flow, FlowKey, Group, Ipv6, Match, Steps, Value};
 use super::layout::{
-    ANYCAST, COMMAND_SHIFT, DIRECTORY, EGRESS, ENTRY_PRIORITY, INGRESS_GUARD, L2, MULTICAST,
-    NODE_SHIFT, NOTIFY, PORT_MAC, RECORDS, REDIRECT, SCOPE_SHIFT, TAG_SHIFT, base_flows,
-    multicast_group, record, rewriting_group,
+    ANYCAST, COMMAND_SHIFT, DIRECTORY, EGRESS, ENTRY_PRIORITY, FLOOD_PRIORITY, INGRESS_GUARD, L2,
+    MULTICAST, NODE_SHIFT, NOTIFY, PORT_MAC, RECORDS, REDIRECT, SCOPE_SHIFT, TAG_SHIFT, base_flows,
+    drop_reason, multicast_group, record, rewriting_group,
 };
 use crate::core::{Body, Tables};
 use crate::driver::Installed;
@@ -61,6 +61,7 @@ pub(super) fn interpret(flows: Vec<FlowStats>, groups: &[GroupDescription]) -> C
     }
     claimed.flows.extend(base_flows().iter().map(Flow::key));
     find_objects(&mut contents, &stats, &mut claimed);
+    contents.installed.drops = drops(&contents, &stats);
     find_egress(&mut contents, &mut claimed);
     contents.flows.keys().filter(|key| !claimed.flows.contains(*key)).for_each(|key| {
         contents.foreign_flows.extend(stats.remove(key));
@@ -94,7 +95,7 @@ fn find_objects(
                 claimed.flows.insert(flow.key());
                 continue;
             }
-            (L2, Steps::Group(group)) if flow.priority == 0 => {
+            (L2, Steps::Group(group)) if flow.priority == FLOOD_PRIORITY => {
                 tables.flood_group = multicast_group(group);
                 claimed.flows.insert(flow.key());
                 continue;
@@ -111,14 +112,46 @@ fn find_objects(
         };
         let body = check(contents, claimed, key, body, &tables);
         claimed.flows.insert(flow.key());
-        if let Some(stats) = stats.get(&flow.key()) {
-            let counter = Counter { packets: stats.packet_count, bytes: stats.byte_count };
-            contents.installed.counters.insert(key, counter);
-        }
+        contents.installed.counters.insert(key, counter(&flow, key, &body, &tables, stats));
         tables.entries.insert(key, body);
     }
     find_groups(contents, claimed, &mut tables);
     contents.installed.tables = tables;
+}
+
+/// What hit an entry: packets hit one of its flows in the table of its main flow.
+fn counter(
+    main: &Flow,
+    key: Key,
+    body: &Body,
+    tables: &Tables,
+    stats: &BTreeMap<FlowKey, FlowStats>,
+) -> Counter {
+    let compiled = compile(&Object::Entry(key, body.clone()), tables).unwrap_or_default();
+    let mut keys: BTreeSet<FlowKey> = compiled.flows.iter().map(Flow::key).collect();
+    keys.insert(main.key());
+    let found = keys.iter().filter_map(|key| stats.get(key));
+    found.fold(Counter::default(), |sum, flow| Counter {
+        packets: sum.packets + flow.packet_count,
+        bytes: sum.bytes + flow.byte_count,
+    })
+}
+
+/// The frames dropped for each reason that has flows: those that are always there, and entries that drop.
+fn drops(contents: &Contents, stats: &BTreeMap<FlowKey, FlowStats>) -> BTreeMap<DropReason, u64> {
+    let packets = |key: &FlowKey| stats.get(key).map_or(0, |stats| stats.packet_count);
+    let mut drops = BTreeMap::from([(DropReason::Entry, 0)]);
+    for flow in contents.flows.values() {
+        if let Some(reason) = drop_reason(flow) {
+            *drops.entry(reason).or_default() += packets(&flow.key());
+        }
+    }
+    for (_, action, counter) in contents.installed.entries() {
+        if *action == Action::Drop {
+            *drops.entry(DropReason::Entry).or_default() += counter.packets;
+        }
+    }
+    drops
 }
 
 /// Checks that everything that an entry needs is there, and claims it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bluebridge_openflow::{FlowStats, GroupCommand, GroupDescription};
 use bluebridge_p4::pipeline::{
-    Action, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
+    Action, DropReason, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
 use proptest::prelude::*;
 
@@ -195,6 +195,36 @@ proptest! {
         prop_assert_eq!(contents.foreign_flows, vec![stats]);
         prop_assert_eq!(contents.installed.tables, Tables::default());
     }
+}
+
+#[test]
+fn every_flow_that_drops_counts_for_its_reason() {
+    let forward = Forward { port: SwitchPort(1), dst_mac: MacAddr::default() };
+    let node = |node: u16| u128::from(0xfdbb_0001_u32) << 80 | u128::from(node) << 64;
+    let key = |number| Key::Directory { prefix: node(number), prefix_len: 48 };
+    let entries = [(key(1), Action::Forward(forward)), (key(2), Action::Drop)];
+    let entries = entries.map(|(key, action)| (key, Body::new(action))).into();
+    let (mut flows, groups) = switch_with(&Tables { entries, ..Tables::default() });
+    flows.iter_mut().for_each(|flow| flow.packet_count = 1);
+    let drops = interpret(flows, &groups).installed.drops;
+    let expected = BTreeMap::from([
+        (DropReason::Tagged, 1),
+        (DropReason::ForeignDestination, 1),
+        // Two hop limits for each of three next headers.
+        (DropReason::HopLimit, 6),
+        (DropReason::Guard, 1),
+        // The wrong command, and a space without an entry.
+        (DropReason::Anycast, 2),
+        (DropReason::Multicast, 2),
+        // `directory` and `l2`.
+        (DropReason::NoRoute, 2),
+        (DropReason::Entry, 1),
+        (DropReason::Malformed, 1),
+        (DropReason::Egress, 1),
+        // Fragments, and others.
+        (DropReason::NextHeader, 2),
+    ]);
+    assert_eq!(drops, expected);
 }
 
 #[test]

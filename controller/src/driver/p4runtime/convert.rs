@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use bluebridge_p4::bytestring;
-use bluebridge_p4::declaration::{PORT_BITS, TABLES, TableDeclaration};
+use bluebridge_p4::declaration::{DROPS_ID, PORT_BITS, TABLES, TableDeclaration};
 use bluebridge_p4::entry::{
-    ActionSpec, ConversionError, decode_default_action, decode_key, decode_table_action, encode,
-    encode_action, encode_key,
+    ActionSpec, ConversionError, decode_default_action, decode_drops, decode_key,
+    decode_table_action, encode, encode_action, encode_key,
 };
 use bluebridge_p4::pipeline::{Action, CPU_PORT, Counter, NOTIFY_SESSION, SwitchPort};
 use bluebridge_p4::proto::google::rpc;
@@ -101,7 +101,11 @@ pub(super) fn wildcards() -> Vec<v1::Entity> {
         replication(Replication::MulticastGroupEntry(v1::MulticastGroupEntry::default())),
         replication(Replication::CloneSessionEntry(v1::CloneSessionEntry::default())),
     ];
-    tables.chain(rest).map(|entity| v1::Entity { entity: Some(entity) }).collect()
+    let drops = Kind::CounterEntry(v1::CounterEntry {
+        counter_id: DROPS_ID,
+        ..v1::CounterEntry::default()
+    });
+    tables.chain([drops]).chain(rest).map(|entity| v1::Entity { entity: Some(entity) }).collect()
 }
 
 /// Groups and clone sessions, which a push does not remove.
@@ -118,6 +122,7 @@ pub(super) fn install(entity: v1::Entity, installed: &mut Installed) {
             }
         }
         Some(Kind::TableEntry(message)) => install_entry(&message, installed),
+        Some(Kind::CounterEntry(counter)) => installed.drops.extend(decode_drops(&counter)),
         Some(Kind::PacketReplicationEngineEntry(entry)) => {
             install_replication(entry, &mut installed.tables);
         }

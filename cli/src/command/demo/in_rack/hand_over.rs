@@ -95,7 +95,7 @@ impl Stage<'_> {
     }
 
     fn redirects(&self) -> anyhow::Result<Vec<TableLine>> {
-        let lines = self.read_tables()?.into_iter();
+        let lines = self.read_tables()?.lines.into_iter();
         Ok(lines.filter(|line| line.table == "redirect").collect())
     }
 
