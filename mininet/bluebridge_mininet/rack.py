@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -42,6 +44,12 @@ MTU_BYTES = 9000
 CONTROLLER_PORT = 7700
 """The TCP port on which the controller serves endpoints."""
 
+DIRECTORY_PORT = 7800
+"""The UDP port of a directory service, for comparison."""
+
+RUN_SECONDS = 600.0
+"""How long a command may take."""
+
 NETWORK = IPv6Address("fd00:bb:ffff:1::")
 """The control network: each node has an address in it, beside the fabric."""
 
@@ -56,16 +64,42 @@ class NamespaceSwitch(Switch):  # type: ignore[misc]
         """Do nothing: the rack starts the switch when all links are there."""
 
 
-class RackTopo(Topo):  # type: ignore[misc]
-    """Describe one switch ``sw1``: servers ``s1``, .. at ports 1, .., then clients ``c1``, .."""
+@dataclass(frozen=True)
+class Endpoint:
+    """A memory server or a client: a process with an interface of its own."""
 
-    def build(self, servers: int, clients: int) -> None:
+    name: str
+    host: str
+    interface: str
+    port: int
+
+
+def endpoints(servers: int, clients: int, *, paired: bool) -> dict[str, Endpoint]:
+    """Return servers ``s1``, .. at the switch's ports 1, .., then clients ``c1``, .., by name.
+
+    Each is alone on a host of the same name. If they are paired, ``s1`` and ``c1`` share ``h1``.
+    """
+    found = {}
+    names = [("s", n) for n in range(1, servers + 1)] + [("c", n) for n in range(1, clients + 1)]
+    for port, (kind, number) in enumerate(names, start=1):
+        name = f"{kind}{number}"
+        host = f"h{number}" if paired else name
+        is_second = paired and kind == "c" and number <= servers
+        found[name] = Endpoint(name, host, f"{host}-eth{int(is_second)}", port)
+    return found
+
+
+class RackTopo(Topo):  # type: ignore[misc]
+    """Describe one switch ``sw1`` with the endpoints' hosts."""
+
+    def build(self, endpoints: list[Endpoint]) -> None:
         """Add the nodes and their links."""
         switch = self.addSwitch("sw1", inNamespace=True)
-        names = [f"s{n}" for n in range(1, servers + 1)] + [f"c{n}" for n in range(1, clients + 1)]
-        for port, name in enumerate(names, start=1):
-            host = self.addHost(name, ip=None)
-            self.addLink(host, switch, port2=port, addr1=f"02:bb:00:00:01:{port:02x}")
+        for host in dict.fromkeys(endpoint.host for endpoint in endpoints):
+            self.addHost(host, ip=None)
+        for endpoint in endpoints:
+            port, mac = endpoint.port, f"02:bb:00:00:01:{endpoint.port:02x}"
+            self.addLink(endpoint.host, switch, port2=port, intfName1=endpoint.interface, addr1=mac)
 
 
 class Rack:
@@ -80,6 +114,8 @@ class Rack:
         mtu: int = MTU_BYTES,
         memory: str = "64M",
         program: str | None = None,
+        paired: bool = False,
+        spin: int | None = None,
     ) -> None:
         """Describe a rack.
 
@@ -90,6 +126,8 @@ class Rack:
             mtu: the largest IP packet of the links, in bytes.
             memory: the memory of each server, such as ``64M``.
             program: the binary ``bluebridge``; by default the one in ``PATH``.
+            paired: whether a server and a client of the same number share a host.
+            spin: microseconds that the servers poll before they sleep; by default the program's.
 
         Raises:
             ValueError: there is no such data plane, or no program.
@@ -105,13 +143,14 @@ class Rack:
             )
             raise ValueError(message)
         self.program = str(Path(found).resolve())
-        self.data_plane, self.mtu, self.memory = switch, mtu, memory
+        self.data_plane, self.mtu, self.memory, self.spin = switch, mtu, memory, spin
         self.servers = [f"s{n}" for n in range(1, servers + 1)]
         self.clients = [f"c{n}" for n in range(1, clients + 1)]
+        self.endpoints = endpoints(servers, clients, paired=paired)
         # Mininet would first raise limits of the whole machine; a rack does not need that.
         Mininet.inited = True
         self.net = Mininet(
-            topo=RackTopo(servers=servers, clients=clients),
+            topo=RackTopo(endpoints=list(self.endpoints.values())),
             switch=partial(NamespaceSwitch),
             controller=None,
             build=False,
@@ -143,39 +182,51 @@ class Rack:
         return f"[{NETWORK + 0xFFFF}]:{CONTROLLER_PORT}"
 
     def host(self, name: str) -> Node:
-        """Return the node with this name."""
-        return self.net.get(name)
+        """Return the node with this name, or the one of the endpoint with this name."""
+        endpoint = self.endpoints.get(name)
+        return self.net.get(endpoint.host if endpoint else name)
+
+    def address(self, name: str) -> IPv6Address:
+        """Return the address of an endpoint's host in the control network."""
+        host = self.endpoints[name].host
+        first = next(it for it in self.endpoints.values() if it.host == host)
+        return NETWORK + first.port
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables with which ``bluebridge`` in this node is the node's endpoint."""
         return {
             "BLUEBRIDGE_NAME": name,
-            "BLUEBRIDGE_INTERFACE": f"{name}-eth0",
-            "BLUEBRIDGE_SWITCH_PORT": str(self._port(name)),
+            "BLUEBRIDGE_INTERFACE": self.endpoints[name].interface,
+            "BLUEBRIDGE_SWITCH_PORT": str(self.endpoints[name].port),
             "BLUEBRIDGE_CONTROLLER": self.controller,
         }
 
     def run(self, name: str, *arguments: str) -> str:
-        """Run ``bluebridge`` in a node and return its output.
+        """Run ``bluebridge`` as an endpoint and return its output.
 
         Raises:
             RuntimeError: it failed; the text has its output.
 
         """
-        environment = os.environ | self.environment(name)
-        out, err, code = self.host(name).pexec([self.program, *arguments], env=environment)
-        if code != 0:
-            message = f"{name}: bluebridge {' '.join(arguments)} ended with {code}: {err or out}"
-            raise RuntimeError(message)
-        return str(out)
+        return finished(name, self.begin(name, *arguments))
+
+    def begin(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start ``bluebridge`` as an endpoint; :func:`finished` waits for it."""
+        process: subprocess.Popen[str] = self.host(name).popen(
+            [self.program, *arguments],
+            env=os.environ | self.environment(name),
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        return process
 
     def start(self) -> None:
         """Build the links, and start the switch, the controller and the servers."""
         self.net.build()
         self.net.start()
         self._settle_switch()
-        for name in self.servers + self.clients:
-            self._settle_host(name)
+        for endpoint in self.endpoints.values():
+            self._settle_endpoint(endpoint)
         self._start_switch()
         self._start_controller()
         for name in self.servers:
@@ -184,7 +235,19 @@ class Rack:
     def start_server(self, name: str) -> None:
         """Start the memory server of a node."""
         arguments = [self.program, "memserver", "--memory", self.memory]
+        if self.spin is not None:
+            arguments += ["--spin", str(self.spin)]
         self._start(name, name, arguments, self.environment(name))
+
+    def start_directory(self, name: str, spin: int) -> str:
+        """Start a directory service on an endpoint's host, instead of the endpoint.
+
+        Returns its address, for ``bluebridge workload crud --directory``.
+        """
+        address = f"[{self.address(name)}]:{DIRECTORY_PORT}"
+        arguments = [self.program, "workload", "directory", "--listen", address]
+        self._start(f"directory-{name}", name, [*arguments, "--spin", str(spin)])
+        return address
 
     def stop(self) -> None:
         """End all daemons and remove all nodes."""
@@ -197,13 +260,10 @@ class Rack:
         self.net.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _port(self, name: str) -> int:
-        return (self.servers + self.clients).index(name) + 1
-
     def _settle_switch(self) -> None:
         """Give the switch the controller's link. Its ports have no addresses: it is no host."""
         switch = self.host("sw1")
-        own = len(self.servers) + len(self.clients) + 1
+        own = len(self.endpoints) + 1
         _command(
             switch, f"ip link add ctl0 address {CONTROLLER_MAC} type veth peer name sw1-eth{own}"
         )
@@ -215,10 +275,11 @@ class Rack:
         self._give_address(switch, "ctl0", 0xFFFF)
         self._settle_offload(switch, "ctl0")
 
-    def _settle_host(self, name: str) -> None:
-        host, interface = self.host(name), f"{name}-eth0"
-        _command(host, f"ip link set {interface} mtu {self.mtu}")
-        self._give_address(host, interface, self._port(name))
+    def _settle_endpoint(self, endpoint: Endpoint) -> None:
+        host, interface = self.host(endpoint.host), endpoint.interface
+        _command(host, f"ip link set {interface} mtu {self.mtu} up")
+        if self.address(endpoint.name) == NETWORK + endpoint.port:
+            self._give_address(host, interface, endpoint.port)
         _command(host, f"{self.program} host up --interface {interface}")
         self._settle_offload(host, interface)
 
@@ -234,7 +295,7 @@ class Rack:
         _command(node, f"ip link set {interface} up")
 
     def _start_switch(self) -> None:
-        own = len(self.servers) + len(self.clients) + 1
+        own = len(self.endpoints) + 1
         arguments = [self.program, "switch", "--data-plane", self.data_plane]
         if self.data_plane == "ovs":
             arguments += ["--ovs-directory", str(self.directory / "ovs")]
@@ -248,7 +309,7 @@ class Rack:
         return ["--device-id", str(os.getpid())] if self.data_plane == "ebpf" else []
 
     def _start_controller(self) -> None:
-        own = len(self.servers) + len(self.clients) + 1
+        own = len(self.endpoints) + 1
         switch = "openflow://[::1]:6653" if self.data_plane == "ovs" else "[::1]:9559"
         arguments = [
             *[self.program, "controller", "--listen", self.controller, "--switch", switch],
@@ -268,6 +329,33 @@ class Rack:
         daemon = Daemon(self.host(node), name, arguments, self.directory, environment or {})
         self.daemons[name] = daemon
         daemon.start()
+
+
+def finished(
+    name: str,
+    process: subprocess.Popen[str],
+    *,
+    seconds: float = RUN_SECONDS,
+    accepted: tuple[int, ...] = (0,),
+) -> str:
+    """Wait for a process of :meth:`Rack.begin`, and return its output.
+
+    Some commands print a result also when they end with a code that is accepted besides 0.
+
+    Raises:
+        RuntimeError: it failed or took too long; the text has its output.
+
+    """
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"it was killed after {seconds:.0f} s"
+    if process.returncode not in accepted or (process.returncode != 0 and not out):
+        message = f"{name}: bluebridge ended with {process.returncode}: {err}{out}"
+        raise RuntimeError(message)
+    return out
 
 
 def _command(node: Node, command: str) -> None:

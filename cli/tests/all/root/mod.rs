@@ -8,3 +8,4 @@ mod memory;
 mod mininet;
 mod operators;
 mod test_rack;
+mod workload;
