@@ -9,15 +9,20 @@
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
 //! * [`ours`]: the client library's operations; [`update`]: an UPDATE with its COMMIT.
 //! * [`echo`] and [`flood`]: the plain UDP baselines, with one and with many outstanding requests.
+//! * [`crud`] and [`pages`]: workloads of an endpoint of any rack; [`directory`]: a directory service, and its
+//!   client.
 //! * [`ownership`]: leases passed from client to client, and their fairness.
 //! * [`plot`]: series as SVG.
 //! * [`placement`]: the distance between the two cores as the host placed them, which affects all results.
 
 pub mod contest;
+pub mod crud;
+pub mod directory;
 pub mod echo;
 pub mod flood;
 pub mod ours;
 pub mod ownership;
+pub mod pages;
 pub mod placement;
 pub mod plot;
 pub mod summary;

@@ -1,7 +1,10 @@
 //! Results on standard output: a table or sentences for people, JSON for programs.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
+use anyhow::Context;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use serde_json::json;
@@ -71,6 +74,14 @@ pub(crate) fn not_written(error: io::Error) -> anyhow::Error {
 pub(crate) fn table(columns: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
     let width = console::Term::stdout().size_checked().map(|(_, columns)| columns);
     text(&laid_out(columns, &rows, width.filter(|width| *width > 0)))
+}
+
+/// Writes a file of rows of numbers and words without quotes.
+pub(crate) fn csv(path: &Path, columns: &[&str], rows: &[Vec<String>]) -> anyhow::Result<()> {
+    let rows = rows.iter().map(|row| row.join(","));
+    let lines: Vec<String> = std::iter::once(columns.join(",")).chain(rows).collect();
+    let text = lines.join("\n") + "\n";
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The spaces around a column.

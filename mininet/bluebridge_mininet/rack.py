@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -42,6 +44,12 @@ MTU_BYTES = 9000
 CONTROLLER_PORT = 7700
 """The TCP port on which the controller serves endpoints."""
 
+DIRECTORY_PORT = 7800
+"""The UDP port of a directory service, for comparison."""
+
+RUN_SECONDS = 600.0
+"""How long a command may take."""
+
 NETWORK = IPv6Address("fd00:bb:ffff:1::")
 """The control network: each node has an address in it, beside the fabric."""
 
@@ -56,16 +64,46 @@ class NamespaceSwitch(Switch):  # type: ignore[misc]
         """Do nothing: the rack starts the switch when all links are there."""
 
 
-class RackTopo(Topo):  # type: ignore[misc]
-    """Describe one switch ``sw1``: servers ``s1``, .. at ports 1, .., then clients ``c1``, .."""
+@dataclass(frozen=True)
+class Endpoint:
+    """A memory server or a client: a process with an interface of its own."""
 
-    def build(self, servers: int, clients: int) -> None:
+    name: str
+    host: str
+    interface: str
+    switch: str
+    port: int
+    number: int
+    """Unique among the endpoints."""
+
+
+def endpoints(servers: int, clients: int, *, paired: bool) -> dict[str, Endpoint]:
+    """Return servers ``s1``, .. at the switch's ports 1, .., then clients ``c1``, .., by name.
+
+    Each is alone on a host of the same name. If they are paired, ``s1`` and ``c1`` share ``h1``.
+    """
+    found = {}
+    names = [("s", n) for n in range(1, servers + 1)] + [("c", n) for n in range(1, clients + 1)]
+    for port, (kind, number) in enumerate(names, start=1):
+        name = f"{kind}{number}"
+        host = f"h{number}" if paired else name
+        is_second = paired and kind == "c" and number <= servers
+        interface = f"{host}-eth{int(is_second)}"
+        found[name] = Endpoint(name, host, interface, "sw1", port, number=port)
+    return found
+
+
+class RackTopo(Topo):  # type: ignore[misc]
+    """Describe one switch ``sw1`` with the endpoints' hosts."""
+
+    def build(self, endpoints: list[Endpoint]) -> None:
         """Add the nodes and their links."""
         switch = self.addSwitch("sw1", inNamespace=True)
-        names = [f"s{n}" for n in range(1, servers + 1)] + [f"c{n}" for n in range(1, clients + 1)]
-        for port, name in enumerate(names, start=1):
-            host = self.addHost(name, ip=None)
-            self.addLink(host, switch, port2=port, addr1=f"02:bb:00:00:01:{port:02x}")
+        for host in dict.fromkeys(endpoint.host for endpoint in endpoints):
+            self.addHost(host, ip=None)
+        for endpoint in endpoints:
+            port, mac = endpoint.port, f"02:bb:00:00:01:{endpoint.port:02x}"
+            self.addLink(endpoint.host, switch, port2=port, intfName1=endpoint.interface, addr1=mac)
 
 
 def network(topo: Topo) -> Mininet:
@@ -87,6 +125,8 @@ class Rack:
         mtu: int = MTU_BYTES,
         memory: str = "64M",
         program: str | None = None,
+        paired: bool = False,
+        spin: int | None = None,
     ) -> None:
         """Describe a rack.
 
@@ -97,6 +137,8 @@ class Rack:
             mtu: the largest IP packet of the links, in bytes.
             memory: the memory of each server, such as ``64M``.
             program: the binary ``bluebridge``; by default the one in ``PATH``.
+            paired: whether a server and a client of the same number share a host.
+            spin: microseconds that the servers poll before they sleep; by default the program's.
 
         Raises:
             ValueError: there is no such data plane, or no program.
@@ -112,9 +154,10 @@ class Rack:
             )
             raise ValueError(message)
         self.program = str(Path(found).resolve())
-        self.data_plane, self.mtu, self.memory = switch, mtu, memory
+        self.data_plane, self.mtu, self.memory, self.spin = switch, mtu, memory, spin
         self.servers = [f"s{n}" for n in range(1, servers + 1)]
         self.clients = [f"c{n}" for n in range(1, clients + 1)]
+        self.endpoints = endpoints(servers, clients, paired=paired)
         self.directory = Path(tempfile.mkdtemp(prefix="bluebridge-mininet-"))
         self.daemons: dict[str, Daemon] = {}
         self.net: Mininet | None = None
@@ -139,12 +182,12 @@ class Rack:
 
     def topology(self) -> Topo:
         """Return the nodes and links."""
-        return RackTopo(servers=len(self.servers), clients=len(self.clients))
+        return RackTopo(endpoints=list(self.endpoints.values()))
 
     @property
     def switches(self) -> dict[str, int]:
         """The switches, with the numbers of their ports; the last leads to the controller."""
-        return {"sw1": len(self.servers) + len(self.clients) + 1}
+        return {"sw1": len(self.endpoints) + 1}
 
     @property
     def controller(self) -> str:
@@ -152,34 +195,49 @@ class Rack:
         return f"[{NETWORK + 0xFFFF}]:{CONTROLLER_PORT}"
 
     def host(self, name: str) -> Node:
-        """Return the node with this name, once the rack is started."""
+        """Return the node with this name, or the one of the endpoint with this name.
+
+        There are none before the rack is started.
+        """
         if self.net is None:
             message = f"there is no {name} yet: the rack is not started"
             raise RuntimeError(message)
-        return self.net.get(name)
+        endpoint = self.endpoints.get(name)
+        return self.net.get(endpoint.host if endpoint else name)
+
+    def address(self, name: str) -> IPv6Address:
+        """Return the address of an endpoint's host in the control network."""
+        host = self.endpoints[name].host
+        first = next(it for it in self.endpoints.values() if it.host == host)
+        return NETWORK + first.number
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables with which ``bluebridge`` in this node is the node's endpoint."""
         return {
             "BLUEBRIDGE_NAME": name,
-            "BLUEBRIDGE_INTERFACE": f"{name}-eth0",
-            "BLUEBRIDGE_SWITCH_PORT": self.switch_port(name),
+            "BLUEBRIDGE_INTERFACE": self.endpoints[name].interface,
+            "BLUEBRIDGE_SWITCH_PORT": self.switch_port(self.endpoints[name]),
             "BLUEBRIDGE_CONTROLLER": self.controller,
         }
 
     def run(self, name: str, *arguments: str) -> str:
-        """Run ``bluebridge`` in a node and return its output.
+        """Run ``bluebridge`` as an endpoint and return its output.
 
         Raises:
             RuntimeError: it failed; the text has its output.
 
         """
-        environment = os.environ | self.environment(name)
-        out, err, code = self.host(name).pexec([self.program, *arguments], env=environment)
-        if code != 0:
-            message = f"{name}: bluebridge {' '.join(arguments)} ended with {code}: {err or out}"
-            raise RuntimeError(message)
-        return str(out)
+        return finished(name, self.begin(name, *arguments))
+
+    def begin(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start ``bluebridge`` as an endpoint; :func:`finished` waits for it."""
+        process: subprocess.Popen[str] = self.host(name).popen(
+            [self.program, *arguments],
+            env=os.environ | self.environment(name),
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        return process
 
     def start(self) -> None:
         """Build the links, and start the switch, the controller and the servers."""
@@ -187,8 +245,8 @@ class Rack:
         self.net.build()
         self.net.start()
         self.settle_switches()
-        for name in self.servers + self.clients:
-            self._settle_host(name)
+        for endpoint in self.endpoints.values():
+            self._settle_endpoint(endpoint)
         for switch, ports in self.switches.items():
             self._start_switch(switch, ports)
         self.start_controller()
@@ -198,7 +256,19 @@ class Rack:
     def start_server(self, name: str) -> None:
         """Start the memory server of a node."""
         arguments = [self.program, "memserver", "--memory", self.memory]
+        if self.spin is not None:
+            arguments += ["--spin", str(self.spin)]
         self.start_daemon(name, name, arguments, self.environment(name))
+
+    def start_directory(self, name: str, spin: int) -> str:
+        """Start a directory service on an endpoint's host, instead of the endpoint.
+
+        Returns its address, for ``bluebridge workload crud --directory``.
+        """
+        address = f"[{self.address(name)}]:{DIRECTORY_PORT}"
+        arguments = [self.program, "workload", "directory", "--listen", address]
+        self.start_daemon(f"directory-{name}", name, [*arguments, "--spin", str(spin)])
+        return address
 
     def stop(self) -> None:
         """End all daemons and remove all nodes."""
@@ -214,13 +284,9 @@ class Rack:
             self.net.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def number(self, name: str) -> int:
-        """Return the number of a host, which is unique among the hosts."""
-        return (self.servers + self.clients).index(name) + 1
-
-    def switch_port(self, name: str) -> str:
-        """Return the port of a host."""
-        return str(self.number(name))
+    def switch_port(self, endpoint: Endpoint) -> str:
+        """Return the port of an endpoint, as the endpoint states it."""
+        return str(endpoint.port)
 
     def device(self, _switch: str) -> int:
         """Return the number that tells a switch in the kernel from others of the machine."""
@@ -249,10 +315,11 @@ class Rack:
             command(switch, f"ip link set {name}-eth{port} mtu {self.mtu} up")
         command(switch, "ip link set lo up")
 
-    def _settle_host(self, name: str) -> None:
-        host, interface = self.host(name), f"{name}-eth0"
-        command(host, f"ip link set {interface} mtu {self.mtu}")
-        self.give_address(host, interface, self.number(name))
+    def _settle_endpoint(self, endpoint: Endpoint) -> None:
+        host, interface = self.host(endpoint.host), endpoint.interface
+        command(host, f"ip link set {interface} mtu {self.mtu} up")
+        if self.address(endpoint.name) == NETWORK + endpoint.number:
+            self.give_address(host, interface, endpoint.number)
         command(host, f"{self.program} host up --interface {interface}")
         self.settle_offload(host, interface)
 
@@ -291,7 +358,7 @@ class Rack:
 
     def prepare_command_line(self) -> None:
         """Make every host's shell the host's endpoint, with ``bluebridge`` in its ``PATH``."""
-        for name in self.servers + self.clients:
+        for name in self.endpoints:
             host = self.host(name)
             for variable, value in self.environment(name).items():
                 host.cmd(f"export {variable}='{value}'")
@@ -308,6 +375,33 @@ class Rack:
         daemon = Daemon(self.host(node), name, arguments, self.directory, environment or {})
         self.daemons[name] = daemon
         daemon.start()
+
+
+def finished(
+    name: str,
+    process: subprocess.Popen[str],
+    *,
+    seconds: float = RUN_SECONDS,
+    accepted: tuple[int, ...] = (0,),
+) -> str:
+    """Wait for a process of :meth:`Rack.begin`, and return its output.
+
+    Some commands print a result also when they end with a code that is accepted besides 0.
+
+    Raises:
+        RuntimeError: it failed or took too long; the text has its output.
+
+    """
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"it was killed after {seconds:.0f} s"
+    if process.returncode not in accepted or (process.returncode != 0 and not out):
+        message = f"{name}: bluebridge ended with {process.returncode}: {err}{out}"
+        raise RuntimeError(message)
+    return out
 
 
 def command(node: Node, command: str) -> None:

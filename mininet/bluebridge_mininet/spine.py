@@ -25,6 +25,7 @@ from bluebridge_mininet.rack import (
     CONTROLLER_MAC,
     DATA_PLANES,
     MTU_BYTES,
+    Endpoint,
     Rack,
     check,
     command,
@@ -35,27 +36,35 @@ MANAGEMENT = IPv6Address("fd00:bb:fffe::")
 """The network by which the controller reaches the switches' agents, beside the fabric."""
 
 
-class SpineTopo(Topo):  # type: ignore[misc]
-    """Describe racks: their hosts at ports 1, .. of ``tor1``, .., and links to ``spine``."""
+def endpoints(racks: int, servers: int, clients: int) -> dict[str, Endpoint]:
+    """Return the servers ``r1s1``, .. and clients ``r1c1``, .. of each rack, by name."""
+    names = [
+        (rack, port, f"r{rack}{kind}")
+        for rack in range(1, racks + 1)
+        for port, kind in enumerate(
+            [f"s{n}" for n in range(1, servers + 1)] + [f"c{n}" for n in range(1, clients + 1)],
+            start=1,
+        )
+    ]
+    return {
+        name: Endpoint(name, name, f"{name}-eth0", f"tor{rack}", port, number)
+        for number, (rack, port, name) in enumerate(names, start=1)
+    }
 
-    def build(self, racks: int, servers: int, clients: int) -> None:
+
+class SpineTopo(Topo):  # type: ignore[misc]
+    """Describe the endpoints' hosts at the ports 1, .. of ``tor1``, .., and links to ``spine``."""
+
+    def build(self, endpoints: list[Endpoint], uplink: int) -> None:
         """Add the nodes and their links."""
         spine = self.addSwitch("spine", inNamespace=True, dpid="f0")
-        for rack in range(1, racks + 1):
-            tor = self.addSwitch(f"tor{rack}", inNamespace=True)
-            names = rack_names(rack, servers, clients)
-            for port, name in enumerate(names, start=1):
-                host = self.addHost(name, ip=None)
-                mac = f"02:bb:00:00:{rack:02x}:{port:02x}"
-                self.addLink(host, tor, port2=port, addr1=mac)
-            self.addLink(tor, spine, port1=len(names) + 1, port2=rack)
-
-
-def rack_names(rack: int, servers: int, clients: int) -> list[str]:
-    """Return the names of a rack's hosts, in the order of their ports."""
-    return [f"r{rack}s{n}" for n in range(1, servers + 1)] + [
-        f"r{rack}c{n}" for n in range(1, clients + 1)
-    ]
+        for rack, tor in enumerate(dict.fromkeys(it.switch for it in endpoints), start=1):
+            self.addSwitch(tor, inNamespace=True)
+            self.addLink(tor, spine, port1=uplink, port2=rack)
+        for endpoint in endpoints:
+            self.addHost(endpoint.host, ip=None)
+            mac = f"02:bb:00:00:{endpoint.number >> 8:02x}:{endpoint.number & 0xFF:02x}"
+            self.addLink(endpoint.host, endpoint.switch, port2=endpoint.port, addr1=mac)
 
 
 class Spine(Rack):
@@ -79,35 +88,24 @@ class Spine(Rack):
 
         """
         super().__init__(switch=switch, mtu=mtu, memory=memory, program=program)
-        self.ports = {
-            name: (f"tor{rack}", port)
-            for rack in range(1, racks + 1)
-            for port, name in enumerate(rack_names(rack, servers, clients), start=1)
-        }
-        self.size = (racks, servers, clients)
+        self.endpoints = endpoints(racks, servers, clients)
         self.uplink = servers + clients + 1
         self.tors = [f"tor{rack}" for rack in range(1, racks + 1)]
-        self.servers = [name for name in self.ports if "s" in name]
-        self.clients = [name for name in self.ports if "c" in name]
+        self.servers = [name for name in self.endpoints if "s" in name]
+        self.clients = [name for name in self.endpoints if "c" in name]
 
     def topology(self) -> Topo:
         """Return the nodes and links."""
-        racks, servers, clients = self.size
-        return SpineTopo(racks=racks, servers=servers, clients=clients)
+        return SpineTopo(endpoints=list(self.endpoints.values()), uplink=self.uplink)
 
     @property
     def switches(self) -> dict[str, int]:
         """The switches, with the numbers of their ports."""
         return {"spine": len(self.tors) + 1} | dict.fromkeys(self.tors, self.uplink)
 
-    def switch_port(self, name: str) -> str:
-        """Return the port of a host, with its switch."""
-        tor, port = self.ports[name]
-        return f"{tor}/{port}"
-
-    def number(self, name: str) -> int:
-        """Return the number of a host, which is unique among the hosts."""
-        return list(self.ports).index(name) + 1
+    def switch_port(self, endpoint: Endpoint) -> str:
+        """Return the port of an endpoint, with its switch."""
+        return f"{endpoint.switch}/{endpoint.port}"
 
     def settle_switches(self) -> None:
         """Set the switches' ports up, and connect the controller to the spine and the agents."""

@@ -5,8 +5,7 @@ use core::fmt::Write as _;
 use bluebridge_wire::{Command, WireCommand, address::FABRIC_PREFIX};
 
 use crate::declaration::{
-    ACTIONS, ANYCAST_GROUP_SIZE, GROUP_PORTS_MAX, GROUPS_MAX, METADATA_BYTES_MAX, NO_ACTION,
-    PORT_BITS, Table,
+    ACTIONS, ANYCAST_GROUP_SIZE, GROUPS_MAX, METADATA_BYTES_MAX, NO_ACTION, PORT_BITS, Table,
 };
 use crate::pipeline::{DropReason, PACKET_IN_BYTES};
 
@@ -34,7 +33,6 @@ pub fn c_header() -> String {
     let limits = named(&[
         ("PORTS", 1 << PORT_BITS),
         ("GROUPS", GROUPS_MAX.into()),
-        ("GROUP_PORTS", GROUP_PORTS_MAX),
         ("ANYCAST_SLOTS", ANYCAST_GROUP_SIZE as usize),
         ("METADATA_BYTES", METADATA_BYTES_MAX),
         ("PACKET_IN_BYTES", PACKET_IN_BYTES),

@@ -215,7 +215,7 @@ pub const LOCATION_BITS: u32 = 112;
 pub const GROUPS_MAX: u16 = 1024;
 
 /// The most ports of a multicast group; P4Info does not have this limit.
-pub const GROUP_PORTS_MAX: usize = 64;
+pub const GROUP_PORTS_MAX: usize = 128;
 
 /// The most bytes of an entry's metadata.
 pub const METADATA_BYTES_MAX: usize = 32;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Most endpoints of a rack: their ports and the controller's are one group of the switch, which
 /// can have 64.
-pub const MAX_ENDPOINTS: u16 = 63;
+pub const MAX_ENDPOINTS: u16 = 127;
 
 /// The smallest link: the minimum of IPv6.
 pub const MIN_MTU: u32 = 1280;

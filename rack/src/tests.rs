@@ -67,8 +67,8 @@ fn a_size_for_an_endpoint_that_is_not_there_is_refused() {
     small.mtu = "switch=1500".parse().expect("sizes");
     assert_eq!(small.check(), Err(SpecError::MtuOfUnknownNode(Node::Switch)));
     assert_eq!(usize::from(MAX_ENDPOINTS) + 1, GROUP_PORTS_MAX, "the flood is one group");
-    assert_eq!(spec("r", 31, 32).check(), Ok(()));
-    assert_eq!(spec("r", 32, 32).check(), Err(SpecError::Endpoints(64)));
+    assert_eq!(spec("r", 63, 64).check(), Ok(()));
+    assert_eq!(spec("r", 64, 64).check(), Err(SpecError::Endpoints(128)));
     assert_eq!(spec("r", 65535, 65535).check(), Err(SpecError::Endpoints(131_070)));
 }
 

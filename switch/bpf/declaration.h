@@ -62,7 +62,6 @@ enum drop_reason {
 enum {
 	PORTS = 512,
 	GROUPS = 1024,
-	GROUP_PORTS = 64,
 	ANYCAST_SLOTS = 256,
 	METADATA_BYTES = 32,
 	PACKET_IN_BYTES = 94,

@@ -70,4 +70,5 @@ static s64 (*csum_update)(struct __sk_buff *, u32 sum) = (void *)40;
 static void *(*ringbuf_reserve)(void *ringbuf, u64 size, u64 flags) = (void *)131;
 static void (*ringbuf_submit)(void *record, u64 flags) = (void *)132;
 static s64 (*redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
+static s64 (*loop)(u32 count, void *each, void *context, u64 flags) = (void *)181;
 static u64 (*xdp_frame_bytes)(const struct xdp_md *) = (void *)188;

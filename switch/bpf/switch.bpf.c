@@ -10,7 +10,7 @@ char _license[] SEC("license") = "GPL";
 
 enum {
 	AT_IPV4_PROTOCOL = 23,
-	GROUP_WORDS = 17,
+	GROUP_WORDS = 1 + PORTS / 64,
 	IPV4_BYTES = 20, IPV6_BYTES = 40, UDP_BYTES = 8, TCP_BYTES = 20,
 };
 
@@ -178,33 +178,45 @@ static __attribute__((noinline)) int send_copy(struct __sk_buff *skb, u32 number
 	return TCX_DROP;
 }
 
+/* What `copy_to_port` needs to know. */
+struct copies {
+	union { u64 words[GROUP_WORDS]; struct { u16 number, unused[3]; u64 ports[PORTS / 64]; }; } group;
+	struct __sk_buff *skb;
+	u32 ingress;
+	u16 rewrite;
+	u8 arrived[6];
+};
+
+/* Called for each port by `loop`, because the verifier checks the passes of an ordinary loop one by one. */
+static s64 copy_to_port(u32 port, struct copies *copies)
+{
+	struct __sk_buff *skb = copies->skb;
+	struct route *mac;
+
+	port %= PORTS;
+	if (!(copies->group.ports[port / 64] >> port % 64 & 1) || port == copies->ingress)
+		return 0;
+	mac = copies->rewrite ? map_lookup(&port_mac, &port) : NULL;
+	if (mac && mac->index) {
+		count_hit(mac->index, skb->len, 0);
+		skb_store_bytes(skb, 0, mac->mac, 6, 0);
+	} else if (copies->rewrite) {
+		skb_store_bytes(skb, 0, copies->arrived, 6, 0);
+	}
+	send_copy(skb, port);
+	return 0;
+}
+
 INLINE int copy_to_group(struct __sk_buff *skb, u16 ingress, u16 number, int rewrite)
 {
-	union { u64 words[GROUP_WORDS]; struct { u16 number, count, ports[GROUP_PORTS]; }; } group;
+	struct copies copies = { .skb = skb, .ingress = ingress, .rewrite = !!rewrite };
 	const void *found = map_lookup(&groups, &number);
-	u8 arrived[6];
 
-	if (!found || !unseal(group.words, found, GROUP_WORDS, NULL, 0) || group.number != number ||
-	    skb_load_bytes(skb, 0, arrived, sizeof(arrived)))
+	if (!found || !unseal(copies.group.words, found, GROUP_WORDS, NULL, 0) ||
+	    copies.group.number != number ||
+	    skb_load_bytes(skb, 0, copies.arrived, sizeof(copies.arrived)))
 		return drop_frame(DROP_MULTICAST);
-	for (u32 i = 0; i < GROUP_PORTS; i++) {
-		u32 port;
-		struct route *mac;
-
-		if (i >= group.count)
-			break;
-		port = group.ports[i];
-		if (port == ingress)
-			continue;
-		mac = rewrite ? map_lookup(&port_mac, &port) : NULL;
-		if (mac && mac->index) {
-			count_hit(mac->index, skb->len, 0);
-			skb_store_bytes(skb, 0, mac->mac, 6, 0);
-		} else if (rewrite) {
-			skb_store_bytes(skb, 0, arrived, 6, 0);
-		}
-		send_copy(skb, port);
-	}
+	loop(PORTS, copy_to_port, &copies, 0);
 	/* The copies are sent; the original is dropped. */
 	return TCX_DROP;
 }

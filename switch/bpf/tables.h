@@ -87,7 +87,8 @@ struct counter { u64 packets, bytes, last_hit_ns; };
 struct port { u32 ifindex; u32 flags; u32 frame_bytes_max; u32 unused; };
 struct port_of { u32 ifindex; u32 port; };
 struct port_counter { u64 rx_packets, rx_bytes, tx_packets, tx_bytes; };
-struct group { u16 number; u16 count; u16 ports[GROUP_PORTS]; u32 unused; u64 seal; };
+/* Bit N of `ports`: a copy goes to port N. */
+struct group { u16 number; u16 unused[3]; u64 ports[PORTS / 64]; u64 seal; };
 struct impairment {
 	u64 state, loss, duplicate, corrupt;		/* shares of 2^32 */
 	u64 lost, duplicated, corrupted;

@@ -490,7 +490,7 @@ pub(crate) fn check_group(
         return invalid("groups are numbered from 1");
     }
     if ports.len() > GROUP_PORTS_MAX {
-        return invalid("a group has at most 64 ports");
+        return invalid("a group has at most 128 ports");
     }
     if !exists && groups >= usize::from(GROUPS_MAX) {
         return invalid("there are 1024 groups already");

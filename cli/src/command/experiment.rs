@@ -10,6 +10,7 @@ use clap::Subcommand;
 
 use super::Global;
 use crate::exit::Exit;
+use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Experiment {
@@ -37,13 +38,9 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Writes rows of numbers and words without quotes.
     fn csv(&self, name: &str, columns: &[&str], rows: &[Vec<String>]) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
-        let rows = rows.iter().map(|row| row.join(","));
-        let lines: Vec<String> = std::iter::once(columns.join(",")).chain(rows).collect();
-        let text = lines.join("\n") + "\n";
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        output::csv(&path, columns, rows)?;
         Ok(path)
     }
 }

@@ -35,7 +35,7 @@ use crate::exit::UsageError;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a command polls for a response before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+pub(super) const SPIN: Duration = Duration::from_micros(50);
 
 /// Selects the endpoint of the command: a node of a rack on this machine, or the endpoint that the options
 /// (or the environment, inside a rack) describe.
@@ -119,22 +119,24 @@ pub(super) struct Session {
     pub(super) client: Client<UdpTransport>,
     /// The memory nodes of the space, as of the join.
     pub(super) nodes: Vec<MemoryNodeStatus>,
+    /// The interface that leads to the switch.
+    pub(super) interface: String,
 }
 
 impl Member {
     /// Joins, in the rack's namespace if the command is for a rack; the process moves there.
     pub(super) fn join(&self) -> anyhow::Result<Session> {
-        self.join_with(join)
+        self.join_with(SPIN, join)
     }
 
     /// Joins as an endpoint that renews leases and responds to redirected requests.
-    pub(super) fn join_as_owner(&self) -> anyhow::Result<Session> {
-        self.join_with(join_as_owner)
+    pub(super) fn join_as_owner(&self, spin: Duration) -> anyhow::Result<Session> {
+        self.join_with(spin, join_as_owner)
     }
 
     /// Joins as an endpoint that receives the space's notices.
     pub(super) fn join_for_notices(&self) -> anyhow::Result<Session> {
-        self.join_with(|identity, deadline, spin| {
+        self.join_with(SPIN, |identity, deadline, spin| {
             join_when_free(identity, deadline, spin, |options| {
                 options.service = ServiceStart::AtOnce;
                 options.notices = true;
@@ -142,12 +144,18 @@ impl Member {
         })
     }
 
+    /// The time limit of the join and of each operation.
+    pub(super) const fn deadline(&self) -> Duration {
+        self.deadline.0
+    }
+
     fn join_with(
         &self,
+        spin: Duration,
         join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
     ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
-        let session = join(&identity, self.deadline.0, SPIN).map_err(|error| {
+        let session = join(&identity, self.deadline.0, spin).map_err(|error| {
             let name = &identity.name;
             let words = match (is_in_use(&error), &self.client) {
                 (true, _) => {
@@ -284,7 +292,7 @@ fn join_when_free(
             joined => {
                 let client = joined?;
                 let nodes = client.rack().map_or_else(Vec::new, |rack| rack.memory_nodes.to_vec());
-                return Ok(Session { client, nodes });
+                return Ok(Session { client, nodes, interface: identity.interface.clone() });
             }
         }
     }

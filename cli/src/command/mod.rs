@@ -3,7 +3,7 @@
 //! * Racks and experiments: `rack`, `demo`, `bench`, `experiment`; `steps` prints what they do.
 //! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
 //!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
-//! * A running rack: `memory` reads and writes its memory; `operator`, `switch_control` and `controller/query`
+//! * A running rack: `memory` reads and writes its memory, `workload` measures that; `operator`, `switch_control` and `controller/query`
 //!   query its servers, switch and controller.
 
 mod bench;
@@ -25,6 +25,7 @@ mod switch;
 mod switch_address;
 mod switch_control;
 mod trust;
+mod workload;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -97,6 +98,9 @@ enum Command {
     /// Run the embedded switch and its P4Runtime agent in the foreground, or query a running one
     Switch(switch::Switch),
     Update(memory::update::Update),
+    /// Measure operations as an endpoint of a running rack, or serve as the directory that is compared with
+    #[command(subcommand)]
+    Workload(workload::Workload),
     Write(memory::write::Write),
     Zero(memory::zero::Zero),
 }
@@ -110,6 +114,7 @@ impl Command {
             Self::Memserver(_) => true,
             Self::Rack(rack) => rack.is_daemon(),
             Self::Switch(switch) => switch.is_daemon(),
+            Self::Workload(workload) => workload.is_daemon(),
             _ => false,
         }
     }
@@ -152,6 +157,7 @@ pub fn run() -> ExitCode {
         Command::Stat(command) => operator::stat::run(command, line.global),
         Command::Switch(command) => switch::run(command, line.global),
         Command::Update(command) => memory::update::run(command, line.global),
+        Command::Workload(command) => workload::run(command, line.global),
         Command::Write(command) => memory::write::run(command, line.global),
         Command::Zero(command) => memory::zero::run(command, line.global),
     };
@@ -312,6 +318,7 @@ mod tests {
             "bluebridge memserver --name a --interface b --switch-port 1 --controller [::1]:1",
             "bluebridge rack watch",
             "bluebridge switch",
+            "bluebridge workload directory --listen [::1]:7800",
         ] {
             assert!(is_daemon(daemon), "{daemon}");
         }
@@ -395,8 +402,15 @@ mod tests {
         leaves(&CommandLine::command(), "bluebridge", &mut found);
         assert!(found.len() > 30, "{found:?}");
         // Daemons and commands without a result; those that print the same as another are named in the text.
-        let others = ["memserver", "rack exec", "rack logs", "rack up", "switch tables"]
-            .map(|name| format!("bluebridge {name}"));
+        let others = [
+            "memserver",
+            "rack exec",
+            "rack logs",
+            "rack up",
+            "switch tables",
+            "workload directory",
+        ]
+        .map(|name| format!("bluebridge {name}"));
         found.retain(|name| !others.contains(name) && !book.contains(&format!("\n### `{name} ")));
         assert_eq!(found, Vec::<String>::new(), "not in docs/json.md");
     }

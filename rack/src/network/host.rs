@@ -62,6 +62,23 @@ pub struct HostRemoval {
     pub was_up: bool,
 }
 
+/// The size of an interface's neighbour table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NeighbourCounts {
+    /// Entries that fabric traffic could use: the gateway, and any address of the fabric.
+    pub fabric: usize,
+    /// All entries.
+    pub all: usize,
+}
+
+impl NeighbourCounts {
+    /// The larger of each count.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { fabric: self.fabric.max(other.fabric), all: self.all.max(other.all) }
+    }
+}
+
 /// A part of a host's connection to the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -220,6 +237,22 @@ impl HostFabric {
             return Err(lacks("packets that arrive there for pointers are not delivered"));
         }
         Ok(())
+    }
+
+    /// The present size of the interface's neighbour table.
+    ///
+    /// # Errors
+    /// The interface does not exist, or the kernel does not respond.
+    pub fn count_neighbours(&self, netlink: &Netlink) -> Result<NeighbourCounts, NetworkError> {
+        let index = netlink.link(&self.interface)?.index;
+        let mut counts = NeighbourCounts::default();
+        for entry in netlink.neighbours()?.iter().filter(|entry| entry.interface == index) {
+            counts.all += 1;
+            if entry.address == GATEWAY || FABRIC.contains(&entry.address) {
+                counts.fabric += 1;
+            }
+        }
+        Ok(counts)
     }
 
     /// The Ethernet address of the gateway's permanent entry.

@@ -210,11 +210,16 @@ impl Netlink {
     }
 }
 
+/// A usual metric (`IP6_RT_PRIO_USER`), to which the number of the interface is added.
+const METRIC: u32 = 1024;
+
 fn gateway_route(prefix: Ipv6Net, gateway: Ipv6Addr, index: u32) -> RouteMessage {
+    // With the same metric, the route of one interface would replace that of another.
     RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(prefix.addr(), prefix.prefix_len())
         .gateway(gateway)
         .output_interface(index)
+        .priority(METRIC.saturating_add(index))
         .build()
 }
 

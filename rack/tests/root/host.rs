@@ -148,6 +148,32 @@ fn setting_up_twice_changes_nothing() {
     assert_eq!(interfaces, ["eth0"]);
 }
 
+#[test]
+fn a_host_may_use_the_fabric_through_two_interfaces() {
+    let pair = Pair::new("rack-host-two");
+    pair.up();
+    let namespaces = [&pair.near, &pair.far].map(AsFd::as_fd);
+    let [near, far] = [(namespaces[0], 2003), (namespaces[1], 2004)].map(|(namespace, index)| {
+        let mac = MacAddr([0x02, 0xbb, 0xff, 0, 1, if index == 2003 { 1 } else { 2 }]);
+        LinkEnd { name: "eth1", index, mac, namespace }
+    });
+    let link = pair.near.enter(|| Netlink::open()?.add_veth(near, far, 9000));
+    link.expect("entered").expect("linked");
+    let checked = pair.near.enter(|| {
+        let netlink = Netlink::open()?;
+        HostFabric::new("eth1").up(&netlink)?;
+        let first = HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR };
+        let missing = first.missing(&netlink)?;
+        for interface in ["eth0", "eth1"] {
+            HostFabric::new(interface).check(&netlink, Space(7))?;
+        }
+        HostFabric::new("eth1").down(&netlink)?;
+        first.check(&netlink, Space(7))?;
+        Ok::<_, NetworkError>(missing)
+    });
+    assert_eq!(checked.expect("entered").expect("both are up"), []);
+}
+
 /// The settings of a namespace that setting up a host changes.
 fn settings(pair: &Pair) -> impl PartialEq + std::fmt::Debug + use<> {
     let settings = pair.near.enter(|| {

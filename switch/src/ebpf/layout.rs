@@ -15,12 +15,12 @@ use super::structs::{
     RedirectKey, Route, ScopeKey, SealedMember, SealedRoute, from_bytes,
 };
 use crate::{
-    dataplane::{GROUP_PORTS_MAX, METADATA_BYTES_MAX, Table},
+    dataplane::{METADATA_BYTES_MAX, PORT_MAX, Table},
     draw::{GOLDEN, anycast_slots},
 };
 
 /// The version of the maps' layout; a switch pinned by another one must be removed first.
-pub(super) const LAYOUT: u32 = 4;
+pub(super) const LAYOUT: u32 = 5;
 
 /// The bytes of a key in its table's map.
 pub(super) fn encode_key(key: &Key) -> Vec<u8> {
@@ -228,10 +228,13 @@ fn decode_choice(choice: &Choice) -> (u32, Action) {
 
 /// The value of a multicast group.
 pub(super) fn encode_group(number: u16, ports: &BTreeSet<SwitchPort>) -> Group {
-    let count = u16::try_from(ports.len()).unwrap_or(0);
-    let mut group = Group { number, count, ..Group::new_zeroed() };
-    for (place, port) in group.ports.iter_mut().zip(ports) {
-        *place = port.0;
+    let mut group = Group { number, ..Group::new_zeroed() };
+    for port in ports {
+        let (word, bit) = (usize::from(port.0 / 64), port.0 % 64);
+        // A port that does not exist is refused before.
+        if let Some(word) = group.ports.get_mut(word) {
+            *word |= 1 << bit;
+        }
     }
     group.seal = seal(&group);
     group
@@ -239,8 +242,11 @@ pub(super) fn encode_group(number: u16, ports: &BTreeSet<SwitchPort>) -> Group {
 
 /// The ports of a multicast group.
 pub(super) fn decode_group(group: &Group) -> Vec<SwitchPort> {
-    let count = usize::from(group.count).min(GROUP_PORTS_MAX);
-    group.ports.into_iter().take(count).map(SwitchPort).collect()
+    let is_member = |port: &u16| {
+        let word = group.ports.get(usize::from(port / 64));
+        word.is_some_and(|word| word >> (port % 64) & 1 == 1)
+    };
+    (0..=PORT_MAX).filter(is_member).map(SwitchPort).collect()
 }
 
 /// The key of an entry's note.
@@ -348,9 +354,11 @@ mod tests {
 
     #[test]
     fn a_group_reads_back() {
-        let ports: BTreeSet<_> = (1..=64).map(SwitchPort).collect();
-        let value = encode_group(9, &ports);
-        assert_eq!(decode_group(&value), ports.into_iter().collect::<Vec<_>>());
+        for ports in [vec![], vec![1, 62, 63, 64, 127, 128, PORT_MAX], (1..=128).collect()] {
+            let ports: BTreeSet<_> = ports.into_iter().map(SwitchPort).collect();
+            let value = encode_group(9, &ports);
+            assert_eq!(decode_group(&value), ports.into_iter().collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! a valid value. `aya` checks key and value sizes when it opens a map.
 
 use bluebridge_p4::{
-    declaration::{GROUP_PORTS_MAX, METADATA_BYTES_MAX},
+    declaration::{METADATA_BYTES_MAX, PORT_BITS},
     pipeline::PACKET_IN_BYTES,
 };
 use zerocopy::{
@@ -204,14 +204,17 @@ impl PortCounter {
     }
 }
 
+/// The words of a set of ports.
+pub(super) const PORT_WORDS: usize = (1 << PORT_BITS) / 64;
+
 /// Value of `groups`.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Group {
     pub(super) number: u16,
-    pub(super) count: u16,
-    pub(super) ports: [u16; GROUP_PORTS_MAX],
-    pub(super) unused: u32,
+    pub(super) unused: [u16; 3],
+    /// Bit N: a copy goes to port N.
+    pub(super) ports: [u64; PORT_WORDS],
     pub(super) seal: u64,
 }
 

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge::{CreateRequest, MemoryNode, Placement, Pointer, ReadRequest, WriteRequest};
+use bluebridge_rack::network::host::NeighbourCounts;
 use bluebridge_rack::spec::Node;
 use bluebridge_wire::address::PAGE_BYTES;
 
 use super::TestRack;
 use super::endpoint::{Endpoint, UdpClient};
-use super::observe::Neighbours;
 use super::stamp;
 
 /// Bytes of every page that are written and read.
@@ -32,7 +32,7 @@ pub struct Report {
     /// How often the neighbour table was read.
     pub look_count: usize,
     /// The largest neighbour table.
-    pub neighbours: Neighbours,
+    pub neighbours: NeighbourCounts,
 }
 
 /// Creates `count` pages, each with its own request, writes to each, reads each back and compares.
@@ -161,12 +161,10 @@ fn read(client: &mut UdpClient, list: &[Pointer]) {
 }
 
 /// Reads the neighbour table until the work ends; returns how often, and the largest table.
-fn watch(rack: &TestRack, ended: &AtomicBool) -> (usize, Neighbours) {
-    let (mut count, mut largest) = (0, Neighbours { fabric: 0, all: 0 });
+fn watch(rack: &TestRack, ended: &AtomicBool) -> (usize, NeighbourCounts) {
+    let (mut count, mut largest) = (0, NeighbourCounts::default());
     while !ended.load(Ordering::Relaxed) {
-        let now = rack.neighbours(Node::Client(1));
-        largest =
-            Neighbours { fabric: largest.fabric.max(now.fabric), all: largest.all.max(now.all) };
+        largest = largest.max(rack.neighbours(Node::Client(1)));
         count += 1;
         thread::sleep(LOOK);
     }

@@ -2,36 +2,27 @@
 
 use std::fs;
 
-use bluebridge_rack::network::Netlink;
-use bluebridge_rack::network::host::GATEWAY;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::network::host::{HostFabric, NeighbourCounts};
+use bluebridge_rack::network::{Netlink, NetworkError};
 use bluebridge_rack::spec::Node;
-use bluebridge_wire::address::FABRIC_PREFIX;
 
 use super::TestRack;
 
-/// The size of a client's neighbour table.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Neighbours {
-    /// Entries that fabric traffic could use: the gateway, and any address of the fabric.
-    pub fabric: usize,
-    /// All entries.
-    pub all: usize,
-}
-
 impl TestRack {
-    /// The current neighbour table of a node.
+    /// The present size of a node's neighbour table.
     ///
     /// # Panics
     /// If it cannot be read, or the gateway's entry is not a permanent one.
-    pub fn neighbours(&self, node: Node) -> Neighbours {
-        let table = self.enter(node, || Netlink::open()?.neighbours()).expect("readable");
-        let gateway = table.iter().find(|entry| entry.address == GATEWAY).expect("an entry");
-        assert!(gateway.permanent, "{gateway:?}");
-        let of_fabric = |address: &std::net::Ipv6Addr| {
-            *address == GATEWAY || address.segments()[0] == FABRIC_PREFIX
+    pub fn neighbours(&self, node: Node) -> NeighbourCounts {
+        let fabric = HostFabric::new(ENDPOINT_INTERFACE);
+        let look = || {
+            let netlink = Netlink::open()?;
+            Ok::<_, NetworkError>((fabric.missing(&netlink)?, fabric.count_neighbours(&netlink)?))
         };
-        let fabric = table.iter().filter(|entry| of_fabric(&entry.address)).count();
-        Neighbours { fabric, all: table.len() }
+        let (missing, counts) = self.enter(node, look).expect("readable");
+        assert_eq!(missing, [], "the gateway's entry is a permanent one");
+        counts
     }
 
     /// Fragments sent or received by any node, by the kernel's counters.

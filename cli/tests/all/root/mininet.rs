@@ -1,8 +1,8 @@
-//! Racks as Mininet topologies (`mininet/`), with this build's binary.
+//! Racks as Mininet topologies (`mininet/`), and small versions of the experiments, with this build's binary.
 
 use std::process::{Command, Stdio};
 
-use bluebridge_testkit::require_root;
+use bluebridge_testkit::{Scratch, require_root};
 
 /// Mininet is a module of Debian's own Python; another Python may be first in `PATH`.
 const PYTHON: &str = "/usr/bin/python3";
@@ -61,4 +61,39 @@ fn two_racks_of_soft_switches_work_behind_a_spine() {
 #[test]
 fn two_racks_of_open_vswitch_work_behind_a_spine() {
     check_spine("ovs");
+}
+
+/// Runs an experiment, and returns the lines of its CSV file.
+fn experiment(name: &str, arguments: &[&str]) -> Vec<String> {
+    let scratch = Scratch::new(&format!("mininet-{name}"));
+    let output = scratch.path().to_str().expect("text");
+    let module = format!("experiments.{name}");
+    run(&module, &[&["--no-plots", "--output", output], arguments].concat());
+    let file = scratch.path().join(format!("{name}.csv"));
+    let text = std::fs::read_to_string(file).expect("written");
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn table_1_compares_with_a_directory() {
+    let sizes = ["--runs", "20", "--warm-up", "2", "--switch", "soft"];
+    let rows = experiment("table1", &sizes);
+    assert_eq!(rows.len(), 6, "{rows:?}");
+    assert!(rows[1..].iter().all(|row| row.starts_with("soft,")), "{rows:?}");
+}
+
+/// Fewer addresses are compared than the kernel's table holds: all namespaces share its limit.
+#[test]
+fn pointers_need_one_neighbour_and_addresses_on_the_link_one_each() {
+    let sizes = ["--count", "500", "--compare", "100", "--switch", "soft"];
+    let rows = experiment("neighbours", &sizes);
+    assert!(rows.contains(&"pointers,500,1,0".to_owned()), "{rows:?}");
+    assert_eq!(rows.last().map(String::as_str), Some("a neighbour each,100,100,0"));
+}
+
+#[test]
+fn hosts_that_are_client_and_server_work_at_once() {
+    let rows = experiment("hosts42", &["--hosts", "4", "--runs", "20", "--switch", "soft"]);
+    assert_eq!(rows.len(), 6, "{rows:?}");
+    assert!(rows[1..].iter().all(|row| row.contains(",80,0,")), "{rows:?}");
 }

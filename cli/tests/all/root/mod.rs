@@ -9,3 +9,4 @@ mod mininet;
 mod operators;
 mod same_directory;
 mod test_rack;
+mod workload;

@@ -1,0 +1,108 @@
+//! Measuring as an endpoint of a rack.
+
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bluebridge_testkit::{Scratch, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::test_rack::{Killed, TestRack};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
+
+/// Whether no server holds memory of the clients.
+fn is_all_free(rack: &TestRack) -> bool {
+    let servers = rack.json(&["stat"]);
+    let servers = servers.as_array().expect("a list");
+    servers.iter().all(|server| server["capacity_pages"] == server["free_pages"])
+}
+
+/// The address of a client's host, in the rack's control network.
+fn control_address(rack: &TestRack, client: &str) -> String {
+    let shown = rack.text(&["rack", "exec", client, "--", "ip", "-6", "-o", "addr", "show"]);
+    let mut words = shown.split_whitespace().skip_while(|word| !word.starts_with("fd00:bb:"));
+    let address = words.next().and_then(|word| word.split('/').next());
+    address.unwrap_or_else(|| panic!("{client} has no address: {shown}")).to_owned()
+}
+
+#[test]
+fn every_operation_is_measured_with_and_without_a_directory() {
+    let rack = TestRack::up("cmd-workload", &["--memory", "16M"]);
+    let listen = format!("[{}]:7800", control_address(&rack, "c2"));
+    let serve = ["rack", "exec", "c2", "--", BINARY, "workload", "directory", "--listen", &listen];
+    let mut directory = Killed(rack.command(&serve).spawn().expect("starts"));
+    let file = rack.scratch.path().join("crud.csv");
+    let file = file.to_str().expect("text");
+    let crud = ["workload", "crud", "--runs", "30", "--warm-up", "5", "--directory", &listen];
+    let mut text = String::new();
+    // The directory may need a moment until it listens; then no operation fails.
+    until("the directory serves", || {
+        let output = rack.call(&[&crud[..], &["--csv", file]].concat());
+        text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            directory.0.try_wait().expect("our child").is_none(),
+            "it serves until it is ended"
+        );
+        output.status.success()
+    });
+    for words in ["direct CREATE 30", "direct UPDATE 30", "directory DELETE 30"] {
+        let is_shown =
+            |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ").starts_with(words);
+        assert!(text.lines().any(is_shown), "{words}: {text}");
+    }
+    let rows = std::fs::read_to_string(file).expect("written");
+    assert_eq!(rows.lines().count(), 1 + 5 + 6, "{rows}");
+    assert!(rows.lines().skip(1).all(|row| row.ends_with(",0")), "{rows}");
+    assert!(is_all_free(&rack));
+}
+
+#[test]
+fn operations_that_fail_are_counted() {
+    let rack = TestRack::up("cmd-workload-fail", &["--memory", "16M"]);
+    // Nobody listens there, so the registration of a page fails, and each second run with it.
+    let crud = ["workload", "crud", "--runs", "20", "--warm-up", "0", "--directory", "[::1]:1"];
+    let output = rack.call(&[&crud[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("20 operations failed, 0 runs left out; the first: the directory"),
+        "{said}"
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&report["failure_count"], &report["skipped_run_count"]), (&20.into(), &0.into()));
+    let rows = report["rows"].as_array().expect("a list");
+    let direct = rows.iter().filter(|row| row["way"] == "direct");
+    assert_eq!(direct.filter(|row| row["sample_count"] == 20).count(), 5, "{rows:?}");
+    assert!(is_all_free(&rack), "pages that the directory does not know are freed");
+}
+
+#[test]
+fn many_pointers_need_one_neighbour() {
+    let rack = TestRack::up("cmd-workload-pages", &["--memory", "16M"]);
+    let report = rack.json(&["workload", "pages", "--count", "3000"]);
+    assert_eq!(report["pointer_count"], 3000);
+    assert_eq!(report["neighbours"]["fabric"], 1);
+    assert!(is_all_free(&rack));
+    let (code, said) = rack.failure(&["workload", "pages", "--count", "20000"]);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("memory"), "{said}");
+    assert!(is_all_free(&rack), "what was created before is freed");
+}
+
+#[test]
+fn a_directory_reports_when_it_listens_and_ends_when_it_is_told_to() {
+    let scratch = Scratch::new("cmd-workload-end");
+    let path = scratch.path().join("ready");
+    let ready = UnixDatagram::bind(&path).expect("a socket");
+    ready.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    let mut serve = Command::new(BINARY);
+    serve.args(["workload", "directory", "--listen", "[::1]:0"]).env("NOTIFY_SOCKET", &path);
+    let mut serve = Killed(serve.stdin(Stdio::null()).spawn().expect("starts"));
+    let mut message = [0; 64];
+    let length = ready.recv(&mut message).expect("it reports");
+    assert_eq!(&message[..length], b"READY=1");
+    kill_process(Pid::from_child(&serve.0), Signal::TERM).expect("signalled");
+    assert_eq!(serve.0.wait().expect("our child").code(), Some(0));
+}
