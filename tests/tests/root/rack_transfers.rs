@@ -1,5 +1,7 @@
 //! Transfers of every size over links of every size.
 
+use std::time::Duration;
+
 use bluebridge::{Placement, Region};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_tests::rack::endpoint::{Endpoint, UdpClient, await_used};
@@ -31,6 +33,9 @@ const SIZES: [usize; 14] = [
 const STARTS: [u64; 4] = [0, 13, 4095, 28_683];
 
 const LARGEST: usize = 64 * MIB;
+
+/// Time for a transfer of [`LARGEST`], which is hundreds of thousands of packets, on a busy machine.
+const LARGEST_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Writes at `start`, reads the same range and a byte more on both sides.
 fn transfer(client: &mut UdpClient, region: Region, start: u64, size: usize) {
@@ -65,6 +70,7 @@ fn sizes(rack: &TestRack, endpoint: &Endpoint, server: u16, largest: bool) {
     }
     client.delete(region).expect("deleted");
     if largest {
+        client.set_deadline(LARGEST_DEADLINE);
         let region = client.create_at((LARGEST + 4096) as u64, place).expect("created");
         transfer(&mut client, region, 0, LARGEST);
         transfer(&mut client, region, 1, LARGEST);
