@@ -1,5 +1,6 @@
 //! The controller, the switch's agent and endpoints together, in one process over loopback.
 
+mod drivers;
 mod support;
 
 use std::time::Duration;

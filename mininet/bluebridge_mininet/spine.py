@@ -63,7 +63,7 @@ class SpineTopo(Topo):  # type: ignore[misc]
             self.addLink(tor, spine, port1=uplink, port2=rack)
         for endpoint in endpoints:
             self.addHost(endpoint.host, ip=None)
-            mac = f"02:bb:00:00:{endpoint.number >> 8:02x}:{endpoint.number & 0xFF:02x}"
+            mac = f"02:bb:00:01:{endpoint.number >> 8:02x}:{endpoint.number & 0xFF:02x}"
             self.addLink(endpoint.host, endpoint.switch, port2=endpoint.port, addr1=mac)
 
 

@@ -17,6 +17,8 @@ mod primary;
 mod read;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unlucky;
 mod update;
 
 use std::collections::BTreeMap;
@@ -210,13 +212,24 @@ impl OpenFlowDriver {
 
     /// Empties the switch and installs the flows that are always there, the version last.
     async fn push(&mut self) -> Result<(), DriverError> {
+        self.empty().await?;
+        let base = layout::base_flows().iter().map(|flow| flow.add().into()).collect();
+        let pushed = match self.base_change(base).await {
+            Ok(()) => self.base_change(vec![layout::version_record().add().into()]).await,
+            Err(error) => Err(error),
+        };
+        if matches!(pushed, Err(DriverError::Refused { .. })) {
+            // A part of the pipeline could let frames pass that the rest would drop.
+            self.empty().await?;
+        }
+        pushed
+    }
+
+    /// Deletes every flow and group but the record of the primary.
+    async fn empty(&mut self) -> Result<(), DriverError> {
         let groups = flow::delete_group(GROUP_ALL);
         self.base_change(vec![flow::delete_all().into(), groups.into()]).await?;
-        // Emptying deleted the record of the primary, too.
-        primary::record(&mut self.channel, self.election_id).await?;
-        self.base_change(layout::base_flows().iter().map(|flow| flow.add().into()).collect())
-            .await?;
-        self.base_change(vec![layout::version_record().add().into()]).await
+        primary::record(&mut self.channel, self.election_id).await
     }
 
     /// Changes without which the pipeline does not work.
