@@ -37,7 +37,7 @@ pub struct Report {
 #[derive(Debug, thiserror::Error)]
 pub enum PagesError {
     /// An operation failed.
-    #[error(transparent)]
+    #[error("{0}")]
     Operation(#[from] bluebridge::Error),
     /// Two allocations have the same pointer.
     #[error("{0} was allocated twice")]

@@ -87,7 +87,7 @@ def draw(axes: Any, clients: list[list[dict[str, Any]]]) -> None:  # noqa: ANN40
             for row in client
             if row["operation"] == operation
         )
-        axes.plot(range(1, len(medians) + 1), medians, marker=".", label=operation)
+        axes.plot(range(1, len(medians) + 1), medians, label=operation)
 
 
 def main() -> int:

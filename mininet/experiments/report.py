@@ -57,6 +57,8 @@ def pyplot() -> Any:  # noqa: ANN401 (Debian's matplotlib has no type annotation
         sys.exit("there is no matplotlib; install python3-matplotlib, or add --no-plots")
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "bluebridge"
+    # Text as text: shorter files, in which words can be found.
+    mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     return plt
@@ -68,19 +70,21 @@ def plot(path: Path, labels: tuple[str, str, str], draw: Callable[[Any], None]) 
     title, x, y = labels
     axes.set(title=title, xlabel=x, ylabel=y)
     draw(axes)
+    axes.minorticks_off()
     axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     print(f"written: {path}")
 
 
 def table(rows: Sequence[Row]) -> None:
-    """Print rows with the same keys."""
+    """Print rows with the same keys, as a table of Markdown."""
     lines = [list(rows[0]), *[[_text(value) for value in row.values()] for row in rows]]
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    lines.insert(1, ["-" * width for width in widths])
     for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join(cells))
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print(f"| {' | '.join(cells)} |")
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

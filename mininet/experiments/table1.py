@@ -7,6 +7,7 @@ service, a UDP server on a host of its own, before each access, as the tradition
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ PAPER_RDMA = {"CREATE": 5.84, "READ": 5.92, "WRITE": 5.96, "UPDATE": 5.96, "DELE
 
 PAPER_DIRECTORY = 45.0
 """What a directory adds to each UDP operation in the paper, us."""
+
+
+POLLING_CORES = 4
+"""Cores for a client, a server, a directory and a switch that poll, without waiting for another."""
 
 
 def measure(switch: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -69,7 +74,7 @@ def collect(switch: str, measured: list[dict[str, Any]]) -> list[Row]:
 def draw(axes: Any, rows: list[Row]) -> None:  # noqa: ANN401 (matplotlib has no annotations)
     """Draw a bar for each operation, data plane and way."""
     operations = list(PAPER_UDP)
-    series = {}
+    series: dict[str, list[Any]] = {}
     for switch in dict.fromkeys(str(row["switch"]) for row in rows):
         own = [row for row in rows if row["switch"] == switch]
         series[switch] = [row["p50_us"] for row in own]
@@ -81,6 +86,8 @@ def draw(axes: Any, rows: list[Row]) -> None:  # noqa: ANN401 (matplotlib has no
         places = [place + (at - (len(series) - 1) / 2) * width for place in range(len(operations))]
         axes.bar(places, values, width, label=name)
     axes.set_xticks(range(len(operations)), operations)
+    # Room for the legend above the bars.
+    axes.set(yscale="log", ylim=(10, 100 * max(max(values) for values in series.values())))
 
 
 def main() -> int:
@@ -89,13 +96,16 @@ def main() -> int:
     options.add_argument("--runs", type=int, default=1500, help="timed runs of each way (1500)")
     options.add_argument("--warm-up", type=int, default=100, help="runs before them (100)")
     options.add_argument(
-        "--spin", type=int, default=50, help="microseconds that all ends poll before sleeping (50)"
+        "--spin",
+        type=int,
+        default=50 if (os.cpu_count() or 1) >= POLLING_CORES else 0,
+        help="microseconds that all ends poll before sleeping (50 with 4 cores or more, else 0)",
     )
     options.add_argument(
         "--switch", choices=DATA_PLANES, action="append", help="a data plane (default: all)"
     )
     asked = begin(options)
-    print(machine())
+    print(f"{machine()}; all ends poll for {asked.spin} us")
     rows: list[Row] = []
     for switch in asked.switch or DATA_PLANES:
         rows += collect(switch, measure(switch, asked))
