@@ -389,7 +389,7 @@ impl Core {
         if ports.len() <= GROUP_PORTS_MAX {
             return Ok(());
         }
-        Err(JoinError::Exhausted("ports in the flood group of 64"))
+        Err(JoinError::Exhausted("ports in the flood group"))
     }
 
     /// The group that a space still needs; `None` if it has one.

@@ -2,48 +2,48 @@
 
 use super::*;
 
+/// [`GROUP_PORTS_MAX`], as a port's number.
+fn most() -> u16 {
+    u16::try_from(GROUP_PORTS_MAX).unwrap()
+}
+
 #[test]
 fn a_space_has_no_more_endpoints_than_a_group_has_ports() {
     assert_eq!(GROUP_PORTS_MAX, bluebridge_switch::dataplane::GROUP_PORTS_MAX);
     let (mut core, now) = core();
-    core.learn_ports(SWITCH, ports(70));
-    for port in 1..=64 {
+    core.learn_ports(SWITCH, ports(most() + 2));
+    for port in 1..=most() {
         join(&mut core, now, &client(&format!("c{port}"), port));
     }
-    let one_more = client("c65", 65);
+    let one_more = client("more", most() + 1);
     let text = refusal(&mut core, now, &one_more);
-    assert!(text.contains("space 1 has 64 endpoints"), "{text}");
-    assert!(
-        core.desired(SWITCH)
-            .groups
-            .iter()
-            .all(|(id, ports)| *id == FLOOD_GROUP || ports.len() == 64)
-    );
+    assert!(text.contains(&format!("space 1 has {GROUP_PORTS_MAX} endpoints")), "{text}");
+    let desired = core.desired(SWITCH).groups;
+    let of_spaces = desired.iter().filter(|(id, _)| **id != FLOOD_GROUP);
+    assert_eq!(of_spaces.map(|(_, ports)| ports.len()).collect::<Vec<_>>(), [GROUP_PORTS_MAX]);
     let again = join(&mut core, now, &again(&client("c64", 64)));
     assert_eq!(again.incarnation, 2, "an existing endpoint needs no room");
-    join(&mut core, now, &Join { space: Space(2), ..client("other", 66) });
+    join(&mut core, now, &Join { space: Space(2), ..client("other", most() + 2) });
     core.leave(now, member(&again)).unwrap();
     join(&mut core, now, &one_more);
 }
 
 #[test]
-fn a_switch_that_does_not_list_its_ports_is_flooded_through_64_at_most() {
+fn a_switch_that_does_not_list_its_ports_is_flooded_through_a_group_at_most() {
     let now = Instant::now();
-    let config = CoreConfig {
-        ports: vec![Place { switch: SWITCH, port: SwitchPort(100) }],
-        ..CoreConfig::default()
-    };
+    let elsewhere = Place { switch: SWITCH, port: SwitchPort(300) };
+    let config = CoreConfig { ports: vec![elsewhere], ..CoreConfig::default() };
     let mut core = Core::new(config, Stored::default(), 1, now);
     core.learn_ports(SWITCH, Ports::Unlisted);
-    for port in 1..=63 {
+    for port in 1..most() {
         let space = Space(1 + port % 2);
         join(&mut core, now, &Join { space, ..client(&format!("c{port}"), port) });
     }
-    let text = refusal(&mut core, now, &client("c64", 64));
-    assert!(text.contains("no ports in the flood group of 64"), "{text}");
+    let text = refusal(&mut core, now, &client("more", most()));
+    assert!(text.contains("no ports in the flood group"), "{text}");
     join(&mut core, now, &again(&client("c2", 2)));
-    join(&mut core, now, &Join { space: Space(3), ..client("uplink", 100) });
-    assert_eq!(core.desired(SWITCH).groups[&FLOOD_GROUP].len(), 64);
+    join(&mut core, now, &Join { space: Space(3), ..client("uplink", 300) });
+    assert_eq!(core.desired(SWITCH).groups[&FLOOD_GROUP].len(), GROUP_PORTS_MAX);
 }
 
 #[test]
