@@ -1,7 +1,8 @@
 //! Links for tests; they end with the namespace of the thread that created them.
 
 use std::{
-    io, thread,
+    cell::Cell,
+    fs, io, thread,
     time::{Duration, Instant},
 };
 
@@ -23,6 +24,7 @@ const QUIET: Duration = Duration::from_millis(3);
 pub struct Hosts {
     sockets: Vec<(SwitchPort, PacketSocket)>,
     batch: Batch,
+    sent_count: Cell<u64>,
 }
 
 impl Hosts {
@@ -34,6 +36,11 @@ impl Hosts {
     pub fn new() -> Self {
         for port in PORTS {
             ip(&format!("link add s{port} mtu 9000 type veth peer name h{port} mtu 9000"));
+            // The kernel must send no frames of its own.
+            for end in [format!("s{port}"), format!("h{port}")] {
+                let setting = format!("/proc/sys/net/ipv6/conf/{end}/disable_ipv6");
+                fs::write(setting, "1").expect("the link was just made");
+            }
             ip(&format!("link set s{port} up"));
             ip(&format!("link set h{port} up"));
         }
@@ -42,7 +49,8 @@ impl Hosts {
             let index = interface.expect("the interface was just made").index;
             (SwitchPort(port), PacketSocket::open(index, true).expect("a packet socket opens"))
         };
-        Self { sockets: PORTS.map(open).collect(), batch: Batch::new() }
+        let sent_count = Cell::new(0);
+        Self { sockets: PORTS.map(open).collect(), batch: Batch::new(), sent_count }
     }
 
     /// Sends a frame from a host.
@@ -55,7 +63,15 @@ impl Hosts {
     pub fn send(&self, port: SwitchPort, frame: &[u8]) -> io::Result<()> {
         let socket = self.sockets.iter().find(|(number, _)| *number == port);
         let (_, socket) = socket.expect("vectors use ports 1 to 4");
-        socket.send([0; OFFLOAD_BYTES], frame)
+        socket.send([0; OFFLOAD_BYTES], frame)?;
+        self.sent_count.set(self.sent_count.get() + 1);
+        Ok(())
+    }
+
+    /// The number of frames sent so far.
+    #[must_use]
+    pub fn sent_count(&self) -> u64 {
+        self.sent_count.get()
     }
 
     /// Collects `expected` frames, and any that arrive soon after them.

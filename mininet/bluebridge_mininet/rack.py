@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-DATA_PLANES = ("ebpf", "soft", "ovs")
-"""The data planes of the switch."""
+DATA_PLANES = ("ebpf", "soft", "ovs", "bmv2")
+"""The data planes of the switch. BMv2's program is named by the variable BLUEBRIDGE_BMV2."""
 
 MTU_BYTES = 9000
 """The largest IP packet of a link, unless another is given."""
@@ -353,8 +353,13 @@ class Rack:
             *["--device-id", str(self.device("sw1"))],
             *["--store", str(self.directory / "controller.redb")],
             *["--interface", "ctl0", "--switch-port", str(self.switches["sw1"])],
+            *self.target_options([str(port) for port in range(1, self.switches["sw1"] + 1)]),
         ]
         self.start_daemon("controller", "sw1", arguments)
+
+    def target_options(self, ports: list[str]) -> list[str]:
+        """Return what the controller must know of BMv2, which does not list its ports."""
+        return ["--target", "bmv2", "--ports", ",".join(ports)] if self.data_plane == "bmv2" else []
 
     def prepare_command_line(self) -> None:
         """Make every host's shell the host's endpoint, with ``bluebridge`` in its ``PATH``."""

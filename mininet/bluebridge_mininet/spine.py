@@ -150,6 +150,13 @@ class Spine(Rack):
             *[self.program, "controller", "--listen", self.controller],
             *["--store", str(self.directory / "controller.redb")],
             *["--interface", "ctl0", "--switch-port", f"spine/{own}"],
+            *self.target_options(
+                [
+                    f"{switch}/{n}"
+                    for switch, last in self.switches.items()
+                    for n in range(1, last + 1)
+                ]
+            ),
         ]
         for switch in self.switches:
             arguments += ["--switch", f"{switch}={scheme}{self.agent(switch)}"]

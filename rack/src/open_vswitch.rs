@@ -176,6 +176,19 @@ impl OpenVswitch {
         Ok(groups.join("\n"))
     }
 
+    /// The number of frames that entered the pipeline since it was installed.
+    ///
+    /// # Errors
+    /// [`OvsError`].
+    pub fn frame_count(&self) -> Result<u64, OvsError> {
+        let text = self.query("dump-aggregate", Some("table=0"))?;
+        let count = text.split_whitespace().find_map(|word| word.strip_prefix("packet_count="));
+        count.and_then(|digits| digits.parse().ok()).ok_or_else(|| OvsError::Failed {
+            program: "ovs-ofctl",
+            reason: format!("no packet_count in {text:?}"),
+        })
+    }
+
     /// Changes flows as an operator does, with a command of `ovs-ofctl` (`add-flow`, `del-flows`).
     ///
     /// # Errors

@@ -119,19 +119,28 @@ pub(super) fn run(controller: Controller, global: Global) -> anyhow::Result<Exit
     }
 }
 
-fn serve(controller: Serve) -> anyhow::Result<Exit> {
-    let topology = topology(&controller)?;
-    let mut config = Config::new(controller.listen, addresses(&controller)?);
-    config.core.own_port = own_port(&topology, controller.interface.zip(controller.switch_port))?;
+fn configure(options: Serve) -> anyhow::Result<Config> {
+    let topology = topology(&options)?;
+    let mut config = Config::new(options.listen, addresses(&options)?);
+    config.core.own_port = own_port(&topology, options.interface.zip(options.switch_port))?;
+    let ports = options.ports.iter().map(|port| place(&topology, port, "--ports"));
+    config.core.ports = ports.collect::<Result<_, _>>()?;
     config.core.topology = topology;
-    config.store = controller.store;
-    config.force = controller.force;
-    config.operators = controller.operators;
-    config.core.redirects = policy(controller.redirects);
-    config.core.redirect_budget = usize::try_from(controller.redirect_budget)?;
-    config.tls = controller.tls_certificate.zip(controller.tls_key).map(|(certificate, key)| {
-        TlsPaths { certificate, key, client_root: controller.tls_client_root }
+    config.core.redirects = policy(options.redirects);
+    config.core.redirect_budget = usize::try_from(options.redirect_budget)?;
+    config.store = options.store;
+    config.force = options.force;
+    config.operators = options.operators;
+    config.tls = options.tls_certificate.zip(options.tls_key).map(|(certificate, key)| TlsPaths {
+        certificate,
+        key,
+        client_root: options.tls_client_root,
     });
+    Ok(config)
+}
+
+fn serve(options: Serve) -> anyhow::Result<Exit> {
+    let config = configure(options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_io()
@@ -266,6 +275,9 @@ mod tests {
             ports("1,2,509").expect("ports").controller.serve.ports,
             [1, 2, 509].map(PortName::from)
         );
+        let given = ports("1,p2").expect("ports").controller.serve;
+        let at = |port| Place { switch: SwitchId(0), port: SwitchPort(port) };
+        assert_eq!(configure(given).expect("valid").core.ports, [1, 2].map(at));
         for bad in ["0", "1,510", "1,,2", "eth0"] {
             assert!(ports(bad).is_err(), "{bad}");
         }

@@ -1,10 +1,15 @@
 //! The packet vectors on Open vSwitch, programmed through OpenFlow.
 
+use std::time::{Duration, Instant};
+
 use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, driven::Driven};
 use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector};
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_rack::open_vswitch::{OpenVswitch, OvsError};
 use bluebridge_testkit::{Scratch, ip};
+
+/// How long the switch may take until it has processed all frames.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Where the switch listens, in the test's own namespace.
 const LISTEN: &str = "127.0.0.1:6653";
@@ -50,8 +55,19 @@ impl Target for Ovs {
     }
 
     fn settle(&mut self) {
-        // Its cache follows changes of flows some milliseconds later, and counts are added up then.
-        self.switch.settle().unwrap_or_else(|error| panic!("{error}"));
+        // A frame that must be dropped was not waited for, and may still be in the port's queue. It would pass the
+        // next tables.
+        let began = Instant::now();
+        loop {
+            // Its cache follows changes of flows some milliseconds later, and counts are added up then.
+            self.switch.settle().unwrap_or_else(|error| panic!("{error}"));
+            let passed = self.switch.frame_count().unwrap_or_else(|error| panic!("{error}"));
+            let sent = self.hosts.sent_count();
+            if passed >= sent {
+                return;
+            }
+            assert!(began.elapsed() < DEADLINE, "{passed} of {sent} frames entered the pipeline");
+        }
     }
 
     fn limit(&self, vector: &str) -> Option<&'static str> {
