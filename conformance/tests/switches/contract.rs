@@ -17,7 +17,7 @@ use bluebridge_switch::dataplane::{
     TableError,
 };
 
-use crate::embedded::{EbpfLinks, EbpfTestRun, Embedded, SoftLinks, SoftPipeline};
+use crate::embedded::{EbpfLinks, EbpfTestRun, Embedded, Pinned, SoftLinks, SoftPipeline};
 
 const SCOPE: u32 = 0xfdbb_0001;
 
@@ -418,7 +418,7 @@ fn packet_outs_and_losses(target: &mut dyn Embedded) {
 }
 
 mod root {
-    use bluebridge_testkit::namespace::in_thread;
+    use bluebridge_testkit::{ip, namespace::in_thread};
 
     use super::*;
 
@@ -430,6 +430,34 @@ mod root {
     #[test]
     fn the_ebpf_switch_keeps_every_promise() {
         in_thread(|| every_promise(&mut EbpfLinks::new("promises", None)));
+    }
+
+    /// The ports are far apart, up to the greatest number.
+    #[test]
+    fn the_ebpf_switch_floods_through_a_full_group_except_to_the_sender() {
+        in_thread(|| {
+            let mut pinned = Pinned::open("crowd");
+            let ports: Vec<_> = (1..=509).step_by(4).map(SwitchPort).collect();
+            assert_eq!(ports.len(), GROUP_PORTS_MAX);
+            for SwitchPort(port) in ports.iter().copied() {
+                ip(&format!("link add s{port} up type veth peer name h{port}"));
+                ip(&format!("link set h{port} up"));
+                let added = pinned.switch.add_port(SwitchPort(port), &format!("s{port}"));
+                added.expect("it attaches");
+            }
+            pinned.switch.set_group(7, &ports).unwrap();
+            pinned.switch.set_flood_group(Some(7)).unwrap();
+            let mut frame = vec![0xff; 6];
+            frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x06]);
+            frame.resize(60, 0);
+            let sender = ports[64];
+            pinned.switch.test_run(sender, &frame, 1).expect("it runs");
+            let sent = pinned.switch.ports().expect("the maps can be read");
+            let sent: Vec<_> = sent.iter().map(|it| (it.port, it.tx.packets)).collect();
+            let once: Vec<_> =
+                ports.iter().map(|port| (*port, u64::from(*port != sender))).collect();
+            assert_eq!(sent, once);
+        });
     }
 
     #[test]
