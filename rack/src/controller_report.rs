@@ -93,9 +93,8 @@ impl fmt::Display for LeaseReport {
         let Self { budget_full_count, copies_accepted, copies_lost, .. } = self;
         write!(
             f,
-            "redirects {policy}: {known_count} leases known, {redirect_count} of {redirect_budget} \
-             redirects, {budget_full_count} times full; copies: {copies_accepted} accepted, \
-             {copies_lost} lost"
+            "redirects {policy}: {redirect_count} of {redirect_budget}, refused as full: {budget_full_count}; \
+             leases known: {known_count}; copies: {copies_accepted} accepted, {copies_lost} lost"
         )?;
         self.copies_refused.iter().try_for_each(|(reason, count)| write!(f, ", {count} {reason}"))
     }

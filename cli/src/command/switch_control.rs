@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bluebridge_controller::driver::OpenFlowAddress;
+use bluebridge_northbound::environment::{EnvironmentError, SwitchPort};
 use bluebridge_p4::proto::bluebridge::switch::v1 as proto;
 use bluebridge_rack::control::tables::{self, PortNames};
 use bluebridge_rack::control::{impair, switch_ports};
@@ -54,8 +55,8 @@ pub(super) struct Agent {
 
 #[derive(Debug, Args)]
 pub(super) struct Impair {
-    /// The port, by number
-    #[arg(long, value_name = "N", required_unless_present = "node")]
+    /// The port, such as 3 or p3
+    #[arg(long, value_name = "N", required_unless_present = "node", value_parser = parse_port)]
     port: Option<u16>,
     /// The port, by the rack's node at its other end
     #[arg(long, value_name = "NODE", conflicts_with_all = ["port", "agent"])]
@@ -295,6 +296,15 @@ fn port_row(port: &proto::Port, node: Option<String>) -> Vec<String> {
     let mut row = vec![port.number.to_string(), port.name.clone(), node.unwrap_or_default()];
     row.extend(counts.map(|count| count.to_string()));
     row
+}
+
+/// The number of a port of the one switch that a command is about.
+fn parse_port(text: &str) -> Result<u16, EnvironmentError> {
+    let port: SwitchPort = text.parse()?;
+    if port.switch.is_empty() {
+        return Ok(port.number);
+    }
+    Err(EnvironmentError::SwitchPort(text.to_owned()))
 }
 
 fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
