@@ -170,15 +170,16 @@ impl<'a, T: Transport> Worker<'a, T> {
     fn run(&mut self, plan: Plan) -> usize {
         let ways = [Some(Way::Direct), self.directory.as_ref().map(|_| Way::Directory)];
         let total = plan.warm_up_count + plan.run_count;
-        let mut failed_in_a_row = 0;
+        let mut failed_in_a_row = [0; 2];
         for run in 0..total {
             self.is_timed = run >= plan.warm_up_count;
-            for way in ways.into_iter().flatten() {
+            for (way, failed_in_a_row) in ways.into_iter().zip(&mut failed_in_a_row) {
+                let Some(way) = way else { continue };
                 match self.run_once(way) {
-                    Some(()) => failed_in_a_row = 0,
-                    None => failed_in_a_row += 1,
+                    Some(()) => *failed_in_a_row = 0,
+                    None => *failed_in_a_row += 1,
                 }
-                if failed_in_a_row >= FAILED_RUNS_MAX {
+                if *failed_in_a_row >= FAILED_RUNS_MAX {
                     return total - run - 1;
                 }
             }

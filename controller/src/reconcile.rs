@@ -215,6 +215,9 @@ impl<C: SwitchConnector> Reconciler<C> {
                 Err(error) => error,
             };
             self.log_problem(&error);
+            // Only a connection on which everything was installed ends a series of failures: a refused pipeline
+            // empties the switch with each attempt.
+            let was_in_sync = self.view.borrow().problem.is_none();
             self.view.send_modify(|view| {
                 view.state = SwitchState::Disconnected;
                 view.problem = Some(error.to_string());
@@ -222,7 +225,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             if error.is_final() || self.desired.has_changed().is_err() {
                 return error;
             }
-            if self.view.borrow().counts.connects != connected_before {
+            if was_in_sync && self.view.borrow().counts.connects != connected_before {
                 retry = self.timing.retry_min;
             }
             sleep(retry).await;

@@ -29,6 +29,9 @@ const DATABASE: &str = "conf.db";
 const DATABASE_LOCK: &str = ".conf.db.~lock~";
 const DATABASE_SOCKET: &str = "db.sock";
 
+/// The file that marks a directory as one of ours: another Open vSwitch's database must not be replaced.
+const MARK: &str = "bluebridge.mark";
+
 /// Time limit of the database's start and of each command.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -64,6 +67,9 @@ pub enum OvsError {
         /// The end of its output.
         reason: String,
     },
+    /// The directory has the database of another Open vSwitch, which would be lost.
+    #[error("{} has the database of another Open vSwitch; use another directory", .0.display())]
+    Foreign(PathBuf),
     /// Another Open vSwitch runs in the directory.
     #[error("{} is the directory of a running Open vSwitch; end it, or use another directory", .0.display())]
     InUse(PathBuf),
@@ -103,7 +109,12 @@ impl OpenVswitch {
         listen: SocketAddr,
         ports: impl IntoIterator<Item = (u16, &'a str)>,
     ) -> Result<Self, OvsError> {
-        let mut this = Self { directory: directory.to_owned(), processes: Vec::new() };
+        // Its programs have other working directories.
+        let directory = &std::path::absolute(directory).map_err(|source| OvsError::Io {
+            doing: "find the working directory".to_owned(),
+            source,
+        })?;
+        let mut this = Self { directory: directory.clone(), processes: Vec::new() };
         let database = directory.join(DATABASE);
         let socket = directory.join(DATABASE_SOCKET);
         prepare(directory)?;
@@ -302,6 +313,11 @@ fn prepare(directory: &Path) -> Result<(), OvsError> {
     let failed =
         |source| OvsError::Io { doing: format!("prepare {}", directory.display()), source };
     std::fs::create_dir_all(directory).map_err(failed)?;
+    let mark = directory.join(MARK);
+    if directory.join(DATABASE).exists() && !mark.exists() {
+        return Err(OvsError::Foreign(directory.to_owned()));
+    }
+    std::fs::write(mark, "").map_err(failed)?;
     // A process that was just killed may take a moment to end.
     let began = Instant::now();
     while UnixStream::connect(directory.join(DATABASE_SOCKET)).is_ok() {

@@ -191,7 +191,22 @@ fn addresses(options: &Serve) -> anyhow::Result<Vec<config::SwitchAddress>> {
             },
         },
     };
-    Ok(options.switches.iter().zip(targets.zip(device_ids)).map(address).collect())
+    let found: Vec<_> = options.switches.iter().zip(targets.zip(device_ids)).map(address).collect();
+    let is_same = |one: &config::SwitchAddress, other: &config::SwitchAddress| match (one, other) {
+        (
+            config::SwitchAddress::P4Runtime { uri, device_id, .. },
+            config::SwitchAddress::P4Runtime { uri: other, device_id: other_id, .. },
+        ) => (uri, device_id) == (other, other_id),
+        _ => one == other,
+    };
+    let twice = (0..count)
+        .find(|index| found[..*index].iter().any(|earlier| is_same(earlier, &found[*index])));
+    match twice {
+        Some(index) => {
+            Err(UsageError(format!("{} is given for two switches", found[index])).into())
+        }
+        None => Ok(found),
+    }
 }
 
 /// A value for each of `count` switches: their own, or one for all.
@@ -325,6 +340,10 @@ mod tests {
             let line = ["controller", "--store", "c.redb"].iter().chain(more);
             Line::try_parse_from(line).map(|line| line.controller.serve)
         };
+        let twice = ["--switch", "a=[::1]:1", "--switch", "b=[::1]:1"];
+        assert!(addresses(&parse(&twice).expect("complete")).is_err(), "one switch, two names");
+        let devices = [&twice[..], &["--device-id", "1", "--device-id", "2"]].concat();
+        assert!(addresses(&parse(&devices).expect("complete")).is_ok(), "two devices of a server");
         let two = ["--switch", "tor=[::1]:1", "--switch", "spine=openflow://[::1]:2"];
         let linked = [&two[..], &["--link", "tor/9-spine/1"]].concat();
         let given = parse(&linked).expect("complete");

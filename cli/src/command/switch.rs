@@ -24,6 +24,7 @@ use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::dataplane::{DataPlane, PlaneError, PortError};
 use bluebridge_switch::ebpf::{EbpfSwitch, PortMode};
 use bluebridge_switch::soft;
+use bluebridge_transport::interface::Interface;
 use clap::{Args, Subcommand};
 
 use self::pins::{Pins, Place};
@@ -165,9 +166,18 @@ fn serve_bmv2(switch: &Switch) -> anyhow::Result<Exit> {
     child::serve(start, Bmv2::try_wait, "BMv2 logs nothing by itself")
 }
 
-/// Ports without modes, which only those of the eBPF data plane have.
+/// Ports without modes, which only those of the eBPF data plane have. A switch in another program would start without
+/// the ports that it cannot use.
 fn numbered(ports: &[PortArgument]) -> Result<impl Iterator<Item = (u16, &str)>, UsageError> {
     refuse_modes(ports)?;
+    for (index, PortArgument { port, interface, .. }) in ports.iter().enumerate() {
+        Interface::by_name(interface)
+            .map_err(|error| UsageError(format!("cannot use interface {interface}: {error}")))?;
+        let earlier = &ports[..index];
+        if earlier.iter().any(|other| other.port == *port || other.interface == *interface) {
+            return Err(UsageError(format!("port {} or {interface} is given twice", port.0)));
+        }
+    }
     Ok(ports.iter().map(|port| (port.port.0, port.interface.as_str())))
 }
 

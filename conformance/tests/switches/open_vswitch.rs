@@ -148,16 +148,16 @@ mod root {
     #[test]
     fn only_the_controller_with_the_greatest_election_id_can_write() {
         in_thread(|| {
-            let (_switch, mut connector, _directory) = switch();
+            let (switch, mut connector, _directory) = switch();
             runtime().block_on(async {
                 let mut first = connector.connect(id(1, 1)).await.expect("free");
                 assert_eq!(first.ensure_pipeline().await, Ok(Pipeline::Pushed));
                 assert_eq!(one(&mut *first, node(1)).await, Ok(Ok(())));
                 let mut second = connector.connect(id(2, 1)).await.expect("greater");
                 assert_eq!(second.ensure_pipeline().await, Ok(Pipeline::Kept));
-                let refused = one(&mut *first, node(2)).await;
-                assert!(matches!(refused, Err(DriverError::Lost(_))), "{refused:?}");
-                assert!(matches!(first.ensure_pipeline().await, Err(DriverError::Lost(_))));
+                let fenced = DriverError::Fenced { ours: id(1, 1), theirs: id(2, 1) };
+                assert_eq!(one(&mut *first, node(2)).await, Err(fenced.clone()));
+                assert_eq!(first.ensure_pipeline().await, Err(fenced));
                 // The loser learns why, and disturbs nobody.
                 let (ours, theirs) = (id(1, 2), id(2, 1));
                 let fenced = connector.connect(ours).await.map(drop);
@@ -165,6 +165,18 @@ mod root {
                 assert_eq!(one(&mut *second, node(3)).await, Ok(Ok(())));
                 let installed = second.read().await.expect("the tables").tables;
                 assert_eq!(installed.entries.len(), 2, "{installed:?}");
+                // A controller with a copy of the store has the same ids.
+                let (ours, theirs) = (id(2, 1), id(2, 1));
+                let fenced = connector.connect(ours).await.map(drop);
+                assert_eq!(fenced, Err(DriverError::Fenced { ours, theirs }));
+                // The record of the primary is restored.
+                switch.change_flows("del-flows", "table=11").expect("deleted");
+                assert_eq!(second.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                let ours = id(1, 3);
+                let fenced = connector.connect(ours).await.map(drop);
+                assert_eq!(fenced, Err(DriverError::Fenced { ours, theirs }));
+                assert_eq!(one(&mut *second, node(1)).await, Ok(Ok(())));
+                assert_eq!(one(&mut *second, node(3)).await, Ok(Ok(())));
                 // The record outlives the connection.
                 drop(second);
                 let fenced = connector.connect(ours).await.map(drop);

@@ -237,7 +237,9 @@ impl OpenFlowDriver {
         let errors = self.channel.change(changes).await?;
         match errors.into_values().next() {
             None => Ok(()),
-            Some(error) if error.is_not_primary() => Err(primary::lost()),
+            Some(error) if error.is_not_primary() => {
+                Err(primary::lost(&mut self.channel, self.election_id).await)
+            }
             Some(error) => {
                 Err(DriverError::Refused { what: "the pipeline", reason: reason(&error) })
             }
@@ -257,7 +259,7 @@ impl SwitchDriver for OpenFlowDriver {
     }
 
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
-        primary::check(&mut self.channel).await?;
+        primary::check(&mut self.channel, self.election_id).await?;
         let mut base = BTreeMap::new();
         let what = "reading the pipeline";
         for part in self.channel.multipart(what, all_flows(BASE_COOKIE, BASE_MASK)).await? {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bluebridge_openflow::GroupKind;
 use bluebridge_p4::declaration::Table;
-use bluebridge_p4::pipeline::{Action, Key, MacAddr, SwitchPort, Ternary, WeightedForward};
+use bluebridge_p4::pipeline::{
+    Action, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
+};
 
 use super::flow::{Flow, Group, Ipv6, Match, Output, Steps, Value};
 use super::layout::{
@@ -141,6 +143,23 @@ fn compile_entry(key: Key, action: &Action) -> Result<Compiled, String> {
         }
         _ => return Err("the table does not have this action".to_owned()),
     })
+}
+
+/// Whether an entry with this key and action has exactly this flow, with its table, priority and conditions. Without a
+/// known action it must be one that the entry has if it does not drop.
+pub(super) fn has_flow(key: Key, action: Option<&Action>, flow: &Flow) -> bool {
+    let forward = Forward { port: SwitchPort(1), dst_mac: MacAddr::default() };
+    let any = [
+        Action::Allow,
+        Action::Forward(forward),
+        Action::Select(Vec::new()),
+        Action::SetMulticastGroup { group: 1 },
+        Action::CopyToController,
+        Action::SetDstMac(MacAddr::default()),
+    ];
+    let actions = action.map_or(&any[..], std::slice::from_ref);
+    let compiled = actions.iter().filter_map(|action| compile_entry(key, action).ok());
+    compiled.flat_map(|compiled| compiled.flows).any(|expected| expected.key() == flow.key())
 }
 
 fn guard(port: SwitchPort, src_scope: u32, src_node: u16, allow: bool) -> Compiled {

@@ -3,7 +3,7 @@
 //! OpenFlow lets the controller with the newest generation id become the primary ("master"), and forgets who
 //! it was when it leaves. The pipeline has a stricter rule: the greatest election id that ever was primary
 //! keeps the switch. So the primary stores its election id in the switch, in a flow that no frame reaches.
-//! Whoever finds a greater one there is fenced. A controller reads the record before it becomes the primary,
+//! Whoever finds one there that is not below its own is fenced. A controller reads the record before it becomes the primary,
 //! so that it does not disturb a right one, and again afterwards, because two may do this at once: from then
 //! on only one of them can write.
 
@@ -20,9 +20,14 @@ use crate::store::ElectionId;
 /// What a switch reports as generation id before any controller set one (Open vSwitch).
 const NO_GENERATION: u64 = u64::MAX;
 
-/// The end of a connection on which this controller cannot write any more.
-pub(super) fn lost() -> DriverError {
-    DriverError::Lost("another controller became the primary".to_owned())
+/// Why this controller cannot write any more: another one's record is in the switch, or its role was lost for
+/// another reason. Trying again in the first case could take the switch back, for example from a controller that was
+/// started with a copy of this one's store.
+pub(super) async fn lost(channel: &mut Channel, ours: ElectionId) -> DriverError {
+    match recorded(channel).await {
+        Ok(Some(theirs)) if theirs != ours => DriverError::Fenced { ours, theirs },
+        _ => DriverError::Lost("another controller became the primary".to_owned()),
+    }
 }
 
 /// Becomes the primary, unless the switch belongs to a controller with a greater election id.
@@ -46,13 +51,18 @@ pub(super) async fn become_primary(
     record(channel, ours).await
 }
 
-/// Checks that this controller is still the primary.
-pub(super) async fn check(channel: &mut Channel) -> Result<(), DriverError> {
+/// Checks that this controller is still the primary, and that the switch has its record.
+pub(super) async fn check(channel: &mut Channel, ours: ElectionId) -> Result<(), DriverError> {
     let present = role(channel, RoleRequest { role: Role::NoChange, generation_id: 0 }).await?;
-    if present.role == Role::Primary {
-        return Ok(());
+    if present.role != Role::Primary {
+        return Err(lost(channel, ours).await);
     }
-    Err(lost())
+    if recorded(channel).await? != Some(ours) {
+        // Only the primary writes, or a program that takes no part in the election.
+        tracing::warn!("the switch had lost the record of its primary; it was written again");
+        record(channel, ours).await?;
+    }
+    Ok(())
 }
 
 /// Stores this controller's election id in the switch.
@@ -60,7 +70,10 @@ pub(super) async fn record(channel: &mut Channel, ours: ElectionId) -> Result<()
     let flow = record_flow(PRIMARY_RECORD, ours.low, ours.high);
     match channel.change([flow.add().into()]).await?.into_values().next() {
         None => Ok(()),
-        Some(error) if error.is_not_primary() => Err(lost()),
+        // Not `lost`, which reads what could not be written here.
+        Some(error) if error.is_not_primary() => {
+            Err(DriverError::Lost("another controller became the primary".to_owned()))
+        }
         Some(error) => Err(DriverError::Refused {
             what: "the record of the primary",
             reason: error.to_string(),
@@ -89,12 +102,20 @@ pub(super) async fn find_record(
     Ok(flows.filter_map(Flow::read).find(|flow| flow.key() == record.key()))
 }
 
-async fn fence(channel: &mut Channel, ours: ElectionId) -> Result<(), DriverError> {
+/// The election id that is stored in the switch.
+async fn recorded(channel: &mut Channel) -> Result<Option<ElectionId>, DriverError> {
     let found = find_record(channel, &record_flow(PRIMARY_RECORD, 0, 0)).await?;
-    match found.map(|flow| (flow.steps, flow.cookie)) {
-        Some((Steps::Record(high), low)) if (ElectionId { high, low }) > ours => {
-            Err(DriverError::Fenced { ours, theirs: ElectionId { high, low } })
-        }
+    Ok(found.and_then(|flow| match flow.steps {
+        Steps::Record(high) => Some(ElectionId { high, low: flow.cookie }),
+        _ => None,
+    }))
+}
+
+/// Refuses an election id that is not above the stored one. An equal one belongs to a controller with a copy of this
+/// one's store, because no controller uses an id twice.
+async fn fence(channel: &mut Channel, ours: ElectionId) -> Result<(), DriverError> {
+    match recorded(channel).await? {
+        Some(theirs) if theirs >= ours => Err(DriverError::Fenced { ours, theirs }),
         _ => Ok(()),
     }
 }

@@ -12,11 +12,11 @@ use bluebridge_p4::pipeline::{
     Action, Counter, DropReason, Forward, Key, SwitchPort, Ternary, WeightedForward,
 };
 
-use super::compile::{SESSION_RECORD, compile, prefix_of};
+use super::compile::{SESSION_RECORD, compile, has_flow, prefix_of};
 use super::flow::{Flow, FlowKey, Group, Ipv6, Match, Steps, Value};
 use super::layout::{
-    ANYCAST, COMMAND_SHIFT, DIRECTORY, EGRESS, ENTRY_PRIORITY, FLOOD_PRIORITY, INGRESS_GUARD, L2,
-    MULTICAST, NODE_SHIFT, NOTIFY, PORT_MAC, RECORDS, REDIRECT, SCOPE_SHIFT, TAG_SHIFT, base_flows,
+    ANYCAST, COMMAND_SHIFT, DIRECTORY, EGRESS, FLOOD_PRIORITY, INGRESS_GUARD, L2, MULTICAST,
+    NODE_SHIFT, NOTIFY, PORT_MAC, RECORDS, REDIRECT, SCOPE_SHIFT, TAG_SHIFT, base_flows,
     drop_reason, multicast_group, record, rewriting_group,
 };
 use crate::core::{Body, Tables};
@@ -104,6 +104,11 @@ fn find_objects(
         }
         let Some(key) = key_of(&flow) else { continue };
         let action = action_of(&key, &flow, &contents.groups, stats.get(&flow.key()));
+        // A flow of the same meaning that this driver would not write, such as one of another priority, is foreign;
+        // so is a second main flow of an entry. What they hide is written again.
+        if !has_flow(key, action.as_ref(), &flow) || tables.entries.contains_key(&key) {
+            continue;
+        }
         let idle = Some(flow.idle_seconds).filter(|idle| *idle != 0);
         let body = Body {
             action,
@@ -244,7 +249,7 @@ fn key_of(flow: &Flow) -> Option<Key> {
         (PORT_MAC, Some(port), None, None) => Key::PortMac { port },
         _ => return None,
     };
-    Some(key).filter(|_| flow.priority >= if flow.table == NOTIFY { 1 } else { ENTRY_PRIORITY })
+    Some(key)
 }
 
 fn action_of(

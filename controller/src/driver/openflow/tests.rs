@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use bluebridge_openflow::{FlowStats, GroupCommand, GroupDescription};
+use bluebridge_openflow::{Field, FlowStats, GroupCommand, GroupDescription};
 use bluebridge_p4::pipeline::{
     Action, DropReason, Forward, Key, MacAddr, SwitchPort, Ternary, WeightedForward,
 };
@@ -195,6 +195,43 @@ proptest! {
         prop_assert_eq!(contents.foreign_flows, vec![stats]);
         prop_assert_eq!(contents.installed.tables, Tables::default());
     }
+}
+
+#[test]
+fn a_flow_of_an_entrys_meaning_with_another_priority_is_foreign() {
+    let forward = Forward { port: SwitchPort(1), dst_mac: MacAddr::default() };
+    let scope = 0xfdbb_0001_u32;
+    let prefix = u128::from(scope) << 80 | 1 << 64;
+    let entries = [
+        (Key::IngressGuard { port: SwitchPort(2), src_scope: scope, src_node: 1 }, Action::Allow),
+        (Key::Redirect { dst_scope: scope, dst_node: 1, page: 7 }, Action::Forward(forward)),
+        (Key::Directory { prefix, prefix_len: 48 }, Action::Forward(forward)),
+        (Key::L2 { dst_mac: MacAddr([2; 6]) }, Action::Forward(forward)),
+        (Key::PortMac { port: SwitchPort(2) }, Action::SetDstMac(MacAddr([2; 6]))),
+    ];
+    let entries = entries.map(|(key, action)| (key, Body::new(action))).into();
+    let tables = Tables { entries, ..Tables::default() };
+    let (flows, groups) = switch_with(&tables);
+    let (bare, _) = switch_with(&Tables::default());
+    let own: Vec<_> = flows.iter().filter(|flow| !bare.contains(flow)).cloned().collect();
+    let mains = own.iter().filter(|flow| flow.table != layout::EGRESS);
+    let mut count = 0;
+    for main in mains {
+        let greater = FlowStats { priority: main.priority + 1, ..main.clone() };
+        let contents = interpret([&flows[..], std::slice::from_ref(&greater)].concat(), &groups);
+        assert_eq!(contents.foreign_flows, [greater]);
+        assert_eq!(contents.installed.tables, tables);
+        count += 1;
+    }
+    assert_eq!(count, 5);
+    // The same condition on the source, but not on the destination's space: it lets everything pass.
+    let guard = own.iter().find(|flow| flow.table == layout::INGRESS_GUARD).unwrap();
+    let mut open = guard.clone();
+    open.fields.retain(|field| !matches!(field, Field::Ipv6Dst(..)));
+    assert_ne!(open, *guard);
+    let contents = interpret([&flows[..], std::slice::from_ref(&open)].concat(), &groups);
+    assert_eq!(contents.foreign_flows, [open]);
+    assert_eq!(contents.installed.tables, tables);
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl OpenFlowDriver {
             let (numbers, batch): (Vec<_>, Vec<_>) = changes.by_ref().take(CHANGES_MAX).unzip();
             for (at, error) in self.channel.change(batch).await? {
                 if error.is_not_primary() {
-                    return Err(primary::lost());
+                    return Err(primary::lost(&mut self.channel, self.election_id).await);
                 }
                 let result = numbers.get(at).and_then(|number| results.get_mut(*number));
                 if let Some(result) = result {
@@ -197,7 +197,9 @@ impl OpenFlowDriver {
         let errors = self.channel.change(changes.collect::<Vec<Change>>()).await?;
         match errors.into_values().next() {
             None => self.contents.groups.extend(changed),
-            Some(error) if error.is_not_primary() => return Err(primary::lost()),
+            Some(error) if error.is_not_primary() => {
+                return Err(primary::lost(&mut self.channel, self.election_id).await);
+            }
             // The next reading finds the old contents and writes the group again.
             Some(error) => tracing::warn!(%error, "a group did not get the new address of a port"),
         }
