@@ -229,6 +229,7 @@ impl OpenFlowDriver {
     async fn empty(&mut self) -> Result<(), DriverError> {
         let groups = flow::delete_group(GROUP_ALL);
         self.base_change(vec![flow::delete_all().into(), groups.into()]).await?;
+        self.contents = Contents::default();
         primary::record(&mut self.channel, self.election_id).await
     }
 
