@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bluebridge_mininet.ending import together
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -32,7 +34,8 @@ class DaemonError(RuntimeError):
 class Daemon:
     """A daemon of ``bluebridge`` in a node.
 
-    It reports readiness by the protocol of ``sd_notify``, through a socket in ``directory``.
+    It reports readiness by the protocol of ``sd_notify``, through a socket in ``directory``. It
+    gets SIGTERM when this program ends.
     """
 
     node: Node
@@ -62,7 +65,7 @@ class Daemon:
             environment = os.environ | self.environment | {"NOTIFY_SOCKET": str(path)}
             with self.log.open("wb") as log:
                 self.process = self.node.popen(
-                    self.arguments,
+                    together(self.arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

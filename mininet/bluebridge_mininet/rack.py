@@ -15,7 +15,6 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from mininet.node import Node, Switch
 from mininet.topo import Topo
 
 from bluebridge_mininet.daemon import Daemon
+from bluebridge_mininet.ending import run, together, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,12 @@ DATA_PLANES = ("ebpf", "soft", "ovs", "bmv2")
 
 MTU_BYTES = 9000
 """The largest IP packet of a link, unless another is given."""
+
+MTUS = range(1280, 9001)
+"""The possible MTUs: from the minimum of IPv6 to the largest of the protocol."""
+
+ENDPOINTS_MAX = 127
+"""The most endpoints and links of a switch; with the controller's port it floods to 128."""
 
 CONTROLLER_PORT = 7700
 """The TCP port on which the controller serves endpoints."""
@@ -113,6 +119,17 @@ def network(topo: Topo) -> Mininet:
     return Mininet(topo=topo, switch=partial(NamespaceSwitch), controller=None, build=False)
 
 
+def stop_network(net: Mininet) -> None:
+    """Remove the nodes, even if a signal interrupted a command in the shell of one."""
+    nodes = net.values()
+    if any(node.waiting for node in nodes):
+        # Such a shell takes no other command. The links end with the namespaces.
+        net.links.clear()
+        for node in nodes:
+            node.intfs.clear()
+    net.stop()
+
+
 class Rack:
     """A running rack; use it in a ``with`` statement, which takes it down."""
 
@@ -141,24 +158,28 @@ class Rack:
             spin: microseconds that the servers poll before they sleep; by default the program's.
 
         Raises:
-            ValueError: there is no such data plane, or no program.
+            ValueError: an argument is not possible, or there is no program.
 
         """
         if switch not in DATA_PLANES:
             message = f"{switch!r} is no data plane; use one of {', '.join(DATA_PLANES)}"
             raise ValueError(message)
-        found = program or shutil.which("bluebridge")
-        if found is None:
-            message = (
-                "there is no bluebridge in PATH; build it (cargo build --release -p bluebridge-cli)"
-            )
+        at_least_one("servers", servers)
+        at_least_one("clients", clients)
+        at_most(ENDPOINTS_MAX, "servers and clients of a switch", servers + clients)
+        if mtu not in MTUS:
+            message = f"an MTU of {mtu} is not possible: use {MTUS[0]} to {MTUS[-1]}"
             raise ValueError(message)
-        self.program = str(Path(found).resolve())
+        self.program = find_program(program)
         self.data_plane, self.mtu, self.memory, self.spin = switch, mtu, memory, spin
         self.servers = [f"s{n}" for n in range(1, servers + 1)]
         self.clients = [f"c{n}" for n in range(1, clients + 1)]
         self.endpoints = endpoints(servers, clients, paired=paired)
-        self.directory = Path(tempfile.mkdtemp(prefix="bluebridge-mininet-"))
+        # It is removed by stop(), or if there is no stop() at the end of Python.
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="bluebridge-mininet-", ignore_cleanup_errors=True
+        )
+        self.directory = Path(self._temporary.name)
         self.daemons: dict[str, Daemon] = {}
         self.net: Mininet | None = None
 
@@ -232,7 +253,7 @@ class Rack:
     def begin(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """Start ``bluebridge`` as an endpoint; :func:`finished` waits for it."""
         process: subprocess.Popen[str] = self.host(name).popen(
-            [self.program, *arguments],
+            together([self.program, *arguments]),
             env=os.environ | self.environment(name),
             stdin=subprocess.DEVNULL,
             text=True,
@@ -271,18 +292,21 @@ class Rack:
         return address
 
     def stop(self) -> None:
-        """End all daemons and remove all nodes."""
-        for daemon in reversed(self.daemons.values()):
-            daemon.stop()
-        self.daemons.clear()
-        if self.data_plane == "ebpf" and self.net is not None:
-            # The switch in the kernel outlives its agent.
-            for switch in self.switches:
-                remove = [self.program, "switch", "remove", "--device-id", str(self.device(switch))]
-                self.host(switch).pexec(remove)
-        if self.net is not None:
-            self.net.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """End all daemons and remove all nodes. Signals wait meanwhile."""
+        with uninterrupted():
+            for daemon in reversed(self.daemons.values()):
+                daemon.stop()
+            if self.data_plane == "ebpf":
+                # The switch in the kernel outlives its agent.
+                for switch in self.switches.keys() & self.daemons.keys():
+                    device = str(self.device(switch))
+                    self.host(switch).pexec(
+                        [self.program, "switch", "remove", "--device-id", device]
+                    )
+            self.daemons.clear()
+            if self.net is not None:
+                stop_network(self.net)
+            self._temporary.cleanup()
 
     def switch_port(self, endpoint: Endpoint) -> str:
         """Return the port of an endpoint, as the endpoint states it."""
@@ -382,6 +406,42 @@ class Rack:
         daemon.start()
 
 
+def at_least_one(what: str, count: int) -> None:
+    """Refuse a number below 1, with a ValueError."""
+    if count < 1:
+        message = f"the number of {what} is {count}; at least 1 is needed"
+        raise ValueError(message)
+
+
+def at_most(most: int, what: str, count: int) -> None:
+    """Refuse a number that is too large, with a ValueError."""
+    if count > most:
+        message = f"the number of {what} is {count}; at most {most} are possible"
+        raise ValueError(message)
+
+
+def find_program(program: str | None) -> str:
+    """Return the path of ``bluebridge``: the given one, or the one in ``PATH``.
+
+    Raises:
+        ValueError: there is none, or it is not executable.
+
+    """
+    found = program or shutil.which("bluebridge")
+    if found is None:
+        message = (
+            "there is no bluebridge in PATH; build it (cargo build --release -p bluebridge-cli)"
+        )
+        raise ValueError(message)
+    if not Path(found).is_file():
+        message = f"the program {found} is not there, or is no file"
+        raise ValueError(message)
+    if not os.access(found, os.X_OK):
+        message = f"the program {found} is not executable"
+        raise ValueError(message)
+    return str(Path(found).resolve())
+
+
 def finished(
     name: str,
     process: subprocess.Popen[str],
@@ -455,14 +515,18 @@ def main() -> int:
     setLogLevel("warning" if options.check else "info")
     if os.geteuid() != 0:
         parser.error("Mininet needs root")
-    with Rack(
-        servers=options.servers,
-        clients=options.clients,
-        switch=options.switch,
-        mtu=options.mtu,
-        memory=options.memory,
-        program=options.program,
-    ) as rack:
+    try:
+        described = Rack(
+            servers=options.servers,
+            clients=options.clients,
+            switch=options.switch,
+            mtu=options.mtu,
+            memory=options.memory,
+            program=options.program,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    with described as rack:
         if options.check:
             check(rack)
             print(f"{options.switch}: {options.servers} servers, {options.clients} clients: ok")
@@ -473,4 +537,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from ipaddress import IPv6Address
 
 from mininet.cli import CLI
 from mininet.log import setLogLevel
 from mininet.topo import Topo
 
+from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import (
     CONTROLLER_MAC,
     DATA_PLANES,
+    ENDPOINTS_MAX,
     MTU_BYTES,
     Endpoint,
     Rack,
+    at_least_one,
+    at_most,
     check,
     command,
     set_ipv6,
@@ -34,6 +37,9 @@ from bluebridge_mininet.rack import (
 
 MANAGEMENT = IPv6Address("fd00:bb:fffe::")
 """The network by which the controller reaches the switches' agents, beside the fabric."""
+
+RACKS_MAX = 15
+"""The most racks: a controller can have 16 switches, and one is the spine."""
 
 
 def endpoints(racks: int, servers: int, clients: int) -> dict[str, Endpoint]:
@@ -84,10 +90,20 @@ class Spine(Rack):
         """Describe the racks; the arguments are those of :class:`Rack`, for each of ``racks``.
 
         Raises:
-            ValueError: there is no such data plane, or no program.
+            ValueError: an argument is not possible, or there is no program.
 
         """
-        super().__init__(switch=switch, mtu=mtu, memory=memory, program=program)
+        at_least_one("racks", racks)
+        at_most(RACKS_MAX, "racks", racks)
+        at_most(ENDPOINTS_MAX - 1, "servers and clients of a rack with a link", servers + clients)
+        super().__init__(
+            servers=servers,
+            clients=clients,
+            switch=switch,
+            mtu=mtu,
+            memory=memory,
+            program=program,
+        )
         self.endpoints = endpoints(racks, servers, clients)
         self.uplink = servers + clients + 1
         self.tors = [f"tor{rack}" for rack in range(1, racks + 1)]
@@ -183,15 +199,19 @@ def main() -> int:
     setLogLevel("warning" if options.check else "info")
     if os.geteuid() != 0:
         parser.error("Mininet needs root")
-    with Spine(
-        racks=options.racks,
-        servers=options.servers,
-        clients=options.clients,
-        switch=options.switch,
-        mtu=options.mtu,
-        memory=options.memory,
-        program=options.program,
-    ) as spine:
+    try:
+        described = Spine(
+            racks=options.racks,
+            servers=options.servers,
+            clients=options.clients,
+            switch=options.switch,
+            mtu=options.mtu,
+            memory=options.memory,
+            program=options.program,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    with described as spine:
         if options.check:
             check(spine)
             print(f"{options.switch}: {options.racks} racks, {len(spine.servers)} servers: ok")
@@ -202,4 +222,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

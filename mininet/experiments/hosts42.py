@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import Rack, finished
-from experiments.report import Row, add_switch, begin, machine, parser, plot, table, write_csv
+from experiments.report import (
+    Row,
+    add_switch,
+    begin,
+    machine,
+    parser,
+    plot,
+    positive,
+    table,
+    write_csv,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -94,8 +104,10 @@ def main() -> int:
     """Run the experiment; ends with 1 if an operation failed."""
     options = parser(__doc__, "hosts42")
     add_switch(options)
-    options.add_argument("--hosts", type=int, default=42, help="hosts (42)")
-    options.add_argument("--runs", type=int, default=1000, help="iterations of each client (1000)")
+    options.add_argument("--hosts", type=positive, default=42, help="hosts (42)")
+    options.add_argument(
+        "--runs", type=positive, default=1000, help="iterations of each client (1000)"
+    )
     options.add_argument(
         "--spin",
         type=int,
@@ -124,4 +136,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

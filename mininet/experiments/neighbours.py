@@ -12,8 +12,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bluebridge_mininet.ending import run, together
 from bluebridge_mininet.rack import Rack, finished
-from experiments.report import Row, add_switch, begin, machine, parser, plot, table, write_csv
+from experiments.report import (
+    Row,
+    add_switch,
+    begin,
+    machine,
+    parser,
+    plot,
+    positive,
+    table,
+    write_csv,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -69,7 +80,7 @@ def compare(rack: Rack, client: str, count: int) -> list[Row]:
         raise RuntimeError(message)
     step = max(count // 20, 1)
     words = [sys.executable, "-c", SEND, ON_LINK, interface, str(count), str(step)]
-    process: subprocess.Popen[str] = node.popen(words, text=True)
+    process: subprocess.Popen[str] = node.popen(together(words), text=True)
     lines = [
         [int(word) for word in line.split()] for line in finished(client, process).splitlines()
     ]
@@ -104,9 +115,9 @@ def main() -> int:
     """Run the experiment; ends with 1 if pointers needed more than one neighbour."""
     options = parser(__doc__, "neighbours")
     add_switch(options)
-    options.add_argument("--count", type=int, default=100_000, help="pointers (100000)")
+    options.add_argument("--count", type=positive, default=100_000, help="pointers (100000)")
     options.add_argument(
-        "--compare", type=int, default=2000, help="addresses of the comparison (2000)"
+        "--compare", type=positive, default=2000, help="addresses of the comparison (2000)"
     )
     asked = begin(options)
     print(machine())
@@ -141,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mininet.log import setLogLevel
 
-from bluebridge_mininet.rack import DATA_PLANES
+from bluebridge_mininet.rack import DATA_PLANES, find_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,11 +37,24 @@ def add_switch(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def positive(text: str) -> int:
+    """Return the value of an option that must be at least 1."""
+    value = int(text)
+    if value < 1:
+        message = f"it is {value}, and must be at least 1"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the options, and find errors before minutes of measuring."""
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("Mininet needs root")
+    try:
+        find_program(options.program)
+    except ValueError as error:
+        parser.error(str(error))
     if not options.no_plots:
         pyplot()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
+from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import DATA_PLANES, Rack, finished
-from experiments.report import Row, begin, machine, parser, plot, table, write_csv
+from experiments.report import Row, begin, machine, parser, plot, positive, table, write_csv
 
 if TYPE_CHECKING:
     import argparse
@@ -93,7 +93,9 @@ def draw(axes: Any, rows: list[Row]) -> None:  # noqa: ANN401 (matplotlib has no
 def main() -> int:
     """Run the experiment; ends with 1 if an operation failed."""
     options = parser(__doc__, "table1")
-    options.add_argument("--runs", type=int, default=1500, help="timed runs of each way (1500)")
+    options.add_argument(
+        "--runs", type=positive, default=1500, help="timed runs of each way (1500)"
+    )
     options.add_argument("--warm-up", type=int, default=100, help="runs before them (100)")
     options.add_argument(
         "--spin",
@@ -118,4 +120,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

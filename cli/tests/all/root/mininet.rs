@@ -1,22 +1,31 @@
 //! Racks as Mininet topologies (`mininet/`), and small versions of the experiments, with this build's binary.
 
+use std::fs;
 use std::process::{Command, Stdio};
 
-use bluebridge_testkit::{Scratch, require_root};
+use bluebridge_rack::process;
+use bluebridge_testkit::{Scratch, own, require_root, until};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Mininet is a module of Debian's own Python; another Python may be first in `PATH`.
 const PYTHON: &str = "/usr/bin/python3";
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mininet");
 
-/// Runs a module of `mininet/` with this build's binary and returns its output.
-fn run(module: &str, arguments: &[&str]) -> String {
+/// A module of `mininet/` with this build's binary.
+fn command(module: &str, arguments: &[&str]) -> Command {
     require_root();
     let mut python = Command::new(PYTHON);
     // -B: no byte code in the checkout, which may belong to another user.
     python.args(["-B", "-m", module, "--program", env!("CARGO_BIN_EXE_bluebridge")]);
-    python.args(arguments).current_dir(FOLDER).stdin(Stdio::null());
-    let output = python.output().expect("Debian's Python runs");
+    python.args(arguments).current_dir(FOLDER);
+    python
+}
+
+/// Runs a module of `mininet/` with this build's binary and returns its output.
+fn run(module: &str, arguments: &[&str]) -> String {
+    let output = command(module, arguments).stdin(Stdio::null()).output();
+    let output = output.expect("Debian's Python runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{module} {arguments:?}: {text}{said}");
@@ -63,6 +72,45 @@ fn two_racks_of_open_vswitch_work_behind_a_spine() {
     check_spine("ovs");
 }
 
+/// Ends a rack by a signal to Python, and returns the exit code when no process of the rack is left.
+fn end_rack(scratch: &Scratch, signal: Signal) -> Option<i32> {
+    const MARK: &str = "MININET_TEST";
+    let mark = own("mininet-signal");
+    let mut python = command("bluebridge_mininet.rack", &["--switch", "soft"]);
+    python.env(MARK, &mark).env("TMPDIR", scratch.path());
+    python.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut python = python.spawn().expect("Debian's Python runs");
+    // Mininet's command line would end at the end of its input.
+    let input = python.stdin.take();
+    let is_marked = |pid: u32| process::has_environment(pid, MARK, &mark);
+    let is_last_server = |pid: u32| {
+        let program = fs::read_link(format!("/proc/{pid}/exe"));
+        process::has_environment(pid, "BLUEBRIDGE_NAME", "s3")
+            && program.is_ok_and(|path| path.ends_with("bluebridge"))
+    };
+    until("the last server runs", || {
+        process::find(|pid| is_marked(pid) && is_last_server(pid)).len() == 1
+    });
+    kill_process(Pid::from_child(&python), signal).expect("signalled");
+    let status = python.wait().expect("waited");
+    drop(input);
+    until("no process is left", || process::find(is_marked).is_empty());
+    status.code()
+}
+
+#[test]
+fn a_rack_whose_python_is_terminated_takes_everything_down() {
+    let scratch = Scratch::new("mininet-term");
+    assert_eq!(end_rack(&scratch, Signal::TERM), Some(128 + 15));
+    let left = fs::read_dir(scratch.path()).expect("readable").count();
+    assert_eq!(left, 0, "files of the rack");
+}
+
+#[test]
+fn the_daemons_of_a_rack_end_even_if_its_python_is_killed() {
+    assert_eq!(end_rack(&Scratch::new("mininet-kill"), Signal::KILL), None);
+}
+
 /// Runs an experiment, and returns the lines of its CSV file.
 fn experiment(name: &str, arguments: &[&str]) -> Vec<String> {
     let scratch = Scratch::new(&format!("mininet-{name}"));
@@ -70,7 +118,7 @@ fn experiment(name: &str, arguments: &[&str]) -> Vec<String> {
     let module = format!("experiments.{name}");
     run(&module, &[&["--no-plots", "--output", output], arguments].concat());
     let file = scratch.path().join(format!("{name}.csv"));
-    let text = std::fs::read_to_string(file).expect("written");
+    let text = fs::read_to_string(file).expect("written");
     text.lines().map(str::to_owned).collect()
 }
 
