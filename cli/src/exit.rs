@@ -127,8 +127,20 @@ fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
             AgentError::Listen { source, .. } => of_listen(source),
             _ => Exit::Failure,
         })
+    } else if let Some(error) = cause.downcast_ref::<DriverError>() {
+        Some(of_driver(error))
     } else {
         cause.downcast_ref::<ControllerError>().map(of_controller)
+    }
+}
+
+fn of_driver(error: &DriverError) -> Exit {
+    match error {
+        DriverError::InUse { .. } | DriverError::Fenced { .. } | DriverError::Refused { .. } => {
+            Exit::Refused
+        }
+        DriverError::Lost(_) | DriverError::Timeout(_) => Exit::Unreachable,
+        _ => Exit::Failure,
     }
 }
 
@@ -184,10 +196,8 @@ fn of_controller(error: &ControllerError) -> Exit {
         },
         ControllerError::TlsFile { source, .. } => of_input(source),
         ControllerError::Tls(_) => Exit::Usage,
-        ControllerError::WasFenced { .. }
-        | ControllerError::Switch(DriverError::InUse { .. } | DriverError::Fenced { .. }) => {
-            Exit::Refused
-        }
+        ControllerError::WasFenced { .. } => Exit::Refused,
+        ControllerError::Switch(error) => of_driver(error),
         _ => Exit::Failure,
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -118,6 +118,7 @@ impl OpenVswitch {
         let database = directory.join(DATABASE);
         let socket = directory.join(DATABASE_SOCKET);
         prepare(directory)?;
+        check_free(listen)?;
         this.run("ovsdb-tool", [OsStr::new("create"), database.as_os_str(), OsStr::new(SCHEMA)])?;
         this.spawn(
             "ovsdb-server",
@@ -331,6 +332,19 @@ fn prepare(directory: &Path) -> Result<(), OvsError> {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
+    }
+    Ok(())
+}
+
+/// Checks that the switch can listen there: it would only log that it cannot.
+fn check_free(listen: SocketAddr) -> Result<(), OvsError> {
+    // As above, a process that was just killed may take a moment to end.
+    let began = Instant::now();
+    while let Err(source) = TcpListener::bind(listen) {
+        if source.kind() != io::ErrorKind::AddrInUse || began.elapsed() > END_DEADLINE {
+            return Err(OvsError::Io { doing: format!("listen on {listen}"), source });
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }

@@ -322,6 +322,25 @@ mod root {
     }
 
     #[test]
+    fn the_database_of_another_and_an_address_in_use_are_refused() {
+        in_thread(|| {
+            ip("link set lo up");
+            let listen = LISTEN.parse().expect("an address");
+            let scratch = Scratch::new("ovs-foreign");
+            let database = scratch.path().join("conf.db");
+            std::fs::write(&database, "of another").expect("written");
+            let refused = OpenVswitch::start(scratch.path(), listen, []).expect_err("foreign");
+            assert!(matches!(refused, OvsError::Foreign(_)), "{refused}");
+            assert_eq!(std::fs::read_to_string(database).expect("kept"), "of another");
+
+            let _holder = std::net::TcpListener::bind(LISTEN).expect("free");
+            let scratch = Scratch::new("ovs-listen");
+            let refused = OpenVswitch::start(scratch.path(), listen, []).expect_err("in use");
+            assert!(refused.to_string().contains("cannot listen on 127.0.0.1:6653"), "{refused}");
+        });
+    }
+
+    #[test]
     fn a_directory_is_used_again_and_keeps_files_of_others() {
         in_thread(|| {
             let (running, _, directory) = switch();

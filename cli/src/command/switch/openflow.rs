@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector, SwitchConnector};
+use bluebridge_controller::driver::{
+    DriverError, OpenFlowAddress, OpenFlowConnector, SwitchConnector,
+};
 use bluebridge_rack::control::tables::{PortNames, SwitchTables, lines};
 
 /// Time limit of a reading.
@@ -22,7 +24,7 @@ pub(in crate::command) fn read_tables(
     let installed = runtime.block_on(async {
         tokio::time::timeout(READ_DEADLINE, connector.look())
             .await
-            .with_context(|| format!("{address} does not respond"))?
+            .unwrap_or(Err(DriverError::Timeout("reading the tables")))
             .with_context(|| format!("cannot read the tables of {address}"))
     })?;
     let tables = &installed.tables;
