@@ -130,9 +130,10 @@ impl Tables for Driven {
         self.insert_object(Object::NotifySession)
     }
 
-    fn drops(&mut self, reason: DropReason) -> Result<Option<u64>, String> {
+    fn drops(&mut self, reason: DropReason) -> Result<u64, String> {
         let before = self.dropped_before.get(&reason).copied().unwrap_or_default();
         let now = self.read()?.drops.get(&reason).copied();
-        Ok(now.map(|now| now.saturating_sub(before)))
+        let now = now.ok_or_else(|| format!("drops for {reason:?} are not counted"))?;
+        Ok(now.saturating_sub(before))
     }
 }

@@ -57,8 +57,11 @@ pub trait Tables {
     /// Sets the clone session of `notify`.
     fn set_clone_session(&mut self) -> Result<(), String>;
 
-    /// The number of frames dropped for a reason; `None` if the switch does not count them.
-    fn drops(&mut self, reason: DropReason) -> Result<Option<u64>, String>;
+    /// The number of frames dropped for a reason.
+    ///
+    /// # Errors
+    /// The switch fails, or does not count them.
+    fn drops(&mut self, reason: DropReason) -> Result<u64, String>;
 }
 
 impl<T: DataPlane + ?Sized> Tables for T {
@@ -88,9 +91,9 @@ impl<T: DataPlane + ?Sized> Tables for T {
         DataPlane::set_clone_session(self, session).map_err(|error| error.to_string())
     }
 
-    fn drops(&mut self, reason: DropReason) -> Result<Option<u64>, String> {
+    fn drops(&mut self, reason: DropReason) -> Result<u64, String> {
         let drops = DataPlane::drops(self).map_err(|error| error.to_string())?;
-        Ok(Some(drops.of(reason)))
+        Ok(drops.of(reason))
     }
 }
 
@@ -227,8 +230,7 @@ fn set_up(tables: &mut dyn Tables, statement: &Statement, names: &mut Names) -> 
         Statement::Count { check, count } => {
             let began = Instant::now();
             loop {
-                // A target may not count why it drops a frame.
-                let is = counted(tables, check, names)?.unwrap_or(*count);
+                let is = counted(tables, check, names)?;
                 if is == *count {
                     break;
                 }
@@ -262,14 +264,14 @@ pub fn timeless(entry: &Entry) -> Entry {
     entry
 }
 
-fn counted(tables: &mut dyn Tables, check: &Check, names: &Names) -> Result<Option<u64>, String> {
+fn counted(tables: &mut dyn Tables, check: &Check, names: &Names) -> Result<u64, String> {
     let mut counter = |name: &String| {
         let key = names.keys.get(name).ok_or_else(|| format!("no entry ${name}"))?;
         tables.entry(key).map(|(_, counter)| counter)
     };
     match check {
-        Check::Packets(name) => counter(name).map(|counter| Some(counter.packets)),
-        Check::Bytes(name) => counter(name).map(|counter| Some(counter.bytes)),
+        Check::Packets(name) => counter(name).map(|counter| counter.packets),
+        Check::Bytes(name) => counter(name).map(|counter| counter.bytes),
         Check::Drops(reason) => tables.drops(*reason),
     }
 }
