@@ -499,11 +499,11 @@ def check(rack: Rack) -> None:
             raise RuntimeError(message)
 
 
-def main() -> int:
-    """Start a rack, and Mininet's command line or a check."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--servers", type=int, default=3, help="memory servers: s1, s2, .. (3)")
-    parser.add_argument("--clients", type=int, default=2, help="clients: c1, c2, .. (2)")
+def serve(kind: type[Rack], parser: argparse.ArgumentParser) -> int:
+    """Start the rack that the command line describes, and Mininet's command line or a check.
+
+    ``parser`` has the options for the rack's size, which are arguments of ``kind``.
+    """
     parser.add_argument("--switch", choices=DATA_PLANES, default="soft", help="the data plane")
     parser.add_argument(
         "--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)"
@@ -511,29 +511,32 @@ def main() -> int:
     parser.add_argument("--memory", default="64M", help="the memory of each server (64M)")
     parser.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
     parser.add_argument("--check", action="store_true", help="write and read once, then end")
-    options = parser.parse_args()
-    setLogLevel("warning" if options.check else "info")
+    options = vars(parser.parse_args())
+    checks = options.pop("check")
+    setLogLevel("warning" if checks else "info")
     if os.geteuid() != 0:
         parser.error("Mininet needs root")
     try:
-        described = Rack(
-            servers=options.servers,
-            clients=options.clients,
-            switch=options.switch,
-            mtu=options.mtu,
-            memory=options.memory,
-            program=options.program,
-        )
+        described = kind(**options)
     except ValueError as error:
         parser.error(str(error))
     with described as rack:
-        if options.check:
+        if checks:
             check(rack)
-            print(f"{options.switch}: {options.servers} servers, {options.clients} clients: ok")
+            servers, clients = len(rack.servers), len(rack.clients)
+            print(f"{rack.data_plane}: {servers} servers, {clients} clients: ok")
         else:
             rack.prepare_command_line()
             CLI(rack.net)
     return 0
+
+
+def main() -> int:
+    """Start a rack, and Mininet's command line or a check."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--servers", type=int, default=3, help="memory servers: s1, s2, .. (3)")
+    parser.add_argument("--clients", type=int, default=2, help="clients: c1, c2, .. (2)")
+    return serve(Rack, parser)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,19 @@ import argparse
 import os
 from ipaddress import IPv6Address
 
-from mininet.cli import CLI
-from mininet.log import setLogLevel
 from mininet.topo import Topo
 
 from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import (
     CONTROLLER_MAC,
-    DATA_PLANES,
     ENDPOINTS_MAX,
     MTU_BYTES,
     Endpoint,
     Rack,
     at_least_one,
     at_most,
-    check,
     command,
+    serve,
     set_ipv6,
 )
 
@@ -188,37 +185,7 @@ def main() -> int:
     parser.add_argument("--racks", type=int, default=2, help="racks: r1, r2, .. (2)")
     parser.add_argument("--servers", type=int, default=2, help="memory servers of each rack (2)")
     parser.add_argument("--clients", type=int, default=1, help="clients of each rack (1)")
-    parser.add_argument("--switch", choices=DATA_PLANES, default="soft", help="the data plane")
-    parser.add_argument(
-        "--mtu", type=int, default=MTU_BYTES, help="largest IP packet in bytes (9000)"
-    )
-    parser.add_argument("--memory", default="64M", help="the memory of each server (64M)")
-    parser.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
-    parser.add_argument("--check", action="store_true", help="write and read once, then end")
-    options = parser.parse_args()
-    setLogLevel("warning" if options.check else "info")
-    if os.geteuid() != 0:
-        parser.error("Mininet needs root")
-    try:
-        described = Spine(
-            racks=options.racks,
-            servers=options.servers,
-            clients=options.clients,
-            switch=options.switch,
-            mtu=options.mtu,
-            memory=options.memory,
-            program=options.program,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    with described as spine:
-        if options.check:
-            check(spine)
-            print(f"{options.switch}: {options.racks} racks, {len(spine.servers)} servers: ok")
-        else:
-            spine.prepare_command_line()
-            CLI(spine.net)
-    return 0
+    return serve(Spine, parser)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ fn a_rack_with_open_vswitch_works() {
 
 fn check_spine(switch: &str) {
     let text = run("bluebridge_mininet.spine", &["--switch", switch, "--check"]);
-    assert_eq!(text, format!("{switch}: 2 racks, 4 servers: ok\n"));
+    assert_eq!(text, format!("{switch}: 4 servers, 2 clients: ok\n"));
 }
 
 #[test]
