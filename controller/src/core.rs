@@ -299,7 +299,11 @@ impl Core {
 
     /// Where an endpoint is connected; `None` if the controller no longer has the switch.
     pub(crate) fn place(&self, record: &NodeRecord) -> Option<Place> {
-        let switch = self.config.topology.find(&record.switch)?;
+        let switch = match record.switch.as_str() {
+            // It joined when there was one switch without a name; that is the first one now.
+            "" => SwitchId(0),
+            name => self.config.topology.find(name)?,
+        };
         Some(Place { switch, port: record.port() })
     }
 

@@ -37,7 +37,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 pub use config::{Config, SwitchAddress, TlsPaths};
-use driver::{DriverError, SwitchConnector};
+use driver::DriverError;
 use futures::future::select_all;
 use reconcile::{Claim, Desired, Outbid, Reconciler};
 use redirect::Redirects;
@@ -194,20 +194,7 @@ impl Controller {
     /// # Errors
     /// [`ControllerError`]: it must not continue.
     pub async fn run(
-        self,
-        shutdown: impl Future<Output = ()> + Send,
-    ) -> Result<(), ControllerError> {
-        let connectors = self.config.switches.iter().map(SwitchAddress::connector).collect();
-        self.run_with(connectors, shutdown).await
-    }
-
-    /// Runs with other kinds of switches, one for each of the topology.
-    ///
-    /// # Errors
-    /// [`ControllerError`]: it must not continue.
-    pub async fn run_with(
         mut self,
-        connectors: Vec<Box<dyn SwitchConnector>>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ControllerError> {
         let store = Arc::new(self.store);
@@ -221,7 +208,7 @@ impl Controller {
             "the controller starts"
         );
         let (mut reconcilers, mut switches) = (Vec::new(), Vec::new());
-        for connector in connectors {
+        for connector in self.config.switches.iter().map(SwitchAddress::connector) {
             let (send, desired) = watch::channel(Desired::default());
             let outbid = self.config.force.then(|| outbid(&store));
             let claim = Claim { election_id, is_new, outbid };

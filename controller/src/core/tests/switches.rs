@@ -227,6 +227,23 @@ fn an_endpoint_that_moves_to_another_switch_keeps_its_id_and_is_found() {
 }
 
 #[test]
+fn endpoints_of_a_switch_without_a_name_are_at_the_first_one_when_there_are_several() {
+    let (mut core, now) = core();
+    let mut disk = Disk::default();
+    join(&mut core, now, &memory("s1", 1, 1000));
+    join(&mut core, now, &client("c1", 2));
+    disk.write(core.take_changes());
+    let config = CoreConfig { topology: two_racks(), ..CoreConfig::default() };
+    let mut core = Core::new(config, disk.load(), 2, now);
+    for switch in core.config.topology.switches() {
+        core.learn_ports(switch, ports(PORTS));
+    }
+    join(&mut core, now, &on("t1", client("c2", 1)));
+    assert!(core.nodes().all(|node| core.place(&node.record).is_some()));
+    check(&core, now);
+}
+
+#[test]
 fn a_redirect_leads_only_to_an_endpoint_of_the_same_switch() {
     let (mut core, now) = core_of(two_racks());
     let owner = join(&mut core, now, &on("t0", client("c1", 1)));

@@ -3,9 +3,9 @@
 //! OpenFlow lets the controller with the newest generation id become the primary ("master"), and forgets who
 //! it was when it leaves. The pipeline has a stricter rule: the greatest election id that ever was primary
 //! keeps the switch. So the primary stores its election id in the switch, in a flow that no frame reaches.
-//! Whoever finds one there that is not below its own is fenced. A controller reads the record before it becomes the primary,
-//! so that it does not disturb a right one, and again afterwards, because two may do this at once: from then
-//! on only one of them can write.
+//! Whoever finds one there that is not below its own is fenced. A controller reads the record before it becomes
+//! the primary, so that it does not disturb a right one, and again afterwards, because two may do this at once:
+//! from then on only one of them can write.
 
 use bluebridge_openflow::{
     Body, FlowStatsRequest, GROUP_ANY, MultipartPart, MultipartRequest, Role, RoleRequest, port,
