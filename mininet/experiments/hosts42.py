@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Any
 from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import Rack, finished
 from experiments.report import (
+    CODES,
     Row,
     add_switch,
     begin,
     machine,
     parser,
-    plot,
     positive,
     table,
-    write_csv,
+    write,
 )
 
 if TYPE_CHECKING:
     import argparse
-
-CODES = (0, 1)
-"""How ``workload crud`` ends; 1: operations failed, and the result counts them."""
 
 OPERATIONS = ("CREATE", "WRITE", "READ", "UPDATE", "DELETE")
 
@@ -127,10 +124,8 @@ def main() -> int:
     total = asked.hosts * asked.runs
     print(f"{total} iterations on {asked.hosts} hosts took {seconds:.1f} s")
     print("the paper's 100 iterations on each of 42 hosts did not end: clients froze")
-    write_csv(asked.output / "hosts42.csv", rows)
-    if not asked.no_plots:
-        labels = (f"{asked.hosts} hosts at once", "clients, fastest first", "p50 (ms)")
-        plot(asked.output / "hosts42.svg", labels, lambda axes: draw(axes, clients))
+    labels = (f"{asked.hosts} hosts at once", "clients, fastest first", "p50 (ms)")
+    write(asked, rows, labels, lambda axes: draw(axes, clients))
     is_whole = all(row["count"] == total for row in rows)
     return int(not is_whole or any(row["failed"] for row in rows))
 

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bluebridge_mininet.ending import run, together
 from bluebridge_mininet.rack import Rack, finished
-from experiments.report import (
-    Row,
-    add_switch,
-    begin,
-    machine,
-    parser,
-    plot,
-    positive,
-    table,
-    write_csv,
-)
+from experiments.report import Row, add_switch, begin, machine, parser, positive, table, write
 
 if TYPE_CHECKING:
     import subprocess
@@ -143,10 +133,8 @@ def main() -> int:
         rows += compare(rack, client, asked.compare)
     table(rows)
     print("the paper's client stopped at the 1,000th to 1,500th pointer")
-    write_csv(asked.output / "neighbours.csv", rows)
-    if not asked.no_plots:
-        labels = ("Entries of a client's neighbour table", "addresses used", "entries")
-        plot(asked.output / "neighbours.svg", labels, lambda axes: draw(axes, rows))
+    labels = ("Entries of a client's neighbour table", "addresses used", "entries")
+    write(asked, rows, labels, lambda axes: draw(axes, rows))
     own = [row["neighbours"] for row in rows if row["way"] == "pointers"]
     return int(any(count != 1 for count in own))
 

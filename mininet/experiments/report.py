@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, object]
 
+CODES = (0, 1)
+"""How ``workload crud`` ends; 1: operations failed, and the result counts them."""
+
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every experiment."""
@@ -27,6 +30,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
         "--output", type=Path, default=Path(name), help=f"directory of the files ({name})"
     )
     made.add_argument("--no-plots", action="store_true", help="write no plots")
+    made.set_defaults(name=name)
     return made
 
 
@@ -88,6 +92,18 @@ def plot(path: Path, labels: tuple[str, str, str], draw: Callable[[Any], None]) 
     axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     print(f"written: {path}")
+
+
+def write(
+    options: argparse.Namespace,
+    rows: Sequence[Row],
+    labels: tuple[str, str, str],
+    draw: Callable[[Any], None],
+) -> None:
+    """Write the CSV file of an experiment and, unless the options exclude it, its plot."""
+    write_csv(options.output / f"{options.name}.csv", rows)
+    if not options.no_plots:
+        plot(options.output / f"{options.name}.svg", labels, draw)
 
 
 def table(rows: Sequence[Row]) -> None:

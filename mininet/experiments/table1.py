@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import DATA_PLANES, Rack, finished
-from experiments.report import Row, begin, machine, parser, plot, positive, table, write_csv
+from experiments.report import CODES, Row, begin, machine, parser, positive, table, write
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +42,7 @@ def measure(switch: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             *["workload", "crud", "--runs", str(options.runs), "--warm-up", str(options.warm_up)],
             *["--size", "4096", "--spin", str(spin), "--directory", directory, "--json"],
         )
-        # 1: operations failed, and the result counts them.
-        output = finished(client, process, accepted=(0, 1))
+        output = finished(client, process, accepted=CODES)
     rows: list[dict[str, Any]] = json.loads(output)["rows"]
     return rows
 
@@ -115,10 +114,8 @@ def main() -> int:
     for switch in asked.switch or [plane for plane in DATA_PLANES if plane != "bmv2"]:
         rows += collect(switch, measure(switch, asked))
     table(rows)
-    write_csv(asked.output / "table1.csv", rows)
-    if not asked.no_plots:
-        labels = ("Operations on a page of 4096 bytes", "operation", "p50 (us)")
-        plot(asked.output / "table1.svg", labels, lambda axes: draw(axes, rows))
+    labels = ("Operations on a page of 4096 bytes", "operation", "p50 (us)")
+    write(asked, rows, labels, lambda axes: draw(axes, rows))
     return int(any(row["failed"] for row in rows))
 
 
