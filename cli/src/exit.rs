@@ -140,6 +140,9 @@ fn of_driver(error: &DriverError) -> Exit {
             Exit::Refused
         }
         DriverError::Lost(_) | DriverError::Timeout(_) => Exit::Unreachable,
+        DriverError::Listen { kind, .. } => of_listen(&(*kind).into()),
+        DriverError::OtherSwitch { .. } => Exit::Refused,
+        DriverError::WrongProtocol { .. } => Exit::Usage,
         _ => Exit::Failure,
     }
 }

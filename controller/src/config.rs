@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::core::CoreConfig;
-use crate::driver::{OpenFlowAddress, OpenFlowConnector, P4RuntimeConnector, SwitchConnector};
+use crate::driver::{OpenFlowConnector, OpenFlowSwitch, P4RuntimeConnector, SwitchConnector};
 use crate::reconcile::Timing;
 
 /// The files that TLS needs for the northbound API, as PEM.
@@ -23,7 +23,7 @@ pub struct TlsPaths {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum SwitchAddress {
     /// By OpenFlow.
-    OpenFlow(OpenFlowAddress),
+    OpenFlow(OpenFlowSwitch),
     /// By P4Runtime.
     P4Runtime {
         /// The server: `http://host:port`.
@@ -45,7 +45,7 @@ impl SwitchAddress {
     /// Makes connections to it.
     pub(crate) fn connector(&self) -> Box<dyn SwitchConnector> {
         match self {
-            Self::OpenFlow(address) => Box::new(OpenFlowConnector::new(*address)),
+            Self::OpenFlow(switch) => Box::new(OpenFlowConnector::new(*switch)),
             Self::P4Runtime { uri, device_id, device_config: Some(bytes) } => {
                 Box::new(P4RuntimeConnector::with_device_config(uri, *device_id, bytes.clone()))
             }
@@ -59,7 +59,7 @@ impl SwitchAddress {
 impl std::fmt::Display for SwitchAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::OpenFlow(address) => address.fmt(f),
+            Self::OpenFlow(switch) => switch.fmt(f),
             Self::P4Runtime { uri, .. } => f.write_str(uri),
         }
     }

@@ -2,8 +2,11 @@
 
 mod openflow;
 mod p4runtime;
+mod protocol;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 
 use bluebridge_p4::pipeline::{Action, Counter, DropReason, Key};
 
@@ -12,7 +15,7 @@ use crate::plan::TableUpdate;
 use crate::redirect::PacketIn;
 use crate::store::ElectionId;
 
-pub use openflow::{OpenFlowAddress, OpenFlowConnector, OpenFlowDriver};
+pub use openflow::{OpenFlowAddress, OpenFlowConnector, OpenFlowDriver, OpenFlowSwitch};
 pub use p4runtime::{P4RuntimeConnector, P4RuntimeDriver};
 
 /// Why the controller cannot work with a switch.
@@ -40,9 +43,31 @@ pub enum DriverError {
         /// The number of endpoints with entries in the switch.
         endpoints: usize,
     },
+    /// The controller cannot listen on the address to which the switch connects. An operator must act.
+    #[error("cannot listen on {address} for the switch: {reason}; {}", listen_advice(*kind))]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The kind of the system's error.
+        kind: ErrorKind,
+        /// The system's error.
+        reason: String,
+    },
     /// The connection was lost, or a call failed as a whole. Temporary.
     #[error("the connection to the switch was lost: {0}")]
     Lost(String),
+    /// It is another switch than the one whose datapath id was given. It is tried again, because the right one
+    /// may come.
+    #[error(
+        "the switch has the datapath id {found:016x}, but {wanted:016x} was given; correct the address of the \
+         switch, or the switch"
+    )]
+    OtherSwitch {
+        /// Its datapath id.
+        found: u64,
+        /// The required one.
+        wanted: u64,
+    },
     /// The switch refuses something that the controller needs.
     #[error("the switch refused {what}: {reason}")]
     Refused {
@@ -63,12 +88,50 @@ pub enum DriverError {
         /// The most ports that the controller can use.
         most: usize,
     },
+    /// The switch speaks another protocol than its address says. It is tried again, because another switch may
+    /// get the address.
+    #[error(
+        "{address} looks like {found}, not like {expected}; write {scheme}://{address} as the address of the switch"
+    )]
+    WrongProtocol {
+        /// The address, without a protocol.
+        address: String,
+        /// What seems to be there.
+        found: &'static str,
+        /// What the address says.
+        expected: &'static str,
+        /// The name of its protocol in an address.
+        scheme: &'static str,
+    },
 }
 
 impl DriverError {
+    /// Explains why a P4Runtime server at an address does not respond, if an OpenFlow switch is there.
+    pub async fn of_openflow_at(address: SocketAddr) -> Option<Self> {
+        let failed = Self::Lost(String::new());
+        let explained = protocol::explain_p4runtime(failed, &address.to_string()).await;
+        matches!(explained, Self::WrongProtocol { .. }).then_some(explained)
+    }
+
     /// Whether a retry is useless until an operator acts.
     pub(crate) const fn is_final(&self) -> bool {
-        matches!(self, Self::Fenced { .. } | Self::InUse { .. } | Self::TooManyPorts { .. })
+        matches!(
+            self,
+            Self::Fenced { .. }
+                | Self::InUse { .. }
+                | Self::Listen { .. }
+                | Self::TooManyPorts { .. }
+        )
+    }
+}
+
+/// What to do about an address on which the controller cannot listen.
+const fn listen_advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::AddrInUse => "end the program that uses it, or choose another address",
+        ErrorKind::AddrNotAvailable => "use an address of this machine",
+        ErrorKind::PermissionDenied => "choose a port above 1023, or start the controller as root",
+        _ => "choose another address",
     }
 }
 

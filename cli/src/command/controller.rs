@@ -56,8 +56,9 @@ struct Serve {
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:7700")]
     listen: SocketAddr,
     /// The switch: the ADDRESS of its P4Runtime server, openflow://ADDRESS of a switch that listens for OpenFlow
-    /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects. With NAME= before it, it
-    /// can be repeated; endpoints then name their switch
+    /// controllers, or openflow-listen://ADDRESS, to which an OpenFlow switch connects. ?datapath-id=ID after an
+    /// OpenFlow address refuses other switches. With NAME= before it, it can be repeated; endpoints then name
+    /// their switch
     #[arg(long = "switch", value_name = "[NAME=]ADDRESS", default_value = "[::1]:9559")]
     switches: Vec<NamedSwitch>,
     /// A link between two switches, such as tor1/9-spine/1. The switches must form a tree
@@ -181,7 +182,7 @@ fn addresses(options: &Serve) -> anyhow::Result<Vec<config::SwitchAddress>> {
     let targets = for_each(count, &options.targets, "--target")?;
     let device_ids = for_each(count, &options.device_ids, "--device-id")?;
     let address = |(switch, (target, device_id)): (&NamedSwitch, _)| match switch.address {
-        SwitchAddress::OpenFlow(address) => config::SwitchAddress::OpenFlow(address),
+        SwitchAddress::OpenFlow(switch) => config::SwitchAddress::OpenFlow(switch),
         SwitchAddress::P4Runtime(address) => config::SwitchAddress::P4Runtime {
             uri: format!("http://{address}"),
             device_id,
@@ -197,6 +198,10 @@ fn addresses(options: &Serve) -> anyhow::Result<Vec<config::SwitchAddress>> {
             config::SwitchAddress::P4Runtime { uri, device_id, .. },
             config::SwitchAddress::P4Runtime { uri: other, device_id: other_id, .. },
         ) => (uri, device_id) == (other, other_id),
+        // One address has one switch, whatever its datapath id is.
+        (config::SwitchAddress::OpenFlow(one), config::SwitchAddress::OpenFlow(other)) => {
+            one.address == other.address
+        }
         _ => one == other,
     };
     let twice = (0..count)
@@ -342,6 +347,10 @@ mod tests {
         };
         let twice = ["--switch", "a=[::1]:1", "--switch", "b=[::1]:1"];
         assert!(addresses(&parse(&twice).expect("complete")).is_err(), "one switch, two names");
+        let listening = "openflow-listen://[::1]:1?datapath-id=";
+        let (one, other) = (format!("a={listening}1"), format!("b={listening}2"));
+        let ids = ["--switch", &one, "--switch", &other];
+        assert!(addresses(&parse(&ids).expect("complete")).is_err(), "one address, two switches");
         let devices = [&twice[..], &["--device-id", "1", "--device-id", "2"]].concat();
         assert!(addresses(&parse(&devices).expect("complete")).is_ok(), "two devices of a server");
         let two = ["--switch", "tor=[::1]:1", "--switch", "spine=openflow://[::1]:2"];

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use bluebridge_controller::driver::OpenFlowAddress;
+use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowSwitch};
 use bluebridge_northbound::environment::SwitchPort;
 
 /// A switch, and the protocol that it speaks.
@@ -13,7 +13,7 @@ pub(super) enum SwitchAddress {
     /// A P4Runtime server.
     P4Runtime(SocketAddr),
     /// OpenFlow.
-    OpenFlow(OpenFlowAddress),
+    OpenFlow(OpenFlowSwitch),
 }
 
 impl FromStr for SwitchAddress {
@@ -28,21 +28,42 @@ impl FromStr for SwitchAddress {
                 )
             })
         };
+        let openflow = |text: &str, address: fn(SocketAddr) -> OpenFlowAddress| {
+            let (text, option) = text.split_once('?').map_or((text, None), |(a, b)| (a, Some(b)));
+            let datapath_id = option.map(parse_datapath_id).transpose()?;
+            Ok(Self::OpenFlow(OpenFlowSwitch { address: address(parse(text)?), datapath_id }))
+        };
         if let Some(address) = text.strip_prefix("openflow://") {
-            return Ok(Self::OpenFlow(OpenFlowAddress::Connect(parse(address)?)));
+            return openflow(address, OpenFlowAddress::Connect);
         }
         if let Some(address) = text.strip_prefix("openflow-listen://") {
-            return Ok(Self::OpenFlow(OpenFlowAddress::Listen(parse(address)?)));
+            return openflow(address, OpenFlowAddress::Listen);
         }
         parse(text.strip_prefix("p4runtime://").unwrap_or(text)).map(Self::P4Runtime)
     }
+}
+
+/// The datapath id that an OpenFlow address requires, such as `datapath-id=00000000000000bb`.
+fn parse_datapath_id(option: &str) -> Result<u64, String> {
+    let digits = option.strip_prefix("datapath-id=").ok_or_else(|| {
+        format!("{option:?} is no option of an OpenFlow address; write ?datapath-id=ID")
+    })?;
+    let digits = digits.strip_prefix("0x").unwrap_or(digits);
+    // `from_str_radix` also takes a sign.
+    let are_digits = digits.len() <= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(digits, 16).ok().filter(|_| are_digits).ok_or_else(|| {
+        format!(
+            "{digits:?} is not a datapath id, which has up to 16 hexadecimal digits; \
+             `ovs-vsctl get bridge BRIDGE datapath_id` prints that of an Open vSwitch"
+        )
+    })
 }
 
 impl fmt::Display for SwitchAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::P4Runtime(address) => address.fmt(f),
-            Self::OpenFlow(address) => address.fmt(f),
+            Self::OpenFlow(switch) => switch.fmt(f),
         }
     }
 }
@@ -109,17 +130,26 @@ mod tests {
     #[test]
     fn an_address_names_its_protocol() {
         let address: SocketAddr = "[::1]:6653".parse().unwrap();
-        let connect = SwitchAddress::OpenFlow(OpenFlowAddress::Connect(address));
-        let listen = SwitchAddress::OpenFlow(OpenFlowAddress::Listen(address));
+        let connect = SwitchAddress::OpenFlow(OpenFlowAddress::Connect(address).into());
+        let listen = OpenFlowSwitch::from(OpenFlowAddress::Listen(address));
+        let pinned = OpenFlowSwitch { datapath_id: Some(0xbb), ..listen };
+        let [listen, pinned] = [listen, pinned].map(SwitchAddress::OpenFlow);
         for (text, expected) in [
             ("[::1]:6653", SwitchAddress::P4Runtime(address)),
             ("openflow://[::1]:6653", connect),
             ("openflow-listen://[::1]:6653", listen),
+            ("openflow-listen://[::1]:6653?datapath-id=00000000000000bb", pinned),
         ] {
             let parsed: SwitchAddress = text.parse().unwrap();
             assert_eq!((parsed, parsed.to_string().as_str()), (expected, text));
         }
         assert_eq!("p4runtime://[::1]:6653".parse(), Ok(SwitchAddress::P4Runtime(address)));
+        assert_eq!("openflow-listen://[::1]:6653?datapath-id=0xBB".parse(), Ok(pinned));
+        for bad in ["datapath-id=", "datapath-id=+1", "datapath-id=00000000000000000", "id=1", ""] {
+            let error = format!("openflow://[::1]:6653?{bad}").parse::<SwitchAddress>();
+            let error = error.expect_err(bad);
+            assert!(error.contains("datapath"), "{error}");
+        }
         for bad in ["", "::1", "openflow://", "openflow://somewhere:1", "http://[::1]:6653"] {
             let error = bad.parse::<SwitchAddress>().unwrap_err();
             assert!(error.contains("openflow://ADDRESS"), "{error}");

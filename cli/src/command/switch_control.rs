@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::Global;
 use super::member::find_rack;
-use super::switch::openflow::read_tables;
+use super::switch::openflow::{explain, read_tables};
 use super::switch_address::SwitchAddress;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -127,7 +127,9 @@ fn enter(state: &RackState) -> anyhow::Result<Reached> {
             DataPlane::Bmv2 | DataPlane::Ebpf | DataPlane::Soft => {
                 SwitchAddress::P4Runtime(P4RUNTIME.into())
             }
-            DataPlane::Ovs => SwitchAddress::OpenFlow(OpenFlowAddress::Connect(OPENFLOW.into())),
+            DataPlane::Ovs => {
+                SwitchAddress::OpenFlow(OpenFlowAddress::Connect(OPENFLOW.into()).into())
+            }
         },
         device_id: DEVICE_ID,
         names: port_names(&layout),
@@ -158,10 +160,9 @@ pub(super) fn tables_of_rack(name: &RackName, global: Global) -> anyhow::Result<
 
 fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
     let reading = match switch.address {
-        SwitchAddress::P4Runtime(address) => {
-            tables::read(address, switch.device_id, &switch.names)?
-        }
-        SwitchAddress::OpenFlow(address) => read_tables(address, &switch.names)?,
+        SwitchAddress::P4Runtime(address) => tables::read(address, switch.device_id, &switch.names)
+            .map_err(|error| explain(address, error))?,
+        SwitchAddress::OpenFlow(openflow) => read_tables(openflow, &switch.names)?,
     };
     if global.json {
         let entries = reading.lines.iter().map(serde_json::to_value);

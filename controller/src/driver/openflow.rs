@@ -2,7 +2,8 @@
 //!
 //! * `layout`: the pipeline as OpenFlow tables; `flow`: flows and groups as values.
 //! * `compile`: entries to flows and groups; `read`: the opposite.
-//! * `update`: executes updates; `primary`: which controller may write; `channel`: the connection.
+//! * `update`: executes updates; `primary`: which controller may write.
+//! * `channel`: the connection; `listen`: the address to which a switch connects.
 //!
 //! OpenFlow differs from P4Runtime in these points:
 //! * It counts time in seconds, so the controller ends redirects itself.
@@ -13,6 +14,7 @@ mod channel;
 mod compile;
 mod flow;
 mod layout;
+mod listen;
 mod primary;
 mod read;
 #[cfg(test)]
@@ -30,8 +32,9 @@ use bluebridge_openflow::{
     MultipartRequest, SwitchConfig, TABLE_ALL, port,
 };
 use bluebridge_p4::pipeline::{PACKET_IN_BYTES, SwitchPort};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
+use super::protocol::explain_openflow;
 use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
@@ -42,6 +45,7 @@ use crate::store::ElectionId;
 use channel::{Change, Channel};
 use flow::Flow;
 use layout::{BASE_COOKIE, BASE_MASK};
+use listen::Listener;
 use read::{Contents, interpret};
 
 /// The most updates of a batch; each may need several changes.
@@ -49,9 +53,6 @@ const BATCH_MAX: usize = 256;
 
 /// Time limit of a connection attempt.
 const CONNECT_DEADLINE: Duration = Duration::from_millis(500);
-
-/// How long to wait for a switch that makes the connection.
-const ACCEPT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How an OpenFlow connection is made.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -71,11 +72,35 @@ impl std::fmt::Display for OpenFlowAddress {
     }
 }
 
+/// An OpenFlow switch of a controller.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct OpenFlowSwitch {
+    /// How the connection is made.
+    pub address: OpenFlowAddress,
+    /// Its datapath id; others are refused. `None` for any switch.
+    pub datapath_id: Option<u64>,
+}
+
+impl From<OpenFlowAddress> for OpenFlowSwitch {
+    fn from(address: OpenFlowAddress) -> Self {
+        Self { address, datapath_id: None }
+    }
+}
+
+impl std::fmt::Display for OpenFlowSwitch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.datapath_id {
+            Some(id) => write!(f, "{}?datapath-id={id:016x}", self.address),
+            None => self.address.fmt(f),
+        }
+    }
+}
+
 /// Makes connections to one OpenFlow switch.
 #[derive(Debug)]
 pub struct OpenFlowConnector {
-    address: OpenFlowAddress,
-    listener: Option<TcpListener>,
+    switch: OpenFlowSwitch,
+    listener: Listener,
     /// A connection that was only used for reading.
     idle: Option<Channel>,
 }
@@ -83,27 +108,34 @@ pub struct OpenFlowConnector {
 impl OpenFlowConnector {
     /// For the switch at an address, or the one that connects to an address.
     #[must_use]
-    pub const fn new(address: OpenFlowAddress) -> Self {
-        Self { address, listener: None, idle: None }
+    pub fn new(switch: impl Into<OpenFlowSwitch>) -> Self {
+        Self { switch: switch.into(), listener: Listener::default(), idle: None }
     }
 
     async fn channel(&mut self) -> Result<Channel, DriverError> {
-        let lost = |error: std::io::Error| DriverError::Lost(error.to_string());
-        let stream = match self.address {
-            OpenFlowAddress::Connect(address) => {
-                let connecting = TcpStream::connect(address);
-                within(CONNECT_DEADLINE, "connect", connecting).await?.map_err(lost)?
-            }
+        let OpenFlowSwitch { address, datapath_id } = self.switch;
+        let address = match address {
+            OpenFlowAddress::Connect(address) => address,
             OpenFlowAddress::Listen(address) => {
-                let listener = match self.listener.take() {
-                    Some(listener) => listener,
-                    None => TcpListener::bind(address).await.map_err(lost)?,
-                };
-                let listener = self.listener.insert(listener);
-                within(ACCEPT_DEADLINE, "connect", listener.accept()).await?.map_err(lost)?.0
+                return self.listener.accept(address, datapath_id).await;
             }
         };
-        Channel::open(stream).await
+        let stream = within(CONNECT_DEADLINE, "connect", TcpStream::connect(address))
+            .await?
+            .map_err(|error| DriverError::Lost(error.to_string()))?;
+        match Channel::open(stream).await {
+            Ok(channel) => check_datapath(&channel, datapath_id).map(|()| channel),
+            Err(error) => Err(explain_openflow(error, &address.to_string()).await),
+        }
+    }
+}
+
+/// Refuses another switch than the required one.
+fn check_datapath(channel: &Channel, wanted: Option<u64>) -> Result<(), DriverError> {
+    let found = channel.features().datapath_id;
+    match wanted {
+        Some(wanted) if wanted != found => Err(DriverError::OtherSwitch { found, wanted }),
+        _ => Ok(()),
     }
 }
 
@@ -118,7 +150,7 @@ async fn within<T>(
 #[tonic::async_trait]
 impl SwitchConnector for OpenFlowConnector {
     fn uri(&self) -> String {
-        self.address.to_string()
+        self.switch.to_string()
     }
 
     async fn look(&mut self) -> Result<Installed, DriverError> {

@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 use v1::p4_runtime_client::P4RuntimeClient;
 
+use super::protocol::explain_p4runtime;
 use super::{
     Capabilities, DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent,
     UpdateError,
@@ -70,6 +71,30 @@ impl SwitchConnector for P4RuntimeConnector {
     }
 
     async fn look(&mut self) -> Result<Installed, DriverError> {
+        match self.try_look().await {
+            Ok(installed) => Ok(installed),
+            Err(error) => Err(explain_p4runtime(error, self.authority()).await),
+        }
+    }
+
+    async fn connect(
+        &mut self,
+        election_id: ElectionId,
+    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+        match self.try_connect(election_id).await {
+            Ok(driver) => Ok(Box::new(driver)),
+            Err(error) => Err(explain_p4runtime(error, self.authority()).await),
+        }
+    }
+}
+
+impl P4RuntimeConnector {
+    /// The host and the port of the server.
+    fn authority(&self) -> &str {
+        self.uri.split_once("://").map_or(self.uri.as_str(), |(_, rest)| rest)
+    }
+
+    async fn try_look(&self) -> Result<Installed, DriverError> {
         let client =
             P4RuntimeClient::new(self.channel().await?).max_decoding_message_size(READ_BYTES_MAX);
         let mut installed = Installed::default();
@@ -86,15 +111,12 @@ impl SwitchConnector for P4RuntimeConnector {
         Ok(installed)
     }
 
-    async fn connect(
-        &mut self,
-        election_id: ElectionId,
-    ) -> Result<Box<dyn SwitchDriver>, DriverError> {
+    async fn try_connect(&self, election_id: ElectionId) -> Result<P4RuntimeDriver, DriverError> {
         let channel = self.channel().await?;
         let client =
             P4RuntimeClient::new(channel.clone()).max_decoding_message_size(READ_BYTES_MAX);
         let stream = Stream::open(client.clone(), self.device_id, election_id).await?;
-        Ok(Box::new(P4RuntimeDriver {
+        Ok(P4RuntimeDriver {
             client,
             ports: SwitchClient::new(channel),
             stream,
@@ -102,11 +124,9 @@ impl SwitchConnector for P4RuntimeConnector {
             election_id,
             cookie: cookie(&self.device_config),
             device_config: self.device_config.clone(),
-        }))
+        })
     }
-}
 
-impl P4RuntimeConnector {
     async fn channel(&self) -> Result<Channel, DriverError> {
         let lost = |error: tonic::transport::Error| {
             use std::error::Error as _;

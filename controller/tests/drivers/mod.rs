@@ -1,14 +1,17 @@
 //! The P4Runtime driver at an agent: refused pipelines, full tables, and two controllers at once.
 
+use std::net::SocketAddr;
+
 use bluebridge_controller::core::Body;
 use bluebridge_controller::driver::{
-    DriverError, P4RuntimeConnector, Pipeline, SwitchConnector as _, SwitchDriver, SwitchEvent,
-    UpdateError,
+    DriverError, OpenFlowAddress, OpenFlowConnector, P4RuntimeConnector, Pipeline,
+    SwitchConnector as _, SwitchDriver, SwitchEvent, UpdateError,
 };
 use bluebridge_controller::plan::{Object, TableUpdate};
 use bluebridge_controller::store::ElectionId;
 use bluebridge_p4::pipeline::{Action, Forward, Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_p4::program::BMV2_CONFIG;
+use bluebridge_testkit::own_loopback;
 
 use crate::support::{Agent, runtime};
 
@@ -104,4 +107,23 @@ fn a_full_table_refuses_one_entry_and_keeps_the_others() {
         let after = driver.read().await.expect("the tables").tables;
         assert_eq!(after.entries.len(), before.entries.len() + 1);
     });
+}
+
+#[test]
+fn an_openflow_address_of_a_p4runtime_server_is_named() {
+    let agent = Agent::start(1);
+    let mut connector = OpenFlowConnector::new(OpenFlowAddress::Connect(agent.address));
+    runtime().block_on(async {
+        let failure = connector.look().await.map(drop).expect_err("it is another protocol");
+        let address = agent.address;
+        let expected = format!(
+            "{address} looks like a P4Runtime server, not like an OpenFlow switch; \
+             write p4runtime://{address} as the address of the switch"
+        );
+        assert_eq!(failure.to_string(), expected);
+    });
+    let closed = SocketAddr::from((own_loopback(), 1));
+    let mut connector = OpenFlowConnector::new(OpenFlowAddress::Connect(closed));
+    let failure = runtime().block_on(connector.look()).map(drop);
+    assert!(matches!(failure, Err(DriverError::Lost(_))), "{failure:?}");
 }

@@ -229,7 +229,7 @@ impl<'a> Stage<'a> {
             }
             DataPlane::Ovs => {
                 let address = OpenFlowAddress::Connect(OPENFLOW.into());
-                self.rack.enter(Node::Switch, || read_tables(address, &names))?
+                self.rack.enter(Node::Switch, || read_tables(address.into(), &names))?
             }
         }
     }

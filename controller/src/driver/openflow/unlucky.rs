@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bluebridge_openflow::{
     Body, ErrorMessage, Features, Field, FlowCommand, FlowMod, FlowStats, GROUP_ALL, GroupCommand,
@@ -15,9 +16,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::flow::Flow;
 use super::layout::{PRIMARY_RECORD, TABLE_COUNT, record};
-use super::{OpenFlowAddress, OpenFlowConnector};
+use super::{OpenFlowAddress, OpenFlowConnector, OpenFlowSwitch};
 use crate::core::Body as Value;
-use crate::driver::{DriverError, Pipeline, SwitchConnector as _, SwitchDriver, UpdateError};
+use crate::driver::{
+    DriverError, P4RuntimeConnector, Pipeline, SwitchConnector as _, SwitchDriver, UpdateError,
+};
 use crate::plan::{Object, TableUpdate};
 use crate::store::ElectionId;
 
@@ -31,6 +34,7 @@ const UNKNOWN_GROUP: (u16, u16) = (6, 8);
 #[derive(Clone, Debug)]
 struct Switch {
     table_count: u8,
+    datapath_id: u64,
     /// The most flows in each table.
     flows_max: usize,
     group_kinds: Vec<GroupKind>,
@@ -44,6 +48,7 @@ impl Switch {
     fn whole() -> Self {
         Self {
             table_count: TABLE_COUNT,
+            datapath_id: 1,
             flows_max: usize::MAX,
             group_kinds: vec![GroupKind::All, GroupKind::Select],
             has_own_fields: true,
@@ -76,8 +81,9 @@ impl Switch {
         let result = match body {
             Body::Hello(_) => return Some(Body::Hello(Hello::for_version(VERSION))),
             Body::FeaturesRequest => {
-                let table_count = self.table_count;
-                return Some(Body::FeaturesReply(Features { table_count, ..Features::default() }));
+                let &mut Self { table_count, datapath_id, .. } = self;
+                let features = Features { table_count, datapath_id, ..Features::default() };
+                return Some(Body::FeaturesReply(features));
             }
             Body::RoleRequest(_) => {
                 return Some(Body::RoleReply(RoleRequest {
@@ -278,4 +284,131 @@ async fn a_full_table_refuses_one_entry_and_keeps_the_others() {
     let count = switch.lock().expect("no panic").flows.len();
     assert_eq!(driver.apply(&[node(16)]).await.map(|results| results[0].is_err()), Ok(true));
     assert_eq!(switch.lock().expect("no panic").flows.len(), count);
+}
+
+/// The P4Runtime library only reports an error of HTTP/2.
+#[tokio::test]
+async fn a_p4runtime_address_of_an_openflow_switch_is_named() {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut hello = Vec::new();
+            let message = Message { xid: 1, body: Body::Hello(Hello::for_version(VERSION)) };
+            message.encode(&mut hello).expect("it fits");
+            stream.write_all(&hello).await.expect("a short message");
+            open.push(stream);
+        }
+    });
+    let mut connector = P4RuntimeConnector::new(&format!("http://{address}"), 1);
+    let failures = [connector.look().await.map(drop), connector.connect(ID).await.map(drop)];
+    for failure in failures {
+        let words = failure.expect_err("it is another protocol").to_string();
+        let expected = format!(
+            "{address} looks like an OpenFlow switch, not like a P4Runtime server; \
+             write openflow://{address} as the address of the switch"
+        );
+        assert_eq!(words, expected);
+    }
+}
+
+async fn free_port() -> SocketAddr {
+    let probe = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a port");
+    probe.local_addr().expect("bound")
+}
+
+/// Connects a switch as soon as somebody listens.
+async fn come(address: SocketAddr, switch: Switch) {
+    let stream = loop {
+        match TcpStream::connect(address).await {
+            Ok(stream) => break stream,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    };
+    // A refused switch sees the end of its connection.
+    drop(serve(stream, Arc::new(Mutex::new(switch))).await);
+}
+
+#[tokio::test]
+async fn who_connects_and_says_nothing_does_not_hold_up_the_switch() {
+    let address = free_port().await;
+    let mut connector = OpenFlowConnector::new(OpenFlowAddress::Listen(address));
+    let coming = async {
+        let mut silent = Vec::new();
+        while silent.len() < 20 {
+            match TcpStream::connect(address).await {
+                Ok(stream) => silent.push(stream),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+        come(address, Switch::whole()).await;
+    };
+    let began = std::time::Instant::now();
+    tokio::select! {
+        looked = connector.look() => assert_eq!(looked.expect("it came").tables.count(), 0),
+        () = coming => panic!("the switch was refused"),
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "before the deadline of the silent ones");
+}
+
+#[tokio::test]
+async fn a_silent_connection_gives_up_its_place() {
+    let address = free_port().await;
+    let mut connector = OpenFlowConnector::new(OpenFlowAddress::Listen(address));
+    let mut stranger = None;
+    let coming = async {
+        while stranger.is_none() {
+            stranger = TcpStream::connect(address).await.ok();
+        }
+        std::future::pending::<()>().await;
+    };
+    let looked = tokio::select! {
+        looked = connector.look() => looked.map(drop),
+        () = coming => unreachable!(),
+    };
+    let words = looked.expect_err("there is no switch").to_string();
+    assert!(words.contains(&format!("did not connect to {address} within 5 s")), "{words}");
+    assert!(words.contains("did not respond in time: the handshake"), "{words}");
+    let mut bytes = Vec::new();
+    let mut stranger = stranger.expect("it connected");
+    let ended = stranger.read_to_end(&mut bytes);
+    assert!(tokio::time::timeout(Duration::from_secs(5), ended).await.is_ok(), "it was closed");
+}
+
+#[tokio::test]
+async fn another_switch_than_the_given_one_is_refused() {
+    let address = free_port().await;
+    let given =
+        |id| OpenFlowSwitch { address: OpenFlowAddress::Listen(address), datapath_id: Some(id) };
+    let mut connector = OpenFlowConnector::new(given(0xbb));
+    let other = tokio::spawn(come(address, Switch { datapath_id: 0xaa, ..Switch::whole() }));
+    let right = async {
+        other.await.expect("it was refused and ended");
+        come(address, Switch { datapath_id: 0xbb, ..Switch::whole() }).await;
+    };
+    tokio::select! {
+        looked = connector.look() => drop(looked.expect("the right one came")),
+        () = right => panic!("the right switch was refused"),
+    }
+    let (connecting, _) = start(Switch { datapath_id: 0xaa, ..Switch::whole() }).await;
+    let mut connector =
+        OpenFlowConnector::new(OpenFlowSwitch { datapath_id: Some(0xbb), ..connecting.switch });
+    let refused = connector.look().await.map(drop);
+    assert_eq!(refused, Err(DriverError::OtherSwitch { found: 0xaa, wanted: 0xbb }));
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_used_ends_the_controller() {
+    let holder = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a port");
+    let taken = holder.local_addr().expect("bound");
+    let foreign: SocketAddr = "192.0.2.1:6653".parse().expect("an address");
+    for (address, advice) in
+        [(taken, "end the program that uses it"), (foreign, "use an address of this machine")]
+    {
+        let mut connector = OpenFlowConnector::new(OpenFlowAddress::Listen(address));
+        let error = connector.look().await.map(drop).expect_err("it cannot listen");
+        assert!(error.is_final() && error.to_string().contains(advice), "{error}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    }
 }
