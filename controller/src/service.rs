@@ -223,7 +223,9 @@ impl Controller for Northbound {
             .shared
             .look(|core| {
                 let topology = &core.config().topology;
-                let names = topology.switches().map(|it| topology.name(it).to_owned());
+                let names = topology
+                    .switches()
+                    .map(|it| (topology.name(it).to_owned(), response::port_names(core, it)));
                 (response::nodes(core), core.config().redirects, names.collect::<Vec<_>>())
             })
             .await;
@@ -231,15 +233,15 @@ impl Controller for Northbound {
         let mut status = proto::StatusResponse {
             nodes,
             switches: named()
-                .map(|(name, (view, desired))| response::switch(name, view, desired, policy))
+                .map(|((name, _), (view, desired))| response::switch(name, view, desired, policy))
                 .collect(),
             uptime_ms: u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             ..proto::StatusResponse::default()
         };
         add_counts(&mut status, &self.shared.counts);
         if with_entries {
-            let entries = named().flat_map(|(name, (view, desired))| {
-                response::entries(name, &desired.tables, &view.installed)
+            let entries = named().flat_map(|((name, ports), (view, desired))| {
+                response::entries(name, &desired.tables, &view.installed, ports)
             });
             status.entries = entries.collect();
         }

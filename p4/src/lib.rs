@@ -15,3 +15,4 @@ pub mod p4info;
 pub mod pipeline;
 pub mod program;
 pub mod proto;
+pub mod words;

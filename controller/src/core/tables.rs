@@ -83,6 +83,16 @@ impl Tables {
         self.entries.len() - compared(self).count()
     }
 
+    /// The ports of every group, also of those that only `other` has.
+    #[must_use]
+    pub fn group_ports(&self, other: &Self) -> BTreeMap<u32, Vec<u16>> {
+        let both = other.groups.iter().chain(&self.groups);
+        both.map(|(group, ports)| {
+            (u32::from(*group), ports.iter().map(|SwitchPort(port)| *port).collect())
+        })
+        .collect()
+    }
+
     /// The number of entries, groups and settings.
     #[must_use]
     pub fn count(&self) -> usize {

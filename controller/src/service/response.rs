@@ -1,16 +1,17 @@
 //! Responses about the state of the core and the switch.
 
-use std::collections::BTreeSet;
-use std::net::Ipv6Addr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use bluebridge_northbound::proto;
 use bluebridge_p4::declaration::table_of;
-use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, Ternary};
-use bluebridge_wire::address::NODE_PREFIX_LEN;
+use bluebridge_p4::pipeline::{Action, Key, SwitchPort};
+use bluebridge_p4::words::{Match, Port, PortNames, act_of, match_of};
 use bluebridge_wire::{NodeId, Space};
 
-use crate::core::{Body, Carrier, Core, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, Tables};
+use crate::core::{
+    Body, Carrier, Core, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, SwitchId, Tables,
+};
 use crate::driver::Installed;
 use crate::reconcile::{Desired, SwitchState, SwitchView};
 use crate::redirect::{RedirectPolicy, Refusal};
@@ -194,8 +195,10 @@ pub(super) fn entries(
     switch: &str,
     desired: &Tables,
     installed: &Installed,
+    names: &PortNames,
 ) -> Vec<proto::TableEntry> {
     let there = &installed.tables;
+    let ports_of = there.group_ports(desired);
     let keys: BTreeSet<&Key> = desired.entries.keys().chain(there.entries.keys()).collect();
     let entries = keys.into_iter().map(|key| {
         let found = there.entries.get(key);
@@ -207,8 +210,8 @@ pub(super) fn entries(
             bytes: counter.bytes,
             ..line(
                 table_of(key).alias,
-                key_text(key),
-                found.or(wanted).map_or_else(String::new, body_text),
+                match_of(key, names).to_string(),
+                found.or(wanted).map_or_else(String::new, |body| body_text(body, &ports_of, names)),
                 wanted.is_some(),
                 found.is_some() && (wanted.is_none() || wanted == found),
             )
@@ -220,14 +223,16 @@ pub(super) fn entries(
         line(
             "group",
             id.to_string(),
-            found.or(wanted).map_or_else(String::new, ports_text),
+            found.or(wanted).map_or_else(String::new, |ports| ports_text(ports, names)),
             wanted.is_some(),
             found.is_some() && (wanted.is_none() || wanted == found),
         )
     });
     let flood = desired.flood_group.or(there.flood_group).map(|group| {
         let (wanted, found) = (desired.flood_group, there.flood_group);
-        let (match_text, action) = ("anything else".to_owned(), format!("flood group {group}"));
+        let action = Action::SetMulticastGroup { group };
+        let (match_text, action) =
+            (Match::Default.to_string(), act_of(&action, &ports_of, names).to_string());
         line("l2", match_text, action, wanted.is_some(), found == Some(group))
     });
     let (wanted, found) = (desired.notify_session, there.notify_session);
@@ -260,77 +265,25 @@ fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-fn ports_text(ports: &BTreeSet<SwitchPort>) -> String {
-    let ports: Vec<String> = ports.iter().map(|port| port.0.to_string()).collect();
-    format!("ports {}", ports.join(" "))
+fn ports_text(ports: &BTreeSet<SwitchPort>, names: &PortNames) -> String {
+    let ports: Vec<String> = ports.iter().map(|port| Port::of(*port, names).to_string()).collect();
+    ports.join(" ")
 }
 
-/// A scope and a node as an IPv6 prefix of 48 bits.
-fn node_text(scope: u32, node: u16) -> String {
-    prefix_text(scope, node, NODE_PREFIX_LEN)
+/// What is at the ports of a switch: endpoints by their names, and the controller.
+pub(super) fn port_names(core: &Core, switch: SwitchId) -> PortNames {
+    let name = core.config().topology.name(switch);
+    let here = core.nodes().map(|node| &node.record);
+    let here = here.filter(|record| record.attached && record.switch == name);
+    let own = core.config().own_port.filter(|own| own.place.switch == switch);
+    let own = own.map(|own| (own.place.port.0, "controller".to_owned()));
+    here.map(|record| (record.port, record.name.clone())).chain(own).collect()
 }
 
-fn prefix_text(scope: u32, node: u16, prefix_len: u8) -> String {
-    let first = Ipv6Addr::from(u128::from(scope) << 96 | u128::from(node) << 80);
-    format!("{first}/{prefix_len}")
-}
-
-fn scope_text(scope: u32) -> String {
-    format!("{}/32", Ipv6Addr::from(u128::from(scope) << 96))
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a part of the prefix is wanted")]
-fn key_text(key: &Key) -> String {
-    match *key {
-        Key::IngressGuard { port, src_scope, src_node } => {
-            format!("port {} from {}", port.0, node_text(src_scope, src_node))
-        }
-        Key::Redirect { dst_scope, dst_node, page } => {
-            format!("{} page {page:#x}", node_text(dst_scope, dst_node))
-        }
-        Key::Directory { prefix, prefix_len } if prefix_len <= NODE_PREFIX_LEN => {
-            prefix_text((prefix >> 80) as u32, (prefix >> 64) as u16, prefix_len)
-        }
-        Key::Directory { prefix, prefix_len } => {
-            let node = node_text((prefix >> 80) as u32, (prefix >> 64) as u16);
-            format!("{node} location {:#018x}, prefix {prefix_len} of 112", prefix as u64)
-        }
-        Key::Anycast { dst_scope } => format!("any memory node of {}", scope_text(dst_scope)),
-        Key::Multicast { dst_scope } => format!("every node of {}", scope_text(dst_scope)),
-        Key::Notify { src_command, dst_command, src_status, priority } => {
-            let text = |Ternary { value, mask }: Ternary| format!("{value:#04x}/{mask:#04x}");
-            format!(
-                "source command {}, command {}, status {}, priority {priority}",
-                text(src_command),
-                text(dst_command),
-                text(src_status)
-            )
-        }
-        Key::L2 { dst_mac } => dst_mac.to_string(),
-        Key::PortMac { port } => format!("port {}", port.0),
-    }
-}
-
-fn body_text(body: &Body) -> String {
-    let to = |forward: &Forward| format!("port {} as {}", forward.port.0, forward.dst_mac);
+fn body_text(body: &Body, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNames) -> String {
     match &body.action {
         None => "an action of another controller".to_owned(),
-        Some(Action::Allow) => "allow".to_owned(),
-        Some(Action::Drop) => "drop".to_owned(),
-        Some(Action::Forward(forward)) => format!("to {}", to(forward)),
-        Some(Action::RedirectUntil { forward, lease_ms }) => {
-            format!("to {} for {lease_ms} ms more", to(forward))
-        }
-        Some(Action::SetMulticastGroup { group }) => format!("to group {group}"),
-        Some(Action::CopyToController) => "copy to the controller".to_owned(),
-        Some(Action::SetDstMac(mac)) => format!("copies leave as {mac}"),
-        Some(Action::Select(members)) => {
-            let members: Vec<String> = members
-                .iter()
-                .map(|member| format!("{} x {}", member.weight, to(&member.forward)))
-                .collect();
-            format!("one of {}", members.join(", "))
-        }
+        Some(action) => act_of(action, groups, names).to_string(),
     }
 }
 
@@ -339,22 +292,39 @@ const _: () =
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_p4::pipeline::{Forward, MacAddr};
+
     use super::*;
 
+    /// The same words as those of `switch show`, which come from the same code.
     #[test]
-    fn prefixes_are_written_as_addresses_are() {
-        let guard =
-            |src_node| Key::IngressGuard { port: SwitchPort(3), src_scope: 0xfdbb_0001, src_node };
-        assert_eq!(key_text(&guard(0x20)), "port 3 from fdbb:1:20::/48");
-        assert_eq!(key_text(&guard(0)), "port 3 from fdbb:1::/48");
-        let any = Key::Anycast { dst_scope: 0xfdbb_0000 };
-        assert_eq!(key_text(&any), "any memory node of fdbb::/32");
+    fn entries_read_as_those_of_the_switch() {
+        let names = PortNames::from([(1, "s1".to_owned())]);
+        let forward = Forward { port: SwitchPort(1), dst_mac: MacAddr([2, 0, 0, 0, 0, 1]) };
         let prefix = 0xfdbb_0001_0002_u128 << 64;
-        let directory = |prefix_len| key_text(&Key::Directory { prefix, prefix_len });
-        assert_eq!(directory(48), "fdbb:1:2::/48");
-        let prefix = 0xfdbb_0001_3000_u128 << 64;
-        let block = key_text(&Key::Directory { prefix, prefix_len: 36 });
-        assert_eq!(block, "fdbb:1:3000::/36", "the nodes of another switch");
-        assert_eq!(directory(64), "fdbb:1:2::/48 location 0x0000000000000000, prefix 64 of 112");
+        let directory = Key::Directory { prefix, prefix_len: 48 };
+        let multicast = Key::Multicast { dst_scope: 0xfdbb_0001 };
+        let entries = [
+            (directory, Body::new(Action::Forward(forward))),
+            (multicast, Body::new(Action::SetMulticastGroup { group: 7 })),
+        ];
+        let desired = Tables {
+            entries: entries.into(),
+            groups: [(7, BTreeSet::from([SwitchPort(1), SwitchPort(2)]))].into(),
+            flood_group: Some(7),
+            notify_session: false,
+        };
+        let found = super::entries("", &desired, &Installed::default(), &names);
+        let found: Vec<_> =
+            found.iter().map(|it| [it.table.as_str(), it.r#match.as_str(), &it.action]).collect();
+        assert_eq!(
+            found,
+            [
+                ["directory", "fdbb:1:2::/48", "to s1 as 02:00:00:00:00:01"],
+                ["multicast", "fdbb:1:ffff::/48 (notices)", "copy to s1 port 2"],
+                ["group", "7", "s1 port 2"],
+                ["l2", "anything else", "copy to s1 port 2"],
+            ]
+        );
     }
 }
