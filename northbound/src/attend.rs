@@ -157,12 +157,24 @@ pub(crate) async fn attend(
                 retry.next(opened.map(|opened| opened.elapsed()))
             }
         };
-        tokio::time::sleep(wait).await;
+        pause(wait, shared, &mut retry).await;
     }
     std::future::pending().await
 }
 
+/// Waits before the call is made again. After an outage the wait is long, but an operator may call as soon as the
+/// controller is back.
+async fn pause(wait: Duration, shared: &Shared, retry: &mut Retry) {
+    tokio::select! {
+        () = tokio::time::sleep(wait) => {}
+        () = shared.found_again.notified() => {
+            retry.reset();
+        }
+    }
+}
+
 /// The wait before a broken call is made again.
+#[derive(Debug)]
 struct Retry(Duration);
 
 impl Retry {
@@ -286,5 +298,32 @@ mod tests {
         assert_eq!(retry.next(Some(Duration::from_secs(60))), RETRY.0);
         // A controller that ends every call soon is not called more and more often.
         assert_eq!(retry.next(Some(RETRY.0)), RETRY.0 * 2);
+    }
+
+    #[tokio::test]
+    async fn a_controller_that_is_back_is_called_at_once() {
+        use crate::membership::Snapshot;
+        use bluebridge_wire::ArenaGeneration;
+
+        let snapshot = Snapshot {
+            version: 1,
+            connection: Connection::Lost,
+            memory_nodes: Vec::new().into(),
+            range_epoch: 1,
+            piece_bytes: 4096,
+            installed: true,
+            notices_wanted: false,
+            last_generation: ArenaGeneration::new(1).expect("small"),
+        };
+        let shared = Shared::new(snapshot, 0);
+        let mut retry = Retry(RETRY.1);
+        let hour = Duration::from_secs(3600);
+        let brief = Duration::from_millis(20);
+        let away = tokio::time::timeout(brief, pause(hour, &shared, &mut retry)).await;
+        assert!(away.is_err(), "it is still away");
+        shared.found_again.notify_one();
+        let patience = Duration::from_secs(10);
+        let back = tokio::time::timeout(patience, pause(hour, &shared, &mut retry)).await;
+        assert!(back.is_ok() && retry.0 == RETRY.0, "{retry:?}");
     }
 }

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use tonic::{Code, Status, TimeoutExpired};
 
+/// Errors of the system about its own or this process's open files (`ENFILE`, `EMFILE`).
+const NO_FILES: [i32; 2] = [23, 24];
+
 /// Why joining or leaving failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -27,6 +30,20 @@ pub enum MembershipError {
         /// The last failure.
         reason: String,
         /// The connection's own error, if it was that.
+        #[source]
+        source: Option<ConnectionError>,
+    },
+    /// This process, or this machine, has no room for another open file, so no connection was tried.
+    #[error(
+        "cannot connect to the controller at {uri}: {reason} on this side; close files, or raise the limit \
+         (`ulimit -n`)"
+    )]
+    OpenFiles {
+        /// Its address.
+        uri: String,
+        /// The system's error.
+        reason: String,
+        /// The connection's own error.
         #[source]
         source: Option<ConnectionError>,
     },
@@ -179,11 +196,13 @@ impl MembershipError {
         source: Option<ConnectionError>,
     ) -> Self {
         let mut innermost = cause;
-        let mut is_tls = false;
+        let (mut is_tls, mut is_full) = (false, false);
         loop {
             let broken = innermost.downcast_ref::<io::Error>();
             // The TLS library wraps its own errors in this kind.
             is_tls |= broken.is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
+            let number = broken.and_then(io::Error::raw_os_error);
+            is_full |= number.is_some_and(|number| NO_FILES.contains(&number));
             match innermost.source() {
                 Some(inner) => innermost = inner,
                 None => break,
@@ -191,6 +210,9 @@ impl MembershipError {
         }
         let text = innermost.to_string();
         let uri = uri.to_owned();
+        if is_full {
+            return Self::OpenFiles { uri, reason: text, source };
+        }
         if innermost.is::<TimeoutExpired>() {
             return Self::Unreachable { uri, reason: "no response in time".to_owned(), source };
         }
@@ -212,12 +234,13 @@ impl MembershipError {
     }
 
     /// Whether it says nothing about the endpoint's membership: the controller is unreachable, fails, or is
-    /// another one than before. Data traffic continues meanwhile.
+    /// another one than before, or this side cannot connect. Data traffic continues meanwhile.
     pub(crate) const fn is_of_the_controller(&self) -> bool {
         matches!(
             self,
             Self::Closed { .. }
                 | Self::Controller(_)
+                | Self::OpenFiles { .. }
                 | Self::Unreachable { .. }
                 | Self::Untrusted { .. }
         )
@@ -236,7 +259,13 @@ impl MembershipError {
 
     /// Whether the same call may succeed a little later.
     pub(crate) const fn is_temporary(&self) -> bool {
-        matches!(self, Self::Closed { .. } | Self::Unreachable { .. } | Self::Taken(_))
+        matches!(
+            self,
+            Self::Closed { .. }
+                | Self::OpenFiles { .. }
+                | Self::Unreachable { .. }
+                | Self::Taken(_)
+        )
     }
 }
 
@@ -266,5 +295,27 @@ fn tls_reason(text: &str) -> String {
             .to_owned()
     } else {
         format!("TLS failed: {text}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_open_files_are_not_the_controllers_fault() {
+        let failed = |number| {
+            let error = io::Error::from_raw_os_error(number);
+            MembershipError::of_connection("http://[::1]:7700", &error, false, None)
+        };
+        for number in NO_FILES {
+            let error = failed(number);
+            assert!(matches!(error, MembershipError::OpenFiles { .. }), "{error:?}");
+            assert!(error.is_of_the_controller() && error.is_temporary() && !error.is_absence());
+            let words = error.to_string();
+            assert!(words.contains("on this side") && words.contains("ulimit -n"), "{words}");
+        }
+        let refused = failed(111);
+        assert!(matches!(refused, MembershipError::Unreachable { .. }), "{refused:?}");
     }
 }

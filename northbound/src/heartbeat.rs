@@ -27,6 +27,10 @@ const CONNECT_DEADLINE: (Duration, Duration) = (Duration::from_millis(250), Dura
 /// The shortest and longest wait before a failed call is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// The longest wait before a heartbeat is retried while the controller is lost. Shorter than that of a join: joins of
+/// a whole rack cost more, and operators wait for servers that have not noticed that the controller is back.
+const LOST_RETRY_MAX: Duration = Duration::from_millis(250);
+
 /// An early heartbeat is sent at least this part of an interval after the one before.
 const EARLY_DIVISOR: u32 = 4;
 
@@ -271,7 +275,7 @@ impl Member {
                     } else {
                         tracing::debug!(%error, "the controller is still lost");
                     }
-                    retry = (retry * 2).min(RETRY.1);
+                    retry = (retry * 2).min(LOST_RETRY_MAX);
                     retry.min(interval)
                 }
                 Err(error) => {
@@ -369,6 +373,7 @@ impl Member {
             changed
         });
         if was_lost {
+            self.shared.found_again.notify_one();
             tracing::info!("the controller is back");
         }
         let interval = Duration::from_millis(response.heartbeat_interval_ms.into());
@@ -396,4 +401,57 @@ impl Member {
 async fn early(shared: &Shared, earliest: Instant) {
     shared.heartbeat_now.notified().await;
     tokio::time::sleep_until(earliest).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_wire::NodeId;
+
+    use super::*;
+    use crate::registration::Token;
+
+    #[tokio::test]
+    async fn a_controller_that_is_back_ends_the_wait_for_operators() {
+        let assignment = Assignment::parse(&proto::JoinResponse {
+            node: 7,
+            space: 1,
+            incarnation: 1,
+            piece_bytes: 4096,
+            heartbeat_interval_ms: 1000,
+            token: vec![1; 16],
+            ..proto::JoinResponse::default()
+        })
+        .expect("complete");
+        assert_eq!((assignment.node, assignment.token), (NodeId(7), Token([1; 16])));
+        let snapshot = Snapshot {
+            version: 1,
+            connection: Connection::Connected,
+            memory_nodes: Vec::new().into(),
+            range_epoch: 1,
+            piece_bytes: 4096,
+            installed: true,
+            notices_wanted: false,
+            last_generation: assignment.last_generation,
+        };
+        let shared = Arc::new(Shared::new(snapshot, 0));
+        let client = Client::new(&Endpoint::from_static("http://[::1]:1"));
+        let (uri, version) = (String::new(), 0);
+        let mut member = Member {
+            uri,
+            client,
+            assignment,
+            shared: Arc::clone(&shared),
+            version,
+            is_memory: true,
+        };
+        let back = || timeout(Duration::from_millis(20), shared.found_again.notified());
+        member.learn(&proto::HeartbeatResponse::default()).expect("valid");
+        assert!(back().await.is_err(), "it was not lost");
+        shared.change(|snapshot| {
+            snapshot.connection = Connection::Lost;
+            true
+        });
+        member.learn(&proto::HeartbeatResponse::default()).expect("valid");
+        assert!(back().await.is_ok(), "it is back");
+    }
 }

@@ -88,6 +88,8 @@ pub(crate) struct Shared {
     pub(crate) wanted_generation: AtomicU16,
     pub(crate) heartbeat_count: AtomicU64,
     pub(crate) heartbeat_now: Notify,
+    /// A heartbeat found the controller again.
+    pub(crate) found_again: Notify,
     pub(crate) queries: PendingQueries,
 }
 
@@ -101,6 +103,7 @@ impl Shared {
             wanted_generation: AtomicU16::new(0),
             heartbeat_count: AtomicU64::new(0),
             heartbeat_now: Notify::new(),
+            found_again: Notify::new(),
             queries: PendingQueries::default(),
         }
     }

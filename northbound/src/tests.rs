@@ -66,6 +66,7 @@ fn an_unreachable_controller_expels_no_endpoint() {
     for error in [
         MembershipError::Closed { uri: uri.clone(), reason: reason.clone(), source: None },
         MembershipError::Unreachable { uri: uri.clone(), reason: reason.clone(), source: None },
+        MembershipError::OpenFiles { uri: uri.clone(), reason: reason.clone(), source: None },
         MembershipError::Untrusted { uri, reason: reason.clone(), source: None },
         MembershipError::Controller(reason.clone()),
     ] {
