@@ -139,6 +139,39 @@ pub enum Ports {
     Unlisted,
 }
 
+impl Ports {
+    /// What changed since an earlier list, for people: a port that is gone or new, or an interface that has another
+    /// number. Without two lists there is nothing to compare.
+    #[must_use]
+    pub fn changes_since(&self, earlier: &Self) -> Vec<String> {
+        let (Self::Listed(before), Self::Listed(after)) = (earlier, self) else {
+            return Vec::new();
+        };
+        let number_in = |ports: &BTreeMap<SwitchPort, String>, name: &str| {
+            ports.iter().find(|(_, other)| *other == name).map(|(port, _)| *port)
+        };
+        let mut changes = Vec::new();
+        for (port, name) in before {
+            match (number_in(after, name), after.get(port)) {
+                (Some(now), _) if now != *port => {
+                    changes.push(format!("{name} has the port {}, not {} any more", now.0, port.0));
+                }
+                (None, None) => changes.push(format!("port {} ({name}) is gone", port.0)),
+                (None, Some(other)) => {
+                    changes.push(format!("port {} is {other}, not {name} any more", port.0));
+                }
+                _ => {}
+            }
+        }
+        let is_new = |(port, name): &(&SwitchPort, &String)| {
+            number_in(before, name).is_none() && !before.contains_key(port)
+        };
+        let new = after.iter().filter(is_new);
+        changes.extend(new.map(|(port, name)| format!("port {} ({name}) is new", port.0)));
+        changes
+    }
+}
+
 /// An endpoint in the core's state.
 #[derive(Clone, Debug)]
 pub struct Node {

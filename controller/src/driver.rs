@@ -206,6 +206,8 @@ pub enum SwitchEvent {
         /// How many were lost since the last event because they were not read in time.
         lost: u64,
     },
+    /// Ports were added, removed or changed; [`SwitchDriver::ports`] lists them.
+    PortsChanged,
 }
 
 /// A connection to a switch, on which this controller is the primary.

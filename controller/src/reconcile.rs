@@ -48,6 +48,9 @@ impl Default for Timing {
 /// Reading back takes at most this share of the time, however large the tables are.
 const CHECK_SHARE: u32 = 10;
 
+/// The most changes or differences that a log line or the status names.
+const SHOWN_MAX: usize = 4;
+
 /// A desired state of the switch, and its version.
 #[derive(Clone, Debug, Default)]
 pub struct Desired {
@@ -92,6 +95,8 @@ pub struct SwitchCounts {
     pub packet_ins: u64,
     /// Copies of frames that were lost because the loop was too slow.
     pub packet_ins_lost: u64,
+    /// How often the switch had other ports than before.
+    pub port_changes: u64,
 }
 
 /// The state of the switch, as the controller has it.
@@ -107,6 +112,8 @@ pub struct SwitchView {
     pub problem: Option<String>,
     /// Its ports.
     pub ports: Ports,
+    /// The last change of its ports.
+    pub port_change: Option<String>,
     /// Its contents: as last read, with later writes.
     pub installed: Arc<Installed>,
     /// The greatest version of the desired state that was completely installed.
@@ -401,6 +408,7 @@ impl<C: SwitchConnector> Reconciler<C> {
                 () = std::future::ready(()), if has_updates => self.write_redirects(driver).await?,
                 event = driver.next_event() => match event {
                     SwitchEvent::Broken(error) => return Err(error),
+                    SwitchEvent::PortsChanged => self.read_ports(driver).await?,
                     SwitchEvent::PacketIns { packets, lost } => self.handle_packet_ins(&packets, lost),
                 },
             }
@@ -450,6 +458,34 @@ impl<C: SwitchConnector> Reconciler<C> {
         Ok(())
     }
 
+    /// Lists the ports. The core computes new tables if they changed.
+    async fn read_ports(&mut self, driver: &mut dyn SwitchDriver) -> Result<(), DriverError> {
+        let deadline = self.timing.call_deadline;
+        let ports = within(deadline, "listing the ports", driver.ports()).await?;
+        if let Ports::Listed(listed) = &ports
+            && listed.len() > GROUP_PORTS_MAX
+        {
+            return Err(DriverError::TooManyPorts { count: listed.len(), most: GROUP_PORTS_MAX });
+        }
+        if ports == self.view.borrow().ports {
+            return Ok(());
+        }
+        let changes = ports.changes_since(&self.view.borrow().ports);
+        let words = shortened(&changes);
+        if !changes.is_empty() {
+            let uri = self.connector.uri();
+            tracing::warn!(uri, changes = words, "the switch has other ports than before");
+        }
+        self.view.send_modify(|view| {
+            view.ports = ports;
+            if !changes.is_empty() {
+                view.counts.port_changes += 1;
+                view.port_change = Some(words);
+            }
+        });
+        Ok(())
+    }
+
     /// Ensures the pipeline and reads everything; returns the time of the next check.
     async fn check(
         &mut self,
@@ -458,12 +494,7 @@ impl<C: SwitchConnector> Reconciler<C> {
     ) -> Result<Instant, DriverError> {
         let (began, deadline) = (Instant::now(), self.timing.call_deadline);
         let pipeline = within(deadline, "the pipeline", driver.ensure_pipeline()).await?;
-        let ports = within(deadline, "listing the ports", driver.ports()).await?;
-        if let Ports::Listed(listed) = &ports
-            && listed.len() > GROUP_PORTS_MAX
-        {
-            return Err(DriverError::TooManyPorts { count: listed.len(), most: GROUP_PORTS_MAX });
-        }
+        self.read_ports(driver).await?;
         let reading_began = Instant::now().into_std();
         let installed = within(deadline, "reading the tables", driver.read()).await?;
         let keeps_time = driver.capabilities().keeps_time;
@@ -483,7 +514,6 @@ impl<C: SwitchConnector> Reconciler<C> {
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
             view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
             view.leases = leases(&self.redirects);
-            view.ports = ports;
             view.installed = Arc::new(installed);
         });
         let pause = self.timing.check_interval.max(began.elapsed() * CHECK_SHARE);
@@ -550,6 +580,15 @@ impl<C: SwitchConnector> Reconciler<C> {
             }
         });
         count
+    }
+}
+
+/// Some of a list, and how many more there are.
+fn shortened(list: &[String]) -> String {
+    let shown = list.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join("; ");
+    match list.len().saturating_sub(SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
     }
 }
 

@@ -40,8 +40,23 @@ pub struct SwitchReport {
     pub repaired_count: u64,
     /// Connections since the controller started.
     pub connect_count: u64,
+    /// Its ports, if it lists them.
+    pub ports: Vec<PortReport>,
+    /// How often it had other ports than before.
+    pub port_change_count: u64,
+    /// The last change of its ports.
+    pub last_port_change: Option<String>,
     /// Leases and redirects.
     pub leases: LeaseReport,
+}
+
+/// A port of a switch.
+#[derive(Clone, Debug, Serialize)]
+pub struct PortReport {
+    /// Its number.
+    pub port: u32,
+    /// Its interface.
+    pub interface: String,
 }
 
 /// The known leases, and redirects to their owners.
@@ -186,6 +201,18 @@ impl ControllerReport {
     }
 }
 
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+/// A text, unless it is empty.
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
 impl SwitchReport {
     fn of(switch: &proto::SwitchStatus) -> Self {
         let state = match switch.state() {
@@ -197,11 +224,18 @@ impl SwitchReport {
             name: switch.name.clone(),
             state,
             in_sync: switch.state() == SwitchState::InSync,
-            problem: (!switch.problem.is_empty()).then(|| switch.problem.clone()),
+            problem: some(&switch.problem),
             desired_entry_count: switch.desired_entry_count,
             installed_entry_count: switch.installed_entry_count,
             repaired_count: switch.repaired_count,
             connect_count: switch.connect_count,
+            ports: switch
+                .ports
+                .iter()
+                .map(|port| PortReport { port: port.number, interface: port.name.clone() })
+                .collect(),
+            port_change_count: switch.port_change_count,
+            last_port_change: some(&switch.last_port_change),
             leases: switch.leases.as_ref().map(LeaseReport::of).unwrap_or_default(),
         }
     }
@@ -224,27 +258,51 @@ impl SwitchReport {
         })
     }
 
-    /// Its state, in two lines.
+    /// Why an endpoint cannot be at a port of this switch: there is no such port.
+    fn fault_of(&self, node: &NodeReport) -> Option<String> {
+        let is_here = node.state == "live" && node.switch == self.name;
+        let has = |port: &PortReport| port.port == node.switch_port;
+        if !is_here || !self.in_sync || self.ports.is_empty() || self.ports.iter().any(has) {
+            return None;
+        }
+        let change = self.last_port_change.as_ref();
+        let change =
+            change.map_or_else(String::new, |it| format!(" (last change of its ports: {it})"));
+        let (words, NodeReport { name, switch_port, .. }) = (self.words(), node);
+        Some(format!(
+            "{words} has no port {switch_port}, where {name} joined{change}; give its interface this number again, \
+             or let {name} join at its present port"
+        ))
+    }
+
+    /// Its state, in two or three lines.
     pub fn summary(&self) -> String {
         let Self { state, desired_entry_count, installed_entry_count, repaired_count, .. } = self;
         let name = if self.name.is_empty() { String::new() } else { format!(" {}", self.name) };
-        let connected = match self.connect_count {
-            1 => "once".to_owned(),
-            count => format!("{count} times"),
-        };
+        let ports = self.last_port_change.as_ref().map_or_else(String::new, |last| {
+            format!(
+                "\nports{name} changed, {} in all, the last: {last}",
+                times(self.port_change_count)
+            )
+        });
         format!(
             "switch{name} {state}: {desired_entry_count} entries desired, {installed_entry_count} installed, \
-             {repaired_count} repaired, connected {connected}\n{}",
+             {repaired_count} repaired, connected {}{ports}\n{}",
+            times(self.connect_count),
             self.leases
         )
     }
 }
 
 impl ControllerReport {
-    /// The problems, as sentences: the switch is lost or not up to date, or a memory server is
-    /// silent. A silent client may have crashed, which is no fault of the rack.
+    /// The problems, as sentences: the switch is lost or not up to date, an endpoint's port is gone, or a memory
+    /// server is silent. A silent client may have crashed, which is no fault of the rack.
     pub fn faults(&self) -> Vec<String> {
         let switches = self.switches.iter().filter_map(SwitchReport::fault);
+        let misplaced = self
+            .nodes
+            .iter()
+            .flat_map(|node| self.switches.iter().filter_map(|switch| switch.fault_of(node)));
         let silent =
             self.nodes.iter().filter(|node| (node.role, node.state) == ("memory", "silent"));
         let silent = silent.map(|node| {
@@ -254,7 +312,7 @@ impl ControllerReport {
                 node.silent_ms / 1000
             )
         });
-        switches.chain(silent).collect()
+        switches.chain(misplaced).chain(silent).collect()
     }
 
     /// The state of the members and the switches, in lines.
@@ -377,6 +435,43 @@ mod tests {
                 "no heartbeat from the memory server s2 for 7 s"
             ]
         );
+    }
+
+    #[test]
+    fn an_endpoint_whose_port_is_gone_is_a_fault() {
+        let at = |name, state, switch_port| proto::Node {
+            switch_port,
+            ..node(name, Role::Client, state)
+        };
+        let port = |number| proto::SwitchPort { number, name: format!("eth{number}") };
+        let switch = proto::SwitchStatus {
+            state: SwitchState::InSync.into(),
+            ports: vec![port(1), port(4)],
+            port_change_count: 1,
+            last_port_change: "eth3 has the port 4, not 3 any more".to_owned(),
+            ..proto::SwitchStatus::default()
+        };
+        let status = |switch| proto::StatusResponse {
+            nodes: vec![
+                at("c1", NodeState::Live, 1),
+                at("c3", NodeState::Live, 3),
+                at("c9", NodeState::Silent, 9),
+            ],
+            switches: vec![switch],
+            ..proto::StatusResponse::default()
+        };
+        let report = ControllerReport::of(&status(switch.clone()));
+        assert_eq!(
+            report.faults(),
+            [
+                "the switch has no port 3, where c3 joined (last change of its ports: eth3 has the port 4, not 3 any \
+              more); give its interface this number again, or let c3 join at its present port"
+            ]
+        );
+        let line = "ports changed, once in all, the last: eth3 has the port 4, not 3 any more";
+        assert!(report.summary().contains(line), "{}", report.summary());
+        let unlisted = proto::SwitchStatus { ports: Vec::new(), ..switch };
+        assert_eq!(ControllerReport::of(&status(unlisted)).faults(), Vec::<String>::new());
     }
 
     #[test]

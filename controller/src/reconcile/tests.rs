@@ -194,6 +194,35 @@ async fn a_switch_with_more_ports_than_it_can_flood_to_ends_the_controller_at_on
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_ports_are_logged_once_and_reported() {
+    let (log, _guard) = begin_log();
+    let switch = FakeSwitch::new(1);
+    let ports = |listed: &[(u16, &str)]| {
+        let port = |(port, name): &(u16, &str)| (SwitchPort(*port), (*name).to_owned());
+        Ports::Listed(listed.iter().map(port).collect())
+    };
+    switch.set_ports(ports(&[(1, "eth1"), (2, "eth2"), (3, "eth3")]));
+    let bench = Bench::new(&switch, 1);
+    bench.desire(tables(5, 1));
+    bench.settled(&tables(5, 1)).await;
+    assert_eq!(bench.view.borrow().port_change, None, "the first list is no change");
+    switch.set_ports(ports(&[(1, "eth1"), (4, "eth2"), (5, "eth5")]));
+    sleep(Duration::from_secs(5)).await;
+    let change = "eth2 has the port 4, not 2 any more; port 3 (eth3) is gone; port 5 (eth5) is new";
+    assert_eq!(bench.view.borrow().port_change.as_deref(), Some(change));
+    assert_eq!(bench.view.borrow().counts.port_changes, 1);
+    assert_eq!(log.count("the switch has other ports than before"), 1);
+    assert_eq!(log.count(change), 1);
+    bench.desire(tables(6, 1));
+    bench.settled(&tables(6, 1)).await;
+    switch.set_ports(ports(&[(1, "eth9"), (4, "eth2"), (5, "eth5")]));
+    sleep(Duration::from_secs(5)).await;
+    let change = "port 1 is eth9, not eth1 any more";
+    assert_eq!(bench.view.borrow().port_change.as_deref(), Some(change));
+    assert_eq!(log.count("the switch has other ports than before"), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_older_controller_is_fenced_for_good() {
     let switch = FakeSwitch::new(1);
     let mut older = Bench::new(&switch, 1);

@@ -165,6 +165,8 @@ pub(super) fn switch(
         refused_update_count: view.counts.refused,
         repaired_count: view.counts.repaired,
         packet_in_count: view.counts.packet_ins,
+        port_change_count: view.counts.port_changes,
+        last_port_change: view.port_change.clone().unwrap_or_default(),
     }
 }
 

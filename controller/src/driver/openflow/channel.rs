@@ -16,7 +16,7 @@ use bluebridge_p4::pipeline::{PACKET_IN_BYTES, SwitchPort};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -76,6 +76,8 @@ pub(super) struct Channel {
     packet_ins: mpsc::Receiver<PacketIn>,
     lost: Arc<AtomicU64>,
     broken: watch::Receiver<Option<DriverError>>,
+    /// The switch reported a change of a port.
+    ports_changed: Arc<Notify>,
     next_xid: u32,
     tasks: [JoinHandle<()>; 2],
 }
@@ -96,6 +98,7 @@ impl Channel {
         let (copies, packet_ins) = mpsc::channel(PACKET_INS_MAX);
         let (ends, broken) = watch::channel(None);
         let lost = Arc::new(AtomicU64::new(0));
+        let ports_changed = Arc::new(Notify::new());
         let reader = Reader {
             stream: read_half,
             buffer: Vec::new(),
@@ -103,6 +106,7 @@ impl Channel {
             responses,
             copies,
             lost: Arc::clone(&lost),
+            ports_changed: Arc::clone(&ports_changed),
         };
         let ends = Arc::new(ends);
         let tasks = [
@@ -117,6 +121,7 @@ impl Channel {
             packet_ins,
             lost,
             broken,
+            ports_changed,
             next_xid: NO_XID,
             tasks,
         };
@@ -289,7 +294,8 @@ impl Channel {
         end.unwrap_or_else(|| DriverError::Lost("the connection ended".to_owned()))
     }
 
-    /// The end of the connection, or the next copies of frames. Can be dropped without losing any.
+    /// The end of the connection, a change of ports, or the next copies of frames. Can be dropped without losing
+    /// any.
     pub(super) async fn next_event(&mut self) -> SwitchEvent {
         let mut packets = Vec::new();
         tokio::select! {
@@ -300,6 +306,7 @@ impl Channel {
                     end.unwrap_or_else(|| DriverError::Lost("the connection ended".to_owned())),
                 )
             }
+            () = self.ports_changed.notified() => SwitchEvent::PortsChanged,
             1.. = self.packet_ins.recv_many(&mut packets, PACKET_INS_AT_ONCE) => {
                 SwitchEvent::PacketIns { packets, lost: self.lost.swap(0, Ordering::Relaxed) }
             }
@@ -320,6 +327,7 @@ struct Reader {
     responses: mpsc::Sender<Message>,
     copies: mpsc::Sender<PacketIn>,
     lost: Arc<AtomicU64>,
+    ports_changed: Arc<Notify>,
 }
 
 impl Reader {
@@ -382,7 +390,12 @@ impl Reader {
     fn handle(&mut self, message: Message) -> Result<(), DriverError> {
         match message.body {
             Body::EchoRequest(data) => self.send(Body::EchoReply(data), message.xid),
-            Body::EchoReply(_) | Body::FlowRemoved(_) | Body::PortStatus(_) => Ok(()),
+            Body::EchoReply(_) | Body::FlowRemoved(_) => Ok(()),
+            Body::PortStatus(_) => {
+                // Only a hint: the ports are listed again, so any number of these is one change.
+                self.ports_changed.notify_one();
+                Ok(())
+            }
             Body::PacketIn(packet) => {
                 let port = packet.in_port().and_then(|port| u16::try_from(port).ok());
                 let mut frame = packet.data;

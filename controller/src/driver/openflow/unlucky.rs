@@ -8,7 +8,7 @@ use std::time::Duration;
 use bluebridge_openflow::{
     Body, ErrorMessage, Features, Field, FlowCommand, FlowMod, FlowStats, GROUP_ALL, GroupCommand,
     GroupDescription, GroupKind, Hello, Message, MultipartPart, MultipartReply, MultipartRequest,
-    Role, RoleRequest, VERSION, frame_length,
+    Port, PortReason, PortStatus, Role, RoleRequest, VERSION, frame_length,
 };
 use bluebridge_p4::pipeline::{Action, Forward, Key, MacAddr, SwitchPort, WeightedForward};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,7 +19,8 @@ use super::layout::{PRIMARY_RECORD, TABLE_COUNT, record};
 use super::{OpenFlowAddress, OpenFlowConnector, OpenFlowSwitch};
 use crate::core::Body as Value;
 use crate::driver::{
-    DriverError, P4RuntimeConnector, Pipeline, SwitchConnector as _, SwitchDriver, UpdateError,
+    DriverError, P4RuntimeConnector, Pipeline, SwitchConnector as _, SwitchDriver, SwitchEvent,
+    UpdateError,
 };
 use crate::plan::{Object, TableUpdate};
 use crate::store::ElectionId;
@@ -40,6 +41,8 @@ struct Switch {
     group_kinds: Vec<GroupKind>,
     /// Whether it has Open vSwitch's own fields.
     has_own_fields: bool,
+    /// What it sends without a request, after its features.
+    unrequested: Vec<Body>,
     flows: BTreeMap<(u8, u16, Vec<Field>), FlowMod>,
     groups: BTreeMap<u32, GroupDescription>,
 }
@@ -52,6 +55,7 @@ impl Switch {
             flows_max: usize::MAX,
             group_kinds: vec![GroupKind::All, GroupKind::Select],
             has_own_fields: true,
+            unrequested: Vec::new(),
             flows: BTreeMap::new(),
             groups: BTreeMap::new(),
         }
@@ -156,6 +160,12 @@ async fn serve(mut stream: TcpStream, switch: Arc<Mutex<Switch>>) -> std::io::Re
             buffer.drain(..length);
             let answer = switch.lock().expect("no panic").answer(message.body);
             let mut bytes = Vec::new();
+            if matches!(answer, Some(Body::FeaturesReply(_))) {
+                let unrequested = std::mem::take(&mut switch.lock().expect("no panic").unrequested);
+                for body in unrequested {
+                    Message { xid: 0, body }.encode(&mut bytes).expect("it fits");
+                }
+            }
             if let Some(body) = answer {
                 Message { xid: message.xid, body }.encode(&mut bytes).expect("it fits");
             }
@@ -411,4 +421,16 @@ async fn an_address_that_cannot_be_used_ends_the_controller() {
         assert!(error.is_final() && error.to_string().contains(advice), "{error}");
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_change_of_a_port_is_an_event() {
+    let status = |reason| Body::PortStatus(PortStatus { reason, port: Port::default() });
+    let unrequested = [PortReason::Delete, PortReason::Add, PortReason::Modify].map(status);
+    let (mut connector, _) =
+        start(Switch { unrequested: unrequested.into(), ..Switch::whole() }).await;
+    let mut driver = ready(&mut connector).await;
+    assert_eq!(driver.next_event().await, SwitchEvent::PortsChanged);
+    let another = tokio::time::timeout(Duration::from_millis(20), driver.next_event()).await;
+    assert!(another.is_err(), "several reports are one change: {another:?}");
 }
