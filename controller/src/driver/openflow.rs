@@ -223,6 +223,19 @@ fn all_flows(cookie: u64, cookie_mask: u64) -> MultipartRequest {
 }
 
 impl OpenFlowDriver {
+    /// Deletes the flows of ports to which no entry leads any more.
+    async fn remove_unused_egress(&mut self) -> Result<(), DriverError> {
+        let unused = std::mem::take(&mut self.contents.unused_egress);
+        if unused.is_empty() {
+            return Ok(());
+        }
+        tracing::debug!(flows = unused.len(), "flows of ports without entries are deleted");
+        let changes = unused.iter().map(|key| (0, flow::delete(key).into())).collect();
+        self.send(changes, &mut [Ok(())]).await?;
+        self.contents.flows.retain(|key, _| !unused.contains(key));
+        Ok(())
+    }
+
     /// Deletes flows and groups that belong to nothing.
     async fn remove_foreign(&mut self) -> Result<(), DriverError> {
         let flows = std::mem::take(&mut self.contents.foreign_flows);
@@ -346,6 +359,7 @@ impl SwitchDriver for OpenFlowDriver {
     async fn read(&mut self) -> Result<Installed, DriverError> {
         self.contents = read(&mut self.channel).await?;
         self.remove_foreign().await?;
+        self.remove_unused_egress().await?;
         Ok(self.contents.installed.clone())
     }
 

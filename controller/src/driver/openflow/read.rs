@@ -37,6 +37,8 @@ pub(super) struct Contents {
     pub(super) foreign_flows: Vec<FlowStats>,
     /// Groups that belong to nothing.
     pub(super) foreign_groups: Vec<u32>,
+    /// Flows of `EGRESS` for ports to which no entry leads any more.
+    pub(super) unused_egress: Vec<FlowKey>,
 }
 
 /// Interprets a reading.
@@ -75,6 +77,8 @@ pub(super) fn interpret(flows: Vec<FlowStats>, groups: &[GroupDescription]) -> C
 #[derive(Default)]
 struct Claimed {
     flows: BTreeSet<FlowKey>,
+    /// Ports to which entries lead.
+    egress: BTreeSet<SwitchPort>,
     groups: BTreeSet<u32>,
 }
 
@@ -179,6 +183,7 @@ fn check(
             claimed.flows.insert(flow.key());
         }
     }
+    claimed.egress.extend(&compiled.egress);
     for (id, group) in &compiled.groups {
         whole &= contents.groups.get(id) == Some(group);
         claimed.groups.insert(*id);
@@ -200,7 +205,8 @@ fn find_groups(contents: &Contents, claimed: &mut Claimed, tables: &mut Tables) 
     }
 }
 
-/// Both flows of a port must be there; otherwise the port is written again when an entry needs it.
+/// Both flows of a port must be there; otherwise the port is written again when an entry needs it. Those of a port
+/// that none needs stay behind when its endpoint leaves.
 fn find_egress(contents: &mut Contents, claimed: &mut Claimed) {
     let flows = contents.flows.values().filter(|flow| flow.table == EGRESS);
     let ports: BTreeSet<SwitchPort> = flows
@@ -211,10 +217,15 @@ fn find_egress(contents: &mut Contents, claimed: &mut Claimed) {
         .collect();
     for port in ports {
         let expected = super::layout::egress(port);
+        claimed.flows.extend(expected.iter().map(Flow::key));
+        if !claimed.egress.contains(&port) {
+            let keys = expected.iter().map(Flow::key);
+            contents.unused_egress.extend(keys.filter(|key| contents.flows.contains_key(key)));
+            continue;
+        }
         if expected.iter().all(|flow| contents.flows.get(&flow.key()) == Some(flow)) {
             contents.egress.insert(port);
         }
-        claimed.flows.extend(expected.iter().map(Flow::key));
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::flow::Flow;
-use super::layout::{PRIMARY_RECORD, TABLE_COUNT, record};
+use super::layout::{EGRESS, PRIMARY_RECORD, TABLE_COUNT, record};
 use super::{OpenFlowAddress, OpenFlowConnector, OpenFlowSwitch};
 use crate::core::Body as Value;
 use crate::driver::{
@@ -433,4 +433,36 @@ async fn a_change_of_a_port_is_an_event() {
     assert_eq!(driver.next_event().await, SwitchEvent::PortsChanged);
     let another = tokio::time::timeout(Duration::from_millis(20), driver.next_event()).await;
     assert!(another.is_err(), "several reports are one change: {another:?}");
+}
+
+#[tokio::test]
+async fn flows_of_ports_without_entries_are_removed() {
+    let (mut connector, switch) = start(Switch::whole()).await;
+    let mut driver = ready(&mut connector).await;
+    let at = |number: u16, port| {
+        let TableUpdate::Insert(Object::Entry(key, _)) = node(number) else { unreachable!() };
+        TableUpdate::Insert(Object::Entry(key, Value::new(Action::Forward(forward(port)))))
+    };
+    let egress = || {
+        let switch = switch.lock().expect("no panic");
+        let flows = switch.flows.values().filter(|flow| flow.table == EGRESS).map(stats);
+        let read = flows.filter_map(|flow| Flow::read(&flow)?.matching.metadata);
+        read.map(|port| port.value).collect::<BTreeSet<u64>>()
+    };
+    let all_made = |results: Vec<_>| results.iter().all(Result::is_ok);
+    let made = driver.apply(&[at(1, 1), at(2, 2), at(3, 3)]).await;
+    assert_eq!(made.map(all_made), Ok(true));
+    driver.read().await.expect("the tables");
+    assert_eq!(egress(), [1, 2, 3].into());
+    let gone = TableUpdate::Delete(at(2, 2).object().clone());
+    let moved = TableUpdate::Modify(at(3, 4).object().clone());
+    assert_eq!(driver.apply(&[gone, moved]).await.map(all_made), Ok(true));
+    let tables = driver.read().await.expect("the tables").tables;
+    assert_eq!((tables.count(), egress()), (2, [1, 4].into()));
+    assert_eq!(driver.read().await.expect("the tables").tables, tables, "nothing else changed");
+    // They are written again when an entry needs them.
+    assert_eq!(driver.apply(&[at(2, 2)]).await.map(all_made), Ok(true));
+    assert_eq!(egress(), [1, 2, 4].into());
+    let read = driver.read().await.expect("the tables");
+    assert!(read.tables.entries.values().all(|body| body.action.is_some()), "{:?}", read.tables);
 }
