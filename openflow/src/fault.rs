@@ -157,12 +157,37 @@ const fn names(kind: u16) -> (&'static str, &'static [&'static str]) {
     }
 }
 
+/// The specification's name of a type, and what its names of codes begin with; both are empty if it has none.
+const fn specification(kind: u16) -> (&'static str, &'static str) {
+    match kind {
+        HELLO_FAILED => ("OFPET_HELLO_FAILED", "OFPHFC_"),
+        BAD_REQUEST => ("OFPET_BAD_REQUEST", "OFPBRC_"),
+        BAD_ACTION => ("OFPET_BAD_ACTION", "OFPBAC_"),
+        BAD_INSTRUCTION => ("OFPET_BAD_INSTRUCTION", "OFPBIC_"),
+        BAD_MATCH => ("OFPET_BAD_MATCH", "OFPBMC_"),
+        FLOW_MOD_FAILED => ("OFPET_FLOW_MOD_FAILED", "OFPFMFC_"),
+        GROUP_MOD_FAILED => ("OFPET_GROUP_MOD_FAILED", "OFPGMFC_"),
+        PORT_MOD_FAILED => ("OFPET_PORT_MOD_FAILED", "OFPPMFC_"),
+        TABLE_MOD_FAILED => ("OFPET_TABLE_MOD_FAILED", "OFPTMFC_"),
+        QUEUE_OP_FAILED => ("OFPET_QUEUE_OP_FAILED", "OFPQOFC_"),
+        SWITCH_CONFIG_FAILED => ("OFPET_SWITCH_CONFIG_FAILED", "OFPSCFC_"),
+        ROLE_REQUEST_FAILED => ("OFPET_ROLE_REQUEST_FAILED", "OFPRRFC_"),
+        METER_MOD_FAILED => ("OFPET_METER_MOD_FAILED", "OFPMMFC_"),
+        TABLE_FEATURES_FAILED => ("OFPET_TABLE_FEATURES_FAILED", "OFPTFFC_"),
+        EXPERIMENTER => ("OFPET_EXPERIMENTER", ""),
+        _ => ("", ""),
+    }
+}
+
 impl fmt::Display for ErrorMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, codes) = names(self.kind);
-        match codes.get(usize::from(self.code)) {
-            Some(code) => write!(f, "{kind} ({code})"),
-            None => write!(f, "{kind} (type {}, code {})", self.kind, self.code),
+        let Self { kind, code, .. } = self;
+        let (words, codes) = names(*kind);
+        let (name, begin) = specification(*kind);
+        match codes.get(usize::from(*code)) {
+            Some(end) => write!(f, "{words} ({begin}{end}, type {kind}, code {code})"),
+            None if name.is_empty() => write!(f, "{words} (type {kind}, code {code})"),
+            None => write!(f, "{words} ({name}, type {kind}, code {code})"),
         }
     }
 }

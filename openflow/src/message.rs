@@ -112,6 +112,38 @@ pub enum Body {
     },
 }
 
+impl Body {
+    /// The specification's name of the message's type (section 7.1.1), for people.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "OFPT_HELLO",
+            Self::Error(_) => "OFPT_ERROR",
+            Self::EchoRequest(_) => "OFPT_ECHO_REQUEST",
+            Self::EchoReply(_) => "OFPT_ECHO_REPLY",
+            Self::Experimenter { .. } => "OFPT_EXPERIMENTER",
+            Self::FeaturesRequest => "OFPT_FEATURES_REQUEST",
+            Self::FeaturesReply(_) => "OFPT_FEATURES_REPLY",
+            Self::GetConfigRequest => "OFPT_GET_CONFIG_REQUEST",
+            Self::GetConfigReply(_) => "OFPT_GET_CONFIG_REPLY",
+            Self::SetConfig(_) => "OFPT_SET_CONFIG",
+            Self::PacketIn(_) => "OFPT_PACKET_IN",
+            Self::FlowRemoved(_) => "OFPT_FLOW_REMOVED",
+            Self::PortStatus(_) => "OFPT_PORT_STATUS",
+            Self::PacketOut(_) => "OFPT_PACKET_OUT",
+            Self::FlowMod(_) => "OFPT_FLOW_MOD",
+            Self::GroupMod(_) => "OFPT_GROUP_MOD",
+            Self::MultipartRequest(_) => "OFPT_MULTIPART_REQUEST",
+            Self::MultipartReply(_) => "OFPT_MULTIPART_REPLY",
+            Self::BarrierRequest => "OFPT_BARRIER_REQUEST",
+            Self::BarrierReply => "OFPT_BARRIER_REPLY",
+            Self::RoleRequest(_) => "OFPT_ROLE_REQUEST",
+            Self::RoleReply(_) => "OFPT_ROLE_REPLY",
+            Self::Other { .. } => "a message of another type",
+        }
+    }
+}
+
 /// The versions that a side speaks (section 7.5.1).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Hello {

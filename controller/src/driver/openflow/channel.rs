@@ -315,9 +315,7 @@ impl Channel {
 }
 
 fn unexpected(what: &'static str, body: &Body) -> DriverError {
-    let text = format!("{body:?}");
-    let kind = text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned();
-    DriverError::Refused { what, reason: format!("it sent an unexpected message: {kind}") }
+    DriverError::Refused { what, reason: format!("it sent an unexpected {}", body.name()) }
 }
 
 struct Reader {
