@@ -79,7 +79,9 @@ impl FromStr for NamedSwitch {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, address) = text.split_once('=').unwrap_or(("", text));
+        // An option of an address has the same sign.
+        let named = text.split_once('=').filter(|(name, _)| !name.contains("://"));
+        let (name, address) = named.unwrap_or(("", text));
         Ok(Self { name: name.to_owned(), address: address.parse()? })
     }
 }
@@ -118,6 +120,11 @@ mod tests {
         );
         let unnamed: NamedSwitch = "[::1]:9559".parse().unwrap();
         assert_eq!(unnamed.name, "");
+        let pinned = "openflow-listen://[::1]:6653?datapath-id=00000000000000bb";
+        for (text, name) in [(pinned.to_owned(), ""), (format!("tor-1={pinned}"), "tor-1")] {
+            let switch: NamedSwitch = text.parse().unwrap();
+            assert_eq!((switch.name.as_str(), switch.address.to_string().as_str()), (name, pinned));
+        }
         let end = |switch: &str, number| SwitchPort { switch: switch.to_owned(), number };
         assert_eq!("tor-1/9-spine-a/p1".parse(), Ok(Link(end("tor-1", 9), end("spine-a", 1))));
         for bad in
