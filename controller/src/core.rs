@@ -32,8 +32,8 @@ pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
 pub use operator::{Incarnations, Named, OperatorError};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
-pub(crate) use tables::compared;
 pub use tables::{Body, Tables};
+pub(crate) use tables::{compared, entry_words, ports_words};
 pub use topology::{LinkEnd, Place, SWITCHES_MAX, SwitchId, Topology, TopologyError};
 
 /// The multicast group through which `l2` floods.

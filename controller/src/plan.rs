@@ -6,11 +6,13 @@
 //! then groups), then routes to nodes, then permissions to send, then entries with several destinations; deletions
 //! have the opposite order. A changed entry is modified in place, so that no packet misses it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use bluebridge_p4::pipeline::{Key, SwitchPort};
+use bluebridge_p4::words::PortNames;
 
-use crate::core::{Body, Tables, compared};
+use crate::core::{Body, Tables, compared, entry_words, ports_words};
 
 /// An object that can be programmed, with its value.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -34,6 +36,31 @@ pub enum TableUpdate {
     Insert(Object),
     /// Replaces an existing object.
     Modify(Object),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entry(key, body) => {
+                let action = body.words(&BTreeMap::new(), &PortNames::new());
+                write!(f, "{}, \"{action}\"", entry_words(key))
+            }
+            Self::FloodGroup(group) => write!(f, "the flood group of l2, group {group}"),
+            Self::Group(group, ports) => write!(f, "group {group}, {}", ports_words(ports)),
+            Self::NotifySession => f.write_str("the clone session"),
+        }
+    }
+}
+
+impl fmt::Display for TableUpdate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self {
+            Self::Delete(_) => "delete",
+            Self::Insert(_) => "add",
+            Self::Modify(_) => "change",
+        };
+        write!(f, "{what} {}", self.object())
+    }
 }
 
 impl TableUpdate {

@@ -97,6 +97,8 @@ pub struct SwitchCounts {
     pub packet_ins_lost: u64,
     /// How often the switch had other ports than before.
     pub port_changes: u64,
+    /// Readings that found differences, each of which `repaired` counts.
+    pub differing_readings: u64,
 }
 
 /// The state of the switch, as the controller has it.
@@ -114,6 +116,8 @@ pub struct SwitchView {
     pub ports: Ports,
     /// The last change of its ports.
     pub port_change: Option<String>,
+    /// The differences that a reading found last.
+    pub difference: Option<String>,
     /// Its contents: as last read, with later writes.
     pub installed: Arc<Installed>,
     /// The greatest version of the desired state that was completely installed.
@@ -282,18 +286,27 @@ impl<C: SwitchConnector> Reconciler<C> {
 
     /// Logs that the switch has other tables than it acknowledged, once until a reading finds no difference: the
     /// repair may have to be repeated with every check.
-    fn log_differences(&mut self, differences: usize) {
+    fn log_differences(&mut self, differences: usize, first: &str) {
         if differences == 0 {
             self.differs = false;
         } else if self.differs {
-            tracing::debug!(differences, "the switch's tables still change; repairing them again");
+            tracing::debug!(
+                differences,
+                first,
+                "the switch's tables still change; repairing them again"
+            );
         } else if self.refused_before {
             // A switch may have executed an update whose failure it reported.
-            tracing::debug!(differences, "the switch's tables differ after a refused update");
+            tracing::debug!(
+                differences,
+                first,
+                "the switch's tables differ after a refused update"
+            );
         } else {
             self.differs = true;
             tracing::warn!(
                 differences,
+                first,
                 "the switch's tables are not those that it acknowledged: another program changed them, or the \
                  switch does not keep them; repairing them"
             );
@@ -304,12 +317,12 @@ impl<C: SwitchConnector> Reconciler<C> {
     fn log_refused(&mut self, count: usize, refusal: Refusal) {
         let (update, error) = &refusal;
         if self.refusal.as_ref() == Some(&refusal) {
-            tracing::debug!(count, ?update, error, "updates were refused again");
+            tracing::debug!(count, %update, error, "updates were refused again");
             return;
         }
         tracing::warn!(
             count,
-            ?update,
+            %update,
             error,
             "the switch refused updates, of which this is the first; trying again until it has all its tables"
         );
@@ -471,7 +484,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             return Ok(());
         }
         let changes = ports.changes_since(&self.view.borrow().ports);
-        let words = shortened(&changes);
+        let words = shortened(&changes, changes.len());
         if !changes.is_empty() {
             let uri = self.connector.uri();
             tracing::warn!(uri, changes = words, "the switch has other ports than before");
@@ -502,14 +515,17 @@ impl<C: SwitchConnector> Reconciler<C> {
         self.redirects.handle_timeout(now);
         let entries = &installed.tables.entries;
         let redirect_differences = self.redirects.compare(reading_began, now, entries, keeps_time);
-        let differences = if first {
-            0
+        let (differences, words) = if first {
+            (0, None)
         } else {
-            redirect_differences
-                + self.view.borrow().installed.tables.difference_count(&installed.tables)
+            self.differences(redirect_differences, &installed.tables)
         };
-        self.log_differences(differences);
+        self.log_differences(differences, words.as_deref().unwrap_or_default());
         self.view.send_modify(|view| {
+            view.counts.differing_readings += u64::from(differences != 0);
+            if words.is_some() {
+                view.difference = words;
+            }
             view.counts.readings += 1;
             view.counts.pushes += u64::from(pipeline == Pipeline::Pushed);
             view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
@@ -518,6 +534,21 @@ impl<C: SwitchConnector> Reconciler<C> {
         });
         let pause = self.timing.check_interval.max(began.elapsed() * CHECK_SHARE);
         Ok(Instant::now() + pause)
+    }
+
+    /// The differences between the tables that the switch acknowledged and those that were found: their number, and
+    /// some of them for people.
+    fn differences(&self, redirects: usize, found: &Tables) -> (usize, Option<String>) {
+        let view = self.view.borrow();
+        let acknowledged = &view.installed.tables;
+        let count = acknowledged.difference_count(found) + redirects;
+        if count == 0 {
+            return (0, None);
+        }
+        let entries = acknowledged.differences(found).map(|it| it.to_string()).take(SHOWN_MAX);
+        let redirects = (redirects != 0).then(|| format!("redirects: {redirects}"));
+        let shown: Vec<String> = entries.chain(redirects).take(SHOWN_MAX).collect();
+        (count, Some(shortened(&shown, count)))
     }
 
     /// Executes the updates of a plan; returns whether all succeeded.
@@ -583,10 +614,10 @@ impl<C: SwitchConnector> Reconciler<C> {
     }
 }
 
-/// Some of a list, and how many more there are.
-fn shortened(list: &[String]) -> String {
+/// Some of a list of `count`, and how many more there are.
+fn shortened(list: &[String], count: usize) -> String {
     let shown = list.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join("; ");
-    match list.len().saturating_sub(SHOWN_MAX) {
+    match count.saturating_sub(SHOWN_MAX) {
         0 => shown,
         more => format!("{shown}; and {more} more"),
     }

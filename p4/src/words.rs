@@ -214,6 +214,10 @@ impl fmt::Display for Act {
             Self::Forward { port, mac } => write!(f, "to {port} as {mac}"),
             Self::Group { group } => write!(f, "group {group}"),
             Self::Member { member } => write!(f, "member {member}"),
+            // The ports are not known, or there are none.
+            Self::Multicast { group, ports } if ports.is_empty() => {
+                write!(f, "copy to group {group}")
+            }
             Self::Multicast { ports, .. } => {
                 f.write_str("copy to")?;
                 ports.iter().try_for_each(|port| write!(f, " {port}"))
@@ -338,6 +342,8 @@ mod tests {
         let groups = BTreeMap::from([(7, vec![4, 5])]);
         let copy = act_of(&Action::SetMulticastGroup { group: 7 }, &groups, &names);
         assert_eq!(copy.to_string(), "copy to c1 port 5");
+        let unknown = act_of(&Action::SetMulticastGroup { group: 8 }, &groups, &names);
+        assert_eq!(unknown.to_string(), "copy to group 8");
         let forward = Forward { port: SwitchPort(4), dst_mac: MacAddr([2, 0, 0, 0, 0, 4]) };
         let text = |action| act_of(&action, &groups, &names).to_string();
         assert_eq!(text(Action::Forward(forward)), "to c1 as 02:00:00:00:00:04");

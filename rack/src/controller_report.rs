@@ -38,6 +38,10 @@ pub struct SwitchReport {
     pub installed_entry_count: u64,
     /// Entries that read-backs found missing, different or foreign.
     pub repaired_count: u64,
+    /// Read-backs that found such entries: a number that grows shows that another program changes the tables.
+    pub differing_check_count: u64,
+    /// What the last of them found.
+    pub last_difference: Option<String>,
     /// Connections since the controller started.
     pub connect_count: u64,
     /// Its ports, if it lists them.
@@ -228,6 +232,8 @@ impl SwitchReport {
             desired_entry_count: switch.desired_entry_count,
             installed_entry_count: switch.installed_entry_count,
             repaired_count: switch.repaired_count,
+            differing_check_count: switch.differing_check_count,
+            last_difference: some(&switch.last_difference),
             connect_count: switch.connect_count,
             ports: switch
                 .ports
@@ -275,7 +281,7 @@ impl SwitchReport {
         ))
     }
 
-    /// Its state, in two or three lines.
+    /// Its state, in two to four lines.
     pub fn summary(&self) -> String {
         let Self { state, desired_entry_count, installed_entry_count, repaired_count, .. } = self;
         let name = if self.name.is_empty() { String::new() } else { format!(" {}", self.name) };
@@ -285,9 +291,13 @@ impl SwitchReport {
                 times(self.port_change_count)
             )
         });
+        let differences = self.last_difference.as_ref().map_or_else(String::new, |last| {
+            let count = times(self.differing_check_count);
+            format!("\ntables{name} differed {count} from what was written, the last time: {last}")
+        });
         format!(
             "switch{name} {state}: {desired_entry_count} entries desired, {installed_entry_count} installed, \
-             {repaired_count} repaired, connected {}{ports}\n{}",
+             {repaired_count} repaired, connected {}{differences}{ports}\n{}",
             times(self.connect_count),
             self.leases
         )
@@ -449,6 +459,8 @@ mod tests {
             ports: vec![port(1), port(4)],
             port_change_count: 1,
             last_port_change: "eth3 has the port 4, not 3 any more".to_owned(),
+            differing_check_count: 7,
+            last_difference: "directory fdbb:1:2::/48 is missing".to_owned(),
             ..proto::SwitchStatus::default()
         };
         let status = |switch| proto::StatusResponse {
@@ -469,6 +481,8 @@ mod tests {
             ]
         );
         let line = "ports changed, once in all, the last: eth3 has the port 4, not 3 any more";
+        assert!(report.summary().contains(line), "{}", report.summary());
+        let line = "tables differed 7 times from what was written, the last time: directory fdbb:1:2::/48 is missing";
         assert!(report.summary().contains(line), "{}", report.summary());
         let unlisted = proto::SwitchStatus { ports: Vec::new(), ..switch };
         assert_eq!(ControllerReport::of(&status(unlisted)).faults(), Vec::<String>::new());

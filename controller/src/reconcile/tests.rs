@@ -375,6 +375,8 @@ async fn what_the_switch_never_takes_is_reported_and_stops_nothing_else() {
     assert_eq!(switch.tables().entries.len(), 8);
     assert!(view.counts.refused < 1000, "it does not flood the switch with requests");
     assert_eq!(log.count("the switch refused updates"), 1);
+    assert_eq!(log.count("update=add "), 1, "in the words of the tables");
+    assert_eq!(log.count("Entry("), 0, "not as a value of the program");
     assert_eq!(log.count("another program"), 0);
     bench.desire(tables(4, 1));
     bench.settled(&tables(4, 1)).await;
@@ -397,12 +399,22 @@ async fn a_switch_that_does_not_keep_its_tables_is_logged_once() {
     sleep(Duration::from_secs(60)).await;
     assert!(bench.view.borrow().counts.repaired > 100, "it is tried again and again");
     assert_eq!(log.count("the switch does not keep them"), 1);
+    let (times, last) = {
+        let view = bench.view.borrow();
+        (view.counts.differing_readings, view.difference.clone().expect("there are some"))
+    };
+    assert!((100..=151).contains(&times), "{times} checks in a minute");
+    let first = "ingress_guard port 1 from 0:1:1::/48 is missing (\"allow\"); ";
+    assert!(last.starts_with(first), "{last}");
+    assert!(last.ends_with(" more") && last.matches("; ").count() == SHOWN_MAX, "{last}");
     switch.set_trouble(Trouble::default());
     bench.settled(&tables(5, 1)).await;
     sleep(Duration::from_secs(1)).await;
     switch.meddle(|there| *there = Tables::default());
     bench.settled(&tables(5, 1)).await;
     assert_eq!(log.count("another program changed them"), 2, "a new change is logged again");
+    // One more check found what was lost last, and one found the new change.
+    assert_eq!(bench.view.borrow().counts.differing_readings, times + 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Responses about the state of the core and the switch.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use bluebridge_northbound::proto;
@@ -167,6 +167,8 @@ pub(super) fn switch(
         packet_in_count: view.counts.packet_ins,
         port_change_count: view.counts.port_changes,
         last_port_change: view.port_change.clone().unwrap_or_default(),
+        differing_check_count: view.counts.differing_readings,
+        last_difference: view.difference.clone().unwrap_or_default(),
     }
 }
 
@@ -213,7 +215,7 @@ pub(super) fn entries(
             ..line(
                 table_of(key).alias,
                 match_of(key, names).to_string(),
-                found.or(wanted).map_or_else(String::new, |body| body_text(body, &ports_of, names)),
+                found.or(wanted).map_or_else(String::new, |body| body.words(&ports_of, names)),
                 wanted.is_some(),
                 found.is_some() && (wanted.is_none() || wanted == found),
             )
@@ -280,13 +282,6 @@ pub(super) fn port_names(core: &Core, switch: SwitchId) -> PortNames {
     let own = core.config().own_port.filter(|own| own.place.switch == switch);
     let own = own.map(|own| (own.place.port.0, "controller".to_owned()));
     here.map(|record| (record.port, record.name.clone())).chain(own).collect()
-}
-
-fn body_text(body: &Body, groups: &BTreeMap<u32, Vec<u16>>, names: &PortNames) -> String {
-    match &body.action {
-        None => "an action of another controller".to_owned(),
-        Some(action) => act_of(action, groups, names).to_string(),
-    }
 }
 
 const _: () =
