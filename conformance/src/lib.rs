@@ -130,8 +130,45 @@ pub trait Target {
     fn settle(&mut self) {}
 
     /// Why this kind of switch cannot do what a vector demands; `None` for all that it must do.
-    fn limit(&self, _vector: &str) -> Option<&'static str> {
+    fn limit(&self, _vector: &str) -> Option<Limit> {
         None
+    }
+}
+
+/// What a kind of switch cannot do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limit {
+    /// The reason, for people.
+    pub why: &'static str,
+    /// What may differ: parts of the vector's failure, of which one must be there. Any other failure is one of its
+    /// own.
+    pub differs: &'static [&'static str],
+}
+
+impl Limit {
+    /// A limit, and a part of each failure that it can cause.
+    #[must_use]
+    pub const fn new(why: &'static str, differs: &'static [&'static str]) -> Self {
+        Self { why, differs }
+    }
+
+    /// A choice among the members of an anycast entry that is not the embedded switch's, in `anycast_weighted`: the
+    /// frame goes to another member, rewritten for that one.
+    pub const OTHER_CHOICE: Self = Self::new(
+        "it has a hash of its own",
+        &[
+            "port 2 sent an unexpected frame: [02, 00, 00, 00, 00, 02,",
+            "port 3 sent an unexpected frame: [02, 00, 00, 00, 00, 03,",
+            "port 4 sent an unexpected frame: [02, 00, 00, 00, 00, 04,",
+        ],
+    );
+
+    /// In `redirect_until`: a redirect whose time is over is still used.
+    pub const STILL_REDIRECTED: &'static str =
+        "packet 4: port 4 sent an unexpected frame: [02, 00, 00, 00, 00, 04,";
+
+    fn explains(&self, failure: &str) -> bool {
+        self.differs.iter().any(|part| failure.contains(part))
     }
 }
 
@@ -152,22 +189,31 @@ fn vectors() -> BTreeMap<String, Vec<Statement>> {
     vectors
 }
 
-/// Runs every vector on a target. A vector beyond the limits of the switch must fail, so that a limit that is gone is
-/// noticed.
+/// Runs every vector on a target. A vector beyond the limits of the switch must fail in the way that the limit names,
+/// so that a limit that is gone, and another failure behind it, are noticed.
 ///
 /// # Panics
 /// If a vector cannot be read.
 pub fn run_all(name: &'static str, target: &mut dyn Target) -> Results {
     let outcomes = vectors().into_iter().map(|(vector, statements)| {
-        let outcome = match (run(target, &statements), target.limit(&vector)) {
-            (Ok(()), None) => Outcome::Holds,
-            (Err(_), Some(limit)) => Outcome::Limit(limit),
-            (Err(why), None) => Outcome::Failed(why),
-            (Ok(()), Some(limit)) => Outcome::Failed(format!("it holds, although {limit}")),
-        };
+        let outcome = judge(run(target, &statements), target.limit(&vector));
         (vector, outcome)
     });
     Results { target: name, outcomes: outcomes.collect() }
+}
+
+/// What became of a vector, given the limit of the switch.
+fn judge(result: Result<(), String>, limit: Option<Limit>) -> Outcome {
+    match (result, limit) {
+        (Ok(()), None) => Outcome::Holds,
+        (Err(why), Some(limit)) if limit.explains(&why) => Outcome::Limit(limit.why),
+        (Err(why), Some(Limit { why: limit, differs })) => {
+            let words = differs.join("\" or \"");
+            Outcome::Failed(format!("{why}; but the limit, {limit}, explains only \"{words}\""))
+        }
+        (Err(why), None) => Outcome::Failed(why),
+        (Ok(()), Some(limit)) => Outcome::Failed(format!("it holds, although {}", limit.why)),
+    }
 }
 
 /// The names that a vector has defined so far.
@@ -184,8 +230,10 @@ fn run(target: &mut dyn Target, statements: &[Statement]) -> Result<(), String> 
     let mut names = Names::default();
     let mut rest = statements.iter().peekable();
     let mut is_changed = true;
+    let mut packets = 0;
     while let Some(statement) = rest.next() {
         if let Statement::Packet { port, frame } = statement {
+            packets += 1;
             let mut expected = Vec::new();
             while let Some(Statement::Expect { port, pattern }) = rest.peek() {
                 expected.push((*port, pattern));
@@ -195,7 +243,8 @@ fn run(target: &mut dyn Target, statements: &[Statement]) -> Result<(), String> 
                 target.settle();
                 is_changed = false;
             }
-            exchange(target, *port, frame, expected)?;
+            exchange(target, *port, frame, expected)
+                .map_err(|why| format!("packet {packets}: {why}"))?;
         } else {
             is_changed = true;
             if matches!(statement, Statement::Count { .. }) {
@@ -301,5 +350,27 @@ fn exchange(
     match expected.first() {
         Some((port, _)) => Err(format!("port {} did not send an expected frame", port.0)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_excuses_only_the_failure_that_it_names() {
+        let limit = Some(Limit::new("it has no clock", &["packet 2: port 4", "is 0, not 1"]));
+        let failed = |why: &str| judge(Err(why.to_owned()), limit);
+        assert_eq!(failed("packet 2: port 4 sent it"), Outcome::Limit("it has no clock"));
+        assert_eq!(failed("Bytes is 0, not 1"), Outcome::Limit("it has no clock"));
+        for other in ["packet 1: port 4 sent it", "the switch refused an entry"] {
+            match failed(other) {
+                Outcome::Failed(why) => assert!(why.contains(other) && why.contains("no clock")),
+                outcome => panic!("{outcome:?}"),
+            }
+        }
+        assert_eq!(judge(Ok(()), None), Outcome::Holds);
+        let gone = Outcome::Failed("it holds, although it has no clock".to_owned());
+        assert_eq!(judge(Ok(()), limit), gone);
     }
 }

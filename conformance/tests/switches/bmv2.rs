@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, driven::Driven};
+use bluebridge_conformance::{Hosts, Limit, Outputs, PORTS, Tables, Target, driven::Driven};
 use bluebridge_controller::driver::P4RuntimeConnector;
 use bluebridge_p4::{pipeline::SwitchPort, program::BMV2_CONFIG};
 use bluebridge_rack::bmv2;
@@ -59,10 +59,12 @@ impl Target for Bmv2 {
         self.driven.packet_ins(expected)
     }
 
-    fn limit(&self, vector: &str) -> Option<&'static str> {
+    fn limit(&self, vector: &str) -> Option<Limit> {
         match vector {
-            "anycast_weighted" => Some("it has a hash of its own"),
-            "redirect_until" => Some("v1model has no clock for entries"),
+            "anycast_weighted" => Some(Limit::OTHER_CHOICE),
+            "redirect_until" => {
+                Some(Limit::new("v1model has no clock for entries", &[Limit::STILL_REDIRECTED]))
+            }
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bluebridge_conformance::{Hosts, Outputs, PORTS, Tables, Target, driven::Driven};
+use bluebridge_conformance::{Hosts, Limit, Outputs, PORTS, Tables, Target, driven::Driven};
 use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector};
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_rack::open_vswitch::{OpenVswitch, OvsError};
@@ -70,16 +70,37 @@ impl Target for Ovs {
         }
     }
 
-    fn limit(&self, vector: &str) -> Option<&'static str> {
+    fn limit(&self, vector: &str) -> Option<Limit> {
         match vector {
-            "anycast_weighted" => Some("it has a hash of its own"),
-            "cross_space_counted" => Some("its guard checks source and destination with one flow"),
-            "notify_no_session" => Some("its copies need no session"),
-            "redirect_until" => Some("OpenFlow counts time in seconds"),
-            "l2_payload_length" => Some("it drops every IPv6 packet that it cannot parse"),
-            "malformed_version" => Some("it does not look at the version"),
-            "multicast_counted" => Some("its buckets are not counted"),
-            "extension_header" => Some("it looks behind them; endpoints drop them"),
+            "anycast_weighted" => Some(Limit::OTHER_CHOICE),
+            "cross_space_counted" => Some(Limit::new(
+                "its guard checks source and destination with one flow",
+                &["Packets(\"one\") is 0, not 1"],
+            )),
+            "notify_no_session" => Some(Limit::new(
+                "its copies need no session",
+                &["packet 1: port 510 sent an unexpected frame"],
+            )),
+            "redirect_until" => Some(Limit::new(
+                "OpenFlow counts time in seconds",
+                // It reads back, or is used, for longer than was written.
+                &["lease_ms: 61000 }", Limit::STILL_REDIRECTED],
+            )),
+            "l2_payload_length" => Some(Limit::new(
+                "it drops every IPv6 packet that it cannot parse",
+                &["packet 1: port 2 did not send"],
+            )),
+            "malformed_version" => Some(Limit::new(
+                "it does not look at the version",
+                &["packet 1: port 2 sent an unexpected frame"],
+            )),
+            "multicast_counted" => {
+                Some(Limit::new("its buckets are not counted", &["Packets(\"mac2\") is 0, not 1"]))
+            }
+            "extension_header" => Some(Limit::new(
+                "it looks behind them; endpoints drop them",
+                &["packet 1: port 2 sent an unexpected frame"],
+            )),
             _ => None,
         }
     }
