@@ -163,7 +163,11 @@ fn serve_bmv2(switch: &Switch) -> anyhow::Result<Exit> {
     let listen = switch.listen.unwrap_or(P4RUNTIME.into());
     let ports = numbered(&switch.ports)?;
     let start = || Ok(Bmv2::start(program, listen, switch.place.device_id, ports)?);
-    child::serve(start, Bmv2::try_wait, "BMv2 logs nothing by itself")
+    let id = switch.place.device_id;
+    let hint = format!(
+        "BMv2 logs no reason. It ends so if a controller has another --device-id than {id}, or no `--target bmv2`"
+    );
+    child::serve(start, Bmv2::try_wait, &hint)
 }
 
 /// Ports without modes, which only those of the eBPF data plane have. A switch in another program would start without

@@ -69,3 +69,64 @@ impl Target for Bmv2 {
         }
     }
 }
+
+mod root {
+    use bluebridge_controller::driver::SwitchConnector as _;
+    use bluebridge_controller::store::ElectionId;
+    use bluebridge_p4::p4info;
+    use bluebridge_testkit::namespace::in_thread;
+
+    use super::*;
+
+    /// BMv2 crashes at the push, and gives no reason.
+    #[test]
+    #[ignore = "BMv2 must be built first, see docs/switches.md"]
+    fn bmv2_that_gets_another_number_or_program_says_what_to_check() {
+        for (config, device_id) in
+            [(BMV2_CONFIG.to_vec(), DEVICE_ID + 6), (p4info::DEVICE_CONFIG.to_vec(), DEVICE_ID)]
+        {
+            in_thread(move || {
+                ip("link set lo up");
+                let program = bmv2::Bmv2::program().unwrap_or_else(|error| panic!("{error}"));
+                let listen = LISTEN.parse().expect("an address");
+                let start = || bmv2::Bmv2::start(&program, listen, DEVICE_ID, []);
+                let mut process = start().unwrap_or_else(|error| panic!("{error}"));
+                let second = start().expect_err("both could have the address");
+                assert!(matches!(second, bmv2::Bmv2Error::InUse { .. }), "{second}");
+                let uri = format!("http://{LISTEN}");
+                let mut connector =
+                    P4RuntimeConnector::with_device_config(&uri, device_id, config.clone());
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("one");
+                let failures = runtime.block_on(async {
+                    let mut failures = Vec::new();
+                    for low in 1..=100 {
+                        let id = ElectionId { high: 1, low };
+                        match connector.connect(id).await {
+                            Ok(mut driver) => {
+                                let pushed = driver.ensure_pipeline().await;
+                                failures.push(pushed.expect_err("it takes no such pipeline"));
+                            }
+                            // It has ended.
+                            Err(error) => {
+                                failures.push(error);
+                                return failures;
+                            }
+                        }
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    panic!("it still runs: {failures:?}");
+                });
+                let number = format!("--device-id ({device_id})");
+                assert!(failures.len() > 1, "{failures:?}");
+                for failure in failures {
+                    let words = failure.to_string();
+                    assert!(words.contains("--target") && words.contains(&number), "{words}");
+                }
+                assert!(process.try_wait().expect("our child").is_some(), "it crashed");
+            });
+        }
+    }
+}

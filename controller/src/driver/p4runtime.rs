@@ -5,6 +5,8 @@ mod stream;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bluebridge_p4::p4info;
@@ -48,6 +50,8 @@ pub struct P4RuntimeConnector {
     uri: String,
     device_id: u64,
     device_config: Vec<u8>,
+    /// Whether the switch ended a connection on which it got the pipeline, since it last took one.
+    pipeline_ended_it: Arc<AtomicBool>,
 }
 
 impl P4RuntimeConnector {
@@ -60,7 +64,7 @@ impl P4RuntimeConnector {
     /// For a target whose device configuration was compiled for it.
     #[must_use]
     pub fn with_device_config(uri: &str, device_id: u64, device_config: Vec<u8>) -> Self {
-        Self { uri: uri.to_owned(), device_id, device_config }
+        Self { uri: uri.to_owned(), device_id, device_config, pipeline_ended_it: Arc::default() }
     }
 }
 
@@ -73,7 +77,7 @@ impl SwitchConnector for P4RuntimeConnector {
     async fn look(&mut self) -> Result<Installed, DriverError> {
         match self.try_look().await {
             Ok(installed) => Ok(installed),
-            Err(error) => Err(explain_p4runtime(error, self.authority()).await),
+            Err(error) => Err(self.explain(error).await),
         }
     }
 
@@ -83,12 +87,23 @@ impl SwitchConnector for P4RuntimeConnector {
     ) -> Result<Box<dyn SwitchDriver>, DriverError> {
         match self.try_connect(election_id).await {
             Ok(driver) => Ok(Box::new(driver)),
-            Err(error) => Err(explain_p4runtime(error, self.authority()).await),
+            Err(error) => Err(self.explain(error).await),
         }
     }
 }
 
 impl P4RuntimeConnector {
+    /// Why there is no connection.
+    async fn explain(&self, error: DriverError) -> DriverError {
+        match explain_p4runtime(error, self.authority()).await {
+            DriverError::Lost(reason) if self.pipeline_ended_it.load(Ordering::Relaxed) => {
+                let hint = pipeline_hint(&self.device_config, self.device_id);
+                DriverError::Lost(format!("{reason}; it ended when it got the pipeline: {hint}"))
+            }
+            error => error,
+        }
+    }
+
     /// The host and the port of the server.
     fn authority(&self) -> &str {
         self.uri.split_once("://").map_or(self.uri.as_str(), |(_, rest)| rest)
@@ -124,6 +139,7 @@ impl P4RuntimeConnector {
             election_id,
             cookie: cookie(&self.device_config),
             device_config: self.device_config.clone(),
+            pipeline_ended_it: Arc::clone(&self.pipeline_ended_it),
         })
     }
 
@@ -173,6 +189,15 @@ async fn within<T>(
     tokio::time::timeout(CALL_DEADLINE, call).await.map_err(|_| DriverError::Timeout(what))
 }
 
+/// What an operator must check if a switch fails when it gets the pipeline.
+fn pipeline_hint(device_config: &[u8], device_id: u64) -> String {
+    let target = if device_config == p4info::DEVICE_CONFIG { "embedded" } else { "bmv2" };
+    format!(
+        "check that the switch is of the kind that --target names ({target}), and that its number is that of \
+         --device-id ({device_id}); BMv2 crashes if one of them is wrong"
+    )
+}
+
 /// A connection to one device, as its primary.
 pub struct P4RuntimeDriver {
     client: P4RuntimeClient<Channel>,
@@ -182,6 +207,7 @@ pub struct P4RuntimeDriver {
     election_id: ElectionId,
     cookie: u64,
     device_config: Vec<u8>,
+    pipeline_ended_it: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for P4RuntimeDriver {
@@ -300,7 +326,22 @@ impl P4RuntimeDriver {
             ..v1::SetForwardingPipelineConfigRequest::default()
         };
         let mut client = self.client.clone();
-        self.call("the pipeline", client.set_forwarding_pipeline_config(request)).await.map(drop)
+        let pushed =
+            self.call("the pipeline", client.set_forwarding_pipeline_config(request)).await;
+        self.pipeline_ended_it
+            .store(matches!(pushed, Err(DriverError::Lost(_))), Ordering::Relaxed);
+        pushed.map(drop).map_err(|error| explain_push(error, &self.device_config, self.device_id))
+    }
+}
+
+/// The failure of a push, with what to check. BMv2 reports an error without a cause, and crashes.
+fn explain_push(error: DriverError, device_config: &[u8], device_id: u64) -> DriverError {
+    match error {
+        DriverError::Lost(reason) => {
+            let hint = pipeline_hint(device_config, device_id);
+            DriverError::Lost(format!("{reason}; {hint}"))
+        }
+        error => error,
     }
 }
 
@@ -370,5 +411,27 @@ impl SwitchDriver for P4RuntimeDriver {
 
     async fn next_event(&mut self) -> SwitchEvent {
         self.stream.next().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_that_fails_at_the_push_is_compared_with_the_options() {
+        let failed = |config: &[u8]| {
+            let error = DriverError::Lost("the pipeline: Unknown: an error".to_owned());
+            explain_push(error, config, 7).to_string()
+        };
+        let bmv2 = failed(b"{}");
+        for part in ["an error; check that", "--target names (bmv2)", "--device-id (7)"] {
+            assert!(bmv2.contains(part), "{bmv2}");
+        }
+        let embedded = failed(p4info::DEVICE_CONFIG);
+        assert!(embedded.contains("--target names (embedded)"), "{embedded}");
+        let reason = "InvalidArgument: not this one".to_owned();
+        let refused = DriverError::Refused { what: "the pipeline", reason };
+        assert_eq!(explain_push(refused.clone(), b"", 7), refused, "the switch gave the reason");
     }
 }
