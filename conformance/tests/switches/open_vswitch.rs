@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bluebridge_conformance::{Hosts, Limit, Outputs, PORTS, Tables, Target, driven::Driven};
-use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector};
+use bluebridge_controller::driver::{OpenFlowAddress, OpenFlowConnector, OpenFlowSwitch};
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_rack::open_vswitch::{OpenVswitch, OvsError};
 use bluebridge_testkit::{Scratch, ip};
@@ -399,6 +399,67 @@ mod root {
                 let mut driver = connector.connect(id(1, 2)).await.expect("it connects again");
                 assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Kept));
                 assert_eq!(driver.read().await.expect("the tables").tables.count(), 1);
+            });
+        });
+    }
+
+    #[test]
+    fn a_switch_is_known_by_its_datapath_id() {
+        in_thread(|| {
+            let (switch, connector, _directory) = switch();
+            drop(connector);
+            let words = ["set", "bridge", "bb", "other_config:datapath-id=00000000000000bb"];
+            switch.control(words).expect("it takes a datapath id");
+            let address = OpenFlowAddress::Connect(LISTEN.parse().expect("an address"));
+            runtime().block_on(async {
+                for (wanted, fits) in [(0xbb, true), (0xaa, false)] {
+                    let datapath_id = Some(wanted);
+                    let mut connector =
+                        OpenFlowConnector::new(OpenFlowSwitch { address, datapath_id });
+                    let looked = connector.look().await.map(drop);
+                    let expected = if fits {
+                        Ok(())
+                    } else {
+                        Err(DriverError::OtherSwitch { found: 0xbb, wanted })
+                    };
+                    assert_eq!(looked, expected);
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn other_ports_are_reported_at_once() {
+        in_thread(|| {
+            let (switch, mut connector, _directory) = switch();
+            ip("link add eth1 type veth peer name far1");
+            runtime().block_on(async {
+                let mut driver = connector.connect(id(1, 1)).await.expect("free");
+                assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
+                let mut before = driver.ports().await.expect("it lists them");
+                for (words, expected) in [
+                    (
+                        "add-port bb eth1 -- set interface eth1 ofport_request=3",
+                        "port 3 (eth1) is new",
+                    ),
+                    ("set interface eth1 ofport_request=4", "eth1 has the port 4, not 3 any more"),
+                    ("del-port bb eth1", "port 4 (eth1) is gone"),
+                ] {
+                    switch.control(words.split(' ')).expect("it takes the change");
+                    // It may report a change in several steps.
+                    let began = Instant::now();
+                    loop {
+                        let event = tokio::time::timeout(DEADLINE, driver.next_event()).await;
+                        assert_eq!(event, Ok(SwitchEvent::PortsChanged), "{words}");
+                        let after = driver.ports().await.expect("it lists them");
+                        let changes = after.changes_since(&before);
+                        if changes == [expected] {
+                            before = after;
+                            break;
+                        }
+                        assert!(began.elapsed() < DEADLINE, "{words}: {changes:?}");
+                    }
+                }
             });
         });
     }
