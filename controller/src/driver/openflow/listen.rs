@@ -135,3 +135,49 @@ fn unusable(address: SocketAddr, error: &io::Error) -> DriverError {
         kind => DriverError::Listen { address, kind, reason: error.to_string() },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_testkit::Log;
+
+    use super::*;
+
+    const ADDRESS: ([u8; 4], u16) = ([127, 0, 0, 1], 6653);
+
+    #[test]
+    fn a_shortage_is_tried_again_and_other_errors_are_not() {
+        for (number, is_final) in [(23, false), (24, false), (105, false), (98, true), (13, true)] {
+            let error = unusable(ADDRESS.into(), &io::Error::from_raw_os_error(number));
+            assert_eq!(error.is_final(), is_final, "{error}");
+            let words = error.to_string();
+            assert!(words.contains("cannot listen on 127.0.0.1:6653"), "{words}");
+            assert_eq!(words.contains("ulimit -n"), !is_final, "{words}");
+        }
+        let aborted = unusable(ADDRESS.into(), &io::Error::from_raw_os_error(103));
+        assert!(!aborted.is_final(), "{aborted}");
+    }
+
+    #[test]
+    fn each_other_switch_is_logged_once_and_strangers_once() {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let _guard = tracing::subscriber::set_default(subscriber.finish());
+        let mut listener = Listener::default();
+        let other = |found| DriverError::OtherSwitch { found, wanted: 1 };
+        let silent = || DriverError::Timeout("the handshake");
+        for error in [other(0xaa), silent(), other(0xaa), other(0xbb), silent(), other(0xbb)] {
+            let Listener { refused, is_stranger_logged, .. } = &mut listener;
+            log_refusal(refused, is_stranger_logged, ADDRESS.into(), &error);
+        }
+        assert_eq!(log.count("was refused"), 3);
+        for part in
+            ["datapath id 00000000000000aa", "datapath id 00000000000000bb", "the handshake"]
+        {
+            assert_eq!(log.count(part), 1, "{part}");
+        }
+    }
+}
