@@ -1,0 +1,19 @@
+//! What the pager needs of the kernel: all of its `unsafe` except the views of a region that programs get.
+//!
+//! * `userfault`: the userfaultfd descriptor and its requests.
+//! * `memory`: mappings, and pages that are given back.
+//! * `paged`: a mapping whose page faults the pager resolves, by page number.
+//! * `signal`: SIGBUS.
+
+pub(crate) mod memory;
+pub(crate) mod paged;
+pub(crate) mod signal;
+pub(crate) mod userfault;
+
+/// Bytes of a page: the kernel's and BlueBridge's. Other page sizes of the kernel are refused.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// The system's page size is another than 4096 bytes, or `None` if all is well.
+pub(crate) fn foreign_page_size() -> Option<usize> {
+    Some(rustix::param::page_size()).filter(|bytes| *bytes != PAGE_BYTES)
+}

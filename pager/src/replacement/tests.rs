@@ -1,0 +1,7 @@
+//! Tests of the replacement: single rules, a model, and simulated programs.
+
+mod model;
+mod prefetched;
+mod rules;
+mod simulation;
+mod traces;
