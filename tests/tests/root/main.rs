@@ -7,6 +7,7 @@ mod rack_floods;
 mod rack_impaired;
 mod rack_leases;
 mod rack_members;
+mod rack_pager;
 mod rack_pointers;
 mod rack_redirects;
 mod rack_restarts;
