@@ -108,6 +108,7 @@ impl Target for Ovs {
 
 mod root {
     use std::collections::BTreeSet;
+    use std::time::{Duration, Instant};
 
     use bluebridge_controller::{
         core::Body,
@@ -124,6 +125,8 @@ mod root {
     use super::*;
 
     const SCOPE: u32 = 0xfdbb_0001;
+    /// How long a switch may take to connect to its controller.
+    const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
 
     fn runtime() -> Runtime {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -378,6 +381,22 @@ mod root {
         });
     }
 
+    /// Repeats a call while the switch does not connect, as a controller does: the switch waits longer after each
+    /// attempt that came too early.
+    macro_rules! patiently {
+        ($call:expr) => {{
+            let begun = Instant::now();
+            loop {
+                match $call.await {
+                    Ok(result) => break result,
+                    Err(DriverError::Lost(_) | DriverError::Timeout(_))
+                        if begun.elapsed() < CONNECT_PATIENCE => {}
+                    Err(error) => panic!("it does not connect: {error}"),
+                }
+            }
+        }};
+    }
+
     #[test]
     fn a_switch_may_connect_to_its_controller() {
         in_thread(|| {
@@ -389,14 +408,14 @@ mod root {
                 let words = ["set-controller", "bb", "tcp:127.0.0.1:6654"];
                 switch.control(words).expect("it takes another controller");
                 // Reading and becoming the primary need one connection.
-                let looked = connector.look().await.expect("it connects");
+                let looked = patiently!(connector.look());
                 assert_eq!(looked.tables.count(), 0);
                 let mut driver = connector.connect(id(1, 1)).await.expect("free");
                 assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Pushed));
                 assert_eq!(one(&mut *driver, node(1)).await, Ok(Ok(())));
                 // It connects again by itself.
                 drop(driver);
-                let mut driver = connector.connect(id(1, 2)).await.expect("it connects again");
+                let mut driver = patiently!(connector.connect(id(1, 2)));
                 assert_eq!(driver.ensure_pipeline().await, Ok(Pipeline::Kept));
                 assert_eq!(driver.read().await.expect("the tables").tables.count(), 1);
             });
