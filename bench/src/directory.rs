@@ -45,10 +45,10 @@ pub enum DirectoryError {
     #[error("the directory is full; start it with more --pages")]
     Full,
     /// The socket failed, or nobody listens there.
-    #[error("the directory cannot be used: {0}")]
+    #[error("the directory cannot be used: {0}; check that it runs, and its address")]
     Io(#[from] io::Error),
     /// There was no response.
-    #[error("the directory does not respond")]
+    #[error("the directory does not respond; check that it runs, and its address")]
     TimedOut,
     /// It does not know the page.
     #[error("the directory does not know {0}")]

@@ -12,7 +12,9 @@
 //! * [`crud`] and [`pages`]: workloads of an endpoint of any rack; [`directory`]: a directory service, and its
 //!   client.
 //! * [`ownership`]: leases passed from client to client, and their fairness.
+//! * [`paging`]: page faults of remote regions and of files.
 //! * [`plot`]: series as SVG.
+//! * [`workout`]: programs that use much memory.
 //! * [`placement`]: the distance between the two cores as the host placed them, which affects all results.
 
 pub mod contest;
@@ -23,11 +25,13 @@ pub mod flood;
 pub mod ours;
 pub mod ownership;
 pub mod pages;
+pub mod paging;
 pub mod placement;
 pub mod plot;
 pub mod summary;
 pub mod turns;
 pub mod update;
+pub mod workout;
 
 /// Keeps the calling thread on one core.
 ///

@@ -13,6 +13,17 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// A bar of a plot.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// Its name below the axis.
+    pub name: String,
+    /// What it consists of, from below.
+    pub parts: Vec<f64>,
+    /// Where its error bar ends, if it has one; it begins at the top of the bar.
+    pub error_end: Option<f64>,
+}
+
 /// The labels of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
@@ -107,6 +118,111 @@ fn draw(
     Ok(())
 }
 
+/// The width of a bar with its space and its name.
+const BAR_SPACE: u32 = 150;
+const BAR_MARGIN: u32 = 30;
+/// Half of the width of an error bar's end.
+const CAP: i32 = 6;
+
+/// Draws bars of parts that lie on each other into an SVG file; a legend names the parts if there are several.
+///
+/// # Errors
+/// [`PlotError`]; no file or an incomplete one is left.
+pub fn bars(
+    path: &Path,
+    labels: Labels<'_>,
+    parts: &[&str],
+    bars: &[Bar],
+) -> Result<(), PlotError> {
+    let ends =
+        bars.iter().map(|bar| bar.parts.iter().sum::<f64>().max(bar.error_end.unwrap_or(0.0)));
+    let top = ends.fold(f64::NAN, f64::max);
+    let count = i32::try_from(bars.len()).unwrap_or(i32::MAX);
+    if !top.is_finite() || count == 0 {
+        return Err(PlotError::Empty);
+    }
+    let top = if top > 0.0 { top * 1.25 } else { 1.0 };
+    // The end of a segmented axis belongs to it.
+    draw_bars(path, labels, parts, bars, 0..count - 1, top).map_err(|error| PlotError::Write {
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+fn draw_bars(
+    path: &Path,
+    labels: Labels<'_>,
+    parts: &[&str],
+    bars: &[Bar],
+    places: std::ops::Range<i32>,
+    top: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let width = SIZE.0.max(u32::try_from(bars.len())?.saturating_mul(BAR_SPACE));
+    let root = SVGBackend::new(path, (width, SIZE.1)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(labels.title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(64)
+        .build_cartesian_2d(places.into_segmented(), 0.0..top)?;
+    let name = |place: &SegmentValue<i32>| match place {
+        SegmentValue::CenterOf(place) => {
+            let bar = usize::try_from(*place).ok().and_then(|place| bars.get(place));
+            bar.map_or_else(String::new, |bar| bar.name.clone())
+        }
+        _ => String::new(),
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(bars.len())
+        .x_label_formatter(&name)
+        .x_desc(labels.x)
+        .y_desc(labels.y)
+        .light_line_style(WHITE)
+        .draw()?;
+    for (at, (part, color)) in parts.iter().zip(COLORS.iter().cycle()).enumerate() {
+        let rectangles = (0..).zip(bars).map(|(place, bar)| {
+            let bottom: f64 = bar.parts.iter().take(at).sum();
+            let top = bottom + bar.parts.get(at).copied().unwrap_or(0.0);
+            let corners =
+                [(SegmentValue::Exact(place), bottom), (SegmentValue::Exact(place + 1), top)];
+            let mut rectangle = Rectangle::new(corners, color.filled());
+            rectangle.set_margin(0, 0, BAR_MARGIN, BAR_MARGIN);
+            rectangle
+        });
+        let drawn = chart.draw_series(rectangles)?;
+        if parts.len() > 1 {
+            drawn.label(*part).legend(move |(x, y)| {
+                Rectangle::new([(x, y - 5), (x + 18, y + 5)], color.filled())
+            });
+        }
+    }
+    let style = ShapeStyle::from(&BLACK).stroke_width(1);
+    for (place, bar) in (0..).zip(bars) {
+        let Some(end) = bar.error_end else { continue };
+        let place = SegmentValue::CenterOf(place);
+        let ends = [bar.parts.iter().sum(), end];
+        let line = PathElement::new(ends.map(|end| (place.clone(), end)), style);
+        chart.draw_series([line])?;
+        let caps = ends.map(|end| {
+            EmptyElement::at((place.clone(), end)) + PathElement::new([(-CAP, 0), (CAP, 0)], style)
+        });
+        chart.draw_series(caps)?;
+    }
+    if parts.len() > 1 {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
+    }
+    root.present()?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use bluebridge_testkit::Scratch;
@@ -126,6 +242,27 @@ mod tests {
         for word in ["a title", "clients", "time (us)", "ours", "theirs", "</svg>"] {
             assert!(text.contains(word), "{word} is missing");
         }
+    }
+
+    #[test]
+    fn a_plot_names_its_bars_and_their_parts() {
+        let scratch = Scratch::new("plot-bars");
+        let path = scratch.file("plot.svg");
+        let bar = |name: &str, parts: [f64; 2], error_end| Bar {
+            name: name.to_owned(),
+            parts: parts.into(),
+            error_end,
+        };
+        let drawn = [bar("near", [1.0, 2.0], None), bar("far", [0.0, 5.0], Some(9.0))];
+        bars(&path, LABELS, &["upper", "lower"], &drawn).expect("it can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        for word in ["a title", "clients", "near", "far", "upper", "lower", "</svg>"] {
+            assert!(text.contains(word), "{word} is missing");
+        }
+        bars(&path, LABELS, &["upper", "lower"], &drawn[..1]).expect("one bar can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        assert!(text.contains("near") && !text.contains("far"), "{text}");
+        assert!(matches!(bars(&path, LABELS, &["upper"], &[]), Err(PlotError::Empty)));
     }
 
     #[test]

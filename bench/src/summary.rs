@@ -66,7 +66,21 @@ fn micros(nanos: u64) -> f64 {
 /// The median of some numbers; 0 for an empty list.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The value that a share of some numbers, from 0 to 1, is below; 0 for an empty list.
+#[must_use]
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "lists are short, and a cast of a float saturates"
+    )]
+    let at = (sorted.len() as f64 * share) as usize;
+    let at = at.min(sorted.len().saturating_sub(1));
+    sorted.get(at).copied().unwrap_or_default()
 }

@@ -22,15 +22,19 @@ CODES = (0, 1)
 """How ``workload crud`` ends; 1: operations failed, and the result counts them."""
 
 
-def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of every experiment."""
+def parser(description: str | None, name: str, *, plots: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options of every experiment.
+
+    ``plots`` says whether the experiment draws plots itself.
+    """
     made = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
     made.add_argument("--program", help="the binary bluebridge; by default the one in PATH")
     made.add_argument(
         "--output", type=Path, default=Path(name), help=f"directory of the files ({name})"
     )
-    made.add_argument("--no-plots", action="store_true", help="write no plots")
-    made.set_defaults(name=name)
+    if plots:
+        made.add_argument("--no-plots", action="store_true", help="write no plots")
+    made.set_defaults(name=name, no_plots=not plots)
     return made
 
 

@@ -96,7 +96,8 @@ impl Bench {
         let program = std::env::current_exe().context("cannot find this program's own path")?;
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
-        pin_servers(&rack)?;
+        // The memory server never shares the client's core.
+        machine::pin_daemons(&rack, SERVER, SERVER_CORE)?;
         Ok(rack)
     }
 
@@ -170,14 +171,4 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     steps.end();
     report::print(&reports, switch, global.json)?;
     Ok(Exit::Ok)
-}
-
-/// Pins the memory server's process to its core, so that it never shares the client's core.
-fn pin_servers(rack: &Rack) -> anyhow::Result<()> {
-    let daemons = rack.state().daemons.iter().filter(|daemon| daemon.node == SERVER);
-    for process in daemons.filter_map(|daemon| daemon.process.as_ref()) {
-        machine::pin_process(process.pid, SERVER_CORE)
-            .with_context(|| format!("cannot pin process {}", process.pid))?;
-    }
-    Ok(())
 }

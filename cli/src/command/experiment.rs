@@ -1,11 +1,14 @@
 //! `bluebridge experiment`: experiments in temporary racks, with tables, CSV and plots.
 
 mod ownership;
+pub(super) mod paging_latency;
+mod workout;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use bluebridge_bench::workout::Workout;
 use clap::Subcommand;
 
 use super::Global;
@@ -16,29 +19,43 @@ use crate::output;
 pub(super) enum Experiment {
     /// How fast and how fairly a page passes from owner to owner, and the effect of redirects
     Ownership(ownership::Ownership),
+    /// How long a page fault takes: remote, resolved from memory, from the page cache and from a disk
+    PagingLatency(paging_latency::PagingLatency),
+    /// An array that is written in order, with a part of it local
+    Testswap(workout::Options),
+    /// Integers that are sorted, with a part of them local
+    Quicksort(workout::Options),
 }
 
 pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit> {
     match experiment {
         Experiment::Ownership(ownership) => ownership::run(ownership, global),
+        Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
+        Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
+        Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),
     }
 }
 
 /// The directory of an experiment's files.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn make(path: &Path) -> anyhow::Result<Self> {
+    pub(super) fn make(path: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path.to_owned()))
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    fn csv(&self, name: &str, columns: &[&str], rows: &[Vec<String>]) -> anyhow::Result<PathBuf> {
+    pub(super) fn csv(
+        &self,
+        name: &str,
+        columns: &[&str],
+        rows: &[Vec<String>],
+    ) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
         output::csv(&path, columns, rows)?;
         Ok(path)

@@ -5,6 +5,7 @@
 
 mod crud;
 mod directory;
+mod faults;
 mod pages;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::exit::Exit;
 pub(super) enum Workload {
     Crud(crud::Crud),
     Directory(directory::Serve),
+    Faults(faults::Options),
     Pages(pages::Pages),
 }
 
@@ -45,6 +47,7 @@ pub(super) fn run(workload: Workload, global: Global) -> anyhow::Result<Exit> {
     match workload {
         Workload::Crud(crud) => crud::run(crud, global),
         Workload::Directory(directory) => directory::run(directory),
+        Workload::Faults(faults) => faults::run(&faults, global),
         Workload::Pages(pages) => pages::run(pages, global),
     }
 }

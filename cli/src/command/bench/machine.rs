@@ -3,6 +3,9 @@
 use std::fs;
 use std::io;
 
+use anyhow::Context;
+use bluebridge_rack::Rack;
+use bluebridge_rack::spec::Node;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
@@ -43,8 +46,18 @@ impl std::fmt::Display for Machine {
     }
 }
 
+/// Keeps every thread of a node's daemons on one core.
+pub(in crate::command) fn pin_daemons(rack: &Rack, node: Node, core: usize) -> anyhow::Result<()> {
+    let daemons = rack.state().daemons.iter().filter(|daemon| daemon.node == node);
+    for process in daemons.filter_map(|daemon| daemon.process.as_ref()) {
+        pin_process(process.pid, core)
+            .with_context(|| format!("cannot pin process {}", process.pid))?;
+    }
+    Ok(())
+}
+
 /// Keeps every thread of a process on one core.
-pub(super) fn pin_process(pid: u32, core: usize) -> io::Result<()> {
+fn pin_process(pid: u32, core: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

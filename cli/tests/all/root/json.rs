@@ -92,6 +92,7 @@ fn commands_print_the_documented_json() {
                 rack.text(&[&exec[..], &json].concat())
             }
             "notices" => noticed(&rack, &json),
+            "workload" => written_in_scratch(&rack, &json),
             _ => rack.text(&json),
         };
         let real = assert_documented(&shown, &text, &example);
@@ -121,6 +122,14 @@ fn commands_with_a_rack_of_their_own_print_the_documented_json() {
         assert!(output.status.success(), "{shown}: {said}");
         assert_documented(&shown, &String::from_utf8_lossy(&output.stdout), &example);
     }
+}
+
+/// The output of a command whose files belong in the test's directory.
+fn written_in_scratch(rack: &TestRack, arguments: &[&str]) -> String {
+    let output = rack.command(arguments).current_dir(rack.scratch.path()).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8(output.stdout).expect("text")
 }
 
 /// The output of a watch that begins before a client joins.

@@ -130,6 +130,21 @@ fn table_1_compares_with_a_directory() {
     assert!(rows[1..].iter().all(|row| row.starts_with("soft,")), "{rows:?}");
 }
 
+#[test]
+fn page_faults_are_compared_with_a_directory_and_a_file() {
+    let scratch = Scratch::new("mininet-faults");
+    let output = scratch.path().to_str().expect("text");
+    let sizes = ["--output", output, "--pages", "40", "--switch", "soft", "--handlers", "0"];
+    let text = run("experiments.faults", &sizes);
+    let read = |file: &str| fs::read_to_string(scratch.path().join(file)).expect("written");
+    let rows = read("faults-latency.csv");
+    for way in ["remote", "with directory", "page cache"] {
+        let row = format!("{way},0,40,");
+        assert!(rows.lines().any(|line| line.starts_with(&row)), "{row}: {rows}{text}");
+    }
+    assert!(read("faults-breakdown.svg").contains("access directory"));
+}
+
 /// Fewer addresses are compared than the kernel's table holds: all namespaces share its limit.
 #[test]
 fn pointers_need_one_neighbour_and_addresses_on_the_link_one_each() {

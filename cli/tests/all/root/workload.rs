@@ -79,6 +79,43 @@ fn operations_that_fail_are_counted() {
 }
 
 #[test]
+fn page_faults_are_measured_in_both_modes_with_and_without_a_directory() {
+    let rack = TestRack::up("cmd-workload-faults", &["--memory", "64M"]);
+    let listen = format!("[{}]:7800", control_address(&rack, "c2"));
+    let serve = ["rack", "exec", "c2", "--", BINARY, "workload", "directory", "--listen", &listen];
+    let _directory = Killed(rack.command(&serve).spawn().expect("starts"));
+    let output = rack.scratch.path().join("faults");
+    let output = output.to_str().expect("text");
+    let faults = ["workload", "faults", "--pages", "600", "--handlers", "0,1", "--output", output];
+    let mut shown = Vec::new();
+    until("the directory serves", || {
+        let output = rack.call(&[&faults[..], &["--directory", &listen, "--json"]].concat());
+        shown = output.stdout;
+        output.status.success()
+    });
+    let report: Value = serde_json::from_slice(&shown).expect("JSON");
+    let rows = report["rows"].as_array().expect("a list");
+    let missing = report["missing"].as_array().expect("a list").len();
+    // Not all file systems can be read without the page cache.
+    assert_eq!(rows.len() + 2 * missing, 8, "{report}");
+    for row in rows {
+        assert_eq!(row["sample_count"], 600, "{row}");
+        let asked = row["parts"]["directory_us"].as_f64().expect("a number");
+        assert_eq!(asked > 0.0, row["way"] == "remote_with_directory", "{row}");
+    }
+    for file in ["latency.csv", "breakdown.csv", "latency.svg", "breakdown.svg"] {
+        let path = format!("{output}/faults-{file}");
+        assert!(std::fs::metadata(&path).is_ok_and(|file| file.len() > 0), "{path}");
+    }
+    assert!(is_all_free(&rack));
+    let unheard = [&faults[..], &["--directory", "[::1]:1"]].concat();
+    let (code, said) = rack.failure(&unheard);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("with directory [::1]:1): the directory cannot be used"), "{said}");
+    assert!(is_all_free(&rack));
+}
+
+#[test]
 fn many_pointers_need_one_neighbour() {
     let rack = TestRack::up("cmd-workload-pages", &["--memory", "16M"]);
     let report = rack.json(&["workload", "pages", "--count", "3000"]);
