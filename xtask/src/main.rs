@@ -14,7 +14,7 @@ usage: cargo xtask <command> [options]
 
   setup               install the programs that the other commands need, or list them
   demo [options]      build the product and run `bluebridge demo`
-  example NAME        build an example of the client library (hello, counter, update)
+  example NAME        build an example (hello, counter, update, larger)
                       and run it in a rack made for it
   test [options] [name ..]
                       run every test, or those whose names contain one of the words
@@ -85,14 +85,17 @@ fn demo(options: &[String]) -> Result<(), Failure> {
     Run::new(command::product("release")).arg("demo").args(options).go()
 }
 
-/// An example of the client library, in a rack that is taken down afterwards.
+/// An example of the client library or of the pager, in a rack that is taken down afterwards.
 fn example(options: &[String]) -> Result<(), Failure> {
     let [name] = options else {
-        return Err(Failure::usage("usage: cargo xtask example hello|counter|update".to_owned()));
+        return Err(Failure::usage(
+            "usage: cargo xtask example hello|counter|update|larger".to_owned(),
+        ));
     };
     setup::build_tools();
     Run::cargo(["build", "--release", "--package", "bluebridge-cli", "--bins"]).go()?;
-    Run::cargo(["build", "--release", "--package", "bluebridge", "--example", name]).go()?;
+    let package = if name == "larger" { "bluebridge-pager" } else { "bluebridge" };
+    Run::cargo(["build", "--release", "--package", package, "--example", name]).go()?;
     let rack = format!("example-{}", std::process::id());
     let product = || Run::new(command::product("release")).arg("rack");
     product().args(["up", "--name", &rack, "--servers", "2", "--clients", "1"]).go()?;

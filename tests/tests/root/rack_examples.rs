@@ -1,4 +1,4 @@
-//! The client library's examples, run in a rack as its README says.
+//! The examples of the client library and of the pager, run in a rack as the README says.
 
 use std::process::{Command, Stdio};
 
@@ -39,6 +39,7 @@ fn the_examples_run_in_a_rack() {
         ("hello", "holds \"hello, far away\""),
         ("counter", "added 1000 times 1 at fdbb:"),
         ("update", "holds 850 and 150"),
+        ("larger", "2097152 numbers are sorted: true"),
     ] {
         let path = example(built);
         let path = path.to_str().expect("text");
