@@ -227,11 +227,10 @@ impl fmt::Display for Act {
                 write!(f, "to {port} as {mac} for {lease_ms} ms more")
             }
             Self::Select { choices } => {
+                // The MAC addresses are those of the nodes' entries in `directory`.
                 let choices: Vec<_> = choices
                     .iter()
-                    .map(|Choice { port, mac, weight }| {
-                        format!("{port} as {mac} (weight {weight})")
-                    })
+                    .map(|Choice { port, weight, .. }| format!("{port} (weight {weight})"))
                     .collect();
                 write!(f, "one of {}", choices.join(", "))
             }
@@ -350,7 +349,7 @@ mod tests {
         let ended = Action::RedirectUntil { forward, lease_ms: 9 };
         assert_eq!(text(ended), "to c1 as 02:00:00:00:00:04 for 9 ms more");
         let choice = Action::Select(vec![WeightedForward { forward, weight: 2 }]);
-        assert_eq!(text(choice), "one of c1 as 02:00:00:00:00:04 (weight 2)");
+        assert_eq!(text(choice), "one of c1 (weight 2)");
     }
 
     #[test]
