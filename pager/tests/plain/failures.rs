@@ -182,13 +182,13 @@ fn nothing_is_lost_while_servers_do_not_respond() {
         let options = options(mode).on_failure(OnFailure::Wait);
         let mut region = filled(&rack, options, &closed);
         closed.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_secs(2));
                 closed.store(false, Ordering::Relaxed);
             });
             // Reads wait, and dirty pages find no room, until the link is open again.
-            let begun = Instant::now();
             for (number, page) in region.as_mut_slice().chunks_mut(PAGE).enumerate() {
                 assert_eq!(page[1], 5, "page {number}");
                 page[0] = 6;

@@ -21,7 +21,7 @@ use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
 use super::paging_latency::{CLIENT, CLIENT_CORE, SERVER_CORE, join};
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output;
 
 /// The options of an experiment with a program.
@@ -66,6 +66,16 @@ impl FromStr for Share {
     }
 }
 
+impl Share {
+    /// This share of a size, in bytes.
+    const fn of(self, size: ByteSize) -> u64 {
+        size.0.saturating_mul(self.0 as u64).div_ceil(100)
+    }
+}
+
+/// The least memory that a region keeps local, in bytes.
+const LOCAL_BYTES_MIN: u64 = 64 << 10;
+
 /// The runs with one share.
 #[derive(Clone, Debug, Serialize)]
 struct Run {
@@ -102,6 +112,13 @@ struct Findings {
 }
 
 pub(super) fn run(workout: Workout, asked: Options, global: Global) -> anyhow::Result<Exit> {
+    for share in &asked.local {
+        if share.of(asked.size) < LOCAL_BYTES_MIN {
+            let least = "a region keeps at least 64K local";
+            let text = format!("{}% of {} bytes is too little: {least}", share.0, asked.size.0);
+            return Err(UsageError(text).into());
+        }
+    }
     let folder = Folder::make(&asked.output)?;
     let site = Site::prepare()?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
@@ -153,8 +170,7 @@ fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Fin
         drop(plain);
         plain_seconds.push(time.as_secs_f64());
         for (at, share) in asked.local.iter().enumerate() {
-            let local_bytes =
-                asked.size.0.saturating_mul(share.0.into()).div_ceil(100).max(1 << 20);
+            let local_bytes = share.of(asked.size);
             let options = RegionOptions::new(asked.size.0, local_bytes).mode(mode);
             let mut region = RemoteRegion::new(&client, &options)?;
             mechanisms = region.mechanisms().to_string();
@@ -262,4 +278,20 @@ fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
         ))?;
     }
     output::text(&format!("written: {}", findings.files.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_of_the_whole_and_never_less() {
+        let share = |text: &str| text.parse::<Share>().map(|share| share.of(ByteSize(4097)));
+        assert_eq!(share("100%"), Ok(4097));
+        assert_eq!(share("50"), Ok(2049));
+        assert_eq!(share("1%"), Ok(41));
+        for wrong in ["0%", "101%", "half", "", "-1%", "50%%"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+    }
 }
