@@ -10,6 +10,7 @@ use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
 use bluebridge_memserver::{ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
+use bluebridge_northbound::tls::TlsFileError;
 use bluebridge_rack::RackError;
 use bluebridge_rack::control::ControlError;
 use bluebridge_rack::namespace::UserNamespaceError;
@@ -93,6 +94,8 @@ impl Exit {
                 Some(of_exec(error))
             } else if let Some(error) = cause.downcast_ref::<NetworkError>() {
                 Some(of_network(error))
+            } else if let Some(error) = cause.downcast_ref::<TlsFileError>() {
+                Some(of_tls_file(error))
             } else if let Some(error) = cause.downcast_ref::<InputError>() {
                 Some(of_input(&error.source))
             } else if cause.is::<UsageError>() {
@@ -197,8 +200,7 @@ fn of_controller(error: &ControllerError) -> Exit {
             StoreError::OpenToOthers { .. } => Exit::NotPermitted,
             _ => Exit::Failure,
         },
-        ControllerError::TlsFile { source, .. } => of_input(source),
-        ControllerError::Tls(_) => Exit::Usage,
+        ControllerError::Tls(error) => of_tls_file(error),
         ControllerError::WasFenced { .. } => Exit::Refused,
         ControllerError::Switch(error) => of_driver(error),
         _ => Exit::Failure,
@@ -218,6 +220,13 @@ fn of_input(error: &std::io::Error) -> Exit {
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => Exit::Usage,
         _ => of_io(error),
+    }
+}
+
+fn of_tls_file(error: &TlsFileError) -> Exit {
+    match error {
+        TlsFileError::Read { source, .. } => of_input(source),
+        _ => Exit::Usage,
     }
 }
 

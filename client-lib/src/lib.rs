@@ -94,6 +94,8 @@ pub use update::{Update, UpdateMany, UpdateOptions, UpdateRequest};
 #[cfg(feature = "join")]
 pub mod membership {
     #[cfg(feature = "tls")]
+    pub use bluebridge_northbound::tls::TlsFileError;
+    #[cfg(feature = "tls")]
     pub use bluebridge_northbound::{Certificate, ClientTlsConfig, Identity};
     pub use bluebridge_northbound::{
         Connection, ConnectionError, MembershipError, MemoryNodeStatus, Options, Snapshot,

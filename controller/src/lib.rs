@@ -22,15 +22,16 @@ pub mod store;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-#[cfg(feature = "tls")]
-use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "tls")]
+use std::time::SystemTime;
 
 use bluebridge_northbound::proto::{
     controller_server::ControllerServer, operations_server::OperationsServer,
 };
+#[cfg(feature = "tls")]
+use bluebridge_northbound::tls::TlsFileError;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -93,17 +94,14 @@ pub enum ControllerError {
         /// The other's election id.
         by: store::ElectionId,
     },
-    /// A TLS file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    TlsFile {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The certificate, the key or the root is invalid, or they do not belong together.
-    #[error("TLS: {0}")]
-    Tls(String),
+    /// The certificate, the key or the root cannot be used.
+    #[cfg(feature = "tls")]
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
+    /// TLS was requested.
+    #[cfg(not(feature = "tls"))]
+    #[error("this build of the controller has no TLS; build with the feature `tls`")]
+    NoTls,
     /// The northbound server failed.
     #[error("the northbound API failed: {0}")]
     Serve(String),
@@ -298,17 +296,14 @@ fn server(config: &Config) -> Result<Server, ControllerError> {
     }
 }
 
-/// The contents of the PEM lines that begin and end a certificate, and a private key of any kind (RFC 7468).
-#[cfg(feature = "tls")]
-const CERTIFICATE: &str = "CERTIFICATE-----";
-#[cfg(feature = "tls")]
-const KEY: &str = "PRIVATE KEY-----";
-
 #[cfg(feature = "tls")]
 fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> {
+    use bluebridge_northbound::tls::{
+        defect_of_certificate, read_certificates, read_key, unusable,
+    };
     use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-    let certificate = read_pem(&paths.certificate, CERTIFICATE)?;
-    let key = read_pem(&paths.key, KEY)?;
+    let certificate = read_certificates(&paths.certificate)?;
+    let key = read_key(&paths.key)?;
     if secret::is_open_to_all(&paths.key) {
         // A refusal would stop a rack whose key may be known already; the operator must decide.
         tracing::warn!(
@@ -316,40 +311,23 @@ fn secured(server: Server, paths: &TlsPaths) -> Result<Server, ControllerError> 
             "every user of this machine can read the private key; use `chmod 600`"
         );
     }
+    // The switch needs a controller also while no endpoint can join, and the clock of this machine may be wrong.
+    if let Some(defect) = defect_of_certificate(&paths.certificate, SystemTime::now()) {
+        tracing::error!(
+            certificate = %paths.certificate.display(),
+            "endpoints cannot join, because the controller's certificate {defect}; replace it and start the \
+             controller again"
+        );
+    }
     let mut tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
     if let Some(root) = &paths.client_root {
-        tls = tls.client_ca_root(Certificate::from_pem(read_pem(root, CERTIFICATE)?));
+        tls = tls.client_ca_root(Certificate::from_pem(read_certificates(root)?));
     }
-    server.tls_config(tls).map_err(|error| {
-        // The outer errors only say that something failed.
-        let mut cause: &dyn std::error::Error = &error;
-        while let Some(inner) = cause.source() {
-            cause = inner;
-        }
-        let (certificate, key) = (paths.certificate.display(), paths.key.display());
-        let words = format!("{certificate} and {key} cannot be used together: {cause}");
-        ControllerError::Tls(match &paths.client_root {
-            Some(root) => format!("{words}; or {} contains no root", root.display()),
-            None => words,
-        })
-    })
-}
-
-/// Reads a PEM file that must contain a certain kind of object.
-#[cfg(feature = "tls")]
-fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, ControllerError> {
-    let bytes = std::fs::read(path)
-        .map_err(|source| ControllerError::TlsFile { path: path.to_owned(), source })?;
-    let text = String::from_utf8_lossy(&bytes);
-    if text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label))
-    {
-        return Ok(bytes);
-    }
-    let words = format!("{} contains no PEM block -----BEGIN {label}", path.display());
-    Err(ControllerError::Tls(words))
+    let identity = Some((&*paths.certificate, &*paths.key));
+    server.tls_config(tls).map_err(|error| unusable(identity, &error).into())
 }
 
 #[cfg(not(feature = "tls"))]
 fn secured(_: Server, _: &TlsPaths) -> Result<Server, ControllerError> {
-    Err(ControllerError::Tls("this build of the controller has no TLS".to_owned()))
+    Err(ControllerError::NoTls)
 }

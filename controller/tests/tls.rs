@@ -92,8 +92,11 @@ fn both_sides_prove_themselves() {
     let elsewhere = trust(&root).domain_name("another.test");
     let elsewhere = elsewhere.identity(Identity::from_pem(known.0, known.1));
     for (tls, whose) in [
-        (Some(trust(&stranger)), "its certificate is not trusted (BadSignature)"),
-        (Some(elsewhere), "for the name that is used to join"),
+        (
+            Some(trust(&stranger)),
+            "its certificate is not trusted (invalid peer certificate: BadSignature): it was not issued under",
+        ),
+        (Some(elsewhere), "specify a name of that certificate as the TLS name"),
     ] {
         assert_untrusted(join(&controller, "c1", tls), whose);
     }
@@ -179,6 +182,12 @@ async fn missing_and_wrong_files_are_named() {
         ("key.pem", &key),
         ("other.pem", &other_key),
         ("damaged.pem", damaged),
+        ("hollow.pem", &damaged.replace('!', "AAAA")),
+        ("broken.pem", &damaged.replace("CERTIFICATE", "PRIVATE KEY")),
+        (
+            "secret.pem",
+            &damaged.replace("CERTIFICATE", "ENCRYPTED PRIVATE KEY").replace('!', "AAAA"),
+        ),
     ] {
         std::fs::write(folder.file(name), text).unwrap();
     }
@@ -198,15 +207,28 @@ async fn missing_and_wrong_files_are_named() {
             None,
             "certificate.pem contains no PEM block -----BEGIN PRIVATE KEY-----",
         ),
-        ("certificate.pem", "other.pem", None, "other.pem cannot be used together: "),
-        ("damaged.pem", "key.pem", None, "key.pem cannot be used together: "),
+        (
+            "certificate.pem",
+            "other.pem",
+            None,
+            "other.pem is not the private key of the certificate in",
+        ),
+        ("damaged.pem", "key.pem", None, "damaged.pem contains no certificate that can be read"),
+        ("hollow.pem", "key.pem", None, "hollow.pem contains no certificate that can be read"),
+        ("certificate.pem", "broken.pem", None, "broken.pem contains no private key that can be"),
+        ("certificate.pem", "secret.pem", None, "secret.pem is encrypted; use a decrypted copy"),
         (
             "certificate.pem",
             "key.pem",
             Some("key.pem"),
             "key.pem contains no PEM block -----BEGIN CERTIFICATE-----",
         ),
-        ("certificate.pem", "key.pem", Some("damaged.pem"), "damaged.pem contains no root"),
+        (
+            "certificate.pem",
+            "key.pem",
+            Some("damaged.pem"),
+            "damaged.pem contains no certificate that can be read",
+        ),
     ] {
         let mut config = bluebridge_controller::Config::new(
             std::net::SocketAddr::from(([127, 0, 0, 1], 0)),

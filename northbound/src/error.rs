@@ -277,19 +277,36 @@ fn closed_hint(uri: &str) -> &'static str {
     }
 }
 
-/// Translates an error of the TLS library.
+/// Translates an error of the TLS library. Its own words stay, for who knows TLS.
 fn tls_reason(text: &str) -> String {
-    let of = |prefix: &str| text.strip_prefix(prefix).map(str::trim_start);
-    if let Some(what) = of("invalid peer certificate:") {
-        format!(
-            "its certificate is not trusted ({what}): it must be for the name that is used to \
-             join, and be issued under the given root"
-        )
-    } else if let Some(what) = of("received fatal alert:") {
-        format!(
-            "it does not accept the certificate of this endpoint, or requires one ({what}): \
-             the certificate must be issued under the controller's root for clients"
-        )
+    if let Some(what) = text.strip_prefix("invalid peer certificate:") {
+        let remedy = if what.contains("expired") || what.contains("not valid yet") {
+            "renew the controller's certificate and start the controller again, or correct the clock of this \
+             machine"
+        } else if what.contains("not valid for name") {
+            "specify a name of that certificate as the TLS name"
+        } else if what.contains("CaUsedAsEndEntity") {
+            "it is that of an authority (CA:TRUE); issue one under it for the controller"
+        } else {
+            "it was not issued under the given root; specify the root of the controller's certificate"
+        };
+        format!("its certificate is not trusted ({text}): {remedy}")
+    } else if let Some(alert) = text.strip_prefix("received fatal alert:") {
+        let remedy = match alert.trim_start() {
+            "CertificateRequired" => {
+                "it requires a certificate of this endpoint; specify one, and its key"
+            }
+            // It has no alert of its own for a certificate that is not valid yet.
+            "CertificateExpired" => {
+                "the certificate of this endpoint has expired, or is not valid yet; renew it, or correct the \
+                 clocks of the two machines"
+            }
+            _ => {
+                "it does not accept the certificate of this endpoint; use one that was issued under the \
+                 controller's root for clients"
+            }
+        };
+        format!("it refused this endpoint ({text}): {remedy}")
     } else if text.starts_with("received corrupt message") {
         "it does not speak TLS; join without a root, or configure a certificate for the controller"
             .to_owned()

@@ -7,9 +7,12 @@
 //!   controller: a failed heartbeat is retried, and nothing is assigned again (`heartbeat` is its thread).
 //! * [`PendingQuery`]: a query of an operator to a memory server, through the controller.
 //! * [`environment`]: the variables that describe an endpoint.
+//! * `tls`: reads and checks the files of TLS (feature `tls`).
 
 pub mod environment;
 pub mod proto;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 mod attend;
 mod error;

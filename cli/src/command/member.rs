@@ -168,7 +168,7 @@ impl Member {
                 (false, None) => format!("cannot join as {name} (--as chooses another)"),
                 (false, Some(_)) => format!("cannot join as {name}"),
             };
-            anyhow::Error::new(error).context(words)
+            self.trust.explain(anyhow::Error::new(error).context(words))
         })?;
         // Without a route each operation would fail, or wait for its deadline.
         let fabric = HostFabric::new(&identity.interface);

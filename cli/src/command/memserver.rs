@@ -232,7 +232,8 @@ fn join(
     });
     match joined {
         Err(MembershipError::GivenUp) => Ok(None),
-        joined => Ok(Some(joined?)),
+        Ok(joined) => Ok(Some(joined)),
+        Err(error) => Err(endpoint.trust.explain(error.into())),
     }
 }
 

@@ -1,16 +1,18 @@
 //! TLS for joining: how an endpoint and the controller authenticate each other.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
+use bluebridge::JoinError;
+use bluebridge_northbound::MembershipError;
 use bluebridge_northbound::environment::{
     TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE, TLS_NAME_VARIABLE, TLS_ROOT_VARIABLE,
 };
+use bluebridge_northbound::tls::{EndpointFiles, TlsFileError, defect_of_certificate};
+use bluebridge_rack::control::ControlError;
 use clap::Args;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
-
-use crate::exit::{InputError, UsageError};
+use tonic::transport::ClientTlsConfig;
 
 /// The TLS options; without a root, joining uses no TLS.
 #[derive(Clone, Debug, Args)]
@@ -31,52 +33,53 @@ pub(super) struct Trust {
 
 impl Trust {
     /// The TLS configuration, if TLS is requested.
-    pub(super) fn config(&self, controller: SocketAddr) -> anyhow::Result<Option<ClientTlsConfig>> {
-        let Some(root) = &self.tls_root else { return Ok(None) };
+    pub(super) fn config(
+        &self,
+        controller: SocketAddr,
+    ) -> Result<Option<ClientTlsConfig>, TlsFileError> {
+        let Some(files) = self.files() else { return Ok(None) };
         let name = self.tls_name.clone().unwrap_or_else(|| controller.ip().to_string());
-        let config = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(read(root, CERTIFICATE)?))
-            .domain_name(name);
-        let config = match self.tls_certificate.as_ref().zip(self.tls_key.as_ref()) {
-            Some((certificate, key)) => config
-                .identity(Identity::from_pem(read(certificate, CERTIFICATE)?, read(key, KEY)?)),
-            None => config,
-        };
-        // Without this check, files that do not match would be reported as an invalid address.
-        let tried = Endpoint::from_static("https://localhost").tls_config(config.clone());
-        tried.map_err(|error| {
-            UsageError(format!("the TLS files cannot be used together: {}", innermost(&error)))
-        })?;
-        Ok(Some(config))
+        files.config(Some(&name)).map(Some)
     }
-}
 
-/// The contents of the PEM lines that begin and end a certificate, and a private key of any kind (RFC 7468).
-const CERTIFICATE: &str = "CERTIFICATE-----";
-const KEY: &str = "PRIVATE KEY-----";
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
+    fn files(&self) -> Option<EndpointFiles<'_>> {
+        let identity = self.tls_certificate.as_deref().zip(self.tls_key.as_deref());
+        self.tls_root.as_deref().map(|root| EndpointFiles { root, identity })
     }
-    cause.to_string()
+
+    /// Adds the files to the error of a connection that they, or those of the controller, made fail.
+    pub(super) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let Some(files) = self.files() else { return error };
+        let membership = error.chain().find_map(|cause| {
+            let join = cause.downcast_ref::<JoinError>().and_then(|error| match error {
+                JoinError::Membership(error) => Some(error),
+                _ => None,
+            });
+            let control = cause.downcast_ref::<ControlError>().and_then(|error| match error {
+                ControlError::Connection(error) => Some(&**error),
+                _ => None,
+            });
+            cause.downcast_ref::<MembershipError>().or(join).or(control)
+        });
+        if !matches!(
+            membership,
+            Some(MembershipError::Untrusted { .. } | MembershipError::Closed { .. })
+        ) {
+            return error;
+        }
+        let mut words = format!("with the TLS root {}", files.root.display());
+        if let Some((certificate, _)) = files.identity {
+            words = format!("{words} and the certificate {}", certificate.display());
+            if let Some(defect) = defect_of_certificate(certificate, SystemTime::now()) {
+                words = format!("{words}, which {defect}");
+            }
+        }
+        error.context(words)
+    }
 }
 
 /// The controller's URI for gRPC.
 pub(super) fn controller_uri(controller: SocketAddr, tls: Option<&ClientTlsConfig>) -> String {
     let scheme = if tls.is_some() { "https" } else { "http" };
     format!("{scheme}://{controller}")
-}
-
-/// Reads a PEM file that must contain a certain kind of object: a root without a certificate would trust no peer.
-fn read(path: &Path, label: &str) -> anyhow::Result<Vec<u8>> {
-    let bytes = fs::read(path).map_err(|source| InputError { path: path.to_owned(), source })?;
-    let text = String::from_utf8_lossy(&bytes);
-    if text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label))
-    {
-        return Ok(bytes);
-    }
-    let words = format!("{} contains no PEM block -----BEGIN {label}", path.display());
-    Err(UsageError(words).into())
 }

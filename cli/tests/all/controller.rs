@@ -60,7 +60,11 @@ fn agent(listen: SocketAddr) -> Runtime {
 }
 
 fn query(query: &str, more: &[&str]) -> Output {
-    let controller = own(7700).to_string();
+    query_at(7700, query, more)
+}
+
+fn query_at(port: u16, query: &str, more: &[&str]) -> Output {
+    let controller = own(port).to_string();
     let line = ["controller", query, "--controller", &controller];
     Command::new(BINARY).args(line).args(more).stdin(Stdio::null()).output().expect("ran")
 }
@@ -162,4 +166,115 @@ fn a_running_controller_is_asked_and_logs_what_happens() {
         let count = events.iter().filter(|event| event["message"] == words).count();
         assert_eq!(count, 1, "{words}: {events:?}");
     }
+}
+
+/// A root, and what it issued.
+struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).expect("a root");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        Self(rcgen::CertifiedIssuer::self_signed(params, key).expect("signed"))
+    }
+
+    /// A certificate that is valid until the beginning of a year, and its key, as files.
+    fn issue(&self, scratch: &Scratch, file: &str, name: &str, year: i32) -> [String; 2] {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut params = rcgen::CertificateParams::new([name.to_owned()]).expect("a name");
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.0).expect("signed").pem();
+        [
+            written(scratch, &format!("{file}.pem"), &certificate),
+            written(scratch, &format!("{file}.key"), &key.serialize_pem()),
+        ]
+    }
+}
+
+fn written(scratch: &Scratch, name: &str, text: &str) -> String {
+    std::fs::write(scratch.path().join(name), text).expect("written");
+    scratch.path().join(name).display().to_string()
+}
+
+/// Not the port of another test, which may run in the same process.
+const TLS_PORT: u16 = 7701;
+
+/// Each refusal names the files of this side, and what is wrong.
+#[test]
+fn certificates_that_do_not_fit_are_named_with_their_files() {
+    let scratch = Scratch::new("controller-tls");
+    let (ours, strange) = (Authority::new(), Authority::new());
+    let root = written(&scratch, "root.pem", &ours.0.pem());
+    let stranger = written(&scratch, "stranger.pem", &strange.0.pem());
+    let [good, good_key] = ours.issue(&scratch, "good", "controller.test", 4000);
+    let [expired, expired_key] = ours.issue(&scratch, "expired", "controller.test", 2021);
+    let [mine, my_key] = ours.issue(&scratch, "mine", "alice", 4000);
+    let [old, old_key] = ours.issue(&scratch, "old", "alice", 2021);
+    let serve = |certificate: &str, key: &str, more: &[&str]| {
+        let store = scratch.path().join("controller.redb").display().to_string();
+        let (listen, switch) = (own(TLS_PORT).to_string(), own(9560).to_string());
+        let serve = ["controller", "--store", &store, "--listen", &listen, "--switch", &switch];
+        let trust = ["--tls-certificate", certificate, "--tls-key", key, "--log-format", "json"];
+        let mut daemon = Daemon::start(&[&serve[..], &trust, more].concat());
+        let mut said = String::new();
+        let mut log = daemon.log();
+        while !said.contains("the controller starts") {
+            assert!(log.read_line(&mut said).expect("text") > 0, "it ended: {said}");
+        }
+        (daemon, said)
+    };
+    let ask = |trust: &[&str]| {
+        let began = Instant::now();
+        loop {
+            let output = query_at(TLS_PORT, "members", trust);
+            // The address is in use until the controller before has ended.
+            if output.status.code() != Some(4) || began.elapsed() > PATIENCE {
+                return (
+                    output.status.code(),
+                    String::from_utf8_lossy(&output.stderr).into_owned(),
+                );
+            }
+        }
+    };
+    let assert_refused = |trust: &[&str], words: &[&str]| {
+        let (code, said) = ask(trust);
+        assert_eq!((code, said.lines().count()), (Some(3), 1), "{said}");
+        assert!(words.iter().all(|words| said.contains(words)), "{words:?}: {said}");
+    };
+    let trusting = ["--tls-root", &root, "--tls-name", "controller.test"];
+
+    let (daemon, said) = serve(&expired, &expired_key, &[]);
+    assert!(
+        said.contains("the controller's certificate expired ") && said.contains("expired.pem"),
+        "{said}"
+    );
+    assert_refused(
+        &trusting,
+        &["root.pem", "its certificate is not trusted", "renew the controller's certificate"],
+    );
+    drop(daemon);
+
+    let (daemon, said) = serve(&good, &good_key, &["--tls-client-root", &root]);
+    assert!(!said.contains("expired"), "{said}");
+    let with = |certificate: &'_ str, key: &'_ str| {
+        let own = ["--tls-certificate", certificate, "--tls-key", key];
+        [&trusting[..], &own].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (right, outdated) = (with(&mine, &my_key), with(&old, &old_key));
+    let right: Vec<&str> = right.iter().map(String::as_str).collect();
+    let outdated: Vec<&str> = outdated.iter().map(String::as_str).collect();
+    let (code, said) = ask(&right);
+    assert_eq!(code, Some(0), "{said}");
+    assert_refused(
+        &["--tls-root", &stranger, "--tls-name", "controller.test"],
+        &["with the TLS root ", "stranger.pem", "specify the root of the controller's certificate"],
+    );
+    assert_refused(
+        &["--tls-root", &root, "--tls-name", "other.test"],
+        &["only valid for DnsName(\"controller.test\")", "specify a name of that certificate"],
+    );
+    // The alert may be lost; the defect of the own certificate is named in each case.
+    assert_refused(&outdated, &["root.pem and the certificate ", "old.pem, which expired "]);
+    drop(daemon);
 }

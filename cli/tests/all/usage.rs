@@ -219,6 +219,9 @@ fn files_of_tls_that_cannot_be_used_are_named() {
     let empty = file("empty.pem", "");
     let damaged =
         file("damaged.pem", "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n");
+    let block = |label: &str| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+    let secret = file("secret.pem", &block("ENCRYPTED PRIVATE KEY"));
+    let hollow = file("hollow.pem", &block("CERTIFICATE"));
     let ping = |trust: &[&str]| {
         let ping = ["ping", "s1", "--interface", "lo", "--deadline", "100ms"];
         result_of(&call(&[&ping[..], &ENDPOINT, trust].concat()))
@@ -235,11 +238,24 @@ fn files_of_tls_that_cannot_be_used_are_named() {
         ),
         (
             &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &damaged],
-            "the TLS files cannot be used together",
+            "damaged.pem contains no private key that can be read",
+        ),
+        (
+            &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &secret],
+            "secret.pem is encrypted; use a decrypted copy (`openssl pkey -in ",
         ),
         (
             &["--tls-root", &root, "--tls-certificate", &root, "--tls-key", &other_key],
-            "the TLS files cannot be used together",
+            "other.pem is not the private key of the certificate in ",
+        ),
+        (&["--tls-root", &hollow], "hollow.pem contains no certificate that can be read"),
+        (
+            &["--tls-root", &root, "--tls-certificate", &hollow, "--tls-key", &key],
+            "hollow.pem contains no certificate that can be read",
+        ),
+        (
+            &["--tls-root", &root, "--tls-name", "a b"],
+            "\"a b\" is neither a DNS name nor an address",
         ),
     ] {
         let (code, said) = ping(trust);
@@ -448,8 +464,23 @@ mod root {
             std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("set");
         }
         let soft = ["switch", "--data-plane", "soft", "--listen", "[::1]:0", "--port", "1=lo"];
+        let file = |name: &str, text: &str, mode| {
+            let path = scratch.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("set");
+            path.to_str().expect("text").to_owned()
+        };
+        let made = rcgen::generate_simple_self_signed(["x".to_owned()]).expect("made");
+        let certificate = file("certificate.pem", &made.cert.pem(), 0o644);
+        let key = file("key.pem", &made.signing_key.serialize_pem(), 0o600);
+        let serve = ["controller", "--listen", "[::1]:0", "--store", "none.redb"];
+        let serve = [&serve[..], &["--tls-certificate", &certificate, "--tls-key", &key]].concat();
+        let members = ["controller", "members", "--controller", "[::1]:9"];
+        let members = [&members[..], &["--tls-root", &key]].concat();
         for (arguments, words) in [
-            (&["host", "up", "--interface", "lo"][..], "this needs root, or CAP_NET_ADMIN: "),
+            (&serve[..], "key.pem: Permission denied (os error 13); run as a user who may read it"),
+            (&members, "key.pem: Permission denied (os error 13); run as a user who may read it"),
+            (&["host", "up", "--interface", "lo"], "this needs root, or CAP_NET_ADMIN: "),
             (
                 &soft,
                 "this needs root, or CAP_NET_RAW: cannot open a packet socket on lo: Operation not permitted",

@@ -98,6 +98,10 @@ pub enum OptionsError {
         "{TLS_ROOT_VARIABLE} asks for TLS, which is not built in; build with the feature `tls`, or unset it"
     )]
     NoTls,
+    /// The files that the environment names cannot be used for TLS.
+    #[cfg(feature = "tls")]
+    #[error("{TLS_ROOT_VARIABLE} asks for TLS: {0}")]
+    Tls(#[from] bluebridge_northbound::tls::TlsFileError),
     /// A variable's value is invalid.
     #[error("the variable {variable} is invalid: {reason}")]
     Value {
@@ -293,39 +297,44 @@ impl JoinOptions {
         root: &str,
         optional: &impl Fn(&'static str) -> Result<Option<String>, OptionsError>,
     ) -> Result<(), OptionsError> {
-        use bluebridge_northbound::{
-            Certificate, ClientTlsConfig, Identity,
-            environment::{
-                TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE, TLS_NAME_VARIABLE, parse_controller,
-                without_scheme,
-            },
+        use std::path::Path;
+
+        use bluebridge_northbound::environment::{
+            TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE, TLS_NAME_VARIABLE, parse_controller,
+            without_scheme,
         };
-        let read = |variable: &'static str, path: &str| {
-            let path = path.to_owned();
-            std::fs::read(&path).map_err(|error| OptionsError::File { variable, path, error })
-        };
-        let root = Certificate::from_pem(read(TLS_ROOT_VARIABLE, root)?);
-        let mut tls = ClientTlsConfig::new().ca_certificate(root);
+        use bluebridge_northbound::tls::{EndpointFiles, TlsFileError};
+        let (certificate, key) =
+            match (optional(TLS_CERTIFICATE_VARIABLE)?, optional(TLS_KEY_VARIABLE)?) {
+                (Some(_), None) => {
+                    let what = "the private key of the endpoint's certificate";
+                    return Err(OptionsError::Missing { what, variable: TLS_KEY_VARIABLE });
+                }
+                (None, Some(_)) => {
+                    let what = "the endpoint's certificate";
+                    return Err(OptionsError::Missing { what, variable: TLS_CERTIFICATE_VARIABLE });
+                }
+                both => both,
+            };
         let address = self.controller.as_deref().map(parse_controller);
         let address = address.and_then(Result::ok).map(|address| address.ip().to_string());
-        if let Some(name) = optional(TLS_NAME_VARIABLE)?.or(address) {
-            tls = tls.domain_name(name);
-        }
-        match (optional(TLS_CERTIFICATE_VARIABLE)?, optional(TLS_KEY_VARIABLE)?) {
-            (Some(certificate), Some(key)) => {
-                let certificate = read(TLS_CERTIFICATE_VARIABLE, &certificate)?;
-                tls = tls.identity(Identity::from_pem(certificate, read(TLS_KEY_VARIABLE, &key)?));
-            }
-            (None, None) => {}
-            (certificate, _) => {
-                let (what, variable) = if certificate.is_some() {
-                    ("the private key of the endpoint's certificate", TLS_KEY_VARIABLE)
+        let name = optional(TLS_NAME_VARIABLE)?.or(address);
+        let identity = certificate.as_deref().map(Path::new).zip(key.as_deref().map(Path::new));
+        let files = EndpointFiles { root: Path::new(root), identity };
+        let tls = files.config(name.as_deref()).map_err(|error| match error {
+            TlsFileError::Read { path, source } => {
+                let path = path.to_string_lossy().into_owned();
+                let variable = if Some(&path) == certificate.as_ref() {
+                    TLS_CERTIFICATE_VARIABLE
+                } else if Some(&path) == key.as_ref() {
+                    TLS_KEY_VARIABLE
                 } else {
-                    ("the endpoint's certificate", TLS_CERTIFICATE_VARIABLE)
+                    TLS_ROOT_VARIABLE
                 };
-                return Err(OptionsError::Missing { what, variable });
+                OptionsError::File { variable, path, error: source }
             }
-        }
+            other => other.into(),
+        })?;
         self.membership.tls = Some(tls);
         self.controller = self.controller.take().map(|text| {
             // Never without encryption, whatever scheme the variable has.

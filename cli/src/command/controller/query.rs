@@ -69,16 +69,26 @@ pub(in crate::command) struct Watch {
 
 pub(in crate::command) fn run(query: Query, global: Global) -> anyhow::Result<Exit> {
     match query {
-        Query::Members(target) => members(&target.reach()?, global),
-        Query::Status(target) => status(&target.reach()?, global),
-        Query::Tables(target) => tables(&target.reach()?, global),
-        Query::Watch(watch) => self::watch(&watch, global),
+        Query::Members(target) => target.ask(|controller| members(controller, global)),
+        Query::Status(target) => target.ask(|controller| status(controller, global)),
+        Query::Tables(target) => target.ask(|controller| tables(controller, global)),
+        Query::Watch(Watch { count, target }) => {
+            target.ask(|controller| watch(controller, count, global))
+        }
     }
 }
 
 impl Target {
+    /// Connects; an error of TLS names the files.
+    pub(in crate::command) fn ask<T>(
+        &self,
+        ask: impl FnOnce(&Contact) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        ask(&self.reach()?).map_err(|error| self.trust.explain(error))
+    }
+
     /// The controller; the process moves to its namespace.
-    pub(in crate::command) fn reach(&self) -> anyhow::Result<Contact> {
+    fn reach(&self) -> anyhow::Result<Contact> {
         let address = match (self.controller, &self.rack) {
             (Some(address), _) => address,
             (None, Some(name)) => enter_rack(Some(name))?,
@@ -189,9 +199,8 @@ fn tables(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn watch(watch: &Watch, global: Global) -> anyhow::Result<Exit> {
-    let controller = watch.target.reach()?;
-    let mut left = watch.count;
+fn watch(controller: &Contact, count: Option<u32>, global: Global) -> anyhow::Result<Exit> {
+    let mut left = count;
     let show = |event: watch_response::Event| -> anyhow::Result<bool> {
         match event {
             watch_response::Event::Snapshot(list) => {
@@ -205,7 +214,7 @@ fn watch(watch: &Watch, global: Global) -> anyhow::Result<Exit> {
         }
         Ok(left != Some(0))
     };
-    controller_watch(&controller, proto::WatchRequest {}, show)?;
+    controller_watch(controller, proto::WatchRequest {}, show)?;
     Ok(Exit::Ok)
 }
 

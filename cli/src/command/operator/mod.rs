@@ -50,8 +50,10 @@ struct Chosen {
 impl Servers {
     /// The servers of the space, or the one with a name or id.
     fn choose(&self, node: Option<&str>) -> anyhow::Result<Chosen> {
-        let controller = self.target.reach()?;
-        let report = ControllerReport::of(&controller_state(&controller, false)?);
+        let (controller, report) = self.target.ask(|controller| {
+            let state = controller_state(controller, false)?;
+            Ok((controller.clone(), ControllerReport::of(&state)))
+        })?;
         let members = report.nodes.into_iter().filter(|member| {
             member.role == "memory" && member.state != "gone" && member.space == self.space
         });
