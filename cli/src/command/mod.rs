@@ -17,13 +17,13 @@ mod logging;
 mod member;
 mod memory;
 mod memserver;
-mod operator;
+pub(crate) mod operator;
 pub(crate) mod rack;
 mod shutdown;
 mod steps;
 mod switch;
 mod switch_address;
-mod switch_control;
+pub(crate) mod switch_control;
 mod trust;
 mod workload;
 

@@ -304,7 +304,7 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
     let root = if status.rootless { ", without root" } else { "" };
     output::text(&format!("rack {}: {word}{root}", status.name))?;
     for problem in &status.problems {
-        output::text(&format!("  {problem}"))?;
+        output::prose(&format!("  {problem}"))?;
     }
     let up = |up: bool| if up { "up" } else { "down" }.to_owned();
     let links = status.links.iter().map(|link| {
@@ -370,5 +370,5 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
         ]
     });
     output::table(&MEMBER_COLUMNS, nodes.collect())?;
-    controller.switches.iter().try_for_each(|switch| output::text(&switch.summary()))
+    controller.switches.iter().try_for_each(|switch| output::prose(&switch.summary()))
 }

@@ -177,9 +177,9 @@ fn show_tables(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
         });
         output::json(&entries.chain(drops).collect::<Result<Vec<_>, _>>()?)?;
     } else {
-        output::table(&TABLE_COLUMNS, table_rows(&reading.lines))?;
+        output::table_by(TABLE_KEYS, &TABLE_COLUMNS, table_rows(&reading.lines))?;
         let drops = reading.drops.iter().map(|(reason, frames)| (reason.name(), *frames));
-        output::text(&dropped(drops))?;
+        output::prose(&dropped(drops))?;
     }
     Ok(Exit::Ok)
 }
@@ -193,7 +193,10 @@ fn dropped<'a>(drops: impl IntoIterator<Item = (&'a str, u64)>) -> String {
 }
 
 /// The columns of [`table_rows`].
-pub(super) const TABLE_COLUMNS: [&str; 5] = ["table", "match", "action", "packets", "bytes"];
+pub(crate) const TABLE_COLUMNS: [&str; 5] = ["table", "match", "action", "packets", "bytes"];
+
+/// Table and match together identify an entry.
+pub(crate) const TABLE_KEYS: usize = 2;
 
 /// Entries as rows; a table's name is printed once.
 pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
@@ -211,6 +214,23 @@ pub(super) fn table_rows(lines: &[tables::TableLine]) -> Vec<Vec<String>> {
     });
     rows.collect()
 }
+
+/// The columns of [`port_row`].
+pub(crate) const PORT_COLUMNS: [&str; 13] = [
+    "port",
+    "interface",
+    "node",
+    "mtu",
+    "rx packets",
+    "rx bytes",
+    "tx packets",
+    "tx bytes",
+    "lost",
+    "doubled",
+    "reordered",
+    "damaged",
+    "delayed",
+];
 
 fn ports(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
     let answer = switch_ports(switch.agent()?)?;
@@ -235,25 +255,10 @@ fn ports(switch: &Reached, global: Global) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let rows = answer.ports.iter().map(|port| port_row(port, node(port.number))).collect();
-    let columns = [
-        "port",
-        "interface",
-        "node",
-        "mtu",
-        "rx packets",
-        "rx bytes",
-        "tx packets",
-        "tx bytes",
-        "lost",
-        "doubled",
-        "reordered",
-        "damaged",
-        "delayed",
-    ];
     output::text(&format!("data plane: {}", answer.data_plane))?;
-    output::table(&columns, rows)?;
+    output::table(&PORT_COLUMNS, rows)?;
     let drops = answer.drops.iter().map(|drop| (drop.reason.as_str(), drop.frames));
-    output::text(&dropped(drops))?;
+    output::prose(&dropped(drops))?;
     Ok(Exit::Ok)
 }
 

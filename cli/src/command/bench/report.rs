@@ -24,7 +24,7 @@ pub(super) fn print(reports: &[Report], switch: DataPlane, json: bool) -> anyhow
             _ => output::json(&Document { machine, switch, reports }),
         };
     }
-    output::text(&format!("{machine}; switch: {}; both ends spin\n", switch.as_str()))?;
+    output::prose(&format!("{machine}; switch: {}; both ends spin\n", switch.as_str()))?;
     for report in reports {
         latency(report)?;
         if !report.pipelined.is_empty() {
@@ -54,7 +54,7 @@ fn latency(report: &Report) -> anyhow::Result<()> {
     let placement = &report.latency.placement_us;
     let nearest = placement.iter().copied().fold(f64::INFINITY, f64::min);
     let farthest = placement.iter().copied().fold(0.0, f64::max);
-    output::text(&format!(
+    output::prose(&format!(
         "ratio {:.3} to the echo, {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
         report.ratio, report.ratio_connected
     ))

@@ -166,7 +166,7 @@ pub(super) fn print(
             reports,
         });
     }
-    output::text(&format!("{machine}; switch: {}; both ends spin\n", switch.as_str()))?;
+    output::prose(&format!("{machine}; switch: {}; both ends spin\n", switch.as_str()))?;
     for report in reports {
         let rows = report.latency.scores.iter().map(|score| {
             let summary = &score.summary;
@@ -177,7 +177,7 @@ pub(super) fn print(
         let title = format!("redirects {}, {bytes} B", report.policy.as_str());
         output::table(&[&title, "p50 us", "p95 us", "p99 us", "p99.9 us"], rows.collect())?;
         let service = &report.service;
-        output::text(&format!(
+        output::prose(&format!(
             "ratio {:.3}; service {}: woken {} times, looked {} times, {} requests\n",
             report.ratio,
             service.state,

@@ -20,6 +20,7 @@ use tonic::transport::Endpoint;
 
 use crate::command::Global;
 use crate::command::member::find_rack;
+use crate::command::switch_control::TABLE_KEYS;
 use crate::command::trust::{Trust, controller_uri};
 use crate::exit::Exit;
 use crate::output;
@@ -131,9 +132,9 @@ fn status(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
     } else {
         output::text(if faults.is_empty() { "healthy" } else { "not healthy" })?;
         for fault in &faults {
-            output::text(&format!("  {fault}"))?;
+            output::prose(&format!("  {fault}"))?;
         }
-        output::text(&report.summary())?;
+        output::prose(&report.summary())?;
     }
     Ok(if faults.is_empty() { Exit::Ok } else { Exit::Failure })
 }
@@ -195,7 +196,8 @@ fn tables(controller: &Contact, global: Global) -> anyhow::Result<Exit> {
             entry.packets.to_string(),
         ]
     });
-    output::table(&["table", "match", "action", "state", "packets"], rows.collect())?;
+    let columns = ["table", "match", "action", "state", "packets"];
+    output::table_by(TABLE_KEYS, &columns, rows.collect())?;
     Ok(Exit::Ok)
 }
 
@@ -231,7 +233,7 @@ fn show_event(event: &str, nodes: &[NodeReport], global: Global) -> anyhow::Resu
             "memory" => format!(", {} of {} pages free", node.free_pages, node.capacity_pages),
             _ => String::new(),
         };
-        output::text(&format!(
+        output::prose(&format!(
             "{name} (node {id}, {role}, space {space}, port {port}, incarnation {incarnation}): \
              {state}{free}"
         ))

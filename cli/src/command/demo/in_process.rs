@@ -55,7 +55,7 @@ struct ThreadRack {
 pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summary> {
     screen.say(
         "Real in this mode: the protocol, the client library, the memory servers, the controller's decisions.\n\
-         Missing: the network, the switch's pipeline and its counters, and the daemons; queues connect\n\
+         Missing: the network, the switch's pipeline and its counters, and the daemons; queues connect \
          the threads, and the controller's directory entries determine their routes.",
     )?;
     screen.step("A rack of threads: three servers, two clients")?;

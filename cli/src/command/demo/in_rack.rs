@@ -241,8 +241,8 @@ impl<'a> Stage<'a> {
             DataPlane::Ovs => "OpenFlow",
         };
         screen.say(&format!(
-            "   The controller installed these entries when the nodes joined. `directory` forwards a pointer to\n   \
-             its home by the longest prefix, without a directory server, and `ingress_guard` prevents nodes\n   \
+            "   The controller installed these entries when the nodes joined. `directory` forwards a pointer to \
+             its home by the longest prefix, without a directory server, and `ingress_guard` prevents nodes \
              from using each other's addresses. Read from the switch over {protocol}:",
         ))?;
         screen.table(&TABLE_COLUMNS, table_rows(&lines))?;
@@ -300,7 +300,7 @@ impl<'a> Stage<'a> {
         clients.first.delete(region)?;
         screen.say(&format!(
             "   Killed, dead for {:.1} s, running again after another {:.1} s. Meanwhile c2 read {} times without an \
-             error;\n   the longest read took {:.0} us. Every node still has its id and incarnation.",
+             error; the longest read took {:.0} us. Every node still has its id and incarnation.",
             DEAD.as_secs_f64(),
             took.as_secs_f64(),
             log.count,

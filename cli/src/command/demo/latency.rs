@@ -73,7 +73,7 @@ pub(super) fn measure<T: Transport>(
         });
     let rows: Vec<_> = rows.collect();
     screen.say(&format!(
-        "   Median of {rounds} operations on one page of 4096 bytes, one at a time;\n   {how}:"
+        "   Median of {rounds} operations on one page of 4096 bytes, one at a time; {how}:"
     ))?;
     let cells = rows.iter().map(|row| {
         vec![
@@ -84,7 +84,7 @@ pub(super) fn measure<T: Transport>(
     });
     screen.table(&["operation", "here", "paper, Table 1"], cells.collect())?;
     screen.say(
-        "   The paper used other machines and links; here client, switch and server share one\n   \
+        "   The paper used other machines and links; here client, switch and server share one \
          machine. Our WRITE does not read; `bluebridge bench update` measures UPDATE and COMMIT.",
     )?;
     Ok(rows)

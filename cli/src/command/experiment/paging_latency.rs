@@ -257,21 +257,21 @@ fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
     if json {
         return output::json(findings);
     }
-    output::text(&format!(
+    output::prose(&format!(
         "{}; client and server on cores of their own, spinning\n",
         findings.machine
     ))?;
     output::table(&COLUMNS, rows(findings))?;
     for mode in &findings.modes {
         let Parts { enter_us, data_us, exit_us, other_us, .. } = mode.parts;
-        output::text(&format!(
+        output::prose(&format!(
             "{}: remote fault - fault from memory - READ = {:.2} us; enter {enter_us:.2} us, get data \
              {data_us:.2} us, exit {exit_us:.2} us, other {other_us:.2} us ({})",
             mode.mode, mode.excess_us, mode.mechanisms
         ))?;
     }
     for missing in &findings.missing {
-        output::text(&format!("not measured: {missing}"))?;
+        output::prose(&format!("not measured: {missing}"))?;
     }
-    output::text(&format!("written: {}", findings.files.join(", ")))
+    output::prose(&format!("written: {}", findings.files.join(", ")))
 }

@@ -264,20 +264,20 @@ fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
     if json {
         return output::json(findings);
     }
-    output::text(&format!(
+    output::prose(&format!(
         "{}; {} bytes on {} servers; {}\n",
         findings.machine, findings.size_bytes, findings.servers, findings.mechanisms
     ))?;
     output::table(&COLUMNS, rows(findings))?;
     for run in &findings.runs {
-        output::text(&format!(
+        output::prose(&format!(
             "{} % local: {:.0} % of the time waiting for reads, {:.0} % waiting for room",
             run.local_percent,
             run.read_wait * 100.0,
             run.room_wait * 100.0
         ))?;
     }
-    output::text(&format!("written: {}", findings.files.join(", ")))
+    output::prose(&format!("written: {}", findings.files.join(", ")))
 }
 
 #[cfg(test)]

@@ -66,13 +66,18 @@ impl Listed {
         state.extend(self.leased.then_some("leased"));
         state.extend(self.provisional.then_some("provisional"));
         let client = format!("{name} ({client_id}:{client_incarnation})");
-        format!("{node:<8}  {pointer:<32}  {bytes:>12}  {client:<24}  {}", state.join(", "))
+        row(node, pointer, &bytes.to_string(), &client, &state.join(", "))
     }
 }
 
 /// The column names of [`Listed::line`].
 fn heading() -> String {
-    format!("{:<8}  {:<32}  {:>12}  {:<24}  state", "node", "pointer", "bytes", "client")
+    row("node", "pointer", "bytes", "client", "state")
+}
+
+/// Rows are printed as they arrive, so the columns are as wide as most values need; 80 columns in all.
+fn row(node: &str, pointer: &str, bytes: &str, client: &str, state: &str) -> String {
+    format!("{node:<6}  {pointer:<24}  {bytes:>9}  {client:<16}  {state}")
 }
 
 /// Prints a list of any length while it arrives.
@@ -89,7 +94,7 @@ impl Printer {
 
     fn print(&mut self, listed: &Listed) -> anyhow::Result<()> {
         if !self.json {
-            return output::text(&listed.line());
+            return output::prose(&listed.line());
         }
         let comma = if std::mem::take(&mut self.is_first) { "  " } else { ", " };
         output::text(&format!("{comma}{}", serde_json::to_string(listed)?))

@@ -5,7 +5,7 @@
 
 pub(super) mod list;
 pub(super) mod purge;
-pub(super) mod stat;
+pub(crate) mod stat;
 
 use std::collections::BTreeSet;
 use std::str::FromStr;

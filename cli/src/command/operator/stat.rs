@@ -30,7 +30,8 @@ pub(in crate::command) struct Stat {
 
 type Response = Result<StatisticsResponse, ControlError>;
 
-const COLUMNS: [&str; 11] = [
+/// The columns of the table of servers.
+pub(crate) const COLUMNS: [&str; 11] = [
     "node",
     "id",
     "shards",

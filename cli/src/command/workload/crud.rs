@@ -84,7 +84,7 @@ fn print(report: &Report, asked: &Crud, global: Global) -> anyhow::Result<()> {
         output::json(&Document { machine, bytes, spin_us, report })?;
     } else {
         let bytes = output::counted(asked.size.into(), "byte");
-        output::text(&format!("{machine}; {bytes}; polls for {} us\n", asked.waiting.spin))?;
+        output::prose(&format!("{machine}; {bytes}; polls for {} us\n", asked.waiting.spin))?;
         output::table(&COLUMNS, rows.clone())?;
     }
     if let Some(failure) = &report.first_failure {

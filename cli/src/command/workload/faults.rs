@@ -281,15 +281,15 @@ fn print(document: &Document, global: Global) -> anyhow::Result<()> {
         return output::json(document);
     }
     let Document { machine, spin_us, rows, missing, files, .. } = document;
-    output::text(&format!("{machine}; polls for {spin_us} us\n"))?;
+    output::prose(&format!("{machine}; polls for {spin_us} us\n"))?;
     output::table(&LATENCY, rows.iter().map(latency).collect())?;
     output::text("")?;
     output::table(&BREAKDOWN, rows.iter().flat_map(breakdown).collect())?;
     for missing in missing {
-        output::text(&format!("not measured: {missing}"))?;
+        output::prose(&format!("not measured: {missing}"))?;
     }
     if !files.is_empty() {
-        output::text(&format!("written: {}", files.join(", ")))?;
+        output::prose(&format!("written: {}", files.join(", ")))?;
     }
     Ok(())
 }

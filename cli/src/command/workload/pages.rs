@@ -55,7 +55,7 @@ pub(super) fn run(asked: Pages, global: Global) -> anyhow::Result<Exit> {
     if global.json {
         output::json(&Document { report, neighbours, neighbour_look_count })?;
     } else {
-        output::text(&format!(
+        output::prose(&format!(
             "{} pointers: created in {:.1} s, written in {:.1} s, read in {:.1} s, freed in {:.1} s\n\
              at most {} for the fabric, {} in all, seen in {} readings of the neighbour table",
             report.pointer_count,

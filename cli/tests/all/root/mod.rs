@@ -8,5 +8,6 @@ mod memory;
 mod mininet;
 mod operators;
 mod same_directory;
+mod terminal;
 mod test_rack;
 mod workload;

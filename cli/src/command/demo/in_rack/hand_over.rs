@@ -43,7 +43,7 @@ impl Stage<'_> {
         let mut update = first.update(pointer, &mut bytes)?;
         let epoch = update.epoch();
         screen.say(&format!(
-            "   Before: `redirect` is empty. c1 leases the page {pointer} with UPDATE (epoch {epoch:#x})\n   \
+            "   Before: `redirect` is empty. c1 leases the page {pointer} with UPDATE (epoch {epoch:#x}) \
              and keeps it; c2 requests it too, again and again without waiting."
         ))?;
 
@@ -61,7 +61,7 @@ impl Stage<'_> {
         let entry = during.first().context("a request was redirected without an entry")?;
         let redirect = format!("{} -> {}", entry.matches, entry.action);
         screen.say(
-            "   During the lease: the home sent BUSY to c2, the switch copied this to the controller, and the\n   \
+            "   During the lease: the home sent BUSY to c2, the switch copied this to the controller, and the \
              controller redirected requests for the page to c1 until the lease ends. c1 responds to them:",
         )?;
         screen.table(&TABLE_COLUMNS, table_rows(&during))?;
@@ -88,7 +88,7 @@ impl Stage<'_> {
         self.await_no_redirect(pointer)?;
         screen.say(&format!(
             "   After: c1 committed. c2, which waited at the home by then, got the page with c1's bytes \
-             {hand_over_us:.0} us\n   later, and `redirect` is empty again."
+             {hand_over_us:.0} us later, and `redirect` is empty again."
         ))?;
         clients.first.delete(region)?;
         Ok(HandOver { redirect, refusal, hand_over_us })

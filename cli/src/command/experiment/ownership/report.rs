@@ -25,11 +25,11 @@ pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyho
         output::json(&Document { machine, findings, files })?;
         return written.map(drop);
     }
-    output::text(&format!("{machine}; clients sleep while they wait\n"))?;
+    output::prose(&format!("{machine}; clients sleep while they wait\n"))?;
     for finding in findings {
         let policy = finding.policy.as_str();
         let redirect = &finding.redirect;
-        output::text(&format!(
+        output::prose(&format!(
             "policy {policy}: from a grant to the first request at the owner p50 {:.0} us, \
              p99 {:.0} us; from the COMMIT to the first one at the home again p50 {:.0} us, \
              p99 {:.0} us; {} requests at the home meanwhile, {} at the owner, {} leases without a \
@@ -45,7 +45,7 @@ pub(super) fn print(findings: &[Findings], folder: &Folder, json: bool) -> anyho
         output::table(&COLUMNS, finding.contention.iter().map(row).collect())?;
         output::text("")?;
     }
-    output::text(&format!("written: {}", written?.join(", ")))
+    output::prose(&format!("written: {}", written?.join(", ")))
 }
 
 const COLUMNS: [&str; 11] = [
