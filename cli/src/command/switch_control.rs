@@ -333,11 +333,15 @@ fn set_impairment(options: &Impair, global: Global) -> anyhow::Result<Exit> {
         _ => return Err(UsageError("the port is missing: use --port N".to_owned()).into()),
     };
     let delay = Duration::from_micros(options.delay.into());
-    if !delay.is_zero() {
+    // Frames must be kept for both, which a program in the kernel cannot do.
+    let kept = [("delay", !delay.is_zero()), ("reorder", options.reorder > 0.0)];
+    if let Some((verb, _)) = kept.iter().find(|(_, wanted)| *wanted) {
         let data_plane = switch_ports(switch.agent()?)?.data_plane;
         if data_plane == DataPlane::Ebpf.as_str() {
-            let words = "the data plane ebpf cannot delay frames, but soft can: `bluebridge rack up --switch soft`";
-            return Err(UsageError(words.to_owned()).into());
+            let words = format!(
+                "the data plane ebpf cannot {verb} frames, but soft can: `bluebridge rack up --switch soft`"
+            );
+            return Err(UsageError(words).into());
         }
     }
     let impairment = proto::Impairment {

@@ -132,8 +132,13 @@ fn the_switch_shows_its_tables_and_ports_and_is_impaired() {
     assert_eq!(exit, Some(2), "{said}");
     let (exit, said) = rack.failure(&["switch", "impair", "--port", "99", "--loss", "0.5"]);
     assert_eq!(exit, Some(3), "{said}");
-    let (exit, said) = rack.failure(&["switch", "impair", "--port", "1", "--delay", "50"]);
-    assert!(exit == Some(2) && said.contains("`bluebridge rack up --switch soft`"), "{said}");
+    for (option, value, words) in
+        [("--delay", "50", "ebpf cannot delay"), ("--reorder", "0.5", "ebpf cannot reorder")]
+    {
+        let (exit, said) = rack.failure(&["switch", "impair", "--port", "1", option, value]);
+        assert!(exit == Some(2) && said.contains(words), "{said}");
+        assert!(said.contains("`bluebridge rack up --switch soft`"), "{said}");
+    }
     let (exit, said) = rack.failure(&["switch", "tables", "--agent", "[::1]:1"]);
     assert_eq!(exit, Some(4), "{said}");
 }
