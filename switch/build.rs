@@ -28,9 +28,15 @@ fn main() {
         .status();
     match result {
         Ok(status) if status.success() => println!("cargo:rustc-cfg=ebpf_object"),
-        Ok(status) => panic!("{clang} could not compile bpf/switch.bpf.c: {status}"),
+        Ok(status) => panic!(
+            "{clang} could not compile bpf/switch.bpf.c: {status}; use a clang with the target bpf, which the \
+             variable CLANG can name"
+        ),
         Err(error) => {
-            println!("cargo:warning=no eBPF data plane in this build: {clang}: {error}");
+            println!(
+                "cargo:warning=no eBPF data plane in this build: {clang}: {error}; install clang and build again, \
+                 or use the soft data plane"
+            );
             // Once clang is installed, the next build must find it: the installation changes one of these.
             let path = env::var_os("PATH").unwrap_or_default();
             for directory in env::split_paths(&path).filter(|directory| directory.is_dir()) {

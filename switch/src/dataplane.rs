@@ -104,7 +104,10 @@ pub enum PlaneError {
     #[error("eBPF: {0}")]
     Ebpf(String),
     /// This build has no eBPF data plane: clang was missing when it was built.
-    #[error("this build has no eBPF data plane (clang was missing when it was built)")]
+    #[error(
+        "this build has no eBPF data plane, because clang was missing when it was built; install clang and build \
+         again, or use the soft data plane"
+    )]
     NoEbpf,
     /// Only root (CAP_BPF, CAP_NET_ADMIN) may do this; run as root or use the soft data plane.
     #[error("{0} needs root; run as root or use the soft data plane")]

@@ -218,8 +218,7 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
     match pins {
         Some(pins) => {
             if !EbpfSwitch::is_built() {
-                let words = "install clang and build again, or use --data-plane soft";
-                return Err(PlaneError::NoEbpf).context(words);
+                return Err(PlaneError::NoEbpf.into());
             }
             let mut plane = pins.open()?;
             attach(&mut plane, &switch.ports, |plane, port| {
@@ -329,6 +328,14 @@ mod tests {
             let there = plane.ports().expect("listed");
             let there: Vec<_> = there.iter().map(|is| (is.port.0, is.name.as_str())).collect();
             assert_eq!(there, names);
+        }
+    }
+
+    #[test]
+    fn a_build_without_clang_says_what_to_do() {
+        let words = PlaneError::NoEbpf.to_string();
+        for remedy in ["clang was missing", "install clang and build again", "soft data plane"] {
+            assert!(words.contains(remedy), "{words}");
         }
     }
 }
