@@ -42,7 +42,7 @@ pub use counters::Statistics;
 pub use error::{Error, EvictionFailure, PageError};
 pub use kernel::userfault::{FaultScope, UserfaultError};
 pub use options::{FaultMode, OnFailure, RegionOptions};
-pub use region::{Mechanisms, Pinned, PinnedMut, RemoteRegion};
+pub use region::{Mechanisms, Observer, Pinned, PinnedMut, RemoteRegion};
 pub use remote::RemoteMemory;
 
 /// Starts a thread of the pager. It gets no signals of the program.

@@ -326,18 +326,25 @@ impl Pager {
         if window.count == 0 {
             return;
         }
-        if self.frames.free() < window.count
+        let missing = || {
+            let follows = |page: &u64| page.checked_add_signed(window.stride);
+            std::iter::successors(Some(window.first), follows)
+                .take(window.count as usize)
+                .take_while(|page| *page < self.table.page_count())
+                .map(|page| (page, self.table.load(page)))
+                .filter(|(_, seen)| matches!(seen.state(), State::Zero | State::Remote))
+        };
+        // Only pages that are not local need room: a region of which all may be local need not evict.
+        let free = self.frames.free();
+        if free < window.count
+            && missing().count() > free as usize
             && let Ok(mut evictor) = self.evictor.try_lock()
         {
             evictor.evict(self);
         }
-        let mut next = Some(window.first);
-        for _ in 0..window.count {
-            let Some(page) = next.filter(|page| *page < self.table.page_count()) else { break };
-            next = page.checked_add_signed(window.stride);
-            let seen = self.table.load(page);
-            if wanted.is_full() || !matches!(seen.state(), State::Zero | State::Remote) {
-                continue;
+        for (page, seen) in missing() {
+            if wanted.is_full() {
+                break;
             }
             if !self.frames.take() {
                 break;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use bluebridge::{Client, JoinError};
@@ -82,6 +82,26 @@ impl fmt::Display for Mechanisms {
             write!(formatter, "; lost pages are not marked in the kernel (before Linux 6.6)")?;
         }
         Ok(())
+    }
+}
+
+/// Sees what the pager of a region does, also while its memory is borrowed.
+#[derive(Clone)]
+pub struct Observer {
+    pager: Weak<Pager>,
+}
+
+impl Observer {
+    /// What the pager did so far; `None` if the region was dropped.
+    #[must_use]
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.pager.upgrade().map(|pager| pager.statistics())
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Observer").finish_non_exhaustive()
     }
 }
 
@@ -348,6 +368,12 @@ impl RemoteRegion {
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.pager.statistics()
+    }
+
+    /// The same numbers for code that holds a view of the memory meanwhile, such as a measurement.
+    #[must_use]
+    pub fn observer(&self) -> Observer {
+        Observer { pager: Arc::downgrade(&self.pager) }
     }
 
     /// How the region works on this machine.

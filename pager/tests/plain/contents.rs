@@ -208,3 +208,32 @@ fn a_sequential_reader_is_served_ahead() {
         assert!(faults < 2048 / 4, "{faults} faults for 2048 pages: {after:?}");
     }
 }
+
+/// What a stream would read ahead past the end of the region, or has already, needs no room.
+#[test]
+fn a_region_that_may_be_local_as_a_whole_evicts_nothing() {
+    let rack = servers(1);
+    for mode in MODES {
+        let mut region =
+            region(&rack, &RegionOptions::new(8 << 20, 8 << 20).mode(mode)).expect("a region");
+        for round in 1..=3 {
+            region.as_mut_slice().fill(round);
+        }
+        let seen = region.statistics();
+        assert_eq!((seen.remote_faults, seen.evicted_written_pages, seen.read_bytes), (0, 0, 0));
+        assert_eq!(resident_pages(&region), 2048);
+    }
+}
+
+#[test]
+fn an_observer_sees_the_faults_of_a_view() {
+    let rack = servers(1);
+    let mut region = region(&rack, &RegionOptions::new(1 << 20, 1 << 20)).expect("a region");
+    let observer = region.observer();
+    let memory = region.as_mut_slice();
+    memory[0] = 1;
+    let seen = observer.statistics().expect("the region is there");
+    assert_eq!((seen.zero_faults, memory[0]), (1, 1));
+    drop(region);
+    assert_eq!(observer.statistics(), None);
+}
