@@ -54,6 +54,7 @@ pub enum PlotError {
 const SIZE: (u32, u32) = (800, 480);
 const STROKE: u32 = 2;
 const POINT: i32 = 3;
+const CROSS: i32 = 5;
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 90, 181),
     RGBColor(220, 50, 32),
@@ -68,7 +69,20 @@ const COLORS: [RGBColor; 6] = [
 /// # Errors
 /// [`PlotError`]; no file or an incomplete one is left.
 pub fn lines(path: &Path, labels: Labels<'_>, series: &[Series]) -> Result<(), PlotError> {
-    let points = || series.iter().flat_map(|series| &series.points);
+    lines_and_marks(path, labels, series, &[])
+}
+
+/// Draws lines as [`lines`] does, and marks: points that no line connects, such as published ones.
+///
+/// # Errors
+/// [`PlotError`]; no file or an incomplete one is left.
+pub fn lines_and_marks(
+    path: &Path,
+    labels: Labels<'_>,
+    series: &[Series],
+    marks: &[Series],
+) -> Result<(), PlotError> {
+    let points = || series.iter().chain(marks).flat_map(|series| &series.points);
     let largest = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(f64::NAN, f64::max);
     let (right, top) = (largest(|point| point.0), largest(|point| point.1));
     let left = points().map(|point| point.0).fold(f64::NAN, f64::min);
@@ -77,7 +91,16 @@ pub fn lines(path: &Path, labels: Labels<'_>, series: &[Series]) -> Result<(), P
     }
     let right = if right > left { right } else { left + 1.0 };
     let top = if top > 0.0 { top * 1.1 } else { 1.0 };
-    draw(path, labels, series, left..right, 0.0..top).map_err(|error| PlotError::Write {
+    // The legend is where the lines are low.
+    let middle = f64::midpoint(left, right);
+    let highest = |is_there: &dyn Fn(f64) -> bool| {
+        points().filter(|point| is_there(point.0)).map(|point| point.1).fold(0.0, f64::max)
+    };
+    let falls = highest(&|x| x < middle) > highest(&|x| x >= middle);
+    let legend =
+        if falls { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::UpperLeft };
+    let drawn = draw(path, labels, (series, marks), (left..right, 0.0..top), legend);
+    drawn.map_err(|error| PlotError::Write {
         path: path.display().to_string(),
         reason: error.to_string(),
     })
@@ -86,9 +109,9 @@ pub fn lines(path: &Path, labels: Labels<'_>, series: &[Series]) -> Result<(), P
 fn draw(
     path: &Path,
     labels: Labels<'_>,
-    series: &[Series],
-    x: std::ops::Range<f64>,
-    y: std::ops::Range<f64>,
+    (series, marks): (&[Series], &[Series]),
+    (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
+    legend: SeriesLabelPosition,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -108,9 +131,18 @@ fn draw(
         let dots = series.points.iter().map(|point| Circle::new(*point, POINT, color.filled()));
         chart.draw_series(dots)?;
     }
+    let colors = COLORS.iter().cycle().skip(series.len());
+    for (marks, color) in marks.iter().zip(colors) {
+        let style = ShapeStyle::from(color).stroke_width(STROKE);
+        let crosses = marks.points.iter().map(|point| Cross::new(*point, CROSS, style));
+        chart
+            .draw_series(crosses)?
+            .label(&marks.name)
+            .legend(move |(x, y)| Cross::new((x + 9, y), CROSS, style));
+    }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(legend)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()?;
@@ -240,6 +272,23 @@ mod tests {
         lines(&path, LABELS, &series).expect("it can be drawn");
         let text = std::fs::read_to_string(&path).expect("it was written");
         for word in ["a title", "clients", "time (us)", "ours", "theirs", "</svg>"] {
+            assert!(text.contains(word), "{word} is missing");
+        }
+    }
+
+    #[test]
+    fn a_plot_with_marks_names_them_and_has_room_for_them() {
+        let scratch = Scratch::new("plot-marks");
+        let path = scratch.file("plot.svg");
+        let series = |name: &str, points: &[(f64, f64)]| Series {
+            name: name.to_owned(),
+            points: points.to_owned(),
+        };
+        let ours = [series("ours", &[(25.0, 3.0), (100.0, 1.0)])];
+        let published = [series("published", &[(50.0, 7.0)])];
+        lines_and_marks(&path, LABELS, &ours, &published).expect("it can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        for word in ["ours", "published", "7.0"] {
             assert!(text.contains(word), "{word} is missing");
         }
     }

@@ -1,21 +1,25 @@
 //! Programs that use memory as HPBD's experiments do (Liang, Noronha, Panda: "Swapping to Remote Memory over
-//! InfiniBand", 2005): `testswap` writes an array in order, `quicksort` sorts integers.
+//! InfiniBand", 2005, section 6): `testswap` writes an array in order, `quicksort` sorts integers, `barnes-hut`
+//! simulates bodies that attract each other.
 
-use std::time::Duration;
+mod barnes_hut;
+mod together;
 
 use rand::{RngCore, SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 
-use crate::placement::now;
+pub use together::{Finished, RunError, Together};
 
 /// What is done with the memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workout {
-    /// Every word is written once, in the order of addresses.
-    Testswap,
+    /// Bodies move in two steps of time, and attract each other through an octree. Their first places are not timed.
+    BarnesHut,
     /// Random 32-bit integers are sorted by an unstable quicksort. Filling the memory is not timed.
     Quicksort,
+    /// Every word is written once, in the order of addresses.
+    Testswap,
 }
 
 /// Memory that a workout damaged.
@@ -27,62 +31,124 @@ pub struct Damaged {
 }
 
 impl Workout {
-    /// Runs once, in this memory; returns the time. The result is checked afterwards.
-    ///
-    /// # Errors
-    /// [`Damaged`] if the memory does not hold what was written to it.
-    pub fn run(self, memory: &mut [u32], seed: u64) -> Result<Duration, Damaged> {
+    /// Its name, as in the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Testswap => testswap(memory),
-            Self::Quicksort => quicksort(memory, seed),
+            Self::BarnesHut => "barnes-hut",
+            Self::Quicksort => "quicksort",
+            Self::Testswap => "testswap",
         }
     }
-}
 
-fn testswap(memory: &mut [u32]) -> Result<Duration, Damaged> {
-    let value = |index: usize| u32::try_from(index & 0xffff_ffff).unwrap_or(0).wrapping_add(1);
-    let begun = now();
-    for (index, word) in memory.iter_mut().enumerate() {
-        *word = value(index);
+    /// Fills the memory; returns the sum of its words if the work must keep it.
+    fn prepare(self, memory: &mut [u32], seed: u64) -> Option<u64> {
+        match self {
+            Self::BarnesHut => barnes_hut::prepare(memory, seed),
+            Self::Quicksort => {
+                let mut random = SmallRng::seed_from_u64(seed);
+                let mut sum = 0_u64;
+                for word in memory {
+                    *word = random.next_u32();
+                    sum = sum.wrapping_add(u64::from(*word));
+                }
+                return Some(sum);
+            }
+            Self::Testswap => {}
+        }
+        None
     }
-    let time = now() - begun;
-    match memory.iter().enumerate().find(|(index, word)| **word != value(*index)) {
-        Some((index, _)) => Err(Damaged { index }),
-        None => Ok(time),
-    }
-}
 
-fn quicksort(memory: &mut [u32], seed: u64) -> Result<Duration, Damaged> {
-    let mut random = SmallRng::seed_from_u64(seed);
-    let mut sum = 0_u64;
-    for word in &mut *memory {
-        *word = random.next_u32();
-        sum = sum.wrapping_add(u64::from(*word));
+    /// What is timed.
+    fn work(self, memory: &mut [u32]) {
+        match self {
+            Self::BarnesHut => barnes_hut::work(memory),
+            Self::Quicksort => memory.sort_unstable(),
+            Self::Testswap => {
+                for (index, word) in memory.iter_mut().enumerate() {
+                    *word = counted(index);
+                }
+            }
+        }
     }
-    let begun = now();
-    memory.sort_unstable();
-    let time = now() - begun;
-    let mut previous = 0;
-    for (index, word) in memory.iter().enumerate() {
-        if *word < previous {
+
+    /// Checks the memory after the work. Returns a digest of all words, because only the same run in other memory
+    /// shows whether every bit of a simulation is right.
+    fn check(self, memory: &mut [u32], sum: Option<u64>) -> Result<u64, Damaged> {
+        if self == Self::BarnesHut
+            && let Some(index) = barnes_hut::damage(memory)
+        {
             return Err(Damaged { index });
         }
-        previous = *word;
-        sum = sum.wrapping_sub(u64::from(*word));
+        let (mut digest, mut previous, mut left) = (0_u64, 0, sum.unwrap_or(0));
+        for (index, word) in memory.iter().enumerate() {
+            let is_right = match self {
+                Self::BarnesHut => true,
+                Self::Quicksort => *word >= previous,
+                Self::Testswap => *word == counted(index),
+            };
+            if !is_right {
+                return Err(Damaged { index });
+            }
+            previous = *word;
+            left = left.wrapping_sub(u64::from(*word));
+            digest = (digest.rotate_left(5) ^ u64::from(*word)).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+        if sum.is_some() && left != 0 {
+            return Err(Damaged { index: memory.len() });
+        }
+        Ok(digest)
     }
-    if sum == 0 { Ok(time) } else { Err(Damaged { index: memory.len() }) }
+}
+
+/// What `testswap` writes to a word.
+fn counted(index: usize) -> u32 {
+    u32::try_from(index & 0xffff_ffff).unwrap_or(0).wrapping_add(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ALL: [Workout; 3] = [Workout::BarnesHut, Workout::Quicksort, Workout::Testswap];
+
+    fn done(workout: Workout, memory: &mut [u32]) -> Result<u64, Damaged> {
+        let sum = workout.prepare(memory, 1);
+        workout.work(memory);
+        workout.check(memory, sum)
+    }
+
     #[test]
-    fn both_leave_what_they_say() {
+    fn they_leave_what_they_say() {
         let mut memory = vec![0; 10_000];
-        Workout::Testswap.run(&mut memory, 1).expect("it is plain memory");
+        done(Workout::Testswap, &mut memory).expect("it is plain memory");
         assert_eq!((memory[0], memory[9999]), (1, 10_000));
-        Workout::Quicksort.run(&mut memory, 1).expect("it is plain memory");
+        done(Workout::Quicksort, &mut memory).expect("it is plain memory");
         assert!(memory.is_sorted());
+    }
+
+    #[test]
+    fn a_wrong_word_is_seen() {
+        for workout in ALL {
+            let mut memory = vec![0; 10_000];
+            let sum = workout.prepare(&mut memory, 1);
+            workout.work(&mut memory);
+            let digest = workout.check(&mut memory, sum).expect("it is plain memory");
+            for wrong in [0, 5000, 9999] {
+                let mut memory = memory.clone();
+                memory[wrong] ^= 1;
+                let seen = workout.check(&mut memory, sum).map_or(true, |other| other != digest);
+                assert!(seen, "{workout:?}: word {wrong}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_at_no_place_is_damage() {
+        let mut memory = vec![0; 10_000];
+        done(Workout::BarnesHut, &mut memory).expect("it is plain memory");
+        memory[161] = 0x7ff8_0000;
+        let damaged = Workout::BarnesHut.check(&mut memory, None).expect_err("not a number");
+        assert_eq!(damaged.index, 160);
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Experiment {
     Testswap(workout::Options),
     /// Integers that are sorted, with a part of them local
     Quicksort(workout::Options),
+    /// Bodies that attract each other, in an octree, with a part of them local
+    BarnesHut(workout::Options),
 }
 
 pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit> {
@@ -33,6 +35,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
         Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),
+        Experiment::BarnesHut(options) => workout::run(Workout::BarnesHut, options, global),
     }
 }
 

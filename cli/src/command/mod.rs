@@ -403,6 +403,7 @@ mod tests {
         assert!(found.len() > 30, "{found:?}");
         // Daemons and commands without a result; those that print the same as another are named in the text.
         let others = [
+            "experiment barnes-hut",
             "experiment testswap",
             "memserver",
             "rack exec",

@@ -39,7 +39,7 @@ const REGION_BYTES: u64 = 64 << 20;
 /// Bytes of a region that are local: a quarter.
 const LOCAL_BYTES: u64 = 16 << 20;
 /// How long a client polls: longer than any response takes.
-const SPIN: Duration = Duration::from_secs(1);
+pub(super) const SPIN: Duration = Duration::from_secs(1);
 
 /// The options of the experiment.
 #[derive(Debug, Args)]
@@ -151,7 +151,7 @@ fn measure(
     probe: &Probe,
 ) -> anyhow::Result<Findings> {
     pin(CLIENT_CORE).context("cannot pin the client")?;
-    let client = join(rack)?;
+    let client = join(rack, SPIN)?;
     let mut reads = Reads::new(client.try_clone()?, REGION_BYTES >> 12)?;
     let options =
         |mode| RegionOptions::new(REGION_BYTES, LOCAL_BYTES).mode(mode).prefetch_pages(0).lanes(1);
@@ -231,12 +231,12 @@ pub(in crate::command) fn another(
 }
 
 /// A client of the rack; called in its namespace.
-pub(super) fn join(rack: &Rack) -> anyhow::Result<Client<UdpTransport>> {
+pub(super) fn join(rack: &Rack, spin: Duration) -> anyhow::Result<Client<UdpTransport>> {
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
     let mut options =
         JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
-    options.behaviour.spin = SPIN;
+    options.behaviour.spin = spin;
     Ok(Client::join(&controller, options)?)
 }
 

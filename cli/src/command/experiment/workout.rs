@@ -1,48 +1,58 @@
 //! Programs that use more memory than they may keep, beside the same programs in plain memory.
 
+mod published;
+mod report;
+
 use std::path::PathBuf;
 use std::process;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use bluebridge_bench::pin;
 use bluebridge_bench::summary::median;
-use bluebridge_bench::workout::Workout;
+use bluebridge_bench::workout::{Together, Workout};
 use bluebridge_pager::{FaultMode, RegionOptions, RemoteRegion, Statistics};
 use bluebridge_rack::daemon::READY_DEADLINE;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
-use bluebridge_rack::{Rack, Site};
+use bluebridge_rack::{Cancel, Rack, Site};
 use clap::Args;
 use serde::Serialize;
 
+use self::published::Published;
 use super::super::bench::machine::{self, Machine};
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
-use super::paging_latency::{CLIENT, CLIENT_CORE, SERVER_CORE, join};
+use super::paging_latency::{CLIENT, CLIENT_CORE, SERVER_CORE, SPIN, join};
 use crate::exit::{Exit, UsageError};
 use crate::output;
 
 /// The options of an experiment with a program.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(in crate::command) struct Options {
-    /// How much memory the program uses
+    /// How much memory the program uses; with --copies, each of them
     #[arg(long, default_value = "256M")]
     size: ByteSize,
-    /// Shares of it that may be local; one run for each
+    /// Shares of all this memory that may be local; one run for each
     #[arg(long, value_delimiter = ',', default_value = "100%,50%,25%")]
     local: Vec<Share>,
-    /// Memory servers
+    /// Copies of the program that run at the same time, and compete for the local memory
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
-    servers: u16,
+    copies: u16,
+    /// Numbers of memory servers; all runs are repeated for each, in a rack of its own
+    #[arg(long, value_delimiter = ',', default_value = "1",
+          value_parser = clap::value_parser!(u16).range(1..=8))]
+    servers: Vec<u16>,
     /// Rounds: in each, the program runs once in plain memory and once for each share
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     /// Threads that resolve faults; 0: the faulting thread does it
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=16))]
     handlers: u16,
-    /// The directory of the CSV file
+    /// The directory of the CSV file and of the plot
     #[arg(long, default_value = "workout")]
     output: PathBuf,
     /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
@@ -76,24 +86,36 @@ impl Share {
 /// The least memory that a region keeps local, in bytes.
 const LOCAL_BYTES_MIN: u64 = 64 << 10;
 
-/// The runs with one share.
+impl Options {
+    /// The memory of all copies.
+    const fn bytes(&self) -> ByteSize {
+        ByteSize(self.size.0.saturating_mul(self.copies as u64))
+    }
+}
+
+/// The runs with one share and one number of servers.
 #[derive(Clone, Debug, Serialize)]
 struct Run {
+    servers: u16,
     local_percent: u8,
-    /// The time of each round, in seconds.
+    /// The time of each round, in seconds: until the last copy ended.
     seconds: Vec<f64>,
+    /// The time in plain memory of the same rounds, in seconds.
+    plain_seconds: Vec<f64>,
     /// Median over the rounds: the time divided by that in plain memory.
     ratio: f64,
-    /// Of the last round.
+    /// Ratios of other systems in this setting.
+    published: Vec<Published>,
+    /// In the timed part of the last round, as what follows.
     remote_faults: u64,
     write_faults: u64,
     prefetched_pages: u64,
     prefetch_accuracy: Option<f64>,
     read_bytes: u64,
     written_bytes: u64,
-    /// The share of the time that the program waited for reads.
+    /// The share of the time that the copies waited for reads.
     read_wait: f64,
-    /// The share of the time that it waited for room.
+    /// The share of the time that they waited for room.
     room_wait: f64,
 }
 
@@ -102,182 +124,200 @@ struct Run {
 struct Findings {
     machine: Machine,
     workout: Workout,
+    /// Of each copy.
     size_bytes: u64,
+    copies: u16,
+    /// The most servers of a run.
     servers: u16,
     mechanisms: String,
-    /// The time in plain memory of each round, in seconds.
+    /// The time in plain memory of all rounds, in seconds.
     plain_seconds: Vec<f64>,
     runs: Vec<Run>,
     files: Vec<String>,
 }
 
-pub(super) fn run(workout: Workout, asked: Options, global: Global) -> anyhow::Result<Exit> {
+pub(super) fn run(workout: Workout, mut asked: Options, global: Global) -> anyhow::Result<Exit> {
     for share in &asked.local {
-        if share.of(asked.size) < LOCAL_BYTES_MIN {
+        if share.of(asked.bytes()) < LOCAL_BYTES_MIN {
             let least = "a region keeps at least 64K local";
-            let text = format!("{}% of {} bytes is too little: {least}", share.0, asked.size.0);
+            let text = format!("{}% of {} bytes is too little: {least}", share.0, asked.bytes().0);
             return Err(UsageError(text).into());
         }
     }
+    asked.servers.dedup();
     let folder = Folder::make(&asked.output)?;
     let site = Site::prepare()?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
-    let steps = Steps::new(2, global);
-    steps.begin(&format!("a rack of {} servers and one client", asked.servers));
+    let steps = Steps::new(2 * asked.servers.len(), global);
+    let mut findings = Findings {
+        machine: Machine::look(),
+        workout,
+        size_bytes: asked.size.0,
+        copies: asked.copies,
+        servers: asked.servers.iter().copied().max().unwrap_or_default(),
+        mechanisms: String::new(),
+        plain_seconds: Vec::new(),
+        runs: Vec::new(),
+        files: Vec::new(),
+    };
+    for servers in asked.servers.iter().copied() {
+        let number = output::counted(servers.into(), "server");
+        steps.begin(&format!("a rack of {number} and one client"));
+        let rack = build(&site, &cancel, &asked, servers)?;
+        steps.begin(&format!("{number}: {}", output::counted(asked.rounds.into(), "round")));
+        let copy = asked.clone();
+        let work = move |rack: &Rack| rack.enter(CLIENT, || measure(rack, workout, &copy))?;
+        let measured = interrupt::measure(&rack, &cancel, work)?;
+        interrupt::take_down(rack)?;
+        findings.add(&asked, servers, measured);
+    }
+    steps.end();
+    // Measuring takes long: the results are printed even if no file can be written.
+    let written = report::write(&mut findings, &folder);
+    report::print(&findings, global.json)?;
+    written.map(|()| Exit::Ok)
+}
+
+/// A rack with its daemons.
+fn build(site: &Site, cancel: &Cancel, asked: &Options, servers: u16) -> anyhow::Result<Arc<Rack>> {
     let spec = RackSpec {
         name: format!("work{}", process::id()).parse::<RackName>()?,
-        servers: asked.servers,
+        servers,
         clients: 1,
         mtu: LinkMtus::default(),
         switch: asked.switch.unwrap_or(site.data_plane()),
         // An extent more than the program uses, on each server.
-        memory: ByteSize(asked.size.0.saturating_add(64 << 20)),
+        memory: ByteSize(asked.bytes().0.saturating_add(64 << 20)),
         redirects: Redirects::default(),
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
-    let mut rack = Rack::build(&site, spec, cancel.clone())?;
+    let mut rack = Rack::build(site, spec, cancel.clone())?;
     rack.start_daemons(&program, READY_DEADLINE)?;
-    for number in 1..=asked.servers {
+    for number in 1..=servers {
         machine::pin_daemons(&rack, Node::Server(number), SERVER_CORE)?;
     }
-    let rack = Arc::new(rack);
-    steps.begin(&format!("{} rounds", asked.rounds));
-    let work = move |rack: &Rack| rack.enter(CLIENT, || measure(rack, workout, &asked))?;
-    let mut findings = interrupt::measure(&rack, &cancel, work)?;
-    interrupt::take_down(rack)?;
-    steps.end();
-    let path = folder.csv(file_name(workout), &COLUMNS, &rows(&findings))?;
-    findings.files.push(path.display().to_string());
-    print(&findings, global.json)?;
-    Ok(Exit::Ok)
+    Ok(Arc::new(rack))
 }
 
-fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Findings> {
+/// What was measured in one rack.
+struct Measured {
+    mechanisms: String,
+    plain_seconds: Vec<f64>,
+    /// For each share.
+    shares: Vec<MeasuredShare>,
+}
+
+#[derive(Clone, Default)]
+struct MeasuredShare {
+    seconds: Vec<f64>,
+    last: Statistics,
+}
+
+/// The cores of the copies: the servers have one of their own, and on a machine of two the copies share the other.
+fn copies_cores(copies: u16) -> anyhow::Result<Vec<usize>> {
+    let cores = thread::available_parallelism().context("cannot count the cores")?.get();
+    let mut cores: Vec<usize> = (0..cores).filter(|core| *core != SERVER_CORE).collect();
+    cores.truncate(copies.into());
+    Ok(cores)
+}
+
+fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Measured> {
+    let cores = copies_cores(asked.copies)?;
+    // A copy that polls would take the core from the others, which have work.
+    let spin = if cores.len() < asked.copies.into() { Duration::ZERO } else { SPIN };
     pin(CLIENT_CORE).context("cannot pin the client")?;
-    let client = join(rack)?;
-    let words = usize::try_from(asked.size.0 / 4).context("the size is too large")?;
+    let client = join(rack, spin)?;
+    let bytes = asked.bytes();
+    let words = usize::try_from(bytes.0 / 4).context("the size is too large")?;
     let mode = match asked.handlers {
         0 => FaultMode::InThread,
         count => FaultMode::Threads { count: count.into() },
     };
-    let mut plain_seconds = Vec::new();
-    let mut mechanisms = String::new();
-    let mut seconds = vec![Vec::new(); asked.local.len()];
-    let mut last = vec![Statistics::default(); asked.local.len()];
+    let copies = usize::from(asked.copies);
+    let together = Together { workout, copies, cores };
+    let mut measured = Measured {
+        mechanisms: String::new(),
+        plain_seconds: Vec::new(),
+        shares: vec![MeasuredShare::default(); asked.local.len()],
+    };
     for round in 0..asked.rounds {
         let mut plain = vec![0_u32; words];
-        let time = workout.run(&mut plain, round.into()).context("plain memory")?;
+        let expected = together.run(&mut plain, round.into(), || ()).context("plain memory")?;
         drop(plain);
-        plain_seconds.push(time.as_secs_f64());
-        for (at, share) in asked.local.iter().enumerate() {
-            let local_bytes = share.of(asked.size);
-            let options = RegionOptions::new(asked.size.0, local_bytes).mode(mode);
+        measured.plain_seconds.push(expected.time.as_secs_f64());
+        for (share, results) in asked.local.iter().zip(&mut measured.shares) {
+            let local_bytes = share.of(bytes);
+            let options = RegionOptions::new(bytes.0, local_bytes).mode(mode).lanes(copies.max(2));
             let mut region = RemoteRegion::new(&client, &options)?;
-            mechanisms = region.mechanisms().to_string();
-            let memory = region.as_mut_words();
-            let time = workout.run(memory, round.into())?;
-            seconds[at].push(time.as_secs_f64());
-            last[at] = region.statistics();
+            measured.mechanisms = region.mechanisms().to_string();
+            let observer = region.observer();
+            let mut edges = Vec::new();
+            let edge = || edges.extend(observer.statistics());
+            let finished = together.run(region.as_mut_words(), round.into(), edge)?;
+            if finished.digests != expected.digests {
+                return Err(anyhow!(
+                    "the result differs from that in plain memory: a defect of the pager"
+                ));
+            }
+            results.seconds.push(finished.time.as_secs_f64());
+            if let [begin, end] = edges[..] {
+                results.last = between(begin, end);
+            }
             if region.statistics().local_pages_max > local_bytes.div_ceil(4096) {
                 return Err(anyhow!("more pages were local than allowed: a defect of the pager"));
             }
         }
     }
-    let runs = asked.local.iter().zip(seconds).zip(last).map(|((share, seconds), last)| {
-        let ratios = seconds.iter().zip(&plain_seconds).map(|(ours, plain)| ours / plain);
-        let wait = |nanos: u64| as_seconds(nanos) / seconds.last().copied().unwrap_or(f64::NAN);
-        Run {
-            local_percent: share.0,
-            ratio: median(&ratios.collect::<Vec<_>>()),
-            remote_faults: last.remote_faults,
-            write_faults: last.write_faults,
-            prefetched_pages: last.prefetched_pages,
-            prefetch_accuracy: last.prefetch_accuracy(),
-            read_bytes: last.read_bytes,
-            written_bytes: last.written_bytes,
-            read_wait: wait(last.read_wait_ns),
-            room_wait: wait(last.room_wait_ns),
-            seconds,
+    Ok(measured)
+}
+
+/// What was counted in the timed part: not while the memory was filled and checked.
+const fn between(begin: Statistics, end: Statistics) -> Statistics {
+    let mut part = end;
+    part.remote_faults -= begin.remote_faults;
+    part.write_faults -= begin.write_faults;
+    part.prefetched_pages -= begin.prefetched_pages;
+    part.requested_pages -= begin.requested_pages;
+    part.confirmed_pages -= begin.confirmed_pages;
+    part.read_bytes -= begin.read_bytes;
+    part.written_bytes -= begin.written_bytes;
+    part.read_wait_ns -= begin.read_wait_ns;
+    part.room_wait_ns -= begin.room_wait_ns;
+    part
+}
+
+impl Findings {
+    /// Adds what was measured in a rack.
+    fn add(&mut self, asked: &Options, servers: u16, measured: Measured) {
+        let Measured { mechanisms, plain_seconds, shares } = measured;
+        for (share, MeasuredShare { seconds, last }) in asked.local.iter().zip(shares) {
+            let ratios = seconds.iter().zip(&plain_seconds).map(|(ours, plain)| ours / plain);
+            let time = seconds.last().copied().unwrap_or(f64::NAN) * f64::from(asked.copies);
+            self.runs.push(Run {
+                servers,
+                local_percent: share.0,
+                ratio: median(&ratios.collect::<Vec<_>>()),
+                published: published::find(self.workout, asked.copies, servers, share.0),
+                remote_faults: last.remote_faults,
+                write_faults: last.write_faults,
+                prefetched_pages: last.prefetched_pages,
+                prefetch_accuracy: last.prefetch_accuracy(),
+                read_bytes: last.read_bytes,
+                written_bytes: last.written_bytes,
+                read_wait: as_seconds(last.read_wait_ns) / time,
+                room_wait: as_seconds(last.room_wait_ns) / time,
+                plain_seconds: plain_seconds.clone(),
+                seconds,
+            });
         }
-    });
-    Ok(Findings {
-        machine: Machine::look(),
-        workout,
-        size_bytes: asked.size.0,
-        servers: asked.servers,
-        mechanisms,
-        runs: runs.collect(),
-        plain_seconds,
-        files: Vec::new(),
-    })
+        self.mechanisms = mechanisms;
+        self.plain_seconds.extend(plain_seconds);
+    }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn as_seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
-}
-
-const fn file_name(workout: Workout) -> &'static str {
-    match workout {
-        Workout::Testswap => "testswap.csv",
-        Workout::Quicksort => "quicksort.csv",
-    }
-}
-
-const COLUMNS: [&str; 9] = [
-    "local",
-    "seconds",
-    "ratio",
-    "remote_faults",
-    "write_faults",
-    "prefetched",
-    "accuracy",
-    "read_MB",
-    "written_MB",
-];
-
-fn rows(findings: &Findings) -> Vec<Vec<String>> {
-    let plain = vec![
-        "plain memory".to_owned(),
-        format!("{:.2}", median(&findings.plain_seconds)),
-        "1.00".to_owned(),
-    ];
-    let empty = COLUMNS.len() - plain.len();
-    let mut rows = vec![plain.into_iter().chain(vec![String::new(); empty]).collect::<Vec<_>>()];
-    rows.extend(findings.runs.iter().map(|run| {
-        vec![
-            format!("{} %", run.local_percent),
-            format!("{:.2}", median(&run.seconds)),
-            format!("{:.2}", run.ratio),
-            run.remote_faults.to_string(),
-            run.write_faults.to_string(),
-            run.prefetched_pages.to_string(),
-            run.prefetch_accuracy.map_or_else(String::new, |share| format!("{share:.2}")),
-            (run.read_bytes / 1_000_000).to_string(),
-            (run.written_bytes / 1_000_000).to_string(),
-        ]
-    }));
-    rows
-}
-
-fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
-    if json {
-        return output::json(findings);
-    }
-    output::prose(&format!(
-        "{}; {} bytes on {} servers; {}\n",
-        findings.machine, findings.size_bytes, findings.servers, findings.mechanisms
-    ))?;
-    output::table(&COLUMNS, rows(findings))?;
-    for run in &findings.runs {
-        output::prose(&format!(
-            "{} % local: {:.0} % of the time waiting for reads, {:.0} % waiting for room",
-            run.local_percent,
-            run.read_wait * 100.0,
-            run.room_wait * 100.0
-        ))?;
-    }
-    output::prose(&format!("written: {}", findings.files.join(", ")))
 }
 
 #[cfg(test)]

@@ -11,3 +11,4 @@ mod same_directory;
 mod terminal;
 mod test_rack;
 mod workload;
+mod workout;

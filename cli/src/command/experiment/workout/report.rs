@@ -1,0 +1,144 @@
+//! The results as a table, CSV and a plot.
+
+use anyhow::Context;
+use bluebridge_bench::plot::{Labels, Series, lines_and_marks};
+use bluebridge_bench::summary::median;
+use bluebridge_rack::spec::ByteSize;
+
+use super::super::Folder;
+use super::{Findings, Run};
+use crate::output;
+
+const COLUMNS: [&str; 12] = [
+    "servers",
+    "copies",
+    "local",
+    "seconds",
+    "ratio",
+    "published",
+    "remote_faults",
+    "write_faults",
+    "prefetched",
+    "accuracy",
+    "read_MB",
+    "written_MB",
+];
+
+/// Writes the files, and names them in the findings.
+pub(super) fn write(findings: &mut Findings, folder: &Folder) -> anyhow::Result<()> {
+    let name = findings.workout.name();
+    let path = folder.csv(&format!("{name}.csv"), &COLUMNS, &rows(findings))?;
+    findings.files.push(path.display().to_string());
+    let path = folder.file(&format!("{name}.svg"));
+    let size = ByteSize(findings.size_bytes);
+    let title = match findings.copies {
+        1 => format!("{name} with {size}"),
+        copies => format!("{copies} times {name} with {size} each"),
+    };
+    let labels =
+        Labels { title: &title, x: "local memory (%)", y: "time, divided by that in plain memory" };
+    lines_and_marks(&path, labels, &measured(findings), &published(findings))
+        .context("cannot draw the plot")?;
+    findings.files.push(path.display().to_string());
+    Ok(())
+}
+
+/// A line for each number of servers.
+fn measured(findings: &Findings) -> Vec<Series> {
+    let lines = by_servers(findings).into_iter().map(|runs| {
+        let mut points: Vec<_> =
+            runs.iter().map(|run| (f64::from(run.local_percent), run.ratio)).collect();
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let servers = runs.first().map_or(0, |run| run.servers);
+        Series { name: output::counted(servers.into(), "server"), points }
+    });
+    lines.collect()
+}
+
+/// The published points, a series for each system.
+fn published(findings: &Findings) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for run in &findings.runs {
+        for figure in &run.published {
+            let point = (f64::from(run.local_percent), figure.ratio);
+            match series.iter_mut().find(|series| series.name == figure.system) {
+                Some(series) if series.points.contains(&point) => {}
+                Some(series) => series.points.push(point),
+                None => series.push(Series { name: figure.system.to_owned(), points: vec![point] }),
+            }
+        }
+    }
+    series
+}
+
+/// The runs in one rack after the other.
+fn by_servers(findings: &Findings) -> Vec<&[Run]> {
+    findings.runs.chunk_by(|one, other| one.servers == other.servers).collect()
+}
+
+fn rows(findings: &Findings) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    let copies = findings.copies.to_string();
+    for runs in by_servers(findings) {
+        let Some(first) = runs.first() else { continue };
+        let mut plain = vec![
+            first.servers.to_string(),
+            copies.clone(),
+            "plain memory".to_owned(),
+            format!("{:.2}", median(&first.plain_seconds)),
+            "1.00".to_owned(),
+        ];
+        plain.resize(COLUMNS.len(), String::new());
+        rows.push(plain);
+        rows.extend(runs.iter().map(|run| row(run, &copies)));
+    }
+    rows
+}
+
+fn row(run: &Run, copies: &str) -> Vec<String> {
+    let published =
+        run.published.iter().map(|figure| format!("{} ({})", figure.ratio, figure.system));
+    vec![
+        run.servers.to_string(),
+        copies.to_owned(),
+        format!("{} %", run.local_percent),
+        format!("{:.2}", median(&run.seconds)),
+        format!("{:.2}", run.ratio),
+        published.collect::<Vec<_>>().join("; "),
+        run.remote_faults.to_string(),
+        run.write_faults.to_string(),
+        run.prefetched_pages.to_string(),
+        run.prefetch_accuracy.map_or_else(String::new, |share| format!("{share:.2}")),
+        (run.read_bytes / 1_000_000).to_string(),
+        (run.written_bytes / 1_000_000).to_string(),
+    ]
+}
+
+pub(super) fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(findings);
+    }
+    let copies = match findings.copies {
+        1 => String::new(),
+        copies => format!("{copies} copies of "),
+    };
+    output::prose(&format!(
+        "{}; {copies}{} with {} bytes{}; {}\n",
+        findings.machine,
+        findings.workout.name(),
+        findings.size_bytes,
+        if findings.copies == 1 { "" } else { " each" },
+        findings.mechanisms
+    ))?;
+    output::table(&COLUMNS, rows(findings))?;
+    for run in &findings.runs {
+        output::prose(&format!(
+            "{}, {} % local: {:.0} % of the time waiting for reads, {:.0} % waiting for room",
+            output::counted(run.servers.into(), "server"),
+            run.local_percent,
+            run.read_wait * 100.0,
+            run.room_wait * 100.0
+        ))?;
+    }
+    output::prose(&format!("written: {}", findings.files.join(", ")))
+}
