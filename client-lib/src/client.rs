@@ -36,6 +36,7 @@ pub struct Client<T: Transport = UdpTransport> {
     pub(crate) tenant: Option<Tenant>,
     /// Whether the client has already tried to start or find the service.
     pub(crate) met_service: bool,
+    #[cfg(feature = "join")]
     pub(crate) lease_count: u16,
     pub(crate) spare_lists: SpareLists,
     /// The most data bytes of a datagram that the carrier takes.
@@ -62,6 +63,7 @@ impl<T: Transport> Client<T> {
             places: Places::new(&config.memory_nodes, config.seed),
             tenant: config.service.as_ref().map(|service| service.admit(config.lease_count)),
             met_service: config.service.is_some(),
+            #[cfg(feature = "join")]
             lease_count: config.lease_count,
             spare_lists: SpareLists::new(),
             #[cfg(feature = "join")]

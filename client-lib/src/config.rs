@@ -72,8 +72,9 @@ impl EndpointConfig {
             credit_pages: None,
             lease_count: 256,
             service: None,
-            // The standard library seeds its hash maps from the system's entropy.
-            seed: RandomState::new().hash_one(node.0),
+            // The standard library seeds its hash maps from the system's entropy, once in a thread; a child process has
+            // its parent's seed.
+            seed: RandomState::new().hash_one((node.0, std::process::id())),
         }
     }
 

@@ -211,13 +211,24 @@ impl Client<UdpTransport> {
         Ok(Self::of_endpoint(Arc::clone(&joined.endpoint), None)?)
     }
 
+    /// The identity and the carrier for a further client of the same endpoint, also in a process that this one
+    /// starts; `None` if this client did not join by itself.
+    ///
+    /// The endpoint stays a member as long as this process has a client of it. Each client needs a seed of its own.
+    #[must_use]
+    pub fn further_client(&self) -> Option<(EndpointConfig, UdpConfig)> {
+        let endpoint = &self.membership.as_ref()?.endpoint;
+        let config = endpoint.config(&endpoint.membership.snapshot());
+        Some((config, UdpConfig { port: 0, ..endpoint.carrier.clone() }))
+    }
+
     /// A client over `transport`, or else over a socket that is bound to the client's one address.
     fn of_endpoint(
         endpoint: Arc<Endpoint>,
         transport: Option<UdpTransport>,
     ) -> Result<Self, OpenError> {
         let snapshot = endpoint.membership.snapshot();
-        let seed = RandomState::new().hash_one(snapshot.version);
+        let seed = RandomState::new().hash_one((snapshot.version, std::process::id()));
         let config = EndpointConfig { seed, ..endpoint.config(&snapshot) };
         let transport = match transport {
             Some(transport) => transport,
