@@ -44,7 +44,13 @@ pub struct Report {
 pub fn run(rack: &TestRack, endpoint: &Endpoint, clients: usize, count: usize) -> Report {
     let nodes = endpoint.memory_nodes();
     let seeds = (0_u64..).take(clients);
-    let mut clients: Vec<_> = seeds.map(|seed| endpoint.client(rack, seed)).collect();
+    let client = |seed| {
+        let mut config = endpoint.config(seed);
+        // A machine with other work may leave a server without a core for a while.
+        config.deadline = Duration::from_secs(60);
+        endpoint.open(rack, config)
+    };
+    let mut clients: Vec<_> = seeds.map(client).collect();
     let each = count.div_ceil(clients.len());
     let ended = AtomicBool::new(false);
     let mut times = [Duration::ZERO; 3];
