@@ -330,7 +330,8 @@ mod tests {
                 directory.nodes.remove(&(round << 64 | number));
             }
         }
-        assert_eq!(directory.nodes.capacity(), capacity);
+        // Places of removed entries may count as used, until the table is cleaned up.
+        assert!(directory.nodes.capacity() <= capacity);
     }
 
     #[test]
