@@ -99,7 +99,8 @@ impl Target for Ovs {
             }
             "extension_header" => Some(Limit::new(
                 "it looks behind them; endpoints drop them",
-                &["packet 1: port 2 sent an unexpected frame"],
+                // It may forward the first packet, for which it asks its daemon, only when the second one was sent.
+                &["port 2 sent an unexpected frame"],
             )),
             _ => None,
         }
