@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use bluebridge::WriteRequest;
+use bluebridge::{ReadRequest, WriteRequest};
 
 use crate::error::EvictionFailure;
 use crate::kernel::PAGE_BYTES;
@@ -26,6 +26,9 @@ const CANDIDATE_LIMIT: usize = 4 * BATCH;
 const LOSS_LIMIT: u32 = 16;
 /// Pause after a failed write, so that a server that does not respond is not asked without end.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pause between two extents that are moved, or until it is looked again whether children have ended.
+const MERGE_PAUSE: Duration = Duration::from_millis(50);
 
 type Page = [u8; PAGE_BYTES];
 
@@ -69,6 +72,11 @@ impl Evictor {
             has_given_back: false,
             lost_from: None,
         }
+    }
+
+    /// A page is local, of which there was no news.
+    pub(crate) fn insert(&mut self, page: u64) {
+        self.replacement.insert(page, Arrival::Demand);
     }
 
     /// Takes the news of the faulting threads.
@@ -248,10 +256,11 @@ impl Evictor {
             page.page.checked_add(1) == Some(next.page) && !next.page.is_multiple_of(EXTENT_PAGES)
         };
         let mut bytes = 0;
+        let layer = pager.extents.current();
         for run in writing.chunk_by_mut(is_next) {
             let Some((copies, after)) = rest.split_at_checked(run.len()) else { break };
             rest = after;
-            match run.first().and_then(|first| pager.extents.pointer(first.page)) {
+            match run.first().and_then(|first| pager.extents.pointer(first.page, layer)) {
                 Some(pointer) => {
                     requests.push(WriteRequest::new(pointer, copies.as_flattened()));
                     bytes += copies.as_flattened().len() as u64;
@@ -287,7 +296,7 @@ impl Evictor {
         }
         let first = writing.first().map_or(0, |written| written.page);
         for page in &lost {
-            lose_extent(pager, *page);
+            lose_extent(pager, *page, layer);
             // What was written just before is lost too.
             let extent = page / EXTENT_PAGES;
             let pages = writing.iter_mut().filter(|written| written.page / EXTENT_PAGES == extent);
@@ -318,6 +327,7 @@ impl Evictor {
         after: After,
     ) -> u32 {
         let mut leaving = ArrayVec::<Claim, BATCH>::new();
+        let layer = pager.extents.current();
         for Written { page, word, is_failed } in writing {
             let Some(claim) = claim_written(pager, page, word) else {
                 // The program wrote to it meanwhile.
@@ -330,12 +340,12 @@ impl Evictor {
             let was = claim.was;
             match after {
                 _ if is_failed => self.give_back(pager, claim),
-                After::Keep => pager.finish(claim, was.with(State::Clean).stored(true)),
+                After::Keep => pager.finish(claim, was.with(State::Clean).stored_in(layer)),
                 After::Evict if was.is_pinned() => {
-                    pager.finish(claim, was.with(State::Clean).stored(true));
+                    pager.finish(claim, was.with(State::Clean).stored_in(layer));
                     self.replacement.keep(page);
                 }
-                After::Evict => leaving.push(Claim { page, was: was.stored(true) }),
+                After::Evict => leaving.push(Claim { page, was: was.stored_in(layer) }),
             }
         }
         pager.counters.evicted_written_pages.add(leaving.len() as u64);
@@ -348,6 +358,95 @@ impl Evictor {
         pager.keep_dirty(claim);
         self.has_given_back = true;
         self.replacement.keep(page);
+    }
+
+    /// Moves the pages of one extent from an older layer to the present one, if no other process needs the older one any
+    /// more, and frees it. Returns whether there may be more to do.
+    pub(crate) fn merge(&mut self, pager: &Pager) -> bool {
+        let Some((first, layer)) = pager.extents.older() else { return false };
+        let is_ready = self.retry_at.is_none_or(|at| at <= Instant::now());
+        if !is_ready || !self.remote.is_alone() {
+            return true;
+        }
+        let end = (first + EXTENT_PAGES).min(pager.table.page_count());
+        let mut page = first;
+        while page < end {
+            let mut claims = ArrayVec::<Claim, BATCH>::new();
+            while page < end && !claims.is_full() {
+                let seen = pager.table.load(page);
+                if !seen.is_stored() || seen.layer() != layer {
+                    page += 1;
+                    continue;
+                }
+                if seen.state() == State::Busy {
+                    // A fault on it is going on; the rest can wait.
+                    self.move_stored(pager, claims, layer);
+                    return true;
+                }
+                let Some(claim) = pager.table.claim(page, seen) else { continue };
+                match seen.state() {
+                    State::Remote => claims.push(claim),
+                    // What is local is written again when it leaves.
+                    _ => pager.keep_dirty(claim),
+                }
+                page += 1;
+            }
+            if !self.move_stored(pager, claims, layer) {
+                return true;
+            }
+        }
+        if let Err(error) = pager.extents.remove(first, layer, &mut *self.remote) {
+            // `bluebridge purge` frees it.
+            tracing::warn!(%error, "an extent that is not needed any more could not be freed");
+        }
+        true
+    }
+
+    /// Moves claimed pages, which follow each other in one extent, to the present layer; false if that failed.
+    fn move_stored(&mut self, pager: &Pager, claims: ArrayVec<Claim, BATCH>, from: usize) -> bool {
+        if claims.is_empty() {
+            return true;
+        }
+        let to = pager.extents.current();
+        let result = self.copy_stored(pager, &claims, from, to);
+        for claim in claims {
+            let was = claim.was;
+            match result {
+                Ok(()) => pager.finish(claim, was.stored_in(to)),
+                Err(_) => pager.restore(claim),
+            }
+        }
+        if let Err(error) = &result {
+            pager.set_eviction_failure(Some(error.clone().into()));
+            self.retry_at = Some(Instant::now() + RETRY_PAUSE);
+        }
+        result.is_ok()
+    }
+
+    fn copy_stored(
+        &mut self,
+        pager: &Pager,
+        claims: &[Claim],
+        from: usize,
+        to: usize,
+    ) -> Result<(), bluebridge::Error> {
+        let Self { remote, copies, .. } = self;
+        let place = |claim: &Claim, layer| {
+            pager.extents.pointer(claim.page, layer).ok_or(bluebridge::Error::Length)
+        };
+        let mut reads = ArrayVec::<ReadRequest<'_>, BATCH>::new();
+        for (claim, copy) in claims.iter().zip(copies.iter_mut()) {
+            reads.push(ReadRequest::new(place(claim, from)?, copy));
+        }
+        remote.read_many(&mut reads)?;
+        reads.into_iter().try_for_each(|request| request.result)?;
+        let mut writes = ArrayVec::<WriteRequest<'_>, BATCH>::new();
+        for (claim, copy) in claims.iter().zip(copies.iter()) {
+            pager.extents.allocate(claim.page, &mut **remote)?;
+            writes.push(WriteRequest::new(place(claim, to)?, copy));
+        }
+        remote.write_many(&mut writes)?;
+        writes.into_iter().try_for_each(|request| request.result)
     }
 
     /// Frees the remote memory of a region that is dropped.
@@ -390,12 +489,15 @@ fn discard(pager: &Pager, mut claims: ArrayVec<Claim, BATCH>) -> u32 {
 
 /// Forgets the extent of a page, because its server lost the contents: missing pages of it are lost, and local ones
 /// must be written elsewhere. Busy pages are marked, so that the threads that hold them do the same.
-fn lose_extent(pager: &Pager, page: u64) {
+fn lose_extent(pager: &Pager, page: u64, layer: usize) {
     let first = page / EXTENT_PAGES * EXTENT_PAGES;
-    pager.extents.forget(page);
+    pager.extents.forget(page, layer);
     for page in first..(first + EXTENT_PAGES).min(pager.table.page_count()) {
         loop {
             let seen = pager.table.load(page);
+            if seen.layer() != layer {
+                break;
+            }
             if seen.state() == State::Busy {
                 if pager.table.forget(page, seen) {
                     break;
@@ -439,7 +541,11 @@ pub(crate) fn run(pager: &Pager) {
         if is_stuck {
             memory::wait(&pager.evictor_sleeps, 1, Duration::from_millis(20));
         } else if pager.frames.free() >= pager.low_frames {
-            memory::wait(&pager.evictor_sleeps, 1, Duration::from_secs(3600));
+            let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
+            let is_merging = evictor.merge(pager);
+            drop(evictor);
+            let pause = if is_merging { MERGE_PAUSE } else { Duration::from_secs(3600) };
+            memory::wait(&pager.evictor_sleeps, 1, pause);
         }
         pager.evictor_sleeps.store(0, Ordering::SeqCst);
     }

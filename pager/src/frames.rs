@@ -16,7 +16,16 @@ pub(crate) struct Frames {
 
 impl Frames {
     pub(crate) fn new(total: u32) -> Self {
-        Self { total, free: AtomicU32::new(total), waiters: AtomicU32::new(0) }
+        Self::with_taken(total, 0)
+    }
+
+    /// As many, of which some are taken already.
+    pub(crate) fn with_taken(total: u32, taken: u32) -> Self {
+        Self {
+            total,
+            free: AtomicU32::new(total.saturating_sub(taken)),
+            waiters: AtomicU32::new(0),
+        }
     }
 
     pub(crate) fn total(&self) -> u32 {
@@ -25,11 +34,6 @@ impl Frames {
 
     pub(crate) fn free(&self) -> u32 {
         self.free.load(Ordering::Relaxed)
-    }
-
-    /// Takes one if there is one.
-    pub(crate) fn take(&self) -> bool {
-        self.take_above(0)
     }
 
     /// Takes one if more than `reserve` are left.
@@ -50,11 +54,12 @@ impl Frames {
         }
     }
 
-    /// Waits until some are free, at most for `limit`; may return early.
-    pub(crate) fn wait(&self, limit: Duration) {
+    /// Waits until more than `reserve` are free, at most for `limit`; may return early.
+    pub(crate) fn wait_above(&self, reserve: u32, limit: Duration) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if self.free.load(Ordering::SeqCst) == 0 {
-            memory::wait(&self.free, 0, limit);
+        let free = self.free.load(Ordering::SeqCst);
+        if free <= reserve {
+            memory::wait(&self.free, free, limit);
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
@@ -69,8 +74,8 @@ mod tests {
         let frames = Frames::new(3);
         assert!(frames.take_above(2));
         assert!(!frames.take_above(2), "the reserve stays");
-        assert!(frames.take() && frames.take());
-        assert!(!frames.take());
+        assert!(frames.take_above(0) && frames.take_above(0));
+        assert!(!frames.take_above(0));
         frames.release(2);
         assert_eq!((frames.free(), frames.total()), (2, 3));
     }
@@ -83,8 +88,8 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        while !frames.take() {
-                            frames.wait(Duration::from_secs(20));
+                        while !frames.take_above(0) {
+                            frames.wait_above(0, Duration::from_secs(20));
                         }
                         assert!(in_use.fetch_add(1, Ordering::SeqCst) < 2);
                         in_use.fetch_sub(1, Ordering::SeqCst);

@@ -25,6 +25,7 @@ mod counters;
 mod error;
 mod evict;
 mod fault;
+mod fork;
 mod frames;
 mod kernel;
 mod lane;
@@ -40,6 +41,7 @@ mod report;
 
 pub use counters::Statistics;
 pub use error::{Error, EvictionFailure, PageError};
+pub use fork::Forking;
 pub use kernel::userfault::{FaultScope, UserfaultError};
 pub use options::{FaultMode, OnFailure, RegionOptions};
 pub use region::{Mechanisms, Observer, Pinned, PinnedMut, RemoteRegion};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::kernel::PAGE_BYTES;
+use crate::kernel::userfault::Delivery;
 
 /// Who resolves the faults of a region.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -45,6 +46,7 @@ pub struct RegionOptions {
     pub(crate) lanes: usize,
     pub(crate) prefetch_pages: u32,
     pub(crate) evictor: bool,
+    pub(crate) forks: bool,
 }
 
 /// The fewest local pages of a region.
@@ -52,6 +54,8 @@ const LOCAL_PAGES_MIN: u64 = 16;
 /// The most pages that one read prefetches.
 pub(crate) const PREFETCH_PAGES_MAX: u32 = 64;
 const LANES_MAX: usize = 64;
+/// Local pages that a thread can touch between the time at which it begins to fork and the fork itself.
+pub(crate) const FORK_FRAMES: u32 = 32;
 
 impl RegionOptions {
     /// A region of `bytes` bytes, of which at most `local_bytes` are local at once; both are rounded up to pages.
@@ -67,6 +71,7 @@ impl RegionOptions {
             lanes: cores.clamp(2, 8),
             prefetch_pages: 32,
             evictor: true,
+            forks: false,
         }
     }
 
@@ -112,6 +117,21 @@ impl RegionOptions {
         self
     }
 
+    /// Whether [`crate::RemoteRegion::begin_fork`] will be used, which needs a few local pages.
+    #[must_use]
+    pub const fn forks(mut self, forks: bool) -> Self {
+        self.forks = forks;
+        self
+    }
+
+    /// How the kernel reports faults.
+    pub(crate) const fn delivery(&self) -> Delivery {
+        match self.mode {
+            FaultMode::InThread => Delivery::Signal,
+            FaultMode::Threads { .. } => Delivery::Events,
+        }
+    }
+
     /// The number of pages, and of local pages, if all is well.
     pub(crate) fn check(&self) -> Result<(usize, u32), Error> {
         let page = PAGE_BYTES as u64;
@@ -135,6 +155,13 @@ impl RegionOptions {
                 self.prefetch_pages.into(),
                 requirement,
             );
+        }
+        if self.forks && matches!(self.mode, FaultMode::InThread) {
+            return wrong("forks", 1, "handler threads are needed for regions that forks inherit");
+        }
+        if self.forks && local < 4 * FORK_FRAMES {
+            let requirement = "it must be at least 512 KiB for regions that forks inherit";
+            return wrong("the limit of local memory", self.local_bytes, requirement);
         }
         match self.mode {
             FaultMode::Threads { count } if count == 0 || count > LANES_MAX => {

@@ -1,8 +1,8 @@
 //! The page table: one word per page of a region, which says where the page's contents are.
 //!
 //! ```text
-//! bit 0    3 4 5 6    8      16              32
-//!     | state|S|W|F|  -| pins |  generation  |      S: stored, W: waiters, F: forgotten
+//! bit 0    3 4 5 6    8      16      20           32
+//!     | state|S|W|F|  -| pins | layer | generation |      S: stored, W: waiters, F: forgotten
 //! ```
 //!
 //! A thread that changes a page first makes it [`State::Busy`], with one compare-and-swap. From then on the page is its
@@ -30,7 +30,13 @@ const WAITERS: u32 = 1 << 4;
 const FORGOTTEN: u32 = 1 << 5;
 const PIN: u32 = 1 << 8;
 const PIN_MASK: u32 = 0xff << 8;
-const GENERATION: u32 = 1 << 16;
+const LAYER_SHIFT: u32 = 16;
+const LAYER_MASK: u32 = 0xf << LAYER_SHIFT;
+const GENERATION_SHIFT: u32 = 20;
+const GENERATION: u32 = 1 << GENERATION_SHIFT;
+
+/// Layers of remote memory: pages of different ages are in different ones, see [`crate::remote::Extents`].
+pub(crate) const LAYER_COUNT: usize = 16;
 
 /// Where the contents of a page are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -90,7 +96,7 @@ impl Word {
 
     /// Whether the page is still being written, by the same evictor as when its word was `begun`.
     pub(crate) fn is_same_writing(self, begun: Self) -> bool {
-        let generation = |word: Self| word.0 >> 16;
+        let generation = |word: Self| word.0 >> GENERATION_SHIFT;
         self.state() == State::Writing && generation(self) == generation(begun)
     }
 
@@ -100,6 +106,17 @@ impl Word {
 
     pub(crate) fn stored(self, is_stored: bool) -> Self {
         Self(if is_stored { self.0 | STORED } else { self.0 & !STORED })
+    }
+
+    /// The layer of remote memory where the page is stored, if it is.
+    pub(crate) fn layer(self) -> usize {
+        ((self.0 & LAYER_MASK) >> LAYER_SHIFT) as usize
+    }
+
+    /// Stored, in a layer.
+    pub(crate) fn stored_in(self, layer: usize) -> Self {
+        let layer = u32::try_from(layer).unwrap_or(0) << LAYER_SHIFT & LAYER_MASK;
+        Self(self.0 & !LAYER_MASK | layer | STORED)
     }
 
     /// The word of a page that the evictor begins to send; the generation tells one time from another.
@@ -135,6 +152,42 @@ impl PageTable {
         let page = crate::kernel::PAGE_BYTES;
         let bytes = page_count.saturating_mul(size_of::<AtomicU32>()).next_multiple_of(page);
         Ok(Self { words: Mapping::reserve(bytes.max(page))?, page_count: page_count as u64 })
+    }
+
+    /// The table that a child process has because its parent had `other`; it may be in the middle of changes.
+    ///
+    /// # Safety
+    /// As for [`Mapping::inherited`].
+    pub(crate) unsafe fn inherited(other: &Self) -> Self {
+        // SAFETY: the caller's promise is the same.
+        Self { words: unsafe { Mapping::inherited(&other.words) }, page_count: other.page_count }
+    }
+
+    /// Where the words are.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.words
+    }
+
+    /// Sets the word of a page in a child process, where the parent's threads do not exist; `is_local` says whether the
+    /// child has the page. Returns whether it counts as local.
+    pub(crate) fn settle(&self, page: u64, is_local: bool) -> bool {
+        let word = self.word(page);
+        let seen = Word(word.load(Ordering::Relaxed) & !(WAITERS | FORGOTTEN | PIN_MASK));
+        let next = match seen.state() {
+            State::Lost => seen,
+            // What it equals is not known: another thread may have been changing it.
+            _ if is_local => seen.with(State::Dirty),
+            State::Zero => seen,
+            // A fault was about to make it local.
+            State::Remote | State::Busy if seen.is_stored() => seen.with(State::Remote),
+            State::Busy => seen.with(State::Zero),
+            // No page leaves while a thread forks.
+            State::Remote | State::Clean | State::Dirty | State::Writing => seen.with(State::Lost),
+        };
+        if next.0 != word.load(Ordering::Relaxed) {
+            word.store(next.0, Ordering::Relaxed);
+        }
+        next.is_local()
     }
 
     pub(crate) fn page_count(&self) -> u64 {
@@ -331,6 +384,38 @@ mod tests {
         assert_eq!(table.load(0), dirty);
         let claim = table.claim(0, dirty).expect("nobody has it");
         assert!(!table.finish_stored(claim, clean).expect("the mark is gone"));
+    }
+
+    #[test]
+    fn a_child_takes_what_is_local_from_the_kernel_and_the_rest_from_the_table() {
+        let zero = Word::default();
+        let stored = zero.stored_in(5);
+        let busy = |word: Word| Word(word.with(State::Busy).0 | WAITERS | FORGOTTEN | PIN);
+        let cases = [
+            // Absent in the child.
+            (zero, false, zero),
+            (stored.with(State::Remote), false, stored.with(State::Remote)),
+            (busy(stored), false, stored.with(State::Remote)),
+            (busy(zero), false, zero),
+            (stored.with(State::Clean), false, stored.with(State::Lost)),
+            (zero.with(State::Dirty), false, zero.with(State::Lost)),
+            (stored.with(State::Writing), false, stored.with(State::Lost)),
+            (zero.with(State::Lost), false, zero.with(State::Lost)),
+            // There, whatever the table says.
+            (zero, true, zero.with(State::Dirty)),
+            (stored.with(State::Remote), true, stored.with(State::Dirty)),
+            (busy(stored), true, stored.with(State::Dirty)),
+            (stored.with(State::Clean), true, stored.with(State::Dirty)),
+            (stored.with(State::Writing), true, stored.with(State::Dirty)),
+            (zero.with(State::Lost), true, zero.with(State::Lost)),
+        ];
+        for (word, is_there, expected) in cases {
+            let table = table();
+            table.word(1).store(word.0, Ordering::Relaxed);
+            let is_local = table.settle(1, is_there);
+            assert_eq!(table.load(1), expected, "{word:?} {is_there}");
+            assert_eq!(is_local, expected.state() == State::Dirty, "{word:?} {is_there}");
+        }
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) enum Resolution {
     Present,
     /// Another thread is changing the page, and wakes who waits in the kernel when it is done.
     Deferred,
+    /// There is no room while a thread forks; all threads that wait in the kernel try again afterwards.
+    Postponed,
 }
 
 /// Who waits until another thread is done with a page.
@@ -100,6 +102,10 @@ pub(crate) struct Pager {
     pub(crate) eviction_failure: Mutex<Option<EvictionFailure>>,
     pub(crate) pinned_pages: AtomicU64,
     pub(crate) stop: AtomicBool,
+    /// The thread that is forking, which holds the evictor; 0: none.
+    pub(crate) forking_thread: AtomicU32,
+    /// Frames that only a thread that is forking may take.
+    pub(crate) reserved_frames: u32,
 }
 
 /// A page to be installed, and where it is stored if its contents come from there.
@@ -167,7 +173,9 @@ impl Pager {
                 }
                 State::Lost => return Err(PageError::Unusable { page }),
                 State::Zero | State::Remote => {
-                    self.take_frame(page, begun, patience)?;
+                    if !self.take_frame(page, thread, begun, patience)? {
+                        return Ok(Resolution::Postponed);
+                    }
                     let Some(claim) = self.table.claim(page, seen) else {
                         self.frames.release(1);
                         continue;
@@ -203,16 +211,22 @@ impl Pager {
         Ok(Resolution::Installed)
     }
 
-    /// Takes a frame for a page; evicts others if there is none.
+    /// Takes a frame for a page; evicts others if there is none. False: only after a fork that is going on.
     fn take_frame(
         &self,
         page: u64,
+        thread: u64,
         begun: Instant,
         patience: Patience<'_>,
-    ) -> Result<(), PageError> {
-        if self.frames.take() {
+    ) -> Result<bool, PageError> {
+        let take = || {
+            // What a thread touches while it forks must become local without the evictor, which it holds itself.
+            let is_forking = thread == u64::from(self.forking_thread.load(Ordering::Relaxed));
+            self.frames.take_above(if is_forking { 0 } else { self.reserved_frames })
+        };
+        if take() {
             self.note_frames();
-            return Ok(());
+            return Ok(true);
         }
         let since = Instant::now();
         let mut last_message = since;
@@ -222,11 +236,16 @@ impl Pager {
                 Err(TryLockError::Poisoned(evictor)) => evictor.into_inner().evict(self),
                 Err(TryLockError::WouldBlock) => 0,
             };
-            if self.frames.take() {
-                break Ok(());
+            if take() {
+                break Ok(true);
+            }
+            let is_forking = self.forking_thread.load(Ordering::Acquire) != 0;
+            if is_forking && matches!(patience, Patience::Defer) {
+                // This thread is needed for the faults of the one that forks.
+                return Ok(false);
             }
             if freed == 0 {
-                self.frames.wait(WAIT_SLICE);
+                self.frames.wait_above(self.reserved_frames, WAIT_SLICE);
             }
             let is_late = begun.elapsed() > self.deadline;
             if is_late && self.on_failure == OnFailure::Signal {
@@ -308,7 +327,7 @@ impl Pager {
 
     /// A claimed page, and where its contents are: nowhere if its extent is lost.
     fn wanted(&self, claim: Claim) -> Wanted {
-        let pointer = self.extents.pointer(claim.page);
+        let pointer = self.extents.pointer(claim.page, claim.was.layer());
         // In this order: an extent is allocated again only after its busy pages were marked as forgotten.
         let is_forgotten = self.table.load(claim.page).is_forgotten();
         Wanted { claim, pointer: pointer.filter(|_| !is_forgotten), result: Ok(()) }
@@ -346,7 +365,7 @@ impl Pager {
             if wanted.is_full() {
                 break;
             }
-            if !self.frames.take() {
+            if !self.frames.take_above(self.reserved_frames) {
                 break;
             }
             match self.table.claim(page, seen) {
@@ -588,16 +607,22 @@ impl Pager {
         }
     }
 
+    /// The counters now, without those that need a lock.
+    pub(crate) fn counts(&self) -> Statistics {
+        let mut statistics = self.counters.snapshot();
+        statistics.local_pages = u64::from(self.frames.total().saturating_sub(self.frames.free()));
+        statistics.local_pages_max = statistics.local_pages_max.max(statistics.local_pages);
+        statistics
+    }
+
     /// The counters now.
     pub(crate) fn statistics(&self) -> Statistics {
-        let mut statistics = self.counters.snapshot();
+        let mut statistics = self.counts();
         self.lanes.each(|lane| {
             let counters = lane.prefetcher.counters();
             statistics.requested_pages += counters.pages_requested;
             statistics.confirmed_pages += counters.pages_confirmed;
         });
-        statistics.local_pages = u64::from(self.frames.total().saturating_sub(self.frames.free()));
-        statistics.local_pages_max = statistics.local_pages_max.max(statistics.local_pages);
         statistics.allocated_bytes = self.extents.allocated_bytes();
         statistics
     }

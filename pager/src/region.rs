@@ -5,25 +5,28 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
+#[cfg(feature = "join")]
 use bluebridge::{Client, JoinError};
 use crossbeam_queue::ArrayQueue;
 
 use crate::counters::{Counters, Statistics};
 use crate::error::{Error, PageError};
-use crate::evict::{self, Evictor};
+use crate::evict::{self, BATCH, Evictor};
 use crate::fault::in_thread::Registration;
 use crate::fault::threads::Handlers;
 use crate::frames::Frames;
 use crate::kernel::paged::PagedMemory;
-use crate::kernel::userfault::{Delivery, FaultScope};
+use crate::kernel::userfault::FaultScope;
 use crate::kernel::{PAGE_BYTES, foreign_page_size, memory};
 use crate::lane::Lanes;
 use crate::likelihood::WriteLikelihood;
-use crate::options::{FaultMode, RegionOptions};
-use crate::page_table::{PageTable, State};
+use crate::options::{FORK_FRAMES, FaultMode, RegionOptions};
+use crate::page_table::{Claim, PageTable, State};
 use crate::pager::{Access, News, Pager, Patience};
 use crate::remote::{Extents, RemoteMemory};
 
@@ -39,8 +42,33 @@ pub struct RemoteRegion {
     /// Before the pager, so that nobody uses it when it ends.
     resolver: Option<Resolver>,
     eviction: Option<JoinHandle<()>>,
-    pager: Arc<Pager>,
+    pub(crate) pager: Arc<Pager>,
+    pub(crate) options: RegionOptions,
     mode: FaultMode,
+}
+
+/// What a region is made of, apart from its lanes.
+pub(crate) struct Parts {
+    pub(crate) memory: PagedMemory,
+    pub(crate) table: PageTable,
+    pub(crate) frames: Frames,
+    pub(crate) extents: Extents,
+    pub(crate) evictor: Evictor,
+}
+
+/// A region's access to remote memory.
+pub(crate) struct Remotes {
+    pub(crate) lanes: Vec<Box<dyn RemoteMemory>>,
+    pub(crate) evictor: Box<dyn RemoteMemory>,
+}
+
+/// Opens what a region needs.
+pub(crate) fn open_remotes<E>(
+    options: &RegionOptions,
+    open: &mut impl FnMut() -> Result<Box<dyn RemoteMemory>, E>,
+) -> Result<Remotes, E> {
+    let lanes = (0..options.lanes).map(|_| open()).collect::<Result<_, E>>()?;
+    Ok(Remotes { lanes, evictor: open()? })
 }
 
 #[allow(dead_code, reason = "they end when they are dropped")]
@@ -110,6 +138,7 @@ impl RemoteRegion {
     ///
     /// # Errors
     /// [`Error`] of [`Self::with_remotes`], or a system error if no socket could be opened.
+    #[cfg(feature = "join")]
     pub fn new(client: &Client, options: &RegionOptions) -> Result<Self, Error> {
         let open = || -> Result<Box<dyn RemoteMemory>, Error> {
             let client = client.try_clone().map_err(|error: JoinError| Error::System {
@@ -133,34 +162,35 @@ impl RemoteRegion {
         if let Some(bytes) = foreign_page_size() {
             return Err(Error::PageSize(bytes).into());
         }
-        let mut lanes = Vec::with_capacity(options.lanes);
-        for _ in 0..options.lanes {
-            lanes.push(open()?);
-        }
-        let evictor = Evictor::new(open()?, local_pages);
-        Ok(Self::build(options, page_count, local_pages, lanes, evictor)?)
-    }
-
-    fn build(
-        options: &RegionOptions,
-        page_count: usize,
-        local_pages: u32,
-        lanes: Vec<Box<dyn RemoteMemory>>,
-        evictor: Evictor,
-    ) -> Result<Self, Error> {
-        let delivery = match options.mode {
-            FaultMode::InThread => Delivery::Signal,
-            FaultMode::Threads { .. } => Delivery::Events,
-        };
+        let Remotes { lanes, evictor } = open_remotes(options, &mut open)?;
         let system = |what| move |error| Error::System { what, error };
-        // If all pages may be local, none ever leaves.
-        let evicts = options.evictor && page_count as u64 > u64::from(local_pages);
-        let news = usize::try_from(local_pages).unwrap_or(usize::MAX).saturating_add(4096);
-        let pager = Arc::new(Pager {
-            memory: PagedMemory::map(page_count, delivery)?,
+        let parts = Parts {
+            memory: PagedMemory::map(page_count, options.delivery()).map_err(Error::from)?,
             table: PageTable::new(page_count).map_err(system("map the page table"))?,
             frames: Frames::new(local_pages),
             extents: Extents::new(page_count as u64),
+            evictor: Evictor::new(evictor, local_pages),
+        };
+        Ok(Self::build(options, parts, lanes)?)
+    }
+
+    /// A region of these parts.
+    pub(crate) fn build(
+        options: &RegionOptions,
+        parts: Parts,
+        lanes: Vec<Box<dyn RemoteMemory>>,
+    ) -> Result<Self, Error> {
+        let system = |what| move |error| Error::System { what, error };
+        let Parts { memory, table, frames, extents, evictor } = parts;
+        let (page_count, local_pages) = (table.page_count(), frames.total());
+        // If all pages may be local, none ever leaves.
+        let evicts = options.evictor && page_count > u64::from(local_pages);
+        let news = usize::try_from(local_pages).unwrap_or(usize::MAX).saturating_add(4096);
+        let pager = Arc::new(Pager {
+            memory,
+            table,
+            frames,
+            extents,
             lanes: Lanes::new(lanes, options.prefetch_pages.min(local_pages / 40)),
             evictor: Mutex::new(evictor),
             news: ArrayQueue::new(news),
@@ -173,8 +203,11 @@ impl RemoteRegion {
             eviction_failure: Mutex::default(),
             pinned_pages: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            forking_thread: AtomicU32::new(0),
+            reserved_frames: if options.forks { FORK_FRAMES } else { 0 },
         });
         let mut region = Self {
+            options: options.clone(),
             bytes: usize::try_from(options.bytes).unwrap_or(usize::MAX),
             resolver: None,
             eviction: None,
@@ -325,35 +358,88 @@ impl RemoteRegion {
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         self.check(&range)?;
         let page = PAGE_BYTES as u64;
-        for page in (range.start as u64).div_ceil(page)..range.end as u64 / page {
-            self.discard_page(page);
-        }
+        self.discard_pages((range.start as u64).div_ceil(page)..range.end as u64 / page);
         Ok(())
     }
 
-    fn discard_page(&self, page: u64) {
+    /// As [`Self::discard`], for memory that is shared by its address.
+    ///
+    /// # Safety
+    /// No reference to the range may exist.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
+    pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
+        self.check(&range)?;
+        let page = PAGE_BYTES as u64;
+        self.discard_pages((range.start as u64).div_ceil(page)..range.end as u64 / page);
+        Ok(())
+    }
+
+    fn discard_pages(&self, pages: Range<u64>) {
         let pager = &*self.pager;
-        loop {
+        // Pages that are given back together interrupt the other cores once.
+        let mut claims = ArrayVec::<Claim, BATCH>::new();
+        let mut page = pages.start;
+        while page < pages.end {
             let seen = pager.table.load(page);
             match seen.state() {
-                State::Zero | State::Lost => return,
-                State::Busy => pager.table.wait(page, seen, std::time::Duration::from_millis(20)),
+                State::Zero => {}
+                // The mark in the kernel goes too.
+                State::Lost => {
+                    let Some(claim) = pager.table.claim(page, seen) else { continue };
+                    let is_done = pager.memory.discard(&[page]).is_ok();
+                    let state = if is_done { State::Zero } else { State::Lost };
+                    pager.finish(claim, seen.with(state).stored(false));
+                }
+                // Who holds that page may wait for one that is claimed here.
+                State::Busy if !claims.is_empty() => {
+                    discard_claimed(pager, claims.take());
+                    continue;
+                }
+                State::Busy => {
+                    pager.table.wait(page, seen, Duration::from_millis(20));
+                    continue;
+                }
                 State::Remote | State::Clean | State::Dirty | State::Writing => {
                     let Some(claim) = pager.table.claim(page, seen) else { continue };
-                    let is_local = seen.is_local();
-                    if is_local && pager.memory.discard(&[page]).is_err() {
-                        pager.restore(claim);
-                        return;
+                    if seen.is_local() {
+                        claims.push(claim);
+                    } else {
+                        pager.finish(claim, seen.with(State::Zero).stored(false));
                     }
-                    pager.finish(claim, seen.with(State::Zero).stored(false));
-                    if is_local {
-                        pager.frames.release(1);
-                        pager.tell(News::Discarded(page));
-                    }
-                    return;
                 }
             }
+            if claims.is_full() {
+                discard_claimed(pager, claims.take());
+            }
+            page += 1;
         }
+        discard_claimed(pager, claims);
+    }
+
+    /// Waits until the pages that are being written back are, at most for `limit`: before a process ends, so that no
+    /// allocation of remote memory is under way. If it ends `at_once`, no further page leaves.
+    pub fn await_eviction(&self, limit: Duration, at_once: bool) {
+        let until = Instant::now() + limit;
+        loop {
+            match self.pager.evictor.try_lock() {
+                Ok(evictor) if at_once => return std::mem::forget(evictor),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// From now on the program may make pages of the region unreadable (`mprotect`); leaving costs them a little more.
+    ///
+    /// # Errors
+    /// If the system does not let the process read its memory as a file.
+    pub fn expect_protection(&self) -> Result<(), Error> {
+        let what = "open /proc/self/mem";
+        self.pager.memory.expect_protection().map_err(|error| Error::System { what, error })
     }
 
     fn check(&self, range: &Range<usize>) -> Result<(), Error> {
@@ -368,6 +454,13 @@ impl RemoteRegion {
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.pager.statistics()
+    }
+
+    /// As [`Self::statistics`], but without `requested_pages`, `confirmed_pages` and `allocated_bytes`, which are 0. It takes
+    /// no lock, so implementations of [`RemoteMemory`] can use it.
+    #[must_use]
+    pub fn counts(&self) -> Statistics {
+        self.pager.counts()
     }
 
     /// The same numbers for code that holds a view of the memory meanwhile, such as a measurement.
@@ -387,6 +480,24 @@ impl RemoteRegion {
             poison: memory.userfault().has_poison(),
         }
     }
+}
+
+/// Makes claimed local pages zero.
+fn discard_claimed(pager: &Pager, claims: ArrayVec<Claim, BATCH>) {
+    let pages: ArrayVec<u64, BATCH> = claims.iter().map(|claim| claim.page).collect();
+    if pages.is_empty() {
+        return;
+    }
+    if pager.memory.discard(&pages).is_err() {
+        claims.into_iter().for_each(|claim| pager.restore(claim));
+        return;
+    }
+    for claim in claims {
+        let was = claim.was;
+        pager.finish(claim, was.with(State::Zero).stored(false));
+    }
+    pager.frames.release(u32::try_from(pages.len()).unwrap_or(0));
+    pages.into_iter().for_each(|page| pager.tell(News::Discarded(page)));
 }
 
 impl fmt::Debug for RemoteRegion {

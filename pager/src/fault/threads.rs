@@ -78,7 +78,7 @@ fn resolve(pager: &Pager, event: &FaultEvent) {
     let Some(page) = pager.memory.page_at(event.address) else { return };
     let access = if event.is_write { Access::Write } else { Access::Read };
     match pager.fault(page, access, event.thread.into(), Patience::Defer) {
-        Ok(Resolution::Installed | Resolution::Deferred) => {}
+        Ok(Resolution::Installed | Resolution::Deferred | Resolution::Postponed) => {}
         Ok(Resolution::Present) => {
             // Nobody can be woken who does not wait.
             let _ = pager.memory.wake(page);

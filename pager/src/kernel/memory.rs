@@ -36,6 +36,14 @@ impl Mapping {
         Ok(Self { start, bytes })
     }
 
+    /// The mapping that a child process has because its parent had `other`.
+    ///
+    /// # Safety
+    /// Neither `other` nor anything that was borrowed from it is used or dropped in this process any more.
+    pub(crate) unsafe fn inherited(other: &Self) -> Self {
+        Self { start: other.start, bytes: other.bytes }
+    }
+
     pub(crate) fn start(&self) -> NonNull<c_void> {
         self.start
     }

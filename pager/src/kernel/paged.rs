@@ -1,8 +1,11 @@
 //! A mapping whose page faults the pager resolves, by page number.
 #![allow(unsafe_code, reason = "the contents of pages are copied out")]
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use rustix::mm::Advice;
 
@@ -27,6 +30,8 @@ pub(crate) struct PagedMemory {
     mapping: Mapping,
     userfault: Userfault,
     discarder: Discarder,
+    /// This process's memory as a file, if the program may have made pages unreadable.
+    unreadable: OnceLock<File>,
 }
 
 impl PagedMemory {
@@ -47,7 +52,45 @@ impl PagedMemory {
         }
         let userfault = Userfault::open(delivery)?;
         userfault.register(mapping.address(), bytes as u64)?;
-        Ok(Self { mapping, userfault, discarder: Discarder::new() })
+        Ok(Self { mapping, userfault, discarder: Discarder::new(), unreadable: OnceLock::new() })
+    }
+
+    /// The pages that a child process has because its parent had `other`; faults of the others are the pager's.
+    ///
+    /// # Safety
+    /// As for [`Mapping::inherited`].
+    pub(crate) unsafe fn inherited(
+        other: &Self,
+        delivery: Delivery,
+    ) -> Result<Self, UserfaultError> {
+        // SAFETY: the caller's promise is the same.
+        let mapping = unsafe { Mapping::inherited(&other.mapping) };
+        let userfault = Userfault::open(delivery)?;
+        userfault.register(mapping.address(), mapping.bytes() as u64)?;
+        let unreadable = OnceLock::new();
+        let memory = Self { mapping, userfault, discarder: Discarder::new(), unreadable };
+        if other.unreadable.get().is_some() {
+            memory.expect_protection().map_err(UserfaultError::Registration)?;
+        }
+        memory.set_inheritable(false).map_err(UserfaultError::Registration)?;
+        Ok(memory)
+    }
+
+    /// Whether children of the process get the pages.
+    pub(crate) fn set_inheritable(&self, is_inheritable: bool) -> io::Result<()> {
+        self.mapping.advise(match is_inheritable {
+            true => Advice::LinuxDoFork,
+            false => Advice::LinuxDontFork,
+        })
+    }
+
+    /// Lets all threads that wait for a page try again.
+    pub(crate) fn wake_all(&self) -> io::Result<()> {
+        self.userfault.wake(self.mapping.address(), self.mapping.bytes() as u64)
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -97,10 +140,25 @@ impl PagedMemory {
         self.userfault.protect(self.address(page), PAGE_BYTES as u64, false)
     }
 
+    /// From now on the program may make pages unreadable.
+    pub(crate) fn expect_protection(&self) -> io::Result<()> {
+        if self.unreadable.get().is_none() {
+            // Reading it does not depend on the protection of pages: proc_pid_mem(5).
+            let file = super::open_own("/proc/self/mem")?;
+            let _ = self.unreadable.set(file);
+        }
+        Ok(())
+    }
+
     /// Copies a local page that nobody can write now.
     pub(crate) fn copy_out(&self, page: u64, target: &mut [u8; PAGE_BYTES]) {
         let offset = usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(PAGE_BYTES);
         assert!(offset < self.mapping.bytes(), "page {page} is not in the region");
+        if let Some(file) = self.unreadable.get() {
+            let result = file.read_exact_at(target, self.address(page));
+            result.expect("a process can read its own local pages");
+            return;
+        }
         let source = self.start().as_ptr().wrapping_add(offset);
         // SAFETY: the page is in the mapping and local; the page table gave it to this thread, and it is protected
         // against writes by the program. The target is the caller's own.

@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl as request;
 
+use super::PAGE_BYTES;
+
 /// `_IOWR(0xAA, 8, struct uffdio_poison)`, which the bindings lack.
 const UFFDIO_POISON: u32 = 0xc020_aa08;
 /// `_IO(0xAA, 0)`: a userfaultfd from `/dev/userfaultfd`.
@@ -131,9 +133,11 @@ impl Userfault {
         is_protected: bool,
     ) -> Result<(), (usize, io::Error)> {
         let mode = if is_protected { sys::UFFDIO_COPY_MODE_WP } else { 0 };
-        let mut done = 0;
+        let mut done: usize = 0;
+        let mut most = data.len();
         for _ in 0..REPETITION_LIMIT {
-            let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) else {
+            let end = done.saturating_add(most).min(data.len());
+            let Some(rest) = data.get(done..end).filter(|rest| !rest.is_empty()) else {
                 return Ok(());
             };
             let mut argument = sys::uffdio_copy {
@@ -144,7 +148,13 @@ impl Userfault {
                 copy: 0,
             };
             match self.request(request::UFFDIO_COPY, &mut argument) {
-                Ok(()) => return Ok(()),
+                Ok(()) => done = end,
+                // The range lies in two mappings: the program has protected a part, or given the kernel advice.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::ENOENT) && rest.len() > PAGE_BYTES =>
+                {
+                    most = PAGE_BYTES;
+                }
                 // A part is copied, or none while another thread changes the mappings.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     done += usize::try_from(argument.copy).unwrap_or(0);
@@ -158,12 +168,24 @@ impl Userfault {
     /// Makes writes to pages that are there fault, or lets them pass and wakes threads that wait.
     pub(crate) fn protect(&self, start: u64, bytes: u64, is_protected: bool) -> io::Result<()> {
         const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
-        let range = sys::uffdio_range { start, len: bytes };
         let mode = if is_protected { UFFDIO_WRITEPROTECT_MODE_WP } else { 0 };
-        self.repeat(|| {
-            let mut argument = sys::uffdio_writeprotect { range, mode };
-            self.request(request::UFFDIO_WRITEPROTECT, &mut argument)
-        })
+        let protect = |start: u64, bytes: u64| {
+            let range = sys::uffdio_range { start, len: bytes };
+            self.repeat(|| {
+                let mut argument = sys::uffdio_writeprotect { range, mode };
+                self.request(request::UFFDIO_WRITEPROTECT, &mut argument)
+            })
+        };
+        match protect(start, bytes) {
+            // Before Linux 5.19, a range must lie in one mapping.
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENOENT) && bytes > PAGE_BYTES as u64 =>
+            {
+                let mut pages = (start..start + bytes).step_by(PAGE_BYTES);
+                pages.try_for_each(|page| protect(page, PAGE_BYTES as u64))
+            }
+            result => result,
+        }
     }
 
     /// Lets threads that wait for a page of the range try again.

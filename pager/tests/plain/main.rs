@@ -5,6 +5,7 @@ include!("../../../client-lib/tests/support/rack.rs");
 
 mod contents;
 mod failures;
+mod forks;
 mod gate;
 mod losses;
 mod model;
