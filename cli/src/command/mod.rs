@@ -19,6 +19,7 @@ mod memory;
 mod memserver;
 pub(crate) mod operator;
 pub(crate) mod rack;
+mod run;
 mod shutdown;
 mod steps;
 mod switch;
@@ -94,6 +95,7 @@ enum Command {
     #[command(subcommand)]
     Rack(rack::RackCommand),
     Read(memory::read::Read),
+    Run(run::Run),
     Stat(operator::stat::Stat),
     /// Run the embedded switch and its P4Runtime agent in the foreground, or query a running one
     Switch(switch::Switch),
@@ -154,6 +156,7 @@ pub fn run() -> ExitCode {
         Command::Purge(command) => operator::purge::run(command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
         Command::Read(command) => memory::read::run(command, line.global),
+        Command::Run(command) => run::run(command, line.global),
         Command::Stat(command) => operator::stat::run(command, line.global),
         Command::Switch(command) => switch::run(command, line.global),
         Command::Update(command) => memory::update::run(command, line.global),
@@ -409,6 +412,7 @@ mod tests {
             "rack exec",
             "rack logs",
             "rack up",
+            "run",
             "switch tables",
             "workload directory",
         ]

@@ -52,6 +52,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
         step("product", Run::cargo(build).args(["--package", "bluebridge", "--examples"]))?;
     }
+    if options.needs_library() {
+        step("library", Run::cargo(["build", "--package", "bluebridge-preload"]))?;
+    }
     // Before the tests, whose report must be at the end.
     let documented = if options.is_partial() { Ok(()) } else { doctests() };
     let tested = tests(&options, privilege.as_ref());

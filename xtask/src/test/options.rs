@@ -70,6 +70,12 @@ impl Options {
         let users = self.packages.iter().any(|package| package == "bluebridge-tests");
         users && (self.runs("root") || self.runs("netns"))
     }
+
+    /// Whether a test calls `bluebridge run`, which preloads a library that cargo does not build for it.
+    pub(super) fn needs_library(&self) -> bool {
+        let is_user = |package: &String| package == "bluebridge-cli";
+        self.runs("root") && (self.packages.is_empty() || self.packages.iter().any(is_user))
+    }
 }
 
 fn unknown_tier(name: &str) -> Failure {

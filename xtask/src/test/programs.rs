@@ -12,9 +12,9 @@ use std::{
 use crate::{command::Failure, setup};
 
 /// Programs of packages on every Debian (bash, coreutils, dash, debianutils, grep, mount, util-linux).
-const BASE: [&str; 15] = [
+const BASE: [&str; 19] = [
     "bash", "cat", "env", "grep", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep",
-    "stty", "umount", "unshare", "which",
+    "sort", "printf", "stty", "tail", "true", "umount", "unshare", "which",
 ];
 
 /// Creates a directory of links to the declared programs that are installed.

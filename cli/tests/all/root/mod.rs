@@ -7,6 +7,7 @@ mod json;
 mod memory;
 mod mininet;
 mod operators;
+mod run;
 mod same_directory;
 mod terminal;
 mod test_rack;
