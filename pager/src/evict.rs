@@ -55,6 +55,19 @@ enum After {
     Keep,
 }
 
+/// What became of [`Evictor::merge`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Merge {
+    /// There is no older extent.
+    Done,
+    /// An extent was moved.
+    Moved,
+    /// Other processes need the older extents.
+    Shared,
+    /// A page is busy, or the servers do not respond.
+    Delayed,
+}
+
 /// A page that is being written, and its word meanwhile.
 struct Written {
     page: u64,
@@ -361,12 +374,14 @@ impl Evictor {
     }
 
     /// Moves the pages of one extent from an older layer to the present one, if no other process needs the older one any
-    /// more, and frees it. Returns whether there may be more to do.
-    pub(crate) fn merge(&mut self, pager: &Pager) -> bool {
-        let Some((first, layer)) = pager.extents.older() else { return false };
-        let is_ready = self.retry_at.is_none_or(|at| at <= Instant::now());
-        if !is_ready || !self.remote.is_alone() {
-            return true;
+    /// more, and frees it.
+    pub(crate) fn merge(&mut self, pager: &Pager) -> Merge {
+        let Some((first, layer)) = pager.extents.older() else { return Merge::Done };
+        if !self.remote.is_alone() {
+            return Merge::Shared;
+        }
+        if self.retry_at.is_some_and(|at| at > Instant::now()) {
+            return Merge::Delayed;
         }
         let end = (first + EXTENT_PAGES).min(pager.table.page_count());
         let mut page = first;
@@ -381,7 +396,7 @@ impl Evictor {
                 if seen.state() == State::Busy {
                     // A fault on it is going on; the rest can wait.
                     self.move_stored(pager, claims, layer);
-                    return true;
+                    return Merge::Delayed;
                 }
                 let Some(claim) = pager.table.claim(page, seen) else { continue };
                 match seen.state() {
@@ -392,14 +407,14 @@ impl Evictor {
                 page += 1;
             }
             if !self.move_stored(pager, claims, layer) {
-                return true;
+                return Merge::Delayed;
             }
         }
         if let Err(error) = pager.extents.remove(first, layer, &mut *self.remote) {
             // `bluebridge purge` frees it.
             tracing::warn!(%error, "an extent that is not needed any more could not be freed");
         }
-        true
+        Merge::Moved
     }
 
     /// Moves claimed pages, which follow each other in one extent, to the present layer; false if that failed.
@@ -542,9 +557,9 @@ pub(crate) fn run(pager: &Pager) {
             memory::wait(&pager.evictor_sleeps, 1, Duration::from_millis(20));
         } else if pager.frames.free() >= pager.low_frames {
             let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
-            let is_merging = evictor.merge(pager);
+            let merge = evictor.merge(pager);
             drop(evictor);
-            let pause = if is_merging { MERGE_PAUSE } else { Duration::from_secs(3600) };
+            let pause = if merge == Merge::Done { Duration::from_secs(3600) } else { MERGE_PAUSE };
             memory::wait(&pager.evictor_sleeps, 1, pause);
         }
         pager.evictor_sleeps.store(0, Ordering::SeqCst);

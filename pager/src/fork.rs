@@ -15,10 +15,8 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use bluebridge::Region;
-
 use crate::error::Error;
-use crate::evict::Evictor;
+use crate::evict::{Evictor, Merge};
 use crate::frames::Frames;
 use crate::kernel::PAGE_BYTES;
 use crate::kernel::paged::PagedMemory;
@@ -33,7 +31,6 @@ use crate::remote::{Extents, RemoteMemory};
 pub struct Forking<'a> {
     region: &'a RemoteRegion,
     evictor: MutexGuard<'a, Evictor>,
-    frozen: Vec<Region>,
 }
 
 impl RemoteRegion {
@@ -53,17 +50,16 @@ impl RemoteRegion {
         let pager = &*self.pager;
         while self.options.forks && pager.extents.free_layers() < LAYER_COUNT / 2 {
             let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
-            let before = pager.extents.allocated_bytes();
-            evictor.merge(pager);
+            let merge = evictor.merge(pager);
             drop(evictor);
-            let is_moving = pager.extents.allocated_bytes() < before;
-            if Instant::now() > until || !is_moving && self.can_fork() {
-                break;
-            }
-            if !is_moving {
-                // Children still need the pages, or the servers do not respond.
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            let pause = match merge {
+                _ if Instant::now() > until => break,
+                Merge::Moved => continue,
+                Merge::Done | Merge::Shared if self.can_fork() => break,
+                Merge::Done | Merge::Shared => Duration::from_millis(10),
+                Merge::Delayed => Duration::from_millis(1),
+            };
+            std::thread::sleep(pause);
         }
         self.can_fork()
     }
@@ -81,24 +77,18 @@ impl RemoteRegion {
         let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
         // Room for what this thread still touches; more than the frames that are reserved for it.
         while pager.frames.free() < 2 * FORK_FRAMES && evictor.evict(pager) > 0 {}
-        let Some(frozen) = pager.extents.freeze() else {
+        if !pager.extents.freeze() {
             return Err(impossible("too many children need older contents of the pages"));
-        };
+        }
         let system = |what| move |error| Error::System { what, error };
         pager.memory.set_inheritable(true).map_err(system("let a child inherit the region"))?;
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         pager.forking_thread.store(thread.unsigned_abs(), Ordering::Release);
-        Ok(Forking { region: self, evictor, frozen })
+        Ok(Forking { region: self, evictor })
     }
 }
 
 impl Forking<'_> {
-    /// The remote memory that the child uses too: it must not be freed while the child exists.
-    #[must_use]
-    pub fn frozen(&self) -> &[Region] {
-        &self.frozen
-    }
-
     /// Goes on in the parent, or if there was no fork.
     pub fn resume(self) {
         let pager = &*self.region.pager;

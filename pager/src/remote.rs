@@ -137,16 +137,17 @@ impl Extents {
         self.current.load(Ordering::Acquire)
     }
 
-    /// Goes on in another layer if the present one has extents; returns the allocations that must not change from now on,
-    /// or `None` if all layers are in use.
-    pub(crate) fn freeze(&self) -> Option<Vec<Region>> {
+    /// Goes on in another layer if the present one has extents; false if all layers are in use. What is allocated must not
+    /// change from then on while other processes exist.
+    pub(crate) fn freeze(&self) -> bool {
         let mut allocations = self.lock();
         if self.is_used(self.current()) {
-            let free = (0..LAYER_COUNT).find(|layer| !self.is_used(*layer))?;
+            let mut layers = 0..LAYER_COUNT;
+            let Some(free) = layers.find(|layer| !self.is_used(*layer)) else { return false };
             self.current.store(free, Ordering::Release);
         }
         allocations.iter_mut().for_each(|one| one.is_shared = true);
-        Some(allocations.iter().map(|one| one.region).collect())
+        true
     }
 
     /// Whether [`Self::freeze`] would find a layer.

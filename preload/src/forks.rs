@@ -135,6 +135,8 @@ fn fork_by(next: Fork) -> libc::pid_t {
         set_errno(libc::EAGAIN);
         return -1;
     }
+    // Of an earlier fork.
+    PROMISED.set(None);
     let mut all = mem::MaybeUninit::uninit();
     let mut mask = mem::MaybeUninit::uninit();
     // SAFETY: the set is a valid place for the result.

@@ -154,6 +154,27 @@ fn what_was_read_just_before_the_loss_is_written_again() {
 }
 
 #[test]
+fn a_lost_page_that_is_discarded_can_be_used_again() {
+    let rack = servers(1);
+    for mode in MODES {
+        let (mut region, plan) = planned(&rack, mode);
+        region.as_mut_slice()[..2 * PAGE].fill(5);
+        region.flush().expect("the server responds");
+        region.evict(0..2 * PAGE).expect("both pages are stored");
+        plan.lose();
+        for page in [0, 1] {
+            let pinned = region.pin(page * PAGE..page * PAGE + 1);
+            assert!(matches!(pinned, Err(Error::Page(PageError::Lost { .. }))), "{mode:?}");
+        }
+        region.discard(0..PAGE).expect("it is in the region");
+        assert_eq!(region.as_slice()[0], 0, "{mode:?}");
+        region.as_mut_slice()[0] = 7;
+        assert_eq!(region.pin(0..PAGE).expect("it is local")[..2], [7, 0], "{mode:?}");
+        assert!(region.pin(PAGE..PAGE + 1).is_err(), "the other one stays lost, with {mode:?}");
+    }
+}
+
+#[test]
 fn a_flush_writes_again_what_was_lost() {
     let rack = servers(1);
     for mode in MODES {

@@ -16,7 +16,7 @@ mod system_calls;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId};
-use bluebridge_pager::{Error, FaultMode, RegionOptions, RemoteMemory, RemoteRegion};
+use bluebridge_pager::{Error, FaultMode, PageError, RegionOptions, RemoteMemory, RemoteRegion};
 use rack::{LocalRack, SPACE};
 
 /// Bytes of a page.
