@@ -70,12 +70,6 @@ impl Reaper {
         left
     }
 
-    /// Whether no process is left in the ledger, as of the last [`Self::collect`].
-    #[must_use]
-    pub fn is_done(&self, ledger: &Ledger) -> bool {
-        ledger.processes().next().is_none()
-    }
-
     /// What the processes that have ended did, by program.
     pub fn reports(&self) -> impl Iterator<Item = &Report> {
         self.reports.values()
@@ -139,6 +133,11 @@ mod tests {
         Pointer { space: Space(1), node: NodeId(1), tag: Tag(1), location }.to_ipv6()
     }
 
+    /// Whether no process is left in the ledger.
+    fn is_done(ledger: &Ledger) -> bool {
+        ledger.processes().next().is_none()
+    }
+
     fn process() -> Child {
         Command::new("sleep").arg("100").spawn().expect("the program exists")
     }
@@ -173,9 +172,9 @@ mod tests {
         assert_eq!(regions(&mut reaper, &ledger), []);
         end(child);
         assert_eq!(regions(&mut reaper, &ledger), [region(1), region(3)]);
-        assert!(!reaper.is_done(&ledger), "its slot is kept until its memory is freed");
+        assert!(!is_done(&ledger), "its slot is kept until its memory is freed");
         assert_eq!(regions(&mut reaper, &ledger), []);
-        assert!(reaper.is_done(&ledger));
+        assert!(is_done(&ledger));
         let reports: Vec<_> = reaper.reports().collect();
         assert_eq!((reports[0].name.as_str(), reports[0].process_count), ("one", 1));
         assert_eq!(reports[0].summary.remote_faults, 7);
@@ -200,7 +199,7 @@ mod tests {
         end(child);
         assert_eq!(regions(&mut reaper, &ledger), [region(1), region(3)]);
         assert_eq!(regions(&mut reaper, &ledger), []);
-        assert!(reaper.is_done(&ledger));
+        assert!(is_done(&ledger));
     }
 
     #[test]
@@ -245,7 +244,7 @@ mod tests {
         assert_eq!(left.iter().map(|(_, region)| *region).collect::<Vec<_>>(), [Some(region(1))]);
         left.into_iter().for_each(|(record, _)| ledger.erase(record));
         reaper.collect_all(&ledger);
-        assert!(reaper.is_done(&ledger));
+        assert!(is_done(&ledger));
     }
 
     #[test]

@@ -99,8 +99,13 @@ impl Target for Ovs {
             }
             "extension_header" => Some(Limit::new(
                 "it looks behind them; endpoints drop them",
-                // It may forward the first packet, for which it asks its daemon, only when the second one was sent.
-                &["port 2 sent an unexpected frame"],
+                &[
+                    "packet 1: port 2 sent an unexpected frame",
+                    // It may forward the first packet, for which it asks its daemon, only when the second one was sent:
+                    // the byte behind the length is the next header, which tells them apart.
+                    "packet 2: port 2 sent an unexpected frame: [02, 00, 00, 00, 00, 02, 02, 00, 00, 00, 00, 01, 86, dd, \
+                     60, 00, 00, 00, 00, 30, 00,",
+                ],
             )),
             _ => None,
         }
