@@ -4,6 +4,7 @@ mod command;
 mod dependencies;
 mod setup;
 mod test;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -19,11 +20,17 @@ usage: cargo xtask <command> [options]
   test [options] [name ..]
                       run every test, or those whose names contain one of the words
       --without TIER  skip a tier and list its tests:
-                      netns, root, clients, tools, long
+                      netns, root, clients, mininet, tools, vm, long
       --fast          skip all tiers, and try fewer random cases: under 2 minutes
       -p PACKAGE      only the tests of a package
       -E FILTER       only the tests that match a nextest filter
       --retry         run a failed test with real packets again; if it then passes, report it as flaky
+  vm [options] -- COMMAND ..
+                      run a command in a virtual machine that sees this machine's files
+      --kernel K      6.1 (the default) or 6.12
+      --memory M      such as 256M (the default)
+      --machines N    run it in up to 3 machines
+      --deadline S    end it after S seconds (60)
   bench [options]     build an optimized program and run `bluebridge bench`
   p4info              write p4/bluebridge.p4info.txtpb from its declaration
   vectors             write the golden vectors of the wire format
@@ -42,6 +49,7 @@ fn main() -> ExitCode {
         Some("demo") => demo(&rest),
         Some("example") => example(&rest),
         Some("test") => test::run(&rest),
+        Some("vm") => vm::run(&rest),
         Some("bench") => bench(&rest),
         Some("p4info") => {
             Run::cargo(["run", "--quiet", "--package", "bluebridge-p4", "--example", "p4info"]).go()
