@@ -44,6 +44,15 @@ pub fn program() -> PathBuf {
     built("bluebridge", "cargo build -p bluebridge-cli --bins")
 }
 
+/// The `xtask` program that was built beside this test.
+///
+/// # Panics
+/// If it was not built.
+#[track_caller]
+pub fn xtask() -> PathBuf {
+    built("xtask", "cargo build -p xtask")
+}
+
 /// An example of this workspace, built beside this test.
 ///
 /// # Panics

@@ -2,9 +2,9 @@
 
 mod command;
 mod dependencies;
+mod machines;
 mod setup;
 mod test;
-mod vm;
 
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Some("demo") => demo(&rest),
         Some("example") => example(&rest),
         Some("test") => test::run(&rest),
-        Some("vm") => vm::run(&rest),
+        Some("vm") => machines::run(&rest),
         Some("bench") => bench(&rest),
         Some("p4info") => {
             Run::cargo(["run", "--quiet", "--package", "bluebridge-p4", "--example", "p4info"]).go()

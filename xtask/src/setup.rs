@@ -2,7 +2,12 @@
 
 use std::{fs, path::Path};
 
-use crate::command::{Failure, Run, root, target_directory};
+use bluebridge_vm::Kernel;
+
+use crate::{
+    command::{Failure, Run, root, target_directory},
+    machines,
+};
 
 /// A program and its Debian package.
 struct Tool {
@@ -126,6 +131,9 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     if runs("clients") {
         CLIENTS.iter().try_for_each(|client| install_client(client))?;
     }
+    if runs("vm") {
+        Kernel::ALL.into_iter().try_for_each(install_machines)?;
+    }
     Ok(())
 }
 
@@ -190,6 +198,12 @@ fn install_client(client: &str) -> Result<(), Failure> {
         .output()?;
     fs::write(&installed, wanted)
         .map_err(|error| Failure::new(format!("{}: {error}", installed.display())))
+}
+
+fn install_machines(kernel: Kernel) -> Result<(), Failure> {
+    machines::install(kernel).map(drop).map_err(|failure| {
+        Failure::new(format!("{failure}\nto run the other tests: cargo xtask test --without vm"))
+    })
 }
 
 /// Optional programs for the product's build: a missing one is reported, but is no error.

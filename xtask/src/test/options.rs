@@ -68,7 +68,7 @@ impl Options {
     /// Whether some tests run the product without building it; a test of the whole workspace builds it anyway.
     pub(super) fn needs_product(&self) -> bool {
         let users = self.packages.iter().any(|package| package == "bluebridge-tests");
-        users && (self.runs("root") || self.runs("netns"))
+        users && ["root", "netns", "vm"].iter().any(|tier| self.runs(tier))
     }
 
     /// Whether a test calls `bluebridge run`, which preloads a library that cargo does not build for it.

@@ -12,7 +12,7 @@ pub(super) struct Tier {
     has_program: bool,
 }
 
-pub(super) const TIERS: [Tier; 6] = [
+pub(super) const TIERS: [Tier; 7] = [
     Tier {
         name: "netns",
         needs: "its own network namespaces, as root or as an ordinary user",
@@ -22,6 +22,7 @@ pub(super) const TIERS: [Tier; 6] = [
     Tier { name: "clients", needs: "P4Runtime clients from PyPI", has_program: false },
     Tier { name: "mininet", needs: "Debian's Mininet, and root", has_program: false },
     Tier { name: "tools", needs: "tshark", has_program: true },
+    Tier { name: "vm", needs: "qemu and Debian's kernels, fetched once", has_program: true },
     Tier { name: "long", needs: "minutes: model checking, a million packets", has_program: true },
 ];
 
