@@ -171,6 +171,18 @@ impl Batch {
     /// # Errors
     /// If the socket failed; an empty socket is no error.
     pub fn receive(&mut self, from: &PacketSocket) -> io::Result<usize> {
+        self.receive_with(from.as_fd(), OFFLOAD_BYTES)
+    }
+
+    /// Like [`Self::receive`], from a socket whose datagrams are frames without a `virtio_net_hdr`.
+    ///
+    /// # Errors
+    /// Like [`Self::receive`].
+    pub fn receive_plain(&mut self, from: &impl AsFd) -> io::Result<usize> {
+        self.receive_with(from.as_fd(), 0)
+    }
+
+    fn receive_with(&mut self, from: BorrowedFd<'_>, offload_bytes: usize) -> io::Result<usize> {
         self.count = 0;
         // SAFETY: an `iovec` of zeros is a valid one, of no bytes.
         let mut vectors: [[libc::iovec; 2]; BATCH] = unsafe { zeroed() };
@@ -178,7 +190,8 @@ impl Batch {
         let mut messages: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
         let parts = self.slots.iter_mut().zip(self.frames.chunks_exact_mut(FRAME_BYTES_MAX));
         for ((message, vector), (slot, frame)) in messages.iter_mut().zip(&mut vectors).zip(parts) {
-            let (offload, frame) = (&mut slot.offload[..], frame);
+            slot.offload = [0; OFFLOAD_BYTES];
+            let offload = slot.offload.get_mut(..offload_bytes).unwrap_or_default();
             *vector = [offload, frame].map(|part| libc::iovec {
                 iov_base: part.as_mut_ptr().cast(),
                 iov_len: part.len(),
@@ -193,7 +206,7 @@ impl Batch {
         // call and are not otherwise used during it.
         let received = unsafe {
             libc::recvmmsg(
-                from.socket.as_raw_fd(),
+                from.as_raw_fd(),
                 messages.as_mut_ptr(),
                 wanted,
                 libc::MSG_DONTWAIT,
@@ -208,8 +221,8 @@ impl Batch {
         };
         for (slot, message) in self.slots.iter_mut().zip(&messages).take(count) {
             let bytes = message.msg_len as usize;
-            slot.bytes = bytes.saturating_sub(OFFLOAD_BYTES).min(FRAME_BYTES_MAX);
-            slot.is_cut = bytes < OFFLOAD_BYTES || message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            slot.bytes = bytes.saturating_sub(offload_bytes).min(FRAME_BYTES_MAX);
+            slot.is_cut = bytes < offload_bytes || message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             slot.is_tagged = has_tag(&message.msg_hdr);
         }
         self.count = count;

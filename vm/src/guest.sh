@@ -40,7 +40,7 @@ $box ip link set lo up
 . "$own/environment"
 $box hostname "vm$VM"
 cd "$(cat "$own/directory")" || fail "cannot enter the directory of the command"
-$box sh "$own/command" </dev/null >"$own/stdout" 2>"$own/stderr"
+/bin/sh "$own/command" </dev/null >"$own/stdout" 2>"$own/stderr"
 # The name appears when the number is complete.
 echo $? >"$own/code.part"
 $box mv "$own/code.part" "$own/code"

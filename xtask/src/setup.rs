@@ -113,7 +113,7 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     } else {
         build_tools();
     }
-    if runs("root") || runs("netns") {
+    if runs("root") || runs("netns") || runs("vm") {
         needed.push(&IP);
     }
     // The tests are also in the tier `root`.

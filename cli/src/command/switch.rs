@@ -23,6 +23,7 @@ use bluebridge_rack::spec::DataPlane as Kind;
 use bluebridge_switch::agent::{Agent, AgentConfig};
 use bluebridge_switch::dataplane::{DataPlane, PlaneError, PortError};
 use bluebridge_switch::ebpf::{EbpfSwitch, PortMode};
+use bluebridge_switch::socket_link::SocketLink;
 use bluebridge_switch::soft;
 use bluebridge_transport::interface::Interface;
 use clap::{Args, Subcommand};
@@ -54,11 +55,12 @@ pub(super) struct Switch {
     #[arg(long = "bmv2-program", value_name = "FILE", env = bmv2::VARIABLE)]
     bmv2: Option<PathBuf>,
     /// A port and its interface; can be repeated. An existing switch loses the ports that are not
-    /// given. The mode says how the eBPF data plane sends: `peer`, into the stack
+    /// given. With the soft data plane, unix:PATH instead of an interface is a link to a process such as a virtual
+    /// machine: one datagram is one frame, the switch's socket is PATH, and the other end's PATH.peer. The mode says how the eBPF data plane sends: `peer`, into the stack
     /// behind a veth pair (the default if possible); `redirect`, through the interface;
     /// `xdp`, like `redirect`, and in the driver between ports of this mode: hosts behind it must send
     /// complete checksums and no trains
-    #[arg(long = "port", value_name = "N=INTERFACE[:peer|redirect|xdp]")]
+    #[arg(long = "port", value_name = "N=INTERFACE[:peer|redirect|xdp]|N=unix:PATH")]
     ports: Vec<PortArgument>,
     #[command(flatten)]
     place: Place,
@@ -96,6 +98,13 @@ impl FromStr for PortArgument {
         let parsed = number.parse().ok().filter(|number| (1..=PORT_MAX).contains(number));
         let number =
             parsed.ok_or_else(|| format!("{number} is not a port number, 1 to {PORT_MAX}"))?;
+        if let Some(path) = SocketLink::path_in(interface) {
+            let interface = interface.to_owned();
+            return match path.as_os_str().is_empty() {
+                true => Err("unix: needs a path, for example 1=unix:/run/machine1".to_owned()),
+                false => Ok(Self { port: SwitchPort(number), interface, mode: None }),
+            };
+        }
         // No interface name has a colon.
         let (interface, mode) = match interface.split_once(':') {
             None => (interface, None),
@@ -174,6 +183,7 @@ fn serve_bmv2(switch: &Switch) -> anyhow::Result<Exit> {
 /// the ports that it cannot use.
 fn numbered(ports: &[PortArgument]) -> Result<impl Iterator<Item = (u16, &str)>, UsageError> {
     refuse_modes(ports)?;
+    refuse_socket_links(ports)?;
     for (index, PortArgument { port, interface, .. }) in ports.iter().enumerate() {
         Interface::by_name(interface)
             .map_err(|error| UsageError(format!("cannot use interface {interface}: {error}")))?;
@@ -192,6 +202,17 @@ fn refuse_modes(ports: &[PortArgument]) -> Result<(), UsageError> {
         Some(port) => Err(UsageError(format!(
             "port {} has a mode, but only ports of the eBPF data plane have modes",
             port.port.0
+        ))),
+    }
+}
+
+/// Only ports of the soft data plane can be links of sockets.
+fn refuse_socket_links(ports: &[PortArgument]) -> Result<(), UsageError> {
+    match ports.iter().find(|port| SocketLink::path_in(&port.interface).is_some()) {
+        None => Ok(()),
+        Some(port) => Err(UsageError(format!(
+            "port {} is {}, but only the soft data plane has such ports: use --data-plane soft",
+            port.port.0, port.interface
         ))),
     }
 }
@@ -220,6 +241,7 @@ fn open(switch: &Switch, pins: Option<&mut Pins>) -> anyhow::Result<Box<dyn Data
             if !EbpfSwitch::is_built() {
                 return Err(PlaneError::NoEbpf.into());
             }
+            refuse_socket_links(&switch.ports)?;
             let mut plane = pins.open()?;
             attach(&mut plane, &switch.ports, |plane, port| {
                 plane.add_port_with(port.port, &port.interface, port.mode)
@@ -299,6 +321,16 @@ mod tests {
         ] {
             assert!(bad.parse::<PortArgument>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_port_may_be_a_link_of_sockets_of_the_soft_data_plane() {
+        let link = port("4=unix:/run/a:b");
+        assert_eq!((link.port, link.interface.as_str()), (SwitchPort(4), "unix:/run/a:b"));
+        assert!("4=unix:".parse::<PortArgument>().is_err());
+        let refused = refuse_socket_links(&[port("3=eth0"), link]).expect_err("it is one");
+        assert!(refused.to_string().contains("--data-plane soft"), "{refused}");
+        refuse_socket_links(&[port("3=eth0:xdp")]).expect("an interface");
     }
 
     #[test]

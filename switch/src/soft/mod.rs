@@ -2,11 +2,11 @@
 //!
 //! [`Pipeline`] is a state machine without I/O: its inputs are frames and the time, its outputs frames and the
 //! next deadline, so simulations run it in virtual time. [`Switch`] runs one in its own thread over
-//! `AF_PACKET` sockets, also without root in a user namespace.
+//! `AF_PACKET` sockets, also without root in a user namespace, or over Unix sockets.
 //!
 //! * `pipeline`: the state machine; `tables`: its tables; `control`: it as a data plane.
 //! * `frame`, `train`: what is parsed and rewritten; `impair`: loss, delay and reordering at egress.
-//! * `switch`: the thread and its sockets.
+//! * `switch`: the thread; `wires`: its sockets.
 
 mod control;
 mod frame;
@@ -15,6 +15,7 @@ mod pipeline;
 mod switch;
 mod tables;
 mod train;
+mod wires;
 
 pub use pipeline::Pipeline;
 pub use switch::Switch;

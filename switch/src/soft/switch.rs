@@ -1,4 +1,4 @@
-//! The soft pipeline over packet sockets, in its own thread.
+//! The soft pipeline over sockets, in its own thread.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -16,14 +16,16 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Egress, Link, Offload, Pipeline};
+use super::{
+    Offload, Pipeline,
+    wires::{Wire, Wires},
+};
 use crate::{
     dataplane::{
         CloneSession, DataPlane, Drops, ImpairmentError, InstalledEntry, PacketIn, PlaneError,
         PortError, PortStatus, Table, TableError, check_port,
     },
-    interface::Interface,
-    packet_socket::{BATCH, Batch, PacketSocket},
+    packet_socket::{BATCH, Batch},
 };
 
 /// How long a control request may take.
@@ -35,10 +37,11 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// A soft switch: a thread that owns a [`Pipeline`] and a packet socket per port.
+/// A soft switch: a thread that owns a [`Pipeline`] and a socket per port.
 ///
 /// Its interfaces are those of the network namespace of the thread that starts it. It needs
-/// `CAP_NET_RAW` there, which a user namespace gives. Dropping it ends the thread.
+/// `CAP_NET_RAW` there, which a user namespace gives. A port named `unix:PATH` needs no privileges: its link is a
+/// pair of sockets ([`SocketLink`](crate::socket_link::SocketLink)). Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Switch {
     commands: Option<SyncSender<Command>>,
@@ -113,24 +116,6 @@ struct Worker {
     spin: Duration,
 }
 
-/// The ports' sockets.
-#[derive(Default)]
-struct Wires(Vec<Wire>);
-
-/// A port's socket and the index of its interface.
-struct Wire {
-    port: SwitchPort,
-    ifindex: u32,
-    socket: PacketSocket,
-}
-
-impl Egress for &Wires {
-    fn transmit(&mut self, port: SwitchPort, frame: &[u8], offload: Offload) -> bool {
-        let wire = self.0.iter().find(|wire| wire.port == port);
-        wire.is_some_and(|wire| wire.socket.send(offload.0, frame).is_ok())
-    }
-}
-
 impl Worker {
     fn run(mut self) {
         let mut last_frame = Instant::now();
@@ -170,9 +155,9 @@ impl Worker {
     /// Processes one batch of each port; false if there was none.
     fn switch_frames(&mut self, now: Instant) -> bool {
         let mut seen = false;
-        for Wire { port, socket, .. } in &self.wires.0 {
+        for Wire { port, socket, .. } in self.wires.iter() {
             // A socket's error (its interface went down) is reported once and needs no action.
-            let count = self.batch.receive(socket).unwrap_or(0);
+            let count = socket.receive(&mut self.batch).unwrap_or(0);
             seen |= count > 0;
             for received in self.batch.frames() {
                 if received.is_tagged {
@@ -200,7 +185,7 @@ impl Worker {
             tv_sec: i64::try_from(until.as_secs()).unwrap_or(0),
             tv_nsec: i64::from(until.subsec_nanos()),
         };
-        let sockets = self.wires.0.iter().map(|wire| wire.socket.as_fd());
+        let sockets = self.wires.iter().map(|wire| wire.socket.as_fd());
         let mut fds: Vec<_> = sockets
             .chain([self.wake.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -212,30 +197,20 @@ impl Worker {
 
     fn add_port(&mut self, port: SwitchPort, name: &str) -> Result<(), PortError> {
         check_port(port)?;
-        let failed =
-            |doing: &str, source| PlaneError::Io { doing: format!("{doing} {name}"), source };
-        let interface = Interface::by_name(name).map_err(|e| failed("look up interface", e))?;
-        let interface = interface.ok_or_else(|| PortError::NoInterface(name.to_owned()))?;
-        let link = Link { name: interface.name, mac: interface.mac, mtu: interface.mtu };
-        if let Some(was) = self.wires.0.iter().find(|wire| wire.port == port) {
-            if was.ifindex == interface.index {
-                return Ok(());
-            }
-            let found = Interface::by_index(was.ifindex);
-            if found.map_err(|e| failed("look up the former interface", e))?.is_some() {
-                return Err(PortError::Invalid { port, rule: "it is in use" });
-            }
-            self.remove_port(port)?;
+        let found = Wires::look_up(port, name)?;
+        match self.wires.has(port, &found)? {
+            Some(true) => return Ok(()),
+            Some(false) => self.remove_port(port)?,
+            None => {}
         }
-        let socket = PacketSocket::open(interface.index, true)
-            .map_err(|e| failed("open a packet socket on", e))?;
-        self.pipeline.add_link(port, link)?;
-        self.wires.0.push(Wire { port, ifindex: interface.index, socket });
+        let socket = Wires::open(&found)?;
+        self.pipeline.add_link(port, found.link.clone())?;
+        self.wires.add(port, found, socket);
         Ok(())
     }
 
     fn remove_port(&mut self, port: SwitchPort) -> Result<(), PortError> {
-        self.wires.0.retain(|wire| wire.port != port);
+        self.wires.remove(port);
         self.pipeline.remove_port(port)
     }
 

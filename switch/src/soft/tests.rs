@@ -1,14 +1,21 @@
-use std::time::{Duration, Instant};
+use std::{
+    os::unix::net::UnixDatagram,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use bluebridge_p4::pipeline::{
     Action, DropReason, Entry, Forward, Impairment, Key, MacAddr, SwitchPort,
 };
-use bluebridge_testkit::UdpFrame;
+use bluebridge_testkit::{Scratch, UdpFrame};
 use bluebridge_wire::UDP_PORT;
 use etherparse::{Ipv6Header, UdpHeader, checksum::Sum16BitWords};
 
-use super::{Egress, Link, Offload, Pipeline, impair::HELD_MAX};
-use crate::dataplane::DataPlane;
+use super::{Egress, Link, Offload, Pipeline, Switch, impair::HELD_MAX, train::complete_checksum};
+use crate::{
+    dataplane::{DataPlane, PortError},
+    socket_link::SocketLink,
+};
 
 const ONE: SwitchPort = SwitchPort(1);
 const TWO: SwitchPort = SwitchPort(2);
@@ -187,6 +194,23 @@ fn a_train_passes_whole_unless_the_port_is_impaired() {
         udp.checksum = 0;
         assert_eq!(Ok(filled_in), udp.calc_checksum_ipv6(&ip, data));
     }
+    // A link without offloads gets the same data, with complete checksums.
+    let complete: Vec<_> = out
+        .iter()
+        .map(|(_, piece)| {
+            let mut piece = piece.clone();
+            let mut offload = train_offload();
+            offload.0[1] = 0;
+            assert!(complete_checksum(&mut piece, offload));
+            let (ip, datagram) = Ipv6Header::from_slice(&piece[14..]).unwrap();
+            let (mut udp, data) = UdpHeader::from_slice(datagram).unwrap();
+            let is = std::mem::take(&mut udp.checksum);
+            assert_eq!(Ok(is), udp.calc_checksum_ipv6(&ip, data));
+            piece
+        })
+        .collect();
+    let mut short = complete[0][..61].to_vec();
+    assert!(!complete_checksum(&mut short, train_offload()), "its place is not in the frame");
     // With loss, each datagram is impaired separately.
     let loss = Impairment { seed: 1, loss: 0.5, ..Impairment::default() };
     pipeline.set_impairment(TWO, loss).unwrap();
@@ -252,4 +276,47 @@ fn any_offload_header_is_survived() {
         pipeline.process(now, ONE, &mut bytes, Offload(header), &mut out);
     }
     assert!(!out.is_empty());
+}
+
+#[test]
+fn frames_cross_between_links_of_sockets_without_privileges() {
+    let scratch = Scratch::new("socket-ports");
+    let path = |name: &str| scratch.file(name);
+    let name = |path: PathBuf| format!("unix:{}", path.display());
+    let mut switch = Switch::start(Duration::ZERO).unwrap();
+    for (port, file) in [(ONE, "one"), (TWO, "two")] {
+        switch.add_port(port, &name(path(file))).unwrap();
+        switch.add_port(port, &name(path(file))).expect("it is the same link");
+    }
+    let other = switch.add_port(TWO, &name(path("three"))).unwrap_err();
+    assert!(matches!(other, PortError::Invalid { .. }), "{other}");
+    let forward = Action::Forward(Forward { port: TWO, dst_mac: MAC });
+    let key = Key::L2 { dst_mac: MAC };
+    switch.insert(&Entry { key, action: forward, idle_timeout: None, metadata: vec![] }).unwrap();
+    let peer = |file| UnixDatagram::bind(SocketLink::peer_of(&path(file))).unwrap();
+    let (one, two) = (peer("one"), peer("two"));
+    two.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut longest = frame(1);
+    longest.resize(9014, 7);
+    let mut longer = longest.clone();
+    longer.push(7);
+    for sent in [&longer, &longest, &frame(2)] {
+        one.send_to(sent, path("one")).unwrap();
+    }
+    let mut bytes = vec![0; 10_000];
+    for expected in [longest, frame(2)] {
+        let count = two.recv(&mut bytes).unwrap();
+        assert!(bytes[..count] == expected, "{count} bytes");
+    }
+    let ports = switch.ports().unwrap();
+    assert_eq!(ports.iter().map(|port| port.mtu).collect::<Vec<_>>(), [9000, 9000]);
+    assert_eq!((ports[0].rx.packets, ports[1].tx.packets), (3, 2));
+    assert_eq!(switch.drops().unwrap().of(DropReason::Egress), 1, "the frame that is too long");
+    drop(two);
+    one.send_to(&frame(3), path("one")).unwrap();
+    bluebridge_testkit::until("the frame to nobody is dropped", || {
+        switch.drops().unwrap().of(DropReason::Egress) == 2
+    });
+    switch.remove_port(ONE).unwrap();
+    assert!(!path("one").exists(), "the socket goes with its port");
 }

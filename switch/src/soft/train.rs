@@ -90,6 +90,28 @@ impl<'a> Train<'a> {
     }
 }
 
+/// Fills in the checksum that a frame still lacks; false if its place is not in the frame.
+pub(super) fn complete_checksum(frame: &mut [u8], offload: Offload) -> bool {
+    let [flags, _, _, _, _, _, start0, start1, offset0, offset1] = offload.0;
+    if flags & NEEDS_CHECKSUM == 0 {
+        return true;
+    }
+    let start = usize::from(u16::from_ne_bytes([start0, start1]));
+    let at = start + usize::from(u16::from_ne_bytes([offset0, offset1]));
+    if at + 2 > frame.len() {
+        return false;
+    }
+    // The field contains the sum of the pseudo header, so it is summed like the data.
+    let words = frame.get(start..).unwrap_or_default().chunks(2);
+    let sum = words.fold(0, |sum, word| {
+        let [high, low] = [word.first(), word.get(1)].map(|byte| byte.copied().unwrap_or(0));
+        add(sum, u16::from_be_bytes([high, low]))
+    });
+    // UDP over IPv6 sends a sum of zero as ones (RFC 8200, 8.1), and to TCP both are the same.
+    write(frame, at, if sum == u16::MAX { sum } else { !sum });
+    true
+}
+
 /// The sum in ones' complement (RFC 1071).
 const fn add(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);

@@ -1,6 +1,7 @@
 //! Tests in virtual machines: what could end the kernel that executes it, and other kernels than this machine's.
 
 mod machines;
+mod racks;
 
 use bluebridge_vm::{Cache, Installed, Kernel};
 

@@ -1,0 +1,170 @@
+//! Racks whose endpoints are machines: each has a kernel of its own, and the soft switch joins them over sockets.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use bluebridge_testkit::{Scratch, ip, namespace::in_child, program};
+use bluebridge_vm::{Installed, Kernel, Link, Machine, Output, run_together};
+
+use crate::installed;
+
+const CONTROLLER: &str = "[fd00:bb:7::1]:7700";
+/// The controller's port of the switch; machine N has port N + 1.
+const CONTROLLER_PORT: u16 = 1;
+/// Bytes of the long transfer, of which each piece fills a frame.
+const LONG: usize = 1_000_003;
+
+/// What a machine does to be an endpoint.
+const HOST: &str = r#"
+set -eu
+ip link set eth0 up
+ip -6 addr add "fd00:bb:7::1:$VM/64" dev eth0 nodad
+"$BLUEBRIDGE" host up --interface eth0
+"#;
+
+const SERVER: &str = r#"
+"$BLUEBRIDGE" memserver --name s1 --memory 16M &
+vm-barrier done
+kill $!
+wait $!
+"#;
+
+const CLIENT: &str = r#"
+tries=0
+until P=$("$BLUEBRIDGE" create 10000 --on s1); do
+    tries=$((tries + 1))
+    [ $tries -lt 60 ]
+    sleep 0.2
+done
+"$BLUEBRIDGE" write "$P" "far away"
+[ "$("$BLUEBRIDGE" read "$P" --length 8)" = "far away" ]
+"$BLUEBRIDGE" update "$P" --set "MY TURN!"
+[ "$("$BLUEBRIDGE" read "$P" --length 8)" = "MY TURN!" ]
+"$BLUEBRIDGE" delete "$P"
+code=0
+"$BLUEBRIDGE" read "$P" || code=$?
+[ $code = 3 ]
+L=$("$BLUEBRIDGE" alloc-write --on s1 --file long)
+"$BLUEBRIDGE" read "$L" --length "$LONG" >/tmp/read
+cmp long /tmp/read
+vm-barrier done
+echo "all is well"
+"#;
+
+/// The switch and the controller, as processes in this namespace.
+struct Rack {
+    scratch: Scratch,
+    daemons: Vec<(&'static str, Child)>,
+}
+
+impl Rack {
+    /// Starts a rack with places for two machines.
+    fn start() -> Self {
+        ip("link set lo up");
+        ip("link add sw0 mtu 9000 type veth peer name ctl0 mtu 9000");
+        ip("link set sw0 up");
+        ip("link set ctl0 up");
+        ip("-6 addr add fd00:bb:7::1/64 dev ctl0 nodad");
+        let mut offload = Command::new(program());
+        let done = offload.args(["host", "no-offload", "--interface", "ctl0"]).status();
+        assert!(done.expect("it runs").success(), "no offload");
+        let mut rack = Self { scratch: Scratch::new("vm-rack"), daemons: Vec::new() };
+        let ports = [1, 2].map(|machine| {
+            format!("{}=unix:{}", machine + CONTROLLER_PORT, rack.socket(machine).display())
+        });
+        let own = format!("{CONTROLLER_PORT}=sw0");
+        rack.daemon(
+            "switch",
+            &["--data-plane", "soft", "--port", &own, "--port", &ports[0], "--port", &ports[1]],
+        );
+        let store = rack.scratch.file("controller.redb").display().to_string();
+        let port = CONTROLLER_PORT.to_string();
+        let place = ["--interface", "ctl0", "--switch-port", &port];
+        rack.daemon(
+            "controller",
+            &[&["--listen", CONTROLLER, "--store", &store], &place[..]].concat(),
+        );
+        rack
+    }
+
+    fn daemon(&mut self, name: &'static str, arguments: &[&str]) {
+        let log = File::create(self.log(name)).expect("made");
+        let daemon = Command::new(program())
+            .arg(name)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a descriptor"))
+            .stderr(log)
+            .spawn();
+        self.daemons.push((name, daemon.expect("it starts")));
+    }
+
+    fn log(&self, daemon: &str) -> PathBuf {
+        self.scratch.file(&format!("{daemon}.log"))
+    }
+
+    fn socket(&self, machine: u16) -> PathBuf {
+        self.scratch.file(&format!("m{machine}"))
+    }
+
+    /// A machine that is an endpoint while it executes a script.
+    fn endpoint(&self, installed: &Installed, number: u16, name: &str, script: &str) -> Machine {
+        let socket = self.socket(number);
+        let mut own = socket.clone().into_os_string();
+        own.push(".peer");
+        Machine::script(installed, &format!("{HOST}{script}"))
+            .link(Link::Socket { own: own.into(), peer: socket })
+            .directory(self.scratch.path())
+            .environment("BLUEBRIDGE", program())
+            .environment("BLUEBRIDGE_NAME", name)
+            .environment("BLUEBRIDGE_INTERFACE", "eth0")
+            .environment("BLUEBRIDGE_SWITCH_PORT", (number + CONTROLLER_PORT).to_string())
+            .environment("BLUEBRIDGE_CONTROLLER", CONTROLLER)
+            .environment("LONG", LONG.to_string())
+    }
+
+    /// The logs of the daemons, and those that have ended.
+    fn report(&mut self) -> String {
+        let logs = self.daemons.iter_mut().map(|(name, child)| (*name, child.try_wait()));
+        let logs: Vec<_> = logs.collect();
+        let text = |(name, ended): &(&str, _)| {
+            let log = fs::read_to_string(self.log(name)).unwrap_or_default();
+            format!("{name} (ended: {ended:?}):\n{log}\n")
+        };
+        logs.iter().map(text).collect()
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        for (_, daemon) in &mut self.daemons {
+            // Both fail only for a process that has already been waited for.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+#[test]
+fn a_client_uses_the_memory_of_a_server_in_another_machine() {
+    in_child(|| {
+        let mut rack = Rack::start();
+        let long: Vec<u8> =
+            (0..LONG).map(|at| (at.wrapping_mul(31) >> 3).to_le_bytes()[0]).collect();
+        fs::write(rack.scratch.file("long"), &long).expect("written");
+        let machines = [
+            rack.endpoint(&installed(Kernel::V6_1), 1, "s1", SERVER),
+            rack.endpoint(&installed(Kernel::V6_12), 2, "c1", CLIENT),
+        ];
+        for (result, name) in run_together(&machines).into_iter().zip(["server", "client"]) {
+            let took = result.as_ref().map_or(0.0, |output| output.took.as_secs_f64());
+            let text = result.and_then(Output::success);
+            let text = text.unwrap_or_else(|error| panic!("{name}: {error}\n{}", rack.report()));
+            println!("{name}: {took:.1} s");
+            assert!(name == "server" || text.ends_with("all is well\n"), "{name}: {text}");
+        }
+    });
+}
