@@ -1,4 +1,5 @@
-//! Racks whose endpoints are machines: each has a kernel of its own, and the soft switch joins them over sockets.
+//! Racks whose endpoints are machines: each has a kernel of its own. The soft switch joins them over sockets, the
+//! switch in the kernel over tap interfaces.
 
 use std::{
     fs::{self, File},
@@ -6,7 +7,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use bluebridge_testkit::{Scratch, ip, namespace::in_child, program};
+use bluebridge_switch::socket_link::SocketLink;
+use bluebridge_testkit::{Scratch, ip, namespace::in_child, program, require_root};
 use bluebridge_vm::{Installed, Kernel, Link, Machine, Output, run_together};
 
 use crate::installed;
@@ -54,15 +56,25 @@ vm-barrier done
 echo "all is well"
 "#;
 
+/// How machines are joined.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Switch {
+    /// The soft switch, over sockets.
+    Soft,
+    /// The switch in the host's kernel, over tap interfaces.
+    Ebpf,
+}
+
 /// The switch and the controller, as processes in this namespace.
 struct Rack {
+    switch: Switch,
     scratch: Scratch,
     daemons: Vec<(&'static str, Child)>,
 }
 
 impl Rack {
     /// Starts a rack with places for two machines.
-    fn start() -> Self {
+    fn start(switch: Switch) -> Self {
         ip("link set lo up");
         ip("link add sw0 mtu 9000 type veth peer name ctl0 mtu 9000");
         ip("link set sw0 up");
@@ -71,14 +83,26 @@ impl Rack {
         let mut offload = Command::new(program());
         let done = offload.args(["host", "no-offload", "--interface", "ctl0"]).status();
         assert!(done.expect("it runs").success(), "no offload");
-        let mut rack = Self { scratch: Scratch::new("vm-rack"), daemons: Vec::new() };
+        let mut rack = Self { switch, scratch: Scratch::new("vm-rack"), daemons: Vec::new() };
         let ports = [1, 2].map(|machine| {
-            format!("{}=unix:{}", machine + CONTROLLER_PORT, rack.socket(machine).display())
+            let place = match switch {
+                Switch::Soft => format!("unix:{}", rack.socket(machine).display()),
+                Switch::Ebpf => {
+                    ip(&format!("tuntap add dev tap{machine} mode tap"));
+                    ip(&format!("link set tap{machine} mtu 9000 up"));
+                    format!("tap{machine}")
+                }
+            };
+            format!("{}={place}", machine + CONTROLLER_PORT)
         });
+        let kind = match switch {
+            Switch::Soft => "soft",
+            Switch::Ebpf => "ebpf",
+        };
         let own = format!("{CONTROLLER_PORT}=sw0");
         rack.daemon(
             "switch",
-            &["--data-plane", "soft", "--port", &own, "--port", &ports[0], "--port", &ports[1]],
+            &["--data-plane", kind, "--port", &own, "--port", &ports[0], "--port", &ports[1]],
         );
         let store = rack.scratch.file("controller.redb").display().to_string();
         let port = CONTROLLER_PORT.to_string();
@@ -112,11 +136,15 @@ impl Rack {
 
     /// A machine that is an endpoint while it executes a script.
     fn endpoint(&self, installed: &Installed, number: u16, name: &str, script: &str) -> Machine {
-        let socket = self.socket(number);
-        let mut own = socket.clone().into_os_string();
-        own.push(".peer");
+        let link = match self.switch {
+            Switch::Soft => {
+                let peer = self.socket(number);
+                Link::Socket { own: SocketLink::peer_of(&peer), peer }
+            }
+            Switch::Ebpf => Link::Tap { interface: format!("tap{number}") },
+        };
         Machine::script(installed, &format!("{HOST}{script}"))
-            .link(Link::Socket { own: own.into(), peer: socket })
+            .link(link)
             .directory(self.scratch.path())
             .environment("BLUEBRIDGE", program())
             .environment("BLUEBRIDGE_NAME", name)
@@ -150,21 +178,32 @@ impl Drop for Rack {
 
 #[test]
 fn a_client_uses_the_memory_of_a_server_in_another_machine() {
-    in_child(|| {
-        let mut rack = Rack::start();
-        let long: Vec<u8> =
-            (0..LONG).map(|at| (at.wrapping_mul(31) >> 3).to_le_bytes()[0]).collect();
-        fs::write(rack.scratch.file("long"), &long).expect("written");
-        let machines = [
-            rack.endpoint(&installed(Kernel::V6_1), 1, "s1", SERVER),
-            rack.endpoint(&installed(Kernel::V6_12), 2, "c1", CLIENT),
-        ];
-        for (result, name) in run_together(&machines).into_iter().zip(["server", "client"]) {
-            let took = result.as_ref().map_or(0.0, |output| output.took.as_secs_f64());
-            let text = result.and_then(Output::success);
-            let text = text.unwrap_or_else(|error| panic!("{name}: {error}\n{}", rack.report()));
-            println!("{name}: {took:.1} s");
-            assert!(name == "server" || text.ends_with("all is well\n"), "{name}: {text}");
-        }
-    });
+    in_child(|| memory_is_used_across_machines(Switch::Soft));
+}
+
+mod root {
+    use super::*;
+
+    #[test]
+    fn machines_are_joined_by_the_switch_in_the_kernel_through_taps() {
+        require_root();
+        in_child(|| memory_is_used_across_machines(Switch::Ebpf));
+    }
+}
+
+fn memory_is_used_across_machines(switch: Switch) {
+    let mut rack = Rack::start(switch);
+    let long: Vec<u8> = (0..LONG).map(|at| (at.wrapping_mul(31) >> 3).to_le_bytes()[0]).collect();
+    fs::write(rack.scratch.file("long"), &long).expect("written");
+    let machines = [
+        rack.endpoint(&installed(Kernel::V6_1), 1, "s1", SERVER),
+        rack.endpoint(&installed(Kernel::V6_12), 2, "c1", CLIENT),
+    ];
+    for (result, name) in run_together(&machines).into_iter().zip(["server", "client"]) {
+        let took = result.as_ref().map_or(0.0, |output| output.took.as_secs_f64());
+        let text = result.and_then(Output::success);
+        let text = text.unwrap_or_else(|error| panic!("{name}: {error}\n{}", rack.report()));
+        println!("{name}: {took:.1} s");
+        assert!(name == "server" || text.ends_with("all is well\n"), "{name}: {text}");
+    }
 }
