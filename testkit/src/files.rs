@@ -1,7 +1,7 @@
 //! Files of a test.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -62,6 +62,27 @@ pub fn example(name: &str) -> PathBuf {
     built(&format!("examples/{name}"), "cargo build --workspace --examples")
 }
 
+/// The latest build of another test program of this workspace.
+///
+/// # Panics
+/// If it was not built.
+#[track_caller]
+pub fn test_program(package: &str, name: &str) -> PathBuf {
+    let own = env::current_exe().expect("a test knows its file");
+    let deps = own.parent().expect("it is in a directory");
+    let is_build = |path: &PathBuf| {
+        let file = path.file_name().and_then(|file| file.to_str());
+        let hash = file.and_then(|file| file.strip_prefix(name)?.strip_prefix('-'));
+        hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|c| c.is_ascii_hexdigit()))
+    };
+    let files = fs::read_dir(deps).expect("readable").flatten().map(|entry| entry.path());
+    let modified = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+    let latest = files.filter(is_build).max_by_key(modified);
+    latest.unwrap_or_else(|| {
+        panic!("{name} is missing: build it first, by `cargo test --all-features --no-run -p {package}`")
+    })
+}
+
 #[track_caller]
 fn built(name: &str, how: &str) -> PathBuf {
     let own = env::current_exe().expect("a test knows its file");
@@ -78,8 +99,6 @@ fn built(name: &str, how: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

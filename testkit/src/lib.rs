@@ -15,7 +15,7 @@ pub mod namespace;
 mod needs;
 mod wait;
 
-pub use files::{Scratch, example, program, xtask};
+pub use files::{Scratch, example, program, test_program, xtask};
 pub use frame::UdpFrame;
 pub use log::Log;
 pub use needs::{require_ebpf, require_root};

@@ -110,6 +110,8 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let mut needed = Vec::new();
     if runs("root") {
         needed.extend([&CLANG, &OPEN_VSWITCH]);
+    } else if runs("vm") {
+        needed.push(&CLANG);
     } else {
         build_tools();
     }

@@ -52,6 +52,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
         step("product", Run::cargo(build).args(["--package", "bluebridge", "--examples"]))?;
     }
+    if options.needs_test_programs() {
+        let build = ["test", "--no-run", "--quiet", "--all-features"];
+        let run =
+            Run::cargo(build).args(["-p", "bluebridge-conformance", "-p", "bluebridge-switch"]);
+        step("test programs for machines", run)?;
+    }
     if options.needs_library() {
         step("library", Run::cargo(["build", "--package", "bluebridge-preload"]))?;
     }

@@ -71,6 +71,11 @@ impl Options {
         users && ["root", "netns", "vm"].iter().any(|tier| self.runs(tier))
     }
 
+    /// Whether tests run other test programs in machines without building them.
+    pub(super) fn needs_test_programs(&self) -> bool {
+        self.runs("vm") && self.packages.iter().any(|package| package == "bluebridge-tests")
+    }
+
     /// Whether a test calls `bluebridge run`, which preloads a library that cargo does not build for it.
     pub(super) fn needs_library(&self) -> bool {
         let is_user = |package: &String| package == "bluebridge-cli";
@@ -107,6 +112,8 @@ mod tests {
         assert_eq!(options.names, ["header"]);
         assert!(!options.runs("root") && options.runs("netns") && !options.needs_product());
         assert!(parse("-p bluebridge-tests").needs_product());
+        assert!(parse("-p bluebridge-tests").needs_test_programs());
+        assert!(!parse("-p bluebridge-tests --without vm").needs_test_programs());
         assert!(!parse("").needs_product() && !parse("").is_partial());
     }
 
