@@ -28,6 +28,30 @@ pub trait Contestant {
     /// # Errors
     /// A text; it ends the contest.
     fn operate(&mut self) -> Result<(), String>;
+
+    /// Executes a turn, whose times are the samples. Only a contestant that works in another process has its own way.
+    ///
+    /// # Errors
+    /// A text; it ends the contest.
+    fn turn(&mut self, length: Length) -> Result<Samples, String> {
+        for _ in 0..length.warm_up_count {
+            self.prepare().and_then(|()| self.operate()).map_err(|error| self.failed(&error))?;
+        }
+        let mut samples = Samples::default();
+        for _ in 0..length.operation_count {
+            self.prepare().map_err(|error| self.failed(&error))?;
+            let start = now();
+            let done = self.operate();
+            samples.add(now() - start);
+            done.map_err(|error| self.failed(&error))?;
+        }
+        Ok(samples)
+    }
+
+    /// An error with the contestant's name.
+    fn failed(&self, error: &str) -> String {
+        format!("{}: {error}", self.name())
+    }
 }
 
 /// The length of a contest.
@@ -102,7 +126,7 @@ pub fn run(
         for place in 0..contestants.len() {
             let index = (place + round) % contestants.len();
             turns.give(index);
-            let samples = turn(&mut *contestants[index], length)?;
+            let samples = contestants[index].turn(length)?;
             rounds[index].push(samples.summary().p50_us);
             all[index].merge(&samples);
         }
@@ -118,21 +142,4 @@ pub fn run(
             .collect(),
         placement_us,
     })
-}
-
-fn turn(contestant: &mut dyn Contestant, length: Length) -> Result<Samples, String> {
-    let failed = |contestant: &dyn Contestant, error| format!("{}: {error}", contestant.name());
-    for _ in 0..length.warm_up_count {
-        contestant.prepare().map_err(|error| failed(contestant, error))?;
-        contestant.operate().map_err(|error| failed(contestant, error))?;
-    }
-    let mut samples = Samples::default();
-    for _ in 0..length.operation_count {
-        contestant.prepare().map_err(|error| failed(contestant, error))?;
-        let start = now();
-        let done = contestant.operate();
-        samples.add(now() - start);
-        done.map_err(|error| failed(contestant, error))?;
-    }
-    Ok(samples)
 }

@@ -6,12 +6,12 @@ mod barnes_hut;
 mod together;
 
 use rand::{RngCore, SeedableRng, rngs::SmallRng};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use together::{Finished, RunError, Together};
 
 /// What is done with the memory.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workout {
     /// Bodies move in two steps of time, and attract each other through an octree. Their first places are not timed.
