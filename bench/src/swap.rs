@@ -79,9 +79,7 @@ pub enum SwapError {
     #[error("measuring swap needs root; run the command as root, or leave out --compare")]
     NotRoot,
     /// The kernel lacks swap.
-    #[error(
-        "this kernel has no swap (CONFIG_SWAP); leave out --compare, or boot another kernel"
-    )]
+    #[error("this kernel has no swap (CONFIG_SWAP); leave out --compare, or boot another kernel")]
     NoSwap,
     /// The kernel lacks zram.
     #[error(

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
+use bluebridge_bench::swap::SwapError;
 use bluebridge_controller::ControllerError;
 use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
@@ -98,6 +99,8 @@ impl Exit {
                 Some(of_tls_file(error))
             } else if let Some(error) = cause.downcast_ref::<InputError>() {
                 Some(of_input(&error.source))
+            } else if let Some(error) = cause.downcast_ref::<SwapError>() {
+                Some(of_swap(error))
             } else if cause.is::<UsageError>() {
                 Some(Self::Usage)
             } else if cause.is::<NotPermittedError>() {
@@ -134,6 +137,15 @@ fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         Some(of_driver(error))
     } else {
         cause.downcast_ref::<ControllerError>().map(of_controller)
+    }
+}
+
+fn of_swap(error: &SwapError) -> Exit {
+    match error {
+        SwapError::NotRoot => Exit::NotPermitted,
+        SwapError::FileSystem { .. } => Exit::Usage,
+        SwapError::System { source, .. } => of_io(source),
+        _ => Exit::Failure,
     }
 }
 

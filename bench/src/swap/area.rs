@@ -100,7 +100,8 @@ impl Area {
     /// Whether the kernel uses it.
     pub(super) fn is_on(&self) -> bool {
         let path = self.path.to_string_lossy();
-        fs::read_to_string("/proc/swaps").is_ok_and(|text| areas(&text).iter().any(|it| *it == path))
+        fs::read_to_string("/proc/swaps")
+            .is_ok_and(|text| areas(&text).iter().any(|it| *it == path))
     }
 
     /// Turns it off; pages in it return to memory. A call that takes longer than the deadline goes on in the kernel until

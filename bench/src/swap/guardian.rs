@@ -35,14 +35,25 @@ const LOOK: Duration = Duration::from_millis(10);
 #[serde(rename_all = "snake_case")]
 enum Request {
     /// Makes a file and turns it on.
-    AddFile { area: Area, bytes: u64 },
+    AddFile {
+        area: Area,
+        bytes: u64,
+    },
     /// Makes a device and turns it on.
-    AddZram { bytes: u64 },
-    AddCgroup { group: Cgroup },
+    AddZram {
+        bytes: u64,
+    },
+    AddCgroup {
+        group: Cgroup,
+    },
     /// Turns an area off, and removes it.
-    RemoveArea { area: Area },
+    RemoveArea {
+        area: Area,
+    },
     /// Ends the processes of a cgroup, and removes it.
-    RemoveCgroup { group: Cgroup },
+    RemoveCgroup {
+        group: Cgroup,
+    },
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -85,7 +96,8 @@ impl Holdings {
             return Err(format!("{path} is there already; remove it if no experiment is running"));
         }
         self.areas.push(area.clone());
-        area.make_file(bytes).map_err(|error| format!("cannot make the swap file {path}: {error}"))?;
+        area.make_file(bytes)
+            .map_err(|error| format!("cannot make the swap file {path}: {error}"))?;
         area.switch_on().map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => format!(
                 "the file system of {path} cannot hold swap files; name a directory on ext4 or XFS with --swap-directory"
@@ -96,7 +108,8 @@ impl Holdings {
     }
 
     fn add_zram(&mut self, bytes: u64) -> Result<Reply, String> {
-        let area = Area::make_zram().map_err(|error| format!("cannot make a zram device: {error}"))?;
+        let area =
+            Area::make_zram().map_err(|error| format!("cannot make a zram device: {error}"))?;
         self.areas.push(area.clone());
         let path = area.path.display();
         area.set_up_zram(bytes).map_err(|error| format!("cannot set up {path}: {error}"))?;
@@ -126,7 +139,9 @@ impl Holdings {
         let removed = group.end_processes(ENDING).and_then(|()| group.remove(ENDING));
         let path = group.path().display();
         removed.map_err(|error| {
-            format!("cannot remove the cgroup {path}: {error}; end its processes, and `rmdir {path}`")
+            format!(
+                "cannot remove the cgroup {path}: {error}; end its processes, and `rmdir {path}`"
+            )
         })?;
         self.groups.swap_remove(at);
         Ok(())
@@ -279,9 +294,10 @@ impl Guard {
 
     fn request(&self, talk: &mut Talk, request: &Request) -> Result<Reply, SwapError> {
         let ended = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                SwapError::Deadline { what: "a request to the guardian", seconds: REQUEST.as_secs() }
-            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => SwapError::Deadline {
+                what: "a request to the guardian",
+                seconds: REQUEST.as_secs(),
+            },
             _ => SwapError::Guardian(format!("the guardian of swap has ended: {error}")),
         };
         send(&self.socket, request).map_err(ended)?;

@@ -127,13 +127,19 @@ fn available_bytes(info: &str) -> Option<u64> {
 ///
 /// While only the experiment's swap is on, they are its own.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Traffic {
-    pub(super) pages_in: u64,
-    pub(super) pages_out: u64,
+pub struct Traffic {
+    /// Read.
+    pub pages_in: u64,
+    /// Written.
+    pub pages_out: u64,
 }
 
 impl Traffic {
-    pub(super) fn look() -> Result<Self, SwapError> {
+    /// Until now.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn look() -> Result<Self, SwapError> {
         let text = fs::read_to_string("/proc/vmstat").map_err(failed("read /proc/vmstat"))?;
         Ok(Self::parse(&text))
     }
@@ -143,23 +149,21 @@ impl Traffic {
             let mut words = text.lines().filter_map(|line| line.split_once(' '));
             words.find(|(word, _)| *word == name).and_then(|(_, count)| count.trim().parse().ok())
         };
-        Self {
-            pages_in: count("pswpin").unwrap_or(0),
-            pages_out: count("pswpout").unwrap_or(0),
-        }
+        Self { pages_in: count("pswpin").unwrap_or(0), pages_out: count("pswpout").unwrap_or(0) }
     }
 }
 
 /// How well zram compressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Compression {
+pub struct Compression {
     original_bytes: u64,
     compressed_bytes: u64,
 }
 
 impl Compression {
     /// Of the device at a path such as `/dev/zram1`.
-    pub(super) fn of(device: &Path) -> Option<Self> {
+    #[must_use]
+    pub fn of(device: &Path) -> Option<Self> {
         let name = device.file_name()?;
         let path = PathBuf::from("/sys/block").join(name).join("mm_stat");
         Self::parse(&fs::read_to_string(path).ok()?)
@@ -174,7 +178,8 @@ impl Compression {
 
     /// The size after compression, as a share of that before; nothing if the device is empty.
     #[allow(clippy::cast_precision_loss, reason = "a share needs few digits")]
-    pub(super) fn share(self) -> Option<f64> {
+    #[must_use]
+    pub fn share(self) -> Option<f64> {
         let whole = self.original_bytes;
         (whole > 0).then(|| self.compressed_bytes as f64 / whole as f64)
     }

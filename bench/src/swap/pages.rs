@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{self, BufRead};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -285,8 +284,6 @@ pub struct Swapped {
     name: String,
     worker: Worker,
     filled: Filled,
-    /// The zram device, whose compression is of interest.
-    device: Option<PathBuf>,
 }
 
 impl Swapped {
@@ -302,20 +299,13 @@ impl Swapped {
         job.group.set_limit(Some(job.limit_bytes))?;
         let mut worker = Worker::start(command, &job.group, &Job::Pages(job.clone()), TURN)?;
         let filled = worker.answer()?;
-        let device = job.area.algorithm().map(|_| job.area.path.clone());
-        Ok(Self { name: name.into(), worker, filled, device })
+        Ok(Self { name: name.into(), worker, filled })
     }
 
     /// What is known of its pages.
     #[must_use]
     pub const fn filled(&self) -> Filled {
         self.filled
-    }
-
-    /// The zram device of its pages.
-    #[must_use]
-    pub fn device(&self) -> Option<&std::path::Path> {
-        self.device.as_deref()
     }
 }
 

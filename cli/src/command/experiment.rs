@@ -1,5 +1,7 @@
 //! `bluebridge experiment`: experiments in temporary racks, with tables, CSV and plots.
 
+mod comparison;
+mod key_value;
 mod ownership;
 pub(super) mod paging_latency;
 mod workout;
@@ -19,7 +21,9 @@ use crate::output;
 pub(super) enum Experiment {
     /// How fast and how fairly a page passes from owner to owner, and the effect of redirects
     Ownership(ownership::Ownership),
-    /// How long a page fault takes: remote, resolved from memory, from the page cache and from a disk
+    /// A key-value store (redis-server, unmodified) with a part of its memory local
+    KeyValue(key_value::KeyValue),
+    /// How long a page fault takes: remote, resolved from memory, from the page cache, a disk and swap
     PagingLatency(paging_latency::PagingLatency),
     /// An array that is written in order, with a part of it local
     Testswap(workout::Options),
@@ -27,15 +31,24 @@ pub(super) enum Experiment {
     Quicksort(workout::Options),
     /// Bodies that attract each other, in an octree, with a part of them local
     BarnesHut(workout::Options),
+    /// Turns swap off after an experiment; started by it
+    #[command(hide = true)]
+    SwapGuardian,
+    /// Works in a cgroup; started by an experiment
+    #[command(hide = true)]
+    SwapWorker,
 }
 
 pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit> {
     match experiment {
         Experiment::Ownership(ownership) => ownership::run(ownership, global),
+        Experiment::KeyValue(asked) => key_value::run(asked, global),
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
         Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),
         Experiment::BarnesHut(options) => workout::run(Workout::BarnesHut, options, global),
+        Experiment::SwapGuardian => comparison::guard(),
+        Experiment::SwapWorker => comparison::work(),
     }
 }
 

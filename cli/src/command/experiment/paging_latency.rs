@@ -13,6 +13,10 @@ use bluebridge_bench::paging::{Disk, Faults, Nearby, PageCache, Parts, Reads, So
 use bluebridge_bench::pin;
 use bluebridge_bench::placement::Probe;
 use bluebridge_bench::summary::median;
+use bluebridge_bench::swap::Kind;
+use bluebridge_bench::swap::area::Area;
+use bluebridge_bench::swap::cgroup::Cgroup;
+use bluebridge_bench::swap::pages::{PagesJob, Swapped};
 use bluebridge_bench::turns::Turns;
 use bluebridge_pager::{FaultMode, RegionOptions};
 use bluebridge_rack::daemon::READY_DEADLINE;
@@ -27,6 +31,7 @@ use super::super::bench::machine::{self, Machine};
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
+use super::comparison::{Comparison, Held, Swap};
 use crate::exit::Exit;
 use crate::output;
 
@@ -56,6 +61,21 @@ pub(in crate::command) struct PagingLatency {
     /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
+    #[command(flatten)]
+    comparison: Comparison,
+}
+
+/// Pages in swap.
+#[derive(Clone, Debug, Serialize)]
+struct SwapFinding {
+    kind: Kind,
+    page_count: usize,
+    /// Pages that were out when the contest began.
+    out_count: usize,
+    /// zram's.
+    algorithm: Option<String>,
+    /// The size of zram's contents after compression, as a share.
+    compressed_share: Option<f64>,
 }
 
 /// What a way to resolve faults showed.
@@ -74,12 +94,14 @@ struct Findings {
     machine: Machine,
     outcome: Outcome,
     modes: Vec<Mode>,
+    swap: Vec<SwapFinding>,
     /// What could not be measured, and why.
     missing: Vec<String>,
     files: Vec<String>,
 }
 
 pub(super) fn run(asked: PagingLatency, global: Global) -> anyhow::Result<Exit> {
+    let held = asked.comparison.prepare(REGION_BYTES)?;
     let folder = Folder::make(&asked.output)?;
     let site = Site::prepare()?;
     if thread::available_parallelism().context("cannot count the cores")?.get() < 2 {
@@ -112,9 +134,13 @@ pub(super) fn run(asked: PagingLatency, global: Global) -> anyhow::Result<Exit> 
         operation_count: asked.faults as usize,
     };
     let place = folder.file("");
-    let work = move |rack: &Rack| in_turns(rack, length, &place);
+    let swap = held.as_ref().map(Held::share);
+    let work = move |rack: &Rack| in_turns(rack, length, &place, swap.as_deref());
     let mut findings = interrupt::measure(&rack, &cancel, work)?;
     interrupt::take_down(rack)?;
+    if let Some(held) = held {
+        held.end()?;
+    }
     steps.end();
     let path = folder.csv("latency.csv", &COLUMNS, &rows(&findings))?;
     findings.files.push(path.display().to_string());
@@ -123,7 +149,12 @@ pub(super) fn run(asked: PagingLatency, global: Global) -> anyhow::Result<Exit> 
 }
 
 /// Measures with a thread on the server's core that only answers the placement probe.
-fn in_turns(rack: &Rack, length: Length, place: &std::path::Path) -> anyhow::Result<Findings> {
+fn in_turns(
+    rack: &Rack,
+    length: Length,
+    place: &std::path::Path,
+    swap: Option<&Swap>,
+) -> anyhow::Result<Findings> {
     let turns = Turns::new();
     let probe = Probe::default();
     thread::scope(|scope| {
@@ -136,7 +167,7 @@ fn in_turns(rack: &Rack, length: Length, place: &std::path::Path) -> anyhow::Res
             });
             Ok(())
         });
-        let measured = rack.enter(CLIENT, || measure(rack, length, place, turns, probe));
+        let measured = rack.enter(CLIENT, || measure(rack, length, place, swap, (turns, probe)));
         turns.end();
         serving.join().map_err(|_| anyhow!("the probing thread panicked"))??;
         measured?
@@ -147,8 +178,8 @@ fn measure(
     rack: &Rack,
     length: Length,
     place: &std::path::Path,
-    turns: &Turns,
-    probe: &Probe,
+    swap: Option<&Swap>,
+    (turns, probe): (&Turns, &Probe),
 ) -> anyhow::Result<Findings> {
     pin(CLIENT_CORE).context("cannot pin the client")?;
     let client = join(rack, SPIN)?;
@@ -180,15 +211,21 @@ fn measure(
             missing.push(format!("reads from the disk: {}: {error}", stored.display()))
         })
         .ok();
+    let mut swapped = swap.map(swap_all).transpose()?.unwrap_or_default();
     let mut contestants: Vec<&mut dyn Contestant> = vec![&mut reads];
     contestants.extend(faults.iter_mut().map(|faults| faults as &mut dyn Contestant));
     contestants.push(&mut page_cache);
     contestants.extend(disk.iter_mut().map(|disk| disk as &mut dyn Contestant));
+    contestants.extend(swapped.iter_mut().map(|one| &mut one.contestant as &mut dyn Contestant));
     let outcome = contest::run(&mut contestants, length, turns, probe);
     for file in [&cached, &stored] {
         // They are large, and of no use any more.
         let _ = std::fs::remove_file(file);
     }
+    let swap = match swap {
+        Some(swap) => swap_off(swap, swapped)?,
+        None => Vec::new(),
+    };
     let outcome = outcome.map_err(|error| anyhow!(error))?;
     let findings = modes.iter().enumerate().map(|(at, mode)| Mode {
         mode: mode_name(*mode),
@@ -200,9 +237,61 @@ fn measure(
         machine: Machine::look(),
         modes: findings.collect(),
         outcome,
+        swap,
         missing,
         files: Vec::new(),
     })
+}
+
+/// Pages in swap, with what has to be removed afterwards.
+struct InSwap {
+    contestant: Swapped,
+    area: Area,
+    group: Cgroup,
+}
+
+/// Memory of a process in a cgroup besides its pages and what it accesses between two times of pressing out.
+const SWAPPED_SPARE_BYTES: u64 = 16 << 20;
+
+/// Turns on all kinds of swap, and fills pages that go there. The kernel uses the area of the highest priority, which is
+/// the one that was turned on last; pages that were written before stay where they are.
+fn swap_all(swap: &Swap) -> anyhow::Result<Vec<InSwap>> {
+    let start = |kind: &Kind| {
+        let area = swap.on(*kind)?;
+        let group = swap.group()?;
+        let job = PagesJob {
+            count: usize::try_from(REGION_BYTES >> 12).context("the region is too large")?,
+            core: CLIENT_CORE,
+            group: group.clone(),
+            limit_bytes: LOCAL_BYTES + SWAPPED_SPARE_BYTES,
+            area: area.clone(),
+        };
+        let name = match kind {
+            Kind::SwapFile => "fault on a page in a swap file",
+            Kind::Zram => "fault on a page in zram",
+        };
+        Ok(InSwap { contestant: Swapped::new(name, swap.worker(), &job)?, area, group })
+    };
+    swap.kinds.iter().map(start).collect()
+}
+
+fn swap_off(swap: &Swap, all: Vec<InSwap>) -> anyhow::Result<Vec<SwapFinding>> {
+    let end = |InSwap { contestant, area, group }: InSwap| {
+        let filled = contestant.filled();
+        let finding = SwapFinding {
+            kind: area.kind,
+            page_count: usize::try_from(REGION_BYTES >> 12).context("the region is too large")?,
+            out_count: filled.out_count,
+            algorithm: area.algorithm(),
+            compressed_share: filled.compressed_share,
+        };
+        // The pages are free when the process has ended, so that they need not return from swap.
+        drop(contestant);
+        swap.remove_group(&group)?;
+        swap.off(&area)?;
+        Ok(finding)
+    };
+    all.into_iter().map(end).collect()
 }
 
 /// A remote fault, less the same fault resolved from memory, less a READ: median over the rounds.
@@ -269,6 +358,12 @@ fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
              {data_us:.2} us, exit {exit_us:.2} us, other {other_us:.2} us ({})",
             mode.mode, mode.excess_us, mode.mechanisms
         ))?;
+    }
+    for SwapFinding { kind, page_count, out_count, algorithm, compressed_share } in &findings.swap {
+        let compressed = algorithm.as_ref().zip(*compressed_share).map_or_else(String::new, |it| {
+            format!("; {} compressed them to {:.0} %", it.0, it.1 * 100.0)
+        });
+        output::prose(&format!("{kind}: {out_count} of {page_count} pages were out{compressed}"))?;
     }
     for missing in &findings.missing {
         output::prose(&format!("not measured: {missing}"))?;

@@ -2,6 +2,7 @@
 
 mod published;
 mod report;
+mod swapped;
 
 use std::path::PathBuf;
 use std::process;
@@ -22,10 +23,12 @@ use clap::Args;
 use serde::Serialize;
 
 use self::published::Published;
+use self::swapped::{MeasuredSwap, SwapRun};
 use super::super::bench::machine::{self, Machine};
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
+use super::comparison::{Comparison, Held, Swap};
 use super::paging_latency::{CLIENT, CLIENT_CORE, SERVER_CORE, SPIN, join};
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -58,11 +61,13 @@ pub(in crate::command) struct Options {
     /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
+    #[command(flatten)]
+    comparison: Comparison,
 }
 
 /// A share in percent, 1 to 100.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Share(u8);
+pub(super) struct Share(pub(super) u8);
 
 impl FromStr for Share {
     type Err = String;
@@ -79,7 +84,11 @@ impl FromStr for Share {
 impl Share {
     /// This share of a size, in bytes.
     const fn of(self, size: ByteSize) -> u64 {
-        size.0.saturating_mul(self.0 as u64).div_ceil(100)
+        self.of_bytes(size.0)
+    }
+
+    pub(super) const fn of_bytes(self, bytes: u64) -> u64 {
+        bytes.saturating_mul(self.0 as u64).div_ceil(100)
     }
 }
 
@@ -133,6 +142,8 @@ struct Findings {
     /// The time in plain memory of all rounds, in seconds.
     plain_seconds: Vec<f64>,
     runs: Vec<Run>,
+    /// The same with swap instead of the pager.
+    swap_runs: Vec<SwapRun>,
     files: Vec<String>,
 }
 
@@ -145,6 +156,7 @@ pub(super) fn run(workout: Workout, mut asked: Options, global: Global) -> anyho
         }
     }
     asked.servers.dedup();
+    let swap = asked.comparison.prepare(asked.bytes().0)?;
     let folder = Folder::make(&asked.output)?;
     let site = Site::prepare()?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
@@ -158,20 +170,26 @@ pub(super) fn run(workout: Workout, mut asked: Options, global: Global) -> anyho
         mechanisms: String::new(),
         plain_seconds: Vec::new(),
         runs: Vec::new(),
+        swap_runs: Vec::new(),
         files: Vec::new(),
     };
-    for servers in asked.servers.iter().copied() {
+    for (at, servers) in asked.servers.iter().copied().enumerate() {
         let number = output::counted(servers.into(), "server");
         steps.begin(&format!("a rack of {number} and one client"));
         let rack = build(&site, &cancel, &asked, servers)?;
         steps.begin(&format!("{number}: {}", output::counted(asked.rounds.into(), "round")));
         let copy = asked.clone();
-        let work = move |rack: &Rack| rack.enter(CLIENT, || measure(rack, workout, &copy))?;
+        // The number of servers makes no difference to swap.
+        let swap = swap.as_ref().filter(|_| at == 0).map(Held::share);
+        let work = move |rack: &Rack| rack.enter(CLIENT, || measure(rack, workout, &copy, swap))?;
         let measured = interrupt::measure(&rack, &cancel, work)?;
         interrupt::take_down(rack)?;
         findings.add(&asked, servers, measured);
     }
     steps.end();
+    if let Some(swap) = swap {
+        swap.end()?;
+    }
     // Measuring takes long: the results are printed even if no file can be written.
     let written = report::write(&mut findings, &folder);
     report::print(&findings, global.json)?;
@@ -205,6 +223,7 @@ struct Measured {
     plain_seconds: Vec<f64>,
     /// For each share.
     shares: Vec<MeasuredShare>,
+    swap_runs: Vec<SwapRun>,
 }
 
 #[derive(Clone, Default)]
@@ -221,7 +240,12 @@ fn copies_cores(copies: u16) -> anyhow::Result<Vec<usize>> {
     Ok(cores)
 }
 
-fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Measured> {
+fn measure(
+    rack: &Rack,
+    workout: Workout,
+    asked: &Options,
+    swap: Option<Arc<Swap>>,
+) -> anyhow::Result<Measured> {
     let cores = copies_cores(asked.copies)?;
     // A copy that polls would take the core from the others, which have work.
     let spin = if cores.len() < asked.copies.into() { Duration::ZERO } else { SPIN };
@@ -235,10 +259,12 @@ fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Mea
     };
     let copies = usize::from(asked.copies);
     let together = Together { workout, copies, cores };
+    let mut swapped = swap.map(|swap| MeasuredSwap::new(swap, together.clone(), words, asked));
     let mut measured = Measured {
         mechanisms: String::new(),
         plain_seconds: Vec::new(),
         shares: vec![MeasuredShare::default(); asked.local.len()],
+        swap_runs: Vec::new(),
     };
     for round in 0..asked.rounds {
         let mut plain = vec![0_u32; words];
@@ -267,6 +293,12 @@ fn measure(rack: &Rack, workout: Workout, asked: &Options) -> anyhow::Result<Mea
                 return Err(anyhow!("more pages were local than allowed: a defect of the pager"));
             }
         }
+        if let Some(swapped) = &mut swapped {
+            swapped.round(round.into(), &expected)?;
+        }
+    }
+    if let Some(swapped) = swapped {
+        measured.swap_runs = swapped.finish(&measured.plain_seconds);
     }
     Ok(measured)
 }
@@ -289,7 +321,8 @@ const fn between(begin: Statistics, end: Statistics) -> Statistics {
 impl Findings {
     /// Adds what was measured in a rack.
     fn add(&mut self, asked: &Options, servers: u16, measured: Measured) {
-        let Measured { mechanisms, plain_seconds, shares } = measured;
+        let Measured { mechanisms, plain_seconds, shares, swap_runs } = measured;
+        self.swap_runs.extend(swap_runs);
         for (share, MeasuredShare { seconds, last }) in asked.local.iter().zip(shares) {
             let ratios = seconds.iter().zip(&plain_seconds).map(|(ours, plain)| ours / plain);
             let time = seconds.last().copied().unwrap_or(f64::NAN) * f64::from(asked.copies);

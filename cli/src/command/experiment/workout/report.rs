@@ -6,13 +6,15 @@ use bluebridge_bench::summary::median;
 use bluebridge_rack::spec::ByteSize;
 
 use super::super::Folder;
+use super::swapped::SwapRun;
 use super::{Findings, Run};
 use crate::output;
 
-const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 13] = [
     "servers",
     "copies",
     "local",
+    "rest",
     "seconds",
     "ratio",
     "published",
@@ -43,7 +45,7 @@ pub(super) fn write(findings: &mut Findings, folder: &Folder) -> anyhow::Result<
     Ok(())
 }
 
-/// A line for each number of servers.
+/// A line for each number of servers, and for each kind of swap.
 fn measured(findings: &Findings) -> Vec<Series> {
     let lines = by_servers(findings).into_iter().map(|runs| {
         let mut points: Vec<_> =
@@ -52,7 +54,14 @@ fn measured(findings: &Findings) -> Vec<Series> {
         let servers = runs.first().map_or(0, |run| run.servers);
         Series { name: output::counted(servers.into(), "server"), points }
     });
-    lines.collect()
+    let kinds = findings.swap_runs.chunk_by(|one, other| one.kind == other.kind);
+    let swap = kinds.filter_map(|runs| {
+        let points = runs.iter().map(|run| (f64::from(run.local_percent), run.ratio));
+        let mut points: Vec<_> = points.collect();
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Some(Series { name: runs.first()?.kind.to_string(), points })
+    });
+    lines.chain(swap).collect()
 }
 
 /// The published points, a series for each system.
@@ -85,6 +94,7 @@ fn rows(findings: &Findings) -> Vec<Vec<String>> {
             first.servers.to_string(),
             copies.clone(),
             "plain memory".to_owned(),
+            String::new(),
             format!("{:.2}", median(&first.plain_seconds)),
             "1.00".to_owned(),
         ];
@@ -92,7 +102,28 @@ fn rows(findings: &Findings) -> Vec<Vec<String>> {
         rows.push(plain);
         rows.extend(runs.iter().map(|run| row(run, &copies)));
     }
+    rows.extend(findings.swap_runs.iter().map(|run| swap_row(run, &copies)));
     rows
+}
+
+/// `remote_faults` are here those that had to wait for a page.
+fn swap_row(run: &SwapRun, copies: &str) -> Vec<String> {
+    let none = String::new;
+    vec![
+        none(),
+        copies.to_owned(),
+        format!("{} %", run.local_percent),
+        run.kind.name().to_owned(),
+        format!("{:.2}", median(&run.seconds)),
+        format!("{:.2}", run.ratio),
+        none(),
+        run.major_faults.to_string(),
+        none(),
+        none(),
+        none(),
+        (run.read_bytes / 1_000_000).to_string(),
+        (run.written_bytes / 1_000_000).to_string(),
+    ]
 }
 
 fn row(run: &Run, copies: &str) -> Vec<String> {
@@ -102,6 +133,7 @@ fn row(run: &Run, copies: &str) -> Vec<String> {
         run.servers.to_string(),
         copies.to_owned(),
         format!("{} %", run.local_percent),
+        "servers".to_owned(),
         format!("{:.2}", median(&run.seconds)),
         format!("{:.2}", run.ratio),
         published.collect::<Vec<_>>().join("; "),
@@ -140,5 +172,22 @@ pub(super) fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
             run.room_wait * 100.0
         ))?;
     }
+    for run in &findings.swap_runs {
+        let compressed = run
+            .compressed_share
+            .map_or_else(String::new, |share| format!("; compressed to {:.0} %", share * 100.0));
+        output::prose(&format!(
+            "{}, {} % local: limit {:.1} MiB, of which the process needs {:.1} MiB besides its memory{compressed}",
+            run.kind,
+            run.local_percent,
+            mebibytes(run.limit_bytes),
+            mebibytes(run.own_bytes),
+        ))?;
+    }
     output::prose(&format!("written: {}", findings.files.join(", ")))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "it is printed with few digits")]
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
