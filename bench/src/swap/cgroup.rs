@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,6 +19,11 @@ use super::{SwapError, failed};
 const LOOK: Duration = Duration::from_millis(10);
 /// A limit to which little can stay.
 const LITTLE: u64 = 1 << 20;
+
+/// How often a stuck cgroup is looked for; it waits so long.
+const RELIEF_LOOK: Duration = Duration::from_millis(2);
+/// By how much a stuck cgroup may exceed its limit for a moment.
+const RELIEF_BYTES: u64 = 1 << 20;
 
 /// The version of the interface.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -139,6 +146,12 @@ impl Cgroup {
         }
     }
 
+    /// Whether all its processes wait because the kernel found nothing to press out. Only version 1 has this state.
+    fn is_stuck(&self) -> bool {
+        let control = fs::read_to_string(self.path.join("memory.oom_control"));
+        control.is_ok_and(|text| text.lines().any(|line| line == "under_oom 1"))
+    }
+
     fn write(&self, name: &str, value: &str) -> Result<(), SwapError> {
         let path = self.path.join(name);
         let doing = format!("write {value} to {}", path.display());
@@ -193,6 +206,68 @@ impl Cgroup {
                 }
                 other => return other,
             }
+        }
+    }
+}
+
+/// Helps a cgroup of version 1 that is stuck, until it is dropped.
+///
+/// If swap is slow, the kernel finds pages in version 1 that are all being written, gives up, and ends the process
+/// although swap has room. Here it lets the process wait instead, and its limit is higher for a moment. This is counted.
+/// Version 2 waits for the pages by itself.
+#[derive(Debug)]
+pub struct Relief {
+    stop: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relief {
+    /// Begins to watch a cgroup with this limit.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(group: &Cgroup, limit_bytes: u64) -> Result<Self, SwapError> {
+        let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let mut relief = Self { stop, count, thread: None };
+        if group.version == Version::Two {
+            return Ok(relief);
+        }
+        group.write("memory.oom_control", "1")?;
+        let (stop, count) = (Arc::clone(&relief.stop), Arc::clone(&relief.count));
+        let group = group.clone();
+        let watch = move || {
+            while !stop.load(Ordering::Relaxed) {
+                thread::sleep(RELIEF_LOOK);
+                if !group.is_stuck() {
+                    continue;
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+                // The process goes on. Lowering the limit again presses out, and fails as long as this has no success.
+                let _ = group.set_limit(Some(limit_bytes.saturating_add(RELIEF_BYTES)));
+                while group.set_limit(Some(limit_bytes)).is_err() && !stop.load(Ordering::Relaxed) {
+                    thread::sleep(RELIEF_LOOK);
+                }
+            }
+        };
+        let spawned = thread::Builder::new().name("relief".to_owned()).spawn(watch);
+        relief.thread = Some(spawned.map_err(failed("start a thread"))?);
+        Ok(relief)
+    }
+
+    /// How often it helped.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Relief {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic.
+            let _ = thread.join();
         }
     }
 }

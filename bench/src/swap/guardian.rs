@@ -172,8 +172,6 @@ impl Holdings {
 #[must_use]
 pub fn serve(socket: &UnixStream) -> Vec<String> {
     let mut holdings = Holdings::default();
-    // If memory becomes short, the system should end others first. It is only a hint.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
     for line in BufReader::new(socket).lines() {
         let Ok(line) = line else { break };
         let reply = match serde_json::from_str(&line) {

@@ -153,6 +153,9 @@ impl Traffic {
     }
 }
 
+/// The first page of a swap area.
+const HEADER_BYTES: u64 = 4096;
+
 /// How well zram compressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compression {
@@ -176,12 +179,12 @@ impl Compression {
         Some(Self { original_bytes, compressed_bytes })
     }
 
-    /// The size after compression, as a share of that before; nothing if the device is empty.
+    /// The size after compression, as a share of that before; nothing if the device has only its header.
     #[allow(clippy::cast_precision_loss, reason = "a share needs few digits")]
     #[must_use]
     pub fn share(self) -> Option<f64> {
         let whole = self.original_bytes;
-        (whole > 0).then(|| self.compressed_bytes as f64 / whole as f64)
+        (whole > HEADER_BYTES).then(|| self.compressed_bytes as f64 / whole as f64)
     }
 }
 
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(available_bytes("MemAvailable:"), None);
         let text = "pgpgin 5\npswpin 7\npswpout 9\npswpin_other 11\n";
         assert_eq!(Traffic::parse(text), Traffic { pages_in: 7, pages_out: 9 });
-        let empty = Compression::parse("0 0 0 0 0 0 0 0 0\n").expect("numbers");
+        let empty = Compression::parse("4096 74 12288 0 0 0 0 0 0\n").expect("numbers");
         assert_eq!(empty.share(), None);
         let half = Compression::parse("   8192 4096 12288 0").expect("numbers");
         assert_eq!(half.share(), Some(0.5));

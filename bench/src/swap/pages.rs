@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, MlockAllFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
 use super::area::Area;
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, Relief};
 use super::machine::Compression;
 use super::worker::{Job, Worker, answer, major_faults, receive};
 use super::{SwapError, failed};
@@ -283,6 +283,8 @@ impl AsSocket for io::BufReader<UnixStream> {
 pub struct Swapped {
     name: String,
     worker: Worker,
+    /// While the pages are filled, they are pressed out.
+    _relief: Relief,
     filled: Filled,
 }
 
@@ -297,9 +299,10 @@ impl Swapped {
         job: &PagesJob,
     ) -> Result<Self, SwapError> {
         job.group.set_limit(Some(job.limit_bytes))?;
+        let relief = Relief::start(&job.group, job.limit_bytes)?;
         let mut worker = Worker::start(command, &job.group, &Job::Pages(job.clone()), TURN)?;
         let filled = worker.answer()?;
-        Ok(Self { name: name.into(), worker, filled })
+        Ok(Self { name: name.into(), worker, _relief: relief, filled })
     }
 
     /// What is known of its pages.

@@ -158,6 +158,8 @@ pub(super) fn guard() -> anyhow::Result<Exit> {
         signal_hook::flag::register(signal, Arc::<AtomicBool>::default())
             .context("cannot ignore signals")?;
     }
+    // If memory becomes short, the system should end others first. It is only a hint.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
     let left = guardian::serve(&socket()?);
     for problem in &left {
         output::complain(problem);

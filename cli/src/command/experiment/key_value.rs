@@ -132,6 +132,8 @@ struct Row {
     faults: Option<u64>,
     read_bytes: u64,
     written_bytes: u64,
+    /// How often the kernel found nothing to press out, so that the limit was exceeded for a moment; of all rounds.
+    relief_count: u64,
     /// The size of zram's contents after compression, as a share, when the keys were loaded.
     compressed_share: Option<f64>,
     /// Values that were read back and compared, in all rounds.

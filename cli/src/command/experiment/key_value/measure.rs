@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, ensure};
 use bluebridge_bench::summary::median;
 use bluebridge_bench::swap::area::Area;
-use bluebridge_bench::swap::cgroup::Cgroup;
+use bluebridge_bench::swap::cgroup::{Cgroup, Relief};
 use bluebridge_bench::swap::machine::{Compression, Traffic};
 use bluebridge_rack::Rack;
 use bluebridge_rack::access::rack_environment;
@@ -66,6 +66,7 @@ struct Shown {
 struct Place {
     area: Option<Area>,
     group: Option<Cgroup>,
+    relief: Option<Relief>,
 }
 
 impl Setting {
@@ -116,6 +117,7 @@ impl Setting {
             *sizes = Some(Sizes { data_bytes, own_bytes });
         }
         server.end()?;
+        row.relief_count += place.relief.take().as_ref().map_or(0, Relief::count);
         if row.way == Way::Run {
             self.add_summary(&mut shown)?;
         } else if row.way.kind().is_some() {
@@ -167,6 +169,7 @@ impl Setting {
             (row.local_bytes, row.limit_bytes) = (Some(bytes), Some(limit));
             place.area = Some(swap.on(kind)?);
             group.set_limit(Some(limit))?;
+            place.relief = Some(Relief::start(&group, limit)?);
         }
         group.hold(&mut command)?;
         place.group = Some(group);
@@ -322,6 +325,7 @@ fn row(way: Way, local_percent: u8) -> Row {
         faults: None,
         read_bytes: 0,
         written_bytes: 0,
+        relief_count: 0,
         compressed_share: None,
         checked_count: 0,
     }

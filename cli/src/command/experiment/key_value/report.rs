@@ -80,8 +80,14 @@ pub(super) fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
         let compressed = row
             .compressed_share
             .map_or_else(String::new, |share| format!("; compressed to {:.0} %", share * 100.0));
+        let relief = match row.relief_count {
+            0 => String::new(),
+            count => {
+                format!("; exceeded {count} times, because the kernel found nothing to press out")
+            }
+        };
         output::prose(&format!(
-            "{}, {} % local: {:.1} MiB{limit}{compressed}",
+            "{}, {} % local: {:.1} MiB{limit}{compressed}{relief}",
             row.way.words(),
             row.local_percent,
             mebibytes(local)

@@ -176,8 +176,14 @@ pub(super) fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
         let compressed = run
             .compressed_share
             .map_or_else(String::new, |share| format!("; compressed to {:.0} %", share * 100.0));
+        let relief = match run.relief_count {
+            0 => String::new(),
+            count => {
+                format!("; exceeded {count} times, because the kernel found nothing to press out")
+            }
+        };
         output::prose(&format!(
-            "{}, {} % local: limit {:.1} MiB, of which the process needs {:.1} MiB besides its memory{compressed}",
+            "{}, {} % local: limit {:.1} MiB, of which the process needs {:.1} MiB besides its memory{compressed}{relief}",
             run.kind,
             run.local_percent,
             mebibytes(run.limit_bytes),

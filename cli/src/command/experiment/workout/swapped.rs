@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use bluebridge_bench::summary::median;
 use bluebridge_bench::swap::Kind;
+use bluebridge_bench::swap::cgroup::Relief;
 use bluebridge_bench::swap::worker::{Job, Worker, WorkoutJob, WorkoutResult};
 use bluebridge_bench::workout::{Finished, Together};
 use serde::Serialize;
@@ -33,6 +34,8 @@ pub(super) struct SwapRun {
     pub(super) major_faults: u64,
     pub(super) read_bytes: u64,
     pub(super) written_bytes: u64,
+    /// How often the kernel found nothing to press out, so that the limit was exceeded for a moment; of all rounds.
+    pub(super) relief_count: u64,
     /// The size of zram's contents after compression, as a share.
     pub(super) compressed_share: Option<f64>,
 }
@@ -52,6 +55,14 @@ struct Measured {
     share: Share,
     seconds: Vec<f64>,
     last: Option<WorkoutResult>,
+    relief_count: u64,
+}
+
+/// What the cgroup of a run showed.
+struct GroupShown {
+    /// The most memory that it had at once.
+    peak_bytes: u64,
+    relief_count: u64,
 }
 
 impl MeasuredSwap {
@@ -64,7 +75,13 @@ impl MeasuredSwap {
         let shares = |kind: &Kind| {
             let kind = *kind;
             let runs = asked.local.iter();
-            runs.map(move |share| Measured { kind, share: *share, seconds: Vec::new(), last: None })
+            runs.map(move |share| Measured {
+                kind,
+                share: *share,
+                seconds: Vec::new(),
+                last: None,
+                relief_count: 0,
+            })
         };
         let runs = swap.kinds.iter().flat_map(shares).collect();
         Self { swap, program, words, own_bytes: None, runs }
@@ -88,9 +105,10 @@ impl MeasuredSwap {
             let device = (kind == Kind::Zram).then(|| area.path.clone());
             for run in &mut *runs {
                 let limit = self.limit(run.share, own_bytes);
-                let (result, _) = self.run(seed, Some(limit), device.clone(), expected)?;
+                let (result, shown) = self.run(seed, Some(limit), device.clone(), expected)?;
                 run.seconds.push(result.time.as_secs_f64());
                 run.last = Some(result);
+                run.relief_count += shown.relief_count;
             }
             self.swap.off(&area)?;
         }
@@ -104,34 +122,36 @@ impl MeasuredSwap {
 
     /// What the process needs besides the program's memory: a run without limit shows it.
     fn measure_own(&self, seed: u64, expected: &Finished) -> anyhow::Result<u64> {
-        let (_, peak) = self.run(seed, None, None, expected)?;
-        Ok(peak.saturating_sub(self.bytes()))
+        let (_, shown) = self.run(seed, None, None, expected)?;
+        Ok(shown.peak_bytes.saturating_sub(self.bytes()))
     }
 
-    /// A run, and the most memory that it had at once.
+    /// A run, and what its cgroup showed.
     fn run(
         &self,
         seed: u64,
         limit: Option<u64>,
         zram: Option<std::path::PathBuf>,
         expected: &Finished,
-    ) -> anyhow::Result<(WorkoutResult, u64)> {
+    ) -> anyhow::Result<(WorkoutResult, GroupShown)> {
         let Together { workout, copies, ref cores } = self.program;
         let cores = cores.clone();
         let job = WorkoutJob { workout, copies, cores, words: self.words, seed, zram };
         let group = self.swap.group()?;
         group.set_limit(limit)?;
+        let relief = limit.map(|limit| Relief::start(&group, limit)).transpose()?;
         let mut worker = Worker::start(self.swap.worker(), &group, &Job::Workout(job), DEADLINE)?;
         let result: WorkoutResult = worker.answer()?;
-        let peak = group.peak()?;
-        drop(worker);
+        let relief_count = relief.as_ref().map_or(0, Relief::count);
+        let shown = GroupShown { peak_bytes: group.peak()?, relief_count };
+        drop((worker, relief));
         self.swap.remove_group(&group)?;
         if result.digests != expected.digests {
             return Err(anyhow!(
                 "the result with swap differs from that in plain memory: a defect of the experiment or of the kernel"
             ));
         }
-        Ok((result, peak))
+        Ok((result, shown))
     }
 
     pub(super) fn finish(self, plain_seconds: &[f64]) -> Vec<SwapRun> {
@@ -149,6 +169,7 @@ impl MeasuredSwap {
                 major_faults: last.major_faults,
                 read_bytes: last.pages_in * PAGE_BYTES,
                 written_bytes: last.pages_out * PAGE_BYTES,
+                relief_count: run.relief_count,
                 compressed_share: last.compressed_share,
             })
         });
