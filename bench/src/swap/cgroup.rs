@@ -20,8 +20,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// A limit to which little can stay.
 const LITTLE: u64 = 1 << 20;
 
-/// How often a stuck cgroup is looked for; it waits so long.
-const RELIEF_LOOK: Duration = Duration::from_millis(2);
+/// How often a cgroup is looked at; one that is stuck waits so long.
+const RELIEF_LOOK: Duration = Duration::from_millis(10);
 /// By how much a stuck cgroup may exceed its limit for a moment.
 const RELIEF_BYTES: u64 = 1 << 20;
 
@@ -210,11 +210,12 @@ impl Cgroup {
     }
 }
 
-/// Helps a cgroup of version 1 that is stuck, until it is dropped.
+/// Keeps a cgroup from being ended although swap has room, until it is dropped.
 ///
-/// If swap is slow, the kernel finds pages in version 1 that are all being written, gives up, and ends the process
-/// although swap has room. Here it lets the process wait instead, and its limit is higher for a moment. This is counted.
-/// Version 2 waits for the pages by itself.
+/// The kernel decides which pages to press out by counts that are up to seconds old. If pages move fast, it finds none,
+/// and ends the process: seen with Linux 6.18 and cgroups of version 1. To read the statistics brings the counts up to
+/// date. If that is not enough, a process in version 1 waits instead of being ended, and its limit is higher for a moment;
+/// this is counted.
 #[derive(Debug)]
 pub struct Relief {
     stop: Arc<AtomicBool>,
@@ -230,16 +231,16 @@ impl Relief {
     pub fn start(group: &Cgroup, limit_bytes: u64) -> Result<Self, SwapError> {
         let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let mut relief = Self { stop, count, thread: None };
-        if group.version == Version::Two {
-            return Ok(relief);
+        if group.version == Version::One {
+            group.write("memory.oom_control", "1")?;
         }
-        group.write("memory.oom_control", "1")?;
         let (stop, count) = (Arc::clone(&relief.stop), Arc::clone(&relief.count));
         let group = group.clone();
         let watch = move || {
             while !stop.load(Ordering::Relaxed) {
                 thread::sleep(RELIEF_LOOK);
-                if !group.is_stuck() {
+                let _ = fs::read(group.path.join("memory.stat"));
+                if group.version == Version::Two || !group.is_stuck() {
                     continue;
                 }
                 count.fetch_add(1, Ordering::Relaxed);
