@@ -377,6 +377,23 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&area.path).expect("there"), "mine");
     }
 
+    /// The kernel refuses swap to a file on tmpfs, so this test cannot turn any on.
+    #[test]
+    fn a_file_that_could_not_be_turned_on_is_removed_at_the_end() {
+        let directory = Path::new("/dev/shm");
+        let refused = crate::swap::machine::check_directory(directory, 1 << 20);
+        assert!(matches!(refused, Err(SwapError::FileSystem { .. })), "{refused:?}");
+        let area = Area::file_in(directory);
+        let (socket, serving) = guardian();
+        send(&socket, &Request::AddFile { area: area.clone(), bytes: 1 << 20 }).expect("sent");
+        let Reply::Failed(reason) = reply(&socket) else { panic!("it must be refused") };
+        assert!(reason.contains("swap file"), "{reason}");
+        assert!(area.path.exists(), "the guardian has made it");
+        drop(socket);
+        assert!(serving.join().expect("it ends").is_empty());
+        assert!(!area.path.exists());
+    }
+
     #[test]
     fn what_is_no_request_is_refused_and_the_end_of_the_other_side_ends_it() {
         let (socket, serving) = guardian();

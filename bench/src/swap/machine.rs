@@ -34,6 +34,9 @@ pub fn check(
     if !rustix::process::geteuid().is_root() {
         return Err(SwapError::NotRoot);
     }
+    if kinds.contains(&Kind::SwapFile) {
+        check_directory(directory, area_bytes)?;
+    }
     let swaps = match fs::read_to_string(SWAPS) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SwapError::NoSwap),
         other => other.map_err(failed(format!("read {SWAPS}")))?,
@@ -51,9 +54,6 @@ pub fn check(
     }
     if kinds.contains(&Kind::Zram) && !Path::new(ZRAM_CONTROL).exists() {
         return Err(SwapError::NoZram { control: ZRAM_CONTROL });
-    }
-    if kinds.contains(&Kind::SwapFile) {
-        check_directory(directory, area_bytes)?;
     }
     Ok(())
 }

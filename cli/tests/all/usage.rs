@@ -1,10 +1,15 @@
 //! Wrong usage of the binary, and missing requirements: error texts and exit codes.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use bluebridge_testkit::Scratch;
-use serde_json::Value;
+use bluebridge_testkit::{Scratch, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
 
@@ -558,4 +563,43 @@ mod root {
         assert_eq!(printed["files"], Value::Array(Vec::new()));
         assert_eq!(printed["findings"].as_array().map(Vec::len), Some(2), "{printed}");
     }
+}
+
+#[test]
+fn programs_that_an_experiment_needs_are_named_with_their_packages() {
+    let (code, said) = result_of(&call(&["experiment", "key-value", "--redis", "/nonexistent"]));
+    assert_eq!(code, Some(1), "{said}");
+    for words in ["redis-server was not found in /nonexistent", "redis-tools", "--redis"] {
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+/// The process that turns swap off is not ended by a signal for the experiment, but by the experiment's end. The kernel
+/// refuses swap to a file on tmpfs, so this test cannot turn any on.
+#[test]
+fn the_guardian_of_swap_outlives_signals_and_removes_everything() {
+    let (mut socket, other) = UnixStream::pair().expect("sockets");
+    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    let mut command = Command::new(BINARY);
+    command.args(["experiment", "swap-guardian"]).stdin(OwnedFd::from(other));
+    let mut guardian = command.spawn().expect("starts");
+    // The command holds the other end, too.
+    drop(command);
+    let path = format!("/dev/shm/bluebridge-swap-test-{}", std::process::id());
+    let area = json!({ "kind": "swap-file", "path": path, "number": null });
+    writeln!(socket, "{}", json!({ "add_file": { "area": area, "bytes": 1 << 20 } }))
+        .expect("sent");
+    let mut reply = String::new();
+    BufReader::new(&socket).read_line(&mut reply).expect("a reply");
+    assert!(reply.contains("failed") && reply.contains("swap file"), "{reply}");
+    assert!(Path::new(&path).exists(), "it has made the file: {reply}");
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        kill_process(Pid::from_child(&guardian), signal).expect("our own child");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(guardian.try_wait().expect("our own child").is_none(), "it is still there");
+    drop(socket);
+    until("the guardian ends", || guardian.try_wait().expect("our own child").is_some());
+    assert!(guardian.wait().expect("our own child").success());
+    assert!(!Path::new(&path).exists());
 }

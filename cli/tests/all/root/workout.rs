@@ -91,8 +91,32 @@ fn impossible_numbers_are_errors_of_the_command_line() {
         &["--copies", "0"],
         &["--copies", "9"],
         &["--size", "32K", "--copies", "2", "--local", "50%"],
+        &["--compare", "disk"],
+        &["--compare", "zram,"],
     ] {
         let output = experiment(&scratch, &[&["barnes-hut"][..], wrong].concat());
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {output:?}");
     }
+}
+
+/// Refused before anything is built or turned on.
+#[test]
+fn what_cannot_hold_a_swap_file_is_named() {
+    require_root();
+    let scratch = Scratch::new("cmd-swap-directory");
+    let file = ["--compare", "swap-file", "--swap-directory"];
+    for command in [&["testswap", "--size", "1M"][..], &["paging-latency"]] {
+        let output = experiment(&scratch, &[command, &file, &["/dev/shm"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("/dev/shm is on tmpfs") && said.contains("--swap-directory"),
+            "{said}"
+        );
+        let output = experiment(&scratch, &[command, &file, &["/nonexistent"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("/nonexistent"), "{said}");
+    }
+    assert!(!scratch.path().join("workout").exists(), "nothing was begun");
 }
