@@ -552,9 +552,9 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1000.0
 }
 
-/// Whether the page at an address is in memory.
+/// Whether the page at an address is in memory, also only in a cache.
 #[allow(unsafe_code, reason = "mincore")]
-fn is_local(start: *mut u8) -> io::Result<bool> {
+pub(crate) fn is_local(start: *mut u8) -> io::Result<bool> {
     let mut state = 0_u8;
     // SAFETY: the system call writes one byte for one page, whatever the address is.
     match unsafe { libc::mincore(start.cast(), PAGE_BYTES, &raw mut state) } {

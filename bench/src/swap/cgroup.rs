@@ -284,7 +284,7 @@ fn hierarchy(mounts: &str, is_enabled: impl Fn(&Path) -> bool) -> Option<(Versio
         let options = |options: &str| options.split(',').any(|option| option == "memory");
         match words.next() {
             Some("cgroup2") if is_enabled(&place) => return Some((Version::Two, place)),
-            Some("cgroup") if words.last().is_some_and(options) => {
+            Some("cgroup") if words.next_back().is_some_and(options) => {
                 one.get_or_insert((Version::One, place));
             }
             _ => {}

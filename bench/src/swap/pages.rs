@@ -20,6 +20,7 @@ use super::machine::Compression;
 use super::worker::{Job, Worker, answer, major_faults, receive};
 use super::{SwapError, failed};
 use crate::contest::{Contestant, Length};
+use crate::paging::is_local;
 use crate::pin;
 use crate::placement::now;
 use crate::summary::Samples;
@@ -111,7 +112,7 @@ impl Pages {
         for page in 0..pages.count {
             for at in 0..PAGE_BYTES / 8 {
                 // SAFETY: the word is inside the mapping, and aligned; nobody else uses it.
-                unsafe { pages.address(page).cast::<u64>().add(at).write(word(page, at)) };
+                unsafe { pages.word_address(page, at).write(word(page, at)) };
             }
         }
         pages.press()?;
@@ -121,6 +122,10 @@ impl Pages {
 
     fn address(&self, page: usize) -> *mut u8 {
         self.start.wrapping_add(page * PAGE_BYTES)
+    }
+
+    fn word_address(&self, page: usize, at: usize) -> *mut u64 {
+        self.address(page).wrapping_add(at * 8).cast()
     }
 
     /// Whether each page is in memory, also in a cache.
@@ -137,12 +142,9 @@ impl Pages {
     }
 
     fn is_out(&self, page: usize) -> Result<bool, SwapError> {
-        let mut state = 0_u8;
-        // SAFETY: the system call writes one byte for one page.
-        match unsafe { libc::mincore(self.address(page).cast(), PAGE_BYTES, &raw mut state) } {
-            0 => Ok(state & 1 == 0 && self.swapped_to(page)? == Some(self.area)),
-            _ => Err(failed("find out which pages are out (mincore)")(io::Error::last_os_error())),
-        }
+        let local = is_local(self.address(page));
+        let local = local.map_err(failed("find out which pages are out (mincore)"))?;
+        Ok(!local && self.swapped_to(page)? == Some(self.area))
     }
 
     fn out_count(&self) -> Result<usize, SwapError> {
@@ -199,7 +201,7 @@ impl Pages {
             if !self.is_out(page)? {
                 continue;
             }
-            let address = self.address(page).cast::<u64>();
+            let address = self.word_address(page, 0);
             let before = major_faults(libc::RUSAGE_THREAD);
             let begin = now();
             // SAFETY: the word is inside the mapping, and aligned; nobody else uses it.
@@ -208,7 +210,7 @@ impl Pages {
             let is_major = major_faults(libc::RUSAGE_THREAD) > before;
             for at in 0..PAGE_BYTES / 8 {
                 // SAFETY: as above.
-                if unsafe { address.add(at).read() } != word(page, at) {
+                if unsafe { self.word_address(page, at).read() } != word(page, at) {
                     return Err(SwapError::Worker(format!("page {page} has other contents")));
                 }
             }

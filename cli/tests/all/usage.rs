@@ -413,7 +413,7 @@ mod root {
         require_ebpf(EbpfSwitch::is_built());
         let (id, namespace) = ("40973", Namespace::new());
         let mut agent = namespace.switch(id, &["--port", "1=lo"]);
-        let pid = rustix::process::Pid::from_child(&agent);
+        let pid = Pid::from_child(&agent);
         let started = (0..5000).any(|_| {
             thread::sleep(Duration::from_millis(2));
             pins(id).join("ports").exists()
@@ -421,7 +421,7 @@ mod root {
         // The programs are being verified now, for some hundred milliseconds.
         thread::sleep(Duration::from_millis(30));
         let ended = (0..300).find_map(|_| {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = kill_process(pid, Signal::TERM);
             thread::sleep(Duration::from_millis(200));
             agent.try_wait().expect("waited")
         });
@@ -514,8 +514,8 @@ mod root {
         let mut lines = BufReader::new(measuring.stderr.take().expect("piped")).lines();
         let step = lines.find(|line| line.as_ref().expect("text").contains(begun));
         assert!(step.is_some(), "it ended before its step {begun:?}");
-        let pid = rustix::process::Pid::from_child(&measuring);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signalled");
+        let pid = Pid::from_child(&measuring);
+        kill_process(pid, Signal::INT).expect("signalled");
         until("it ends", || measuring.try_wait().expect("a child").is_some());
         assert_eq!(measuring.wait().expect("ends").code(), Some(1));
         let said: Vec<String> = lines.map(|line| line.expect("text")).collect();
