@@ -36,10 +36,24 @@ pub struct Access {
     pub space: Space,
 }
 
+/// Bytes for one page, as [`PageStore::write_together`] takes them.
+#[derive(Clone, Copy, Debug)]
+pub struct PageWrite<'a> {
+    /// The page; it and the range passed [`PageStore::check`].
+    pub page: u64,
+    /// The first byte in it.
+    pub start: usize,
+    /// The bytes.
+    pub data: &'a [u8],
+}
+
 /// Pages that outlive requests: one shard of a server's arena, owned by one serving core.
 ///
 /// Every error is the [`Status`] that the requester receives, and leaves everything unchanged.
 /// Page numbers are those of [`Location::page`].
+///
+/// A store may outlive its process. Then each change of a page, an allocation and a deletion happen
+/// completely or not at all, whenever the process is killed.
 pub trait PageStore {
     /// The first generation of the contents: pointers of older generations refer to contents that
     /// were lost. Pages may have later ones.
@@ -47,6 +61,9 @@ pub trait PageStore {
 
     /// Allocates `pages` contiguous pages, zeroed, with version 0 or greater. No page is allocated
     /// twice with the same generation and tag.
+    ///
+    /// The allocation is incomplete until [`Self::complete`]: a store that outlives its process frees
+    /// it when the next process takes over, because nobody can know of it.
     ///
     /// # Errors
     /// [`Status::BadLength`] for 0 pages, [`Status::QuotaExceeded`], [`Status::OutOfMemory`],
@@ -57,6 +74,11 @@ pub trait PageStore {
     /// that lists its allocations to operators keeps it.
     fn note_creator(&mut self, location: Location, creator: Creator) {
         let _ = (location, creator);
+    }
+
+    /// The allocation that begins at `location` is complete: its requester may learn of it.
+    fn complete(&mut self, location: Location) {
+        let _ = location;
     }
 
     /// Frees the allocation that begins at `access.location`; `pages` is its length, or 0 for any
@@ -87,12 +109,31 @@ pub trait PageStore {
     /// begins at `start` passed [`Self::check`].
     fn write(&mut self, page: u64, start: usize, data: &[u8]);
 
+    /// As [`Self::write`] for several different pages, all of them or none: at most the pages of a
+    /// line.
+    fn write_together(&mut self, writes: &[PageWrite<'_>]) {
+        for PageWrite { page, start, data } in writes {
+            self.write(*page, *start, data);
+        }
+    }
+
     /// Zeroes a part of an allocated page and increments its version.
     fn zero(&mut self, page: u64, range: Range<usize>);
 
     /// Counts the changes of an allocated page; never the same for different contents since
     /// [`Self::generation`] began.
     fn version(&self, page: u64) -> u64;
+
+    /// Records the highest incarnation of a client's node in a space: a store that outlives its
+    /// process keeps it, because requests of lower incarnations must stay refused.
+    fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
+        let _ = (space, node, incarnation);
+    }
+
+    /// Calls `each` with all recorded incarnations.
+    fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
+        let _ = each;
+    }
 
     /// Capacity, free pages, and the use and quota of `space`.
     fn usage(&self, space: Space) -> StoreUsage;

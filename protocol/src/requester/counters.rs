@@ -27,6 +27,8 @@ events! {
     SessionOpen = "session_opened",
     /// An OPEN was sent again.
     OpenRetransmit = "open_retransmitted",
+    /// OPEN was repeated, because its reply may have been delayed.
+    OpenInDoubt = "open_in_doubt",
     /// A session was lost.
     SessionLost = "session_lost",
     /// A session was abandoned, and its server notified once.

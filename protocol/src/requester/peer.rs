@@ -32,6 +32,11 @@ pub(super) struct Peer {
     /// OPEN.
     pub(super) incarnation: u32,
     pub(super) generation: ArenaGeneration,
+    /// The server's process with this incarnation served at this time of the own clock already,
+    /// and no earlier one did any more; `None` if that is not known.
+    pub(super) served_at: Option<(u32, Timestamp)>,
+    /// How often OPEN was repeated because its reply may have been delayed.
+    pub(super) open_doubts: u8,
     pub(super) piece_bytes: u16,
     /// Pages that may be outstanding, as the server's last reply said.
     pub(super) credit: u16,
@@ -74,6 +79,8 @@ impl Peer {
             session: 0,
             incarnation: 0,
             generation: ArenaGeneration::default(),
+            served_at: None,
+            open_doubts: 0,
             piece_bytes: 0,
             credit: 0,
             outstanding_pages: 0,

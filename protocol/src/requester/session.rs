@@ -1,12 +1,35 @@
 //! Sessions: opening them, losing them, and continuing in new ones (protocol, section 2).
 
-use bluebridge_wire::{ArenaGeneration, Datagram, Status};
+use core::time::Duration;
+
+use bluebridge_wire::{ArenaGeneration, Datagram, Header, Status};
 
 use super::{
     Event, Failure, NONE, Operation, Output, Place, Requester, Server, Stage, State, op::Op,
     peer::Peer, random::Random,
 };
 use crate::{Timestamp, pieces::PIECE_BYTES_MIN};
+
+/// The clocks of two hosts may differ by less than one part in this many (RFC 5905 assumes 500 parts
+/// per million; virtual machines are worse).
+const CLOCK_RATE_MARGIN: u32 = 64;
+
+/// How often OPEN is repeated because its reply may have been delayed.
+const DOUBTS_MAX: u8 = 4;
+
+/// When the server's process served already, by the own clock, as a reply to OPEN shows that arrives
+/// now: it stated how long the process has served when the reply was sent.
+fn served_at(now: Timestamp, header: &Header) -> Option<Timestamp> {
+    let served = Duration::from_micros(header.page_version);
+    // The server's clock may run faster than the own one.
+    (header.page_version > 0).then(|| before(now, served - served / CLOCK_RATE_MARGIN))
+}
+
+/// The time `length` before a moment; the first one of the clock if there was none.
+fn before(moment: Timestamp, length: Duration) -> Timestamp {
+    let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    Timestamp::from_nanos(moment.as_nanos().saturating_sub(length))
+}
 
 /// How an operation whose session is lost continues.
 enum Resume {
@@ -37,6 +60,7 @@ impl Requester {
         let entry = &mut self.peers[peer];
         entry.state = State::Opening;
         entry.open_attempt = 0;
+        entry.open_doubts = 0;
         entry.open_pauses = 0;
         entry.misrouted = None;
         match pause {
@@ -144,6 +168,19 @@ impl Requester {
             entry.round_trip.sample(now.saturating_since(sent));
         }
         let lost_incarnation = entry.incarnation;
+        let served_at = served_at(now, header);
+        // Of several replies of the same process, each is true.
+        let known = entry.served_at.filter(|(incarnation, _)| *incarnation == header.incarnation);
+        let best = [known.map(|(_, served_at)| served_at), served_at].into_iter().flatten().min();
+        entry.served_at = best.map(|served_at| (header.incarnation, served_at));
+        if entry.holding && entry.open_doubts < DOUBTS_MAX && self.is_in_doubt(peer, header) {
+            self.peers[peer].open_doubts += 1;
+            self.counters.count(Event::OpenInDoubt);
+            self.send_open(peer);
+            return;
+        }
+        let entry = &mut self.peers[peer];
+        entry.open_doubts = 0;
         entry.state = State::Open;
         entry.session = header.session;
         self.peers.enter_session(peer);
@@ -160,6 +197,26 @@ impl Requester {
         }
         self.peers[peer].renumber();
         self.admit(now, peer);
+    }
+
+    /// Whether a reply to OPEN was delayed so much that another one may show that an operation was
+    /// first sent to the server's present process.
+    fn is_in_doubt(&self, peer: u16, header: &Header) -> bool {
+        let entry = &self.peers[peer];
+        let (Some((_, served_at)), Some(open_sent)) = (entry.served_at, entry.open_sent) else {
+            return false;
+        };
+        let earliest = before(open_sent, Duration::from_micros(header.page_version));
+        let may_be_later = |op: &Op| {
+            let first_sent = op.request.first_sent;
+            let is_candidate = op.request.sent_count > 0 && !op.sent_before;
+            is_candidate && (earliest..served_at).contains(&first_sent)
+        };
+        let numbers = entry.low_water..entry.next_sequence;
+        header.incarnation != entry.incarnation
+            && numbers
+                .map(|sequence| entry.numbered(sequence))
+                .any(|index| index != NONE && may_be_later(&self.ops[index]))
     }
 
     /// The server no longer knows the session.
@@ -235,6 +292,12 @@ impl Requester {
         let idle = self.config.timing.session_idle;
         let recent = now.saturating_since(op.request.first_sent) < idle / 4 * 3;
         if peer.incarnation == lost_incarnation && recent {
+            return Resume::Again;
+        }
+        // Only the process that had the session could have executed it, and that one had ended
+        // before it was sent.
+        let is_after = |(_, served_at)| op.request.first_sent >= served_at && !op.sent_before;
+        if peer.incarnation != lost_incarnation && peer.served_at.is_some_and(is_after) {
             return Resume::Again;
         }
         let home = op.pointer().filter(|pointer| pointer.node == node);

@@ -1,6 +1,8 @@
 //! The checks before a command is executed, in the order of `docs/protocol.md`, section 7:
 //! destination, features and command, space, session and number.
 
+use core::time::Duration;
+
 use bluebridge_wire::{
     Command, Datagram, Features, Flags, Header, Location, NodeId, SESSION_WINDOW, Status,
     address::Fields,
@@ -12,7 +14,7 @@ use super::{
     cut::Pieces,
     record::{Progress, Record},
     replies::ReplyPath,
-    sessions::{Place, RequesterId},
+    sessions::{Place, Raised, RequesterId},
     trains::TrainOwner,
 };
 use crate::{Timestamp, store::PageStore};
@@ -208,7 +210,15 @@ impl Responder {
         let request = Request { takes_pages: session.takes_pages, ..*request };
         let detail = u32::from(store.generation().number());
         let header = self.reply_header(&request);
-        let header = Header { session: id, length: u32::from(piece_bytes), detail, ..header };
+        let served =
+            self.begun_at.map_or(Duration::ZERO, |begun| request.now.saturating_since(begun));
+        let header = Header {
+            session: id,
+            length: u32::from(piece_bytes),
+            detail,
+            page_version: u64::try_from(served.as_micros()).unwrap_or(u64::MAX),
+            ..header
+        };
         self.push(&request, Status::Ok, &header, &[], &[]);
     }
 
@@ -238,9 +248,13 @@ impl Responder {
         store: &mut S,
     ) {
         let requester = &request.requester();
-        let is_raised = self.incarnations.raise(requester);
+        let raised = self.incarnations.raise(requester);
         self.incarnations.note(requester, request.now);
-        if !is_raised {
+        if raised != Raised::No {
+            let RequesterId { space, node, incarnation } = *requester;
+            store.keep_fence(space, node, incarnation);
+        }
+        if raised != Raised::Higher {
             return;
         }
         self.counters.count(Event::IncarnationRaised);
@@ -302,7 +316,7 @@ impl Responder {
             return self.refuse(request, Status::ShuttingDown.into());
         }
         if command != Command::Confirm {
-            self.confirm_implicitly(request);
+            self.confirm_implicitly(request, store);
         }
         self.execute(&execution, store);
     }

@@ -25,6 +25,7 @@ impl Responder {
     ) -> Result<Record, Refusal> {
         let pages = pages_of_create(request)?;
         let grant = self.allocate(request, pages, store)?;
+        store.complete(grant.location);
         self.notify_created(request, grant, u64::from(pages));
         Ok(record_of(Command::Create, request, grant, Progress::Replied))
     }
@@ -50,6 +51,7 @@ impl Responder {
         if arrived == cut.bits() {
             record = Record { value: 0, progress: Progress::Replied, ..record };
             let pages = pages_of_bytes(request.header().length);
+            store.complete(grant.location);
             self.notify_created(request, grant, u64::from(pages));
             return self.conclude(execution, record, store);
         }
@@ -226,14 +228,23 @@ impl Responder {
 
     /// Confirms provisional pages if their requester sends another request on them. A request that
     /// will be refused changes nothing: its requester may assume that the pages were not allocated.
-    pub(super) fn confirm_implicitly(&mut self, request: &Request<'_>) {
+    pub(super) fn confirm_implicitly<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        store: &mut S,
+    ) {
         let is_plain = request.header().page_shift == super::execute::HEADER_PAGE_SHIFT;
         if !self.provisional.is_empty() && is_plain && self.resolve(request).is_ok() {
-            self.keep_provisional(request, Event::ProvisionalKept);
+            self.keep_provisional(request, Event::ProvisionalKept, store);
         }
     }
 
-    fn keep_provisional(&mut self, request: &Request<'_>, event: Event) {
+    fn keep_provisional<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        event: Event,
+        store: &mut S,
+    ) {
         let target = request.datagram.target;
         let Some(location) = Location::from_bits(target.location) else { return };
         if !self.is_own_node(target.node) {
@@ -246,6 +257,7 @@ impl Responder {
             && requester == request.requester();
         if is_same {
             self.provisional.remove(index);
+            store.complete(grant.location);
             self.counters.count(event);
             self.notify_created(request, grant, u64::from(pages));
         }
@@ -255,7 +267,7 @@ impl Responder {
     pub(super) fn confirm<S: PageStore + ?Sized>(
         &mut self,
         request: &Request<'_>,
-        store: &S,
+        store: &mut S,
     ) -> Result<Record, Refusal> {
         no_data(request)?;
         let pages = request.header().length;
@@ -268,7 +280,7 @@ impl Responder {
         if self.awaits_another(request, local) {
             return Err(Status::Forbidden.into());
         }
-        self.keep_provisional(request, Event::ProvisionalConfirmed);
+        self.keep_provisional(request, Event::ProvisionalConfirmed, store);
         Ok(Record::reply(Command::Confirm, Status::Ok, pages))
     }
 

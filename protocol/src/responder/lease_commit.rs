@@ -1,6 +1,7 @@
 //! COMMIT: a train that is applied as a whole (`docs/protocol.md`, sections 4 and 10).
 
-use bluebridge_wire::{Command, Location, Status};
+use arrayvec::ArrayVec;
+use bluebridge_wire::{Command, Location, Status, address::LINE_PAGES};
 
 use super::{
     Event, Refusal, Responder,
@@ -11,7 +12,7 @@ use super::{
     record::{NO_TRAIN, Progress, Record},
     write::begin,
 };
-use crate::store::PageStore;
+use crate::store::{PageStore, PageWrite};
 
 impl Responder {
     pub(super) fn commit<S: PageStore + ?Sized>(
@@ -67,11 +68,15 @@ impl Responder {
         train: u16,
         store: &mut S,
     ) {
+        let mut writes = ArrayVec::<PageWrite<'_>, LINE_PAGES>::new();
         for (number, part) in cut.parts().enumerate() {
             let page = part_access(request, local, part).location.page();
-            store.write(page, part.start, self.trains.part(train, number, part));
+            let data = self.trains.part(train, number, part);
+            writes.push(PageWrite { page, start: part.start, data });
             self.counters.count(Event::PageWrittenJoined);
         }
+        store.write_together(&writes);
+        drop(writes);
         self.trains.end(train);
     }
 

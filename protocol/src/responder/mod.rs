@@ -66,7 +66,7 @@ use provisional::ProvisionalTable;
 use ranges::Ranges;
 use record::{NO_TRAIN, Progress, Record};
 use replies::ReplyQueue;
-use sessions::{Incarnations, SessionTable};
+use sessions::{Incarnations, RequesterId, SessionTable};
 use trains::TrainPool;
 
 /// Queued replies must be sent before the request can be taken; nothing was done.
@@ -100,6 +100,8 @@ pub struct Responder {
     /// No timer expires before this.
     wake_at: Option<Timestamp>,
     is_shutting_down: bool,
+    /// Since when this process serves; `None` if that is not known.
+    begun_at: Option<Timestamp>,
 }
 
 impl Responder {
@@ -140,9 +142,22 @@ impl Responder {
             credit_pages: 1,
             wake_at: None,
             is_shutting_down: false,
+            begun_at: None,
         };
         responder.share_credit();
         Ok(responder)
+    }
+
+    /// This process serves from now on, and no other one does: with the incarnations in force that
+    /// the store kept of an earlier process. Without it, requesters cannot know which of their
+    /// requests no earlier process can have executed.
+    pub fn begin<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &S) {
+        self.begun_at = Some(now);
+        store.fences(&mut |space, node, incarnation| {
+            let requester = RequesterId { space, node, incarnation };
+            self.incarnations.raise(&requester);
+            self.incarnations.note(&requester, now);
+        });
     }
 
     /// Handles a received datagram from UDP port `source_port`.

@@ -291,6 +291,17 @@ struct Fence {
     last_seen: u32,
 }
 
+/// What an incarnation is to those that were seen before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Raised {
+    /// Not higher.
+    No,
+    /// The first one of its node.
+    First,
+    /// Higher than an earlier one of its node.
+    Higher,
+}
+
 /// About a second; 2^32 of them are 146 years.
 const FENCE_UNIT_NANOS: u64 = 1 << 30;
 
@@ -313,9 +324,9 @@ impl Incarnations {
             .map_or(0, |fence| fence.incarnation)
     }
 
-    /// Records an incarnation; returns whether it is higher than an earlier one of the node.
-    pub(super) fn raise(&mut self, requester: &RequesterId) -> bool {
-        let Some(index) = self.index(requester.space) else { return false };
+    /// Records an incarnation.
+    pub(super) fn raise(&mut self, requester: &RequesterId) -> Raised {
+        let Some(index) = self.index(requester.space) else { return Raised::No };
         let nodes = &mut self.spaces[index].1;
         if nodes.is_empty() {
             nodes.resize(usize::from(u16::MAX) + 1, Fence::default());
@@ -324,7 +335,11 @@ impl Incarnations {
         let is_higher = requester.incarnation > *highest;
         let was_known = *highest != 0;
         *highest = (*highest).max(requester.incarnation);
-        is_higher && was_known
+        match (is_higher, was_known) {
+            (false, _) => Raised::No,
+            (true, false) => Raised::First,
+            (true, true) => Raised::Higher,
+        }
     }
 
     /// Records when the requester's node was last seen.

@@ -1,10 +1,11 @@
 //! Planted bugs: the simulation must find each of them.
 
 use core::ops::Range;
+use std::collections::BTreeMap;
 
 use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
 use bluebridge_wire::{
-    ArenaGeneration, Command, Datagram, Location, Space, Status, Tag,
+    ArenaGeneration, Command, Datagram, Location, NodeId, Space, Status, Tag,
     header::{HEADER_BYTES, Header},
     seal,
 };
@@ -58,11 +59,13 @@ pub(super) struct BuggyStore<S> {
     bug: Option<Bug>,
     granted: Option<(Space, u32, Grant)>,
     writes: u32,
+    /// The highest incarnations of clients, as kept memory has them.
+    fences: BTreeMap<(Space, NodeId), u32>,
 }
 
 impl<S: PageStore> BuggyStore<S> {
     pub(super) const fn new(inner: S, bug: Option<Bug>) -> Self {
-        Self { inner, bug, granted: None, writes: 0 }
+        Self { inner, bug, granted: None, writes: 0, fences: BTreeMap::new() }
     }
 
     fn redirected(&self, access: Access) -> Access {
@@ -142,6 +145,16 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
 
     fn version(&self, page: u64) -> u64 {
         self.inner.version(page)
+    }
+
+    fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
+        self.fences.insert((space, node), incarnation);
+    }
+
+    fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
+        for (&(space, node), &incarnation) in &self.fences {
+            each(space, node, incarnation);
+        }
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

@@ -35,7 +35,7 @@ impl Server {
     }
 
     /// Starts a new incarnation, with the old memory or with the next generations of it.
-    pub(super) fn restart(&mut self, plan: &Plan, index: usize, contents: bool) {
+    pub(super) fn restart(&mut self, now: Timestamp, plan: &Plan, index: usize, contents: bool) {
         self.incarnation += 1;
         self.range_epoch += 1;
         self.responder = responder(plan, index, self.incarnation, self.range_epoch);
@@ -48,6 +48,7 @@ impl Server {
             };
             self.store = BuggyStore::new(arena(plan, index, next), plan.bug);
         }
+        self.responder.begin(now, &self.store);
     }
 
     pub(super) fn set_authority(&mut self, granted: bool) {

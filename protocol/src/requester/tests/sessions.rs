@@ -3,7 +3,9 @@ use core::time::Duration;
 use bluebridge_wire::{Command, Flags, Header, Status};
 
 use super::super::{Counters, Event, Failure, Operation, Output, Server, StartError};
-use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
+use super::bench::{
+    Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, generation, pattern, pointer,
+};
 
 const NEW_SESSION: u64 = 0x2222;
 
@@ -97,6 +99,11 @@ pub(super) fn a_lost_session_is_opened_again() -> Counters {
 }
 
 fn restart(bench: &mut Bench, sent: &Sent, generation: u32) -> Vec<Sent> {
+    restart_served(bench, sent, generation, Duration::ZERO)
+}
+
+/// The server's next process has served for `served`.
+fn restart_served(bench: &mut Bench, sent: &Sent, generation: u32, served: Duration) -> Vec<Sent> {
     let restarted = |reply: Reply| reply.with(|header| header.incarnation = 22);
     bench.reply(&restarted(Reply::to(sent, Status::NoSession)));
     let open = bench.pass_to_sent().remove(0);
@@ -104,8 +111,56 @@ fn restart(bench: &mut Bench, sent: &Sent, generation: u32) -> Vec<Sent> {
         header.session = NEW_SESSION;
         header.length = 2048.min(u32::from(PIECE));
         header.detail = generation;
+        header.page_version = u64::try_from(served.as_micros()).expect("short");
     }));
     bench.sent()
+}
+
+pub(super) fn a_request_that_no_earlier_process_can_have_is_repeated() -> Counters {
+    let generation = u32::from(generation().number());
+    let millis = Duration::from_millis;
+    let mut bench = Bench::open();
+    bench.pass(millis(500));
+    bench.write(0, 100, 1);
+    let sent = bench.sent_one();
+    let again = restart_served(&mut bench, &sent, generation, millis(100));
+    assert_eq!(again[0].command, Command::Write, "the server had been restarted before");
+    bench.reply(&Reply::to(&again[0], Status::Ok).with(|header| header.incarnation = 22));
+    assert_eq!(bench.completed().token, 1);
+    let opened = |open: &Sent, incarnation: u32, served: Duration| {
+        Reply::to(open, Status::Ok).with(|header| {
+            header.incarnation = incarnation;
+            header.session = NEW_SESSION + u64::from(incarnation);
+            header.length = u32::from(PIECE);
+            header.detail = generation;
+            header.page_version = u64::try_from(served.as_micros()).expect("short");
+        })
+    };
+    // Again; the reply is delayed, so that it does not show which was first.
+    bench.write(0, 100, 2);
+    let sent = bench.sent_one();
+    bench.reply(&Reply::to(&sent, Status::NoSession).with(|header| header.incarnation = 23));
+    let open = bench.pass_to_sent().remove(0);
+    bench.pass(millis(2));
+    bench.reply(&opened(&open, 23, millis(1)));
+    let open = bench.sent_one();
+    assert_eq!((open.command, bench.count(Event::OpenInDoubt)), (Command::Open, 1));
+    bench.reply(&opened(&open, 23, millis(4)));
+    let again = bench.sent_one();
+    assert_eq!(again.command, Command::Write, "the second reply shows it");
+    bench.reply(&Reply::to(&again, Status::Ok).with(|header| header.incarnation = 23));
+    assert_eq!(bench.completed().token, 2);
+    // Again, and it may have been executed before the restart.
+    bench.write(0, 100, 3);
+    let sent = bench.sent_one();
+    bench.pass(millis(100));
+    bench.sent();
+    bench.reply(&Reply::to(&sent, Status::NoSession).with(|header| header.incarnation = 24));
+    let open = bench.pass_to_sent().remove(0);
+    bench.reply(&opened(&open, 24, millis(99)));
+    bench.sent_nothing();
+    assert_eq!(bench.failure(), Failure::OutcomeUnknown { node: HOME, responding: true });
+    bench.end()
 }
 
 pub(super) fn a_restarted_server_leaves_writes_unknown() -> Counters {

@@ -273,7 +273,8 @@ impl World {
             }
             Event::Return => {
                 self.report.add_responder(&self.server.responder);
-                self.server.restart(&self.rack, 0, true);
+                let now = self.local(server);
+                self.server.restart(now, &self.rack, 0, true);
                 self.server.is_away = false;
                 self.timers[server] = None;
             }

@@ -138,7 +138,8 @@ impl World {
         trace!(self, "server {server} is back");
         self.report.add_responder(&self.servers[server].responder);
         let provisional = self.servers[server].responder.provisional_pages();
-        self.servers[server].restart(&self.plan, server, contents);
+        let now = self.local(self.clients.len() + server);
+        self.servers[server].restart(now, &self.plan, server, contents);
         self.servers[server].is_away = false;
         self.trouble(server, self.now);
         let facts = &mut self.ledger.servers[server];
