@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bluebridge_northbound::proto;
 use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
-use bluebridge_wire::{NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use proto::controller_server::Controller;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
@@ -360,7 +360,7 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
         Some(previous) => Some(Previous {
             node: parse_node(previous.node)?,
             token: parse_token(&previous.token)?,
-            contents_kept: previous.contents_kept,
+            contents: parse_contents(previous.contents_generation)?,
         }),
         None => None,
     };
@@ -379,6 +379,11 @@ fn parse_join(request: proto::JoinRequest) -> Result<Join, &'static str> {
         previous,
         notices: request.notices,
     })
+}
+
+fn parse_contents(number: Option<u32>) -> Result<Option<ArenaGeneration>, &'static str> {
+    let parse = |number| ArenaGeneration::new(u16::try_from(number).ok()?);
+    number.map(|number| parse(number).ok_or("an arena generation must be below 32768")).transpose()
 }
 
 fn parse_node(number: u32) -> Result<NodeId, &'static str> {
@@ -407,7 +412,9 @@ fn join_refused(error: &JoinError) -> Status {
         JoinError::Taken { .. } => Status::already_exists(text),
         JoinError::PortsUnknown(_) => Status::unavailable(text),
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
-        JoinError::NotPrevious(_) => Status::permission_denied(text),
+        JoinError::NotPrevious(_) | JoinError::OutdatedContents { .. } => {
+            Status::permission_denied(text)
+        }
         JoinError::Invalid(_)
         | JoinError::BadName { .. }
         | JoinError::NameBelongs { .. }

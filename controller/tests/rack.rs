@@ -438,17 +438,23 @@ fn a_returning_memory_node_keeps_its_generation_only_with_its_contents() {
     let first = join(&controller, memory("m1", 1));
     let given = *first.assignment();
     first.abandon();
-    let previous =
-        |contents_kept| Some(Previous { node: given.node, token: given.token, contents_kept });
-    let kept = join(&controller, Registration { previous: previous(true), ..memory("m1", 1) });
+    let previous = |contents| Some(Previous { node: given.node, token: given.token, contents });
+    let with_contents = previous(Some(given.generation));
+    let kept = join(&controller, Registration { previous: with_contents, ..memory("m1", 1) });
     assert_eq!(kept.assignment().generation, given.generation);
     assert_eq!(kept.assignment().incarnation, given.incarnation + 1);
-    let lost = join(&controller, Registration { previous: previous(false), ..memory("m1", 1) });
+    let lost = join(&controller, Registration { previous: previous(None), ..memory("m1", 1) });
     assert_eq!(kept.assignment().last_generation, given.last_generation);
     let after = given.last_generation.next().expect("few joins");
     assert_eq!(lost.assignment().generation, after, "after all that were reserved");
     assert_eq!(lost.assignment().node, given.node);
     until("the predecessor is notified", || kept.snapshot().connection == Connection::Expelled);
+    // The token still is the node's, but its contents are others since.
+    let outdated = Registration { previous: with_contents, ..memory("m1", 1) };
+    let refusal =
+        Membership::join(&controller.uri(), outdated).expect_err("the contents are outdated");
+    assert!(refusal.to_string().contains("outdated"), "{refusal}");
+    assert_eq!(lost.snapshot().connection, Connection::Connected, "its place is not taken");
 }
 
 #[test]

@@ -59,9 +59,9 @@ pub struct Previous {
     pub node: NodeId,
     /// The token.
     pub token: Token,
-    /// Whether the arena still holds everything that was acknowledged. If not, the node gets the
-    /// arena generations that no earlier incarnation had.
-    pub contents_kept: bool,
+    /// The first generation of the contents if the arena still holds everything that was
+    /// acknowledged. If not, the node gets arena generations that no earlier incarnation had.
+    pub contents: Option<ArenaGeneration>,
 }
 
 /// The registration with which an endpoint joins.
@@ -119,7 +119,7 @@ impl Registration {
             previous: self.previous.map(|previous| proto::Previous {
                 node: previous.node.0.into(),
                 token: previous.token.0.to_vec(),
-                contents_kept: previous.contents_kept,
+                contents_generation: previous.contents.map(|first| first.number().into()),
             }),
             attachment: Some(match &self.attachment {
                 Attachment::Interface(name) => Wire::SwitchInterface(name.clone()),

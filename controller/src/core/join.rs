@@ -31,8 +31,8 @@ pub struct Previous {
     pub node: NodeId,
     /// Its token.
     pub token: [u8; 16],
-    /// Whether its arena still has its contents.
-    pub contents_kept: bool,
+    /// The first generation of its arena's contents, if it still has them.
+    pub contents: Option<ArenaGeneration>,
 }
 
 /// The request of an endpoint to join.
@@ -120,6 +120,19 @@ pub enum JoinError {
          start with an empty arena or the correct name"
     )]
     NotPrevious(u16),
+    /// The caller's arena has contents that the node no longer has.
+    #[error(
+        "the arena's contents are of generation {given} of node {node}, which has had generation \
+         {current} since; they are outdated: start with an empty arena"
+    )]
+    OutdatedContents {
+        /// The node.
+        node: u16,
+        /// The first generation of the arena's contents.
+        given: u16,
+        /// The first generation of the node's contents.
+        current: u16,
+    },
     /// The switch does not have the caller's port or interface.
     #[error("the switch has no {0}")]
     NoSuchPort(String),
@@ -174,7 +187,7 @@ impl Core {
         self.check_flood(place, same, &replaced)?;
         let group = self.group_for(join.space)?;
         let mut record = self.identity(now, join, place.switch, same, token)?;
-        let kept = join.previous.is_some_and(|previous| previous.contents_kept);
+        let kept = keeps_contents(join);
         if !kept {
             record.level = weight::level(join.capacity_pages, None);
         }
@@ -277,7 +290,7 @@ impl Core {
         place: Place,
         known: Option<NodeId>,
     ) -> Result<Option<NodeId>, JoinError> {
-        let claims_contents = join.previous.filter(|previous| previous.contents_kept);
+        let claims_contents = join.previous.filter(|previous| previous.contents.is_some());
         let Some(node) = known.and_then(|id| self.nodes.get(&id)) else {
             return claims_contents
                 .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0)));
@@ -286,6 +299,12 @@ impl Core {
         let proven = proves(join, record);
         if let Some(previous) = claims_contents.filter(|_| !proven) {
             return Err(JoinError::NotPrevious(previous.node.0));
+        }
+        // The node may have had other contents meanwhile: those that are shown are outdated.
+        let shown = claims_contents.and_then(|previous| previous.contents);
+        if let Some(given) = shown.filter(|given| given.number() != record.generation) {
+            let (node, current) = (record.node, record.generation);
+            return Err(JoinError::OutdatedContents { node, given: given.number(), current });
         }
         // One interface carries one endpoint, so a caller from the same one is its successor.
         let same_interface = self.place(record) == Some(place) && record.mac() == join.mac;
@@ -429,7 +448,7 @@ impl Core {
         token: [u8; 16],
     ) -> Result<NodeRecord, JoinError> {
         if let Some(record) = same.and_then(|id| self.nodes.get(&id)).map(|node| &node.record) {
-            let kept = join.previous.is_some_and(|previous| previous.contents_kept);
+            let kept = keeps_contents(join);
             let generations = match join.role {
                 Role::Memory if !kept => next_generations(record),
                 _ => Some((record.generation, record.last_generation)),
@@ -559,6 +578,11 @@ fn next_generations(record: &NodeRecord) -> Option<(u16, u16)> {
 /// The last of `count` generations, or the last that exists.
 fn last_of(first: u16, count: u16) -> u16 {
     first.saturating_add(count - 1).min(ArenaGeneration::MAX.number())
+}
+
+/// Whether the caller's arena still has its contents.
+fn keeps_contents(join: &Join) -> bool {
+    join.previous.is_some_and(|previous| previous.contents.is_some())
 }
 
 /// Whether the caller shows the token of the record.

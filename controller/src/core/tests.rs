@@ -66,7 +66,9 @@ fn member(record: &NodeRecord) -> Member {
 }
 
 fn shown(record: &NodeRecord, contents_kept: bool) -> Option<Previous> {
-    Some(Previous { node: record.id(), token: record.token, contents_kept })
+    let contents = contents_kept.then(|| *record.generations().start());
+    let contents = contents.and_then(ArenaGeneration::new);
+    Some(Previous { node: record.id(), token: record.token, contents })
 }
 
 fn refusal(core: &mut Core, now: Instant, join: &Join) -> String {

@@ -138,7 +138,7 @@ impl Model {
             assert!(owner.is_none_or(|owner| owner == name), "a memory node's id came again");
             let (first, last) = record.generations().into_inner();
             let before = self.generations.insert(record.node, (first, last));
-            let kept = previous.is_some_and(|previous| previous.contents_kept);
+            let kept = previous.is_some_and(|previous| previous.contents.is_some());
             if !repeated && !kept {
                 assert!(before.is_none_or(|before| before.1 < first), "generation");
             } else if kept {
