@@ -26,7 +26,7 @@ fn used_arena(pages: u32) -> Arena {
     let reservation = Reservation { bytes, shard_count: 1, claim, prefer_huge_pages: true };
     let mut reserved = reservation.reserve().expect("memory");
     let config = ArenaConfig { quarantine_divisor: u32::MAX, ..ArenaConfig::default() };
-    let mut arena = Arena::new(&config, reserved.parts.remove(0));
+    let mut arena = Arena::open(&config, reserved.parts.remove(0)).expect("it is new");
     let all = create(&mut arena, pages * 2);
     write_each(&mut arena, all, pages * 2, &[1; 4096]);
     arena.delete(all, pages * 2).expect("its own");

@@ -68,7 +68,8 @@ impl Bench {
         };
         let mut reserved = reservation.reserve().expect("memory");
         println!("memory: {:?}", reserved.page_kind);
-        let mut arena = Arena::new(&ArenaConfig::default(), reserved.parts.remove(0));
+        let mut arena =
+            Arena::open(&ArenaConfig::default(), reserved.parts.remove(0)).expect("it is new");
         let server = EndpointAddress::of_shard(SPACE, SERVER, 0, 0).to_ipv6();
         let header = Header { length: 4096, credit: 64, sequence: 1, ..Header::default() };
         let open = prepare(Command::Open, server, header, &[]);

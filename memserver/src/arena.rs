@@ -2,19 +2,28 @@
 
 mod colour;
 #[cfg(test)]
+mod crash_tests;
+mod pages;
+#[cfg(test)]
 mod tests;
 
 use core::ops::Range;
 use std::collections::VecDeque;
 
-use bluebridge_protocol::store::{Access, Creator, Grant, PageStore, StoreUsage};
+use arrayvec::ArrayVec;
+use bluebridge_protocol::store::{Access, Creator, Grant, PageStore, PageWrite, StoreUsage};
 use bluebridge_wire::{
-    ArenaGeneration, Location, Space, Status,
-    address::{PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
+    ArenaGeneration, Location, NodeId, Space, Status,
+    address::{LINE_PAGES, PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
 };
 
-use self::colour::{CHOICE, Colour, Palette};
-use crate::{extent_tree::ExtentTree, memory::Memory, survey};
+use self::{
+    colour::{CHOICE, Colour, Palette},
+    pages::{Contents, NewBytes, Pages, Use},
+};
+use crate::{extent_tree::ExtentTree, kept::ShardMemory, memory::Memory, survey};
+
+pub use self::pages::Damaged;
 
 /// The bytes of a page that was not written since it was allocated.
 static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
@@ -68,46 +77,6 @@ impl Default for ArenaConfig {
     }
 }
 
-/// The role of a page.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-enum Use {
-    /// In no allocation: free, in quarantine or retired.
-    #[default]
-    None,
-    /// The first page of an allocation.
-    Head,
-    /// A further page of an allocation.
-    Body,
-}
-
-/// What the memory of a page contains.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-enum Contents {
-    /// Zeros.
-    #[default]
-    Zeros,
-    /// The bytes of an earlier allocation. An allocated page with leftover reads as zeros, and is
-    /// zeroed by its first write: a CREATE that zeroed all its pages would delay other clients.
-    Leftover,
-    /// Bytes that its current or last allocation wrote.
-    Written,
-}
-
-/// The state of a page.
-#[derive(Clone, Copy, Debug, Default)]
-struct PageState {
-    version: u64,
-    /// Pages of the allocation (head), or pages back to the head (body).
-    link: u32,
-    /// Its colour, or the last colour that it had.
-    colour: Colour,
-    space: Space,
-    part: Use,
-    contents: Contents,
-}
-
-const _: () = assert!(size_of::<PageState>() <= 24);
-
 /// A freed extent that is not allocated again yet: the pages of one allocation, all of one colour.
 #[derive(Clone, Copy, Debug)]
 struct FreedExtent {
@@ -145,11 +114,7 @@ pub struct ArenaUsage {
 pub struct Arena {
     palette: Palette,
     first_page: u64,
-    memory: Memory,
-    pages: Vec<PageState>,
-    /// The creator of the allocation whose first page this is. It is stored apart from the pages'
-    /// states, which every access reads.
-    creators: Vec<Creator>,
+    pages: Pages,
     free: ExtentTree,
     quarantined: VecDeque<FreedExtent>,
     /// How many extents at the front of `quarantined` are zeroed.
@@ -203,16 +168,31 @@ impl Arena {
     /// shard's addresses is not used.
     #[must_use]
     pub fn new(config: &ArenaConfig, memory: Memory) -> Self {
-        let page_count = (memory.len() / PAGE_BYTES).min(index_of(PAGES_MAX));
+        Self::empty(config, memory.into())
+    }
+
+    /// An arena over the memory of a shard, with the contents that it holds, if any.
+    ///
+    /// # Errors
+    /// [`Damaged`] if they cannot be taken over.
+    pub fn open(config: &ArenaConfig, memory: ShardMemory) -> Result<Self, Damaged> {
+        let has_contents = memory.has_contents();
+        let mut arena = Self::empty(config, memory);
+        if has_contents {
+            arena.take_over()?;
+        }
+        Ok(arena)
+    }
+
+    fn empty(config: &ArenaConfig, memory: ShardMemory) -> Self {
+        let page_count = (memory.page_bytes() / PAGE_BYTES).min(index_of(PAGES_MAX));
         let capacity = u32::try_from(page_count).unwrap_or(u32::MAX);
         let quarantine_limit_pages = capacity / config.quarantine_divisor.max(1);
         let quota = |&(space, limit_pages): &(Space, u64)| Quota::new(space, limit_pages);
         Self {
             palette: Palette::new(config.generation, config.last_generation, config.last_tag),
             first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
-            memory,
-            pages: vec![PageState::default(); page_count],
-            creators: vec![Creator::default(); page_count],
+            pages: Pages::new(memory, page_count),
             free: ExtentTree::new(capacity),
             // An extent has at least one page, and the limit is exceeded by one extent for a
             // moment.
@@ -234,6 +214,57 @@ impl Arena {
         }
     }
 
+    /// Takes over what an earlier process left, and finds out what is free.
+    fn take_over(&mut self) -> Result<(), Damaged> {
+        let freed = self.pages.take_over()?;
+        let count = self.page_count();
+        // All pages were free; now only those that are in no allocation.
+        let _ = self.free.take(u32::try_from(count).unwrap_or(u32::MAX));
+        let (mut number, mut allocations) = (0, 0_u64);
+        while number < count {
+            let page = *self.pages.state(number);
+            let was_used = page.role() != Use::None || page.colour() != Colour::default();
+            if was_used && !self.palette.holds_colour(page.colour()) {
+                return Err(Damaged::Generations);
+            }
+            if page.role() != Use::None {
+                self.quota(page.space()).used_pages += u64::from(page.link);
+                allocations += 1;
+                number += page.link as usize;
+                continue;
+            }
+            let is_usable = self.palette.is_usable(page.colour());
+            let is_same = |other: usize| {
+                let other = self.pages.state(other);
+                other.role() == Use::None && self.palette.is_usable(other.colour()) == is_usable
+            };
+            let end = (number..count).find(|other| !is_same(*other)).unwrap_or(count);
+            let [start, pages] =
+                [number, end - number].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+            if is_usable {
+                self.free.release(start, pages);
+            } else {
+                self.retired.push_back(FreedExtent { start, pages });
+                self.retired_pages += pages;
+            }
+            number = end;
+        }
+        let states = self.pages.states().iter();
+        self.used_colours = states.map(|page| u64::from(self.palette.number(page.colour()))).sum();
+        let mut spaces: Vec<_> = self.quotas.iter().map(|quota| quota.space).collect();
+        spaces.extend(self.pages.spaces());
+        for space in spaces {
+            let worn = self.pages.worn(space).min(self.used_colours);
+            self.quota(space).used_colours = worn;
+        }
+        tracing::info!(allocations, freed, "took over the contents of an earlier process");
+        Ok(())
+    }
+
+    fn page_count(&self) -> usize {
+        self.pages.states().len()
+    }
+
     /// An arena of `pages` pages in plain process memory, for simulations and tests.
     #[must_use]
     pub fn on_heap(config: &ArenaConfig, pages: u32) -> Self {
@@ -243,7 +274,7 @@ impl Arena {
     /// Its current usage.
     #[must_use]
     pub fn arena_usage(&self) -> ArenaUsage {
-        let capacity_pages = self.pages.len() as u64;
+        let capacity_pages = self.page_count() as u64;
         let quarantined_pages = u64::from(self.quarantined_pages);
         let free_pages = u64::from(self.free_pages());
         let retired_pages = u64::from(self.retired_pages);
@@ -283,7 +314,7 @@ impl Arena {
     /// the use.
     fn wanted_generation(&self) -> ArenaGeneration {
         let last = self.palette.last();
-        let pages = self.pages.len() as u64;
+        let pages = self.page_count() as u64;
         let colours = pages * u64::from(self.palette.count());
         let reserve = pages * u64::from(self.palette.of_generation()) / 2;
         let is_worn = colours.saturating_sub(self.used_colours) < reserve;
@@ -311,7 +342,8 @@ impl Arena {
                 break;
             };
             let now = left.min(pages - self.cleared_of_next);
-            self.clear_extent(start + self.cleared_of_next, now);
+            let from = (start + self.cleared_of_next) as usize;
+            self.pages.clear(from..from + now as usize);
             self.cleared_of_next += now;
             left -= now;
             if self.cleared_of_next == pages {
@@ -332,18 +364,18 @@ impl Arena {
     ) -> Option<u64> {
         let mut number = index_of(from.saturating_sub(self.first_page));
         for _ in 0..budget {
-            let page = self.pages.get(number)?;
-            match page.part {
+            let page = self.pages.states().get(number)?;
+            match page.role() {
                 Use::None => number += 1,
                 // The remaining pages of an allocation that began before.
                 Use::Body => number = number - page.link as usize + self.length_of(number),
                 Use::Head => {
                     if let Some(grant) = self.grant_of(number) {
                         let step = each(survey::Allocation {
-                            space: page.space,
+                            space: page.space(),
                             grant,
                             pages: page.link,
-                            creator: self.creators[number],
+                            creator: self.pages.creator(number),
                         });
                         if !step {
                             return Some(self.first_page + number as u64);
@@ -353,22 +385,22 @@ impl Arena {
                 }
             }
         }
-        (number < self.pages.len()).then(|| self.first_page + number as u64)
+        (number < self.page_count()).then(|| self.first_page + number as u64)
     }
 
     /// Pages of the allocation that a page belongs to.
     fn length_of(&self, number: usize) -> usize {
-        let page = &self.pages[number];
-        match page.part {
+        let page = self.pages.state(number);
+        match page.role() {
             Use::None => 0,
             Use::Head => page.link as usize,
-            Use::Body => self.pages[number - page.link as usize].link as usize,
+            Use::Body => self.pages.state(number - page.link as usize).link as usize,
         }
     }
 
     /// The location and tag for pointers to an allocated page.
     fn grant_of(&self, number: usize) -> Option<Grant> {
-        let (generation, tag) = self.pages[number].colour.generation_and_tag()?;
+        let (generation, tag) = self.pages.state(number).colour().generation_and_tag()?;
         let offset = (self.first_page + number as u64) << PAGE_SHIFT;
         Some(Grant { location: Location::new(generation, offset)?, tag })
     }
@@ -378,8 +410,9 @@ impl Arena {
     fn extent_of(&self, access: Access, pages: u32) -> Result<(usize, u32), Status> {
         self.check(access)?;
         let start = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
-        let PageState { link: length, part, .. } = self.pages[start];
-        if part != Use::Head || !access.location.is_page_aligned() {
+        let page = self.pages.state(start);
+        let length = page.link;
+        if page.role() != Use::Head || !access.location.is_page_aligned() {
             return Err(Status::Unaligned);
         }
         if pages != 0 && pages != length {
@@ -391,16 +424,12 @@ impl Arena {
     /// The index of a page in this arena; `None` if the page belongs to another shard.
     fn index(&self, page: u64) -> Option<usize> {
         let number = index_of(page.checked_sub(self.first_page)?);
-        (number < self.pages.len()).then_some(number)
+        (number < self.page_count()).then_some(number)
     }
 
-    fn bytes_of(&self, page: u64, range: &Range<usize>) -> Range<usize> {
-        let start = index_of(page - self.first_page) * PAGE_BYTES;
-        start + range.start..start + range.end
-    }
-
-    fn page(&mut self, page: u64) -> &mut PageState {
-        &mut self.pages[index_of(page - self.first_page)]
+    /// The number of a page that passed [`PageStore::check`].
+    fn number(&self, page: u64) -> usize {
+        index_of(page - self.first_page)
     }
 
     fn quota(&mut self, space: Space) -> &mut Quota {
@@ -468,29 +497,14 @@ impl Arena {
         let others = self.quotas.iter().filter(|quota| quota.space != space);
         let kept =
             others.fold(0_u64, |sum, quota| sum.saturating_add(quota.reserved_colours(of_page)));
-        let all = self.pages.len() as u64 * of_page;
+        let all = self.page_count() as u64 * of_page;
         all.saturating_sub(self.used_colours).saturating_sub(colours) >= kept
-    }
-
-    /// Zeroes the pages of an extent that are not zero, adjacent ones together.
-    fn clear_extent(&mut self, start: u32, pages: u32) {
-        let end = start as usize + pages as usize;
-        let mut number = start as usize;
-        while number < end {
-            let from = number;
-            while number < end && self.pages[number].contents != Contents::Zeros {
-                self.pages[number].contents = Contents::Zeros;
-                number += 1;
-            }
-            self.memory[from * PAGE_BYTES..number * PAGE_BYTES].fill(0);
-            number += usize::from(from == number);
-        }
     }
 
     /// Puts freed pages into quarantine; those whose colours are used up retire.
     fn quarantine(&mut self, start: u32, pages: u32) {
         // All pages of an allocation have its colour.
-        if !self.palette.is_usable(self.pages[start as usize].colour) {
+        if !self.palette.is_usable(self.pages.state(start as usize).colour()) {
             self.retired.push_back(FreedExtent { start, pages });
             self.retired_pages += pages;
             return;
@@ -515,14 +529,15 @@ impl Arena {
     /// allocations on both sides, so that an access beyond an end is refused and never reaches the
     /// neighbour's bytes; and how many colours of the extent's pages that uses.
     fn next_colour(&self, extent: Range<usize>) -> (u32, u64) {
-        let before = extent.start.checked_sub(1).and_then(|page| self.pages.get(page));
-        let after = self.pages.get(extent.end);
+        let states = self.pages.states();
+        let before = extent.start.checked_sub(1).and_then(|page| states.get(page));
+        let after = states.get(extent.end);
         let beside = [before, after]
-            .map(|page| page.filter(|page| page.part != Use::None))
-            .map(|page| page.map(|page| self.palette.number(page.colour)));
-        let pages = &self.pages[extent];
+            .map(|page| page.filter(|page| page.role() != Use::None))
+            .map(|page| page.map(|page| self.palette.number(page.colour())));
+        let pages = &states[extent];
         let (highest, sum) = pages.iter().fold((0, 0), |(highest, sum): (u32, u64), page| {
-            let number = self.palette.number(page.colour);
+            let number = self.palette.number(page.colour());
             (highest.max(number), sum + u64::from(number))
         });
         // Free pages have at least three colours left, and the neighbours have at most two of them.
@@ -541,16 +556,16 @@ impl Arena {
         let colour = Colour::new(access.location.generation(), access.tag);
         let mut number = first;
         while number <= last {
-            let page = &self.pages[number];
-            let length = match page.part {
+            let page = self.pages.state(number);
+            let length = match page.role() {
                 Use::None => return Err(Status::NotAllocated),
                 Use::Head => page.link,
-                Use::Body => self.pages[number - page.link as usize].link - page.link,
+                Use::Body => self.pages.state(number - page.link as usize).link - page.link,
             };
-            if page.colour != colour {
+            if page.colour() != colour {
                 return Err(Status::StaleTag);
             }
-            if page.space != access.space {
+            if page.space() != access.space {
                 return Err(Status::WrongSpace);
             }
             // The remaining pages of the allocation are the same.
@@ -569,7 +584,7 @@ impl PageStore for Arena {
         if pages == 0 {
             return Err(Status::BadLength);
         }
-        let capacity_pages = self.pages.len() as u64;
+        let capacity_pages = self.page_count() as u64;
         let quota = self.quota(space);
         // A space that may have all memory gets OUT_OF_MEMORY instead, because another server may
         // have free memory.
@@ -591,31 +606,28 @@ impl PageStore for Arena {
         let quota = self.quota(space);
         quota.used_pages += u64::from(pages);
         quota.used_colours += colours;
+        let worn = quota.used_colours;
         self.used_colours += colours;
-        for (back, page) in (0..).zip(&mut self.pages[extent]) {
-            let (part, link) = if back == 0 { (Use::Head, pages) } else { (Use::Body, back) };
-            let version = page.version + 1;
-            let contents = match page.contents {
-                Contents::Zeros => Contents::Zeros,
-                Contents::Leftover | Contents::Written => Contents::Leftover,
-            };
-            *page = PageState { version, link, colour, space, part, contents };
-        }
+        self.pages.create(extent, colour, space, worn);
         Ok(Grant { location, tag })
     }
 
     fn note_creator(&mut self, location: Location, creator: Creator) {
         if let Some(start) = self.index(location.page()) {
-            self.creators[start] = creator;
+            self.pages.note_creator(start, creator);
+        }
+    }
+
+    fn complete(&mut self, location: Location) {
+        if let Some(start) = self.index(location.page()) {
+            self.pages.complete(start);
         }
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
         let (start, length) = self.extent_of(access, pages)?;
-        let space = self.pages[start].space;
-        for page in &mut self.pages[start..start + length as usize] {
-            page.part = Use::None;
-        }
+        let space = self.pages.state(start).space();
+        self.pages.delete(&(start..start + length as usize));
         self.quota(space).used_pages -= u64::from(length);
         self.quarantine(u32::try_from(start).unwrap_or(u32::MAX), length);
         Ok(length)
@@ -639,37 +651,45 @@ impl PageStore for Arena {
     }
 
     fn read(&self, page: u64, range: Range<usize>) -> &[u8] {
-        match self.pages[index_of(page - self.first_page)].contents {
+        let number = self.number(page);
+        match self.pages.state(number).holds() {
             Contents::Leftover => &ZEROS[range],
-            Contents::Written | Contents::Zeros => &self.memory[self.bytes_of(page, &range)],
+            Contents::Written | Contents::Zeros => self.pages.bytes(number, &range),
         }
     }
 
     fn write(&mut self, page: u64, start: usize, data: &[u8]) {
-        let bytes = self.bytes_of(page, &(0..PAGE_BYTES));
-        let state = self.page(page);
-        state.version += 1;
-        let before = core::mem::replace(&mut state.contents, Contents::Written);
-        let bytes = &mut self.memory[bytes];
-        let end = start + data.len();
-        if before == Contents::Leftover {
-            bytes[..start].fill(0);
-            bytes[end..].fill(0);
-        }
-        bytes[start..end].copy_from_slice(data);
+        let number = self.number(page);
+        self.pages.write(&[NewBytes { number, start, data }]);
+    }
+
+    fn write_together(&mut self, writes: &[PageWrite<'_>]) {
+        let writes: ArrayVec<NewBytes<'_>, LINE_PAGES> = writes
+            .iter()
+            .map(|&PageWrite { page, start, data }| NewBytes {
+                number: self.number(page),
+                start,
+                data,
+            })
+            .collect();
+        self.pages.write(&writes);
     }
 
     fn zero(&mut self, page: u64, range: Range<usize>) {
-        let bytes = self.bytes_of(page, &range);
-        let state = self.page(page);
-        state.version += 1;
-        if state.contents == Contents::Written {
-            self.memory[bytes].fill(0);
-        }
+        let number = self.number(page);
+        self.pages.zero(number, &range);
     }
 
     fn version(&self, page: u64) -> u64 {
-        self.index(page).map_or(0, |number| self.pages[number].version)
+        self.index(page).map_or(0, |number| self.pages.state(number).version)
+    }
+
+    fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
+        self.pages.keep_fence(space, node, incarnation);
+    }
+
+    fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
+        self.pages.fences(each);
     }
 
     fn usage(&self, space: Space) -> StoreUsage {
@@ -677,7 +697,7 @@ impl PageStore for Arena {
         let (quota_pages, used_pages) = quota
             .map_or((self.default_quota_pages, 0), |quota| (quota.limit_pages, quota.used_pages));
         StoreUsage {
-            capacity_pages: self.pages.len() as u64,
+            capacity_pages: self.page_count() as u64,
             free_pages: self.arena_usage().free_pages,
             quota_pages,
             used_pages,

@@ -29,6 +29,7 @@
 pub mod arena;
 mod backlog;
 mod extent_tree;
+pub mod kept;
 mod member;
 pub mod memory;
 mod reserve;
@@ -37,7 +38,8 @@ pub mod server;
 pub mod statistics;
 pub mod survey;
 
-pub use arena::{Arena, ArenaConfig, ArenaUsage};
+pub use arena::{Arena, ArenaConfig, ArenaUsage, Damaged};
+pub use kept::{ArenaFile, ArenaFileError, ShardMemory};
 pub use member::{Member, MemberError};
 pub use memory::{Memory, PageKind};
 pub use reserve::{Claim, Reservation, ReserveError, Reserved};

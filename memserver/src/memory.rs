@@ -1,10 +1,11 @@
-//! The memory of an arena: a part of one mapping, or plain process memory.
+//! The memory of an arena: parts of one mapping, or plain process memory.
 
 #![allow(unsafe_code, reason = "mapping memory is this module's work, and no other's")]
 
 use core::{
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,
+    sync::atomic::{AtomicU32, Ordering, compiler_fence},
 };
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use rustix::{
     io::Errno,
     mm::{self, Advice, MapFlags, ProtFlags},
 };
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a huge page on every machine that this runs on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -125,6 +127,99 @@ impl DerefMut for Memory {
     }
 }
 
+/// Values of a type of which every bit pattern is valid, in a part of a mapping or on the heap.
+///
+/// It can only be read as a slice: a store that is kept goes through [`crate::kept::stores`].
+#[derive(Debug)]
+pub(crate) struct Table<T>(Values<T>);
+
+#[derive(Debug)]
+enum Values<T> {
+    Heap(Vec<T>),
+    Mapped { _part: Part, start: NonNull<T>, count: usize },
+}
+
+// SAFETY: `start` points into the part, which only this value can access, and `T` can be sent.
+unsafe impl<T: Send> Send for Values<T> {}
+// SAFETY: a shared `Values` only gives shared access to its `T`s.
+unsafe impl<T: Sync> Sync for Values<T> {}
+
+impl<T: FromBytes + IntoBytes + Copy> Table<T> {
+    pub(crate) fn heap(count: usize) -> Self {
+        Self(Values::Heap(vec![T::new_zeroed(); count]))
+    }
+
+    /// The first `count` values in a part.
+    ///
+    /// # Panics
+    /// If the part is not aligned, or too short: its layout is wrong.
+    pub(crate) fn mapped(part: Part, count: usize) -> Self {
+        let start = NonNull::new(part.start().cast::<T>()).expect("a mapping is not at 0");
+        assert!(start.is_aligned(), "the part is not aligned");
+        assert!(count.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= part.len()));
+        Self(Values::Mapped { _part: part, start, count })
+    }
+
+    /// The values, to be changed by [`crate::kept::stores`].
+    pub(crate) fn as_mut(&mut self) -> &mut [T] {
+        match &mut self.0 {
+            Values::Heap(values) => values,
+            Values::Mapped { start, count, .. } => {
+                // SAFETY: as for `deref`; the part is writable, and `self` is borrowed exclusively.
+                unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), *count) }
+            }
+        }
+    }
+}
+
+impl<T> Deref for Table<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &self.0 {
+            Values::Heap(values) => values,
+            Values::Mapped { start, count, .. } => {
+                // SAFETY: the values are in the part, aligned, by `mapped`; every bit pattern is
+                // valid, and only this value can access the part.
+                unsafe { core::slice::from_raw_parts(start.as_ptr(), *count) }
+            }
+        }
+    }
+}
+
+/// Stores a word so that no store that precedes it in the program is done after it, and none that
+/// follows it before it, as a process sees them that maps the memory after this one was killed.
+pub(crate) fn store_in_order(word: &mut u32, value: u32) {
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: the word is aligned, borrowed exclusively, and not used otherwise while the atomic exists.
+    let word = unsafe { AtomicU32::from_ptr(word) };
+    word.store(value, Ordering::Release);
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Maps a whole file of `bytes` bytes.
+pub(crate) fn map_kept(file: OwnedFd, bytes: usize) -> Result<Part, Errno> {
+    let start = map_shared(&file, bytes)?;
+    let mapping = Mapping { start, bytes, _file: Some(file) };
+    Ok(Part { mapping: Arc::new(mapping), range: 0..bytes })
+}
+
+/// Cuts a part into those that `ranges` name; they are in order and do not overlap.
+///
+/// # Panics
+/// If they are not, or go beyond the part: the layout is wrong.
+pub(crate) fn carve(whole: Part, ranges: &[Range<usize>]) -> Vec<Part> {
+    let Part { mapping, range } = whole;
+    let mut from = 0;
+    let mut cut = |wanted: &Range<usize>| {
+        assert!(from <= wanted.start && wanted.start <= wanted.end && wanted.end <= range.len());
+        from = wanted.end;
+        let range = range.start + wanted.start..range.start + wanted.end;
+        Part { mapping: Arc::clone(&mapping), range }
+    };
+    ranges.iter().map(&mut cut).collect()
+}
+
 /// Maps `bytes` of memory of a kind.
 pub(crate) fn map(bytes: usize, kind: PageKind, is_shared: bool) -> Result<Part, Errno> {
     let (start, file) = if is_shared {
@@ -145,12 +240,16 @@ fn map_file(bytes: usize, kind: PageKind) -> Result<(NonNull<u8>, OwnedFd), Errn
     let huge = if kind == PageKind::Huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
     let file = memfd_create(c"bluebridge-arena", MemfdFlags::CLOEXEC | huge)?;
     ftruncate(&file, bytes as u64)?;
+    Ok((map_shared(&file, bytes)?, file))
+}
+
+fn map_shared(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the system's choice affects no other mapping.
     let start = unsafe {
         mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, file.as_fd(), 0)
     }?;
-    Ok((NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, file))
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
 fn map_private(bytes: usize) -> Result<NonNull<u8>, Errno> {

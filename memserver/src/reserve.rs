@@ -4,7 +4,10 @@ use std::{fs, ops::ControlFlow};
 
 use rustix::io::Errno;
 
-use crate::memory::{self, HUGE_PAGE_BYTES, Memory, PageKind};
+use crate::{
+    kept::ShardMemory,
+    memory::{self, HUGE_PAGE_BYTES, Memory, PageKind},
+};
 
 /// When the system provides the memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -39,7 +42,7 @@ pub struct Reservation {
 #[derive(Debug)]
 pub struct Reserved {
     /// A part per shard, in the order of the shards.
-    pub parts: Vec<Memory>,
+    pub parts: Vec<ShardMemory>,
     /// The kind of its pages.
     pub page_kind: PageKind,
     /// Why better kinds were not available; empty if the best was.
@@ -166,7 +169,7 @@ impl Reservation {
         }
         let parts = memory::split(whole, usize::from(shard_count))
             .into_iter()
-            .map(Memory::mapped)
+            .map(|part| Memory::mapped(part).into())
             .collect();
         Ok(Reserved { parts, page_kind, refusals })
     }
@@ -223,7 +226,7 @@ fn check_available(bytes: u64, available: Option<u64>) -> Result<(), ReserveErro
 }
 
 /// What the system and the process's control group have available; `None` if neither is known.
-fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     [system, group_room()].into_iter().flatten().min()
 }
@@ -265,6 +268,7 @@ mod tests {
             for prefer_huge_pages in [false, true] {
                 let mut reserved = small(claim, prefer_huge_pages).reserve().unwrap();
                 let [low, high] = reserved.parts.as_mut_slice() else { panic!("two parts") };
+                let (low, high) = (&mut low.pages, &mut high.pages);
                 assert_eq!((low.len(), high.len()), (4 << 20, 4 << 20));
                 assert!(low.iter().chain(high.iter()).all(|&byte| byte == 0));
                 low.fill(1);
@@ -272,7 +276,7 @@ mod tests {
                 high.fill(2);
                 assert!(low.iter().all(|&byte| byte == 1));
                 drop(reserved.parts.pop());
-                assert!(reserved.parts[0].iter().all(|&byte| byte == 1));
+                assert!(reserved.parts[0].pages.iter().all(|&byte| byte == 1));
             }
         }
     }
@@ -287,7 +291,7 @@ mod tests {
             steps.push((done, of));
             ControlFlow::Continue(())
         });
-        assert_eq!(reserved.unwrap().parts[0].len() as u64, bytes);
+        assert_eq!(reserved.unwrap().parts[0].page_bytes() as u64, bytes);
         let step = STEP_BYTES as u64;
         assert_eq!(steps, [(step, bytes), (2 * step, bytes), (bytes, bytes)]);
         let stopped = request(Claim::Prefault).reserve_with_progress(|_, _| ControlFlow::Break(()));
@@ -343,7 +347,7 @@ mod tests {
             let claim = Claim::OnDemand;
             let request = Reservation { bytes, shard_count, claim, prefer_huge_pages: false };
             let parts = request.reserve().unwrap().parts;
-            let total: usize = parts.iter().map(|part| part.len()).sum();
+            let total: usize = parts.iter().map(|part| part.page_bytes()).sum();
             assert_eq!(total, taken, "{bytes} in {shard_count}");
         }
     }

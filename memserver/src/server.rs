@@ -19,7 +19,7 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
-    Arena, ArenaConfig, Claim, PageKind, Reservation, ReserveError, Reserved,
+    Arena, ArenaConfig, Claim, Damaged, PageKind, Reservation, ReserveError, Reserved,
     serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
@@ -158,6 +158,11 @@ pub enum StartError {
     /// The memory is not available.
     #[error("the memory server cannot get its memory: {0}")]
     Memory(#[from] ReserveError),
+    /// The memory of an earlier process is damaged.
+    #[error(
+        "the kept memory cannot be taken over: {0}; start with --fresh, which drops its contents"
+    )]
+    Damaged(#[from] Damaged),
     /// A thread could not be started.
     #[error("a thread of the memory server could not be started: {0}")]
     Thread(#[source] io::Error),
@@ -243,9 +248,10 @@ where
     for (shard, (transport, memory)) in
         (0..=u8::MAX).zip(transports.into_iter().zip(reserved.parts))
     {
-        let responder = Responder::new(&config.shard(shard, shard_count))?;
-        let shard_pages = (memory.len() / PAGE_BYTES) as u64;
-        let store = Arena::new(&config.arena(shard, shard_count, shard_pages), memory);
+        let mut responder = Responder::new(&config.shard(shard, shard_count))?;
+        let shard_pages = (memory.page_bytes() / PAGE_BYTES) as u64;
+        let store = Arena::open(&config.arena(shard, shard_count, shard_pages), memory)?;
+        responder.begin(transport.now(), &store);
         shards.push(Shard::new(transport, responder, store, config.idle));
     }
     let mut server =

@@ -2,13 +2,18 @@
 
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use bluebridge_memserver::{Claim, Member, Reservation, ReserveError, Reserved, ServerConfig};
+use bluebridge_memserver::kept::{Holder, Kept};
+use bluebridge_memserver::{
+    ArenaFile, ArenaFileError, Claim, Member, Reservation, ReserveError, Reserved, ServerConfig,
+};
 use bluebridge_northbound::{
     Assignment, Attachment, Carrier, Membership, MembershipError, Options as MembershipOptions,
-    Registration, Role,
+    Previous, Registration, Role, Token,
 };
 use bluebridge_rack::Cancel;
 use bluebridge_rack::daemon::READY_DEADLINE;
@@ -52,9 +57,32 @@ pub(super) struct MemoryServer {
     /// or page by page
     #[arg(long, value_enum, default_value_t = MemoryClaim::Prefault)]
     claim: MemoryClaim,
+    /// Keep the memory in this file of a file system in memory, so that it outlives the process: the next server of
+    /// this file goes on with the contents. `none` keeps nothing. The default is none, and under systemd a file in
+    /// /dev/shm that is named after the server
+    #[arg(long, value_name = "FILE|none")]
+    arena_file: Option<ArenaChoice>,
+    /// Drop what the arena's file holds, and begin empty
+    #[arg(long)]
+    fresh: bool,
     /// Microseconds to poll for the next request before sleeping
     #[arg(long, value_name = "US", default_value_t = 50)]
     spin: u64,
+}
+
+/// Whether the memory outlives the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ArenaChoice {
+    None,
+    File(PathBuf),
+}
+
+impl FromStr for ArenaChoice {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(if text == "none" { Self::None } else { Self::File(text.into()) })
+    }
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -78,11 +106,12 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack must not send requests to a server without memory.
-    let Some(reserved) = reserve(&options, &cancel)? else { return Ok(Exit::Ok) };
+    let Some(memory) = ServerMemory::take(&options, &cancel)? else { return Ok(Exit::Ok) };
     let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");
-    let Some(membership) = join(&options, &reserved, &cancel)? else { return Ok(Exit::Ok) };
+    let Some(membership) = join(&options, &memory, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
+    let reserved = memory.assign(membership.assignment())?;
     let mut member = Member::start(membership, &config, reserved, carriers)?;
     readiness::report_ready();
     let served = member.serve_until(|| {
@@ -168,6 +197,82 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
     })
 }
 
+/// The memory of a server that has not joined yet.
+enum ServerMemory {
+    /// It ends with this process.
+    Own(Reserved),
+    /// It outlives this process.
+    Kept(Kept),
+}
+
+impl ServerMemory {
+    /// Allocates the memory, or takes over that of an earlier process; `None` if it was stopped meanwhile.
+    fn take(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Self>> {
+        let (path, is_chosen) = match &options.arena_file {
+            Some(ArenaChoice::File(path)) => (path.clone(), true),
+            None if is_systemd_service() => {
+                (ArenaFile::default_path(&options.endpoint.name), false)
+            }
+            Some(ArenaChoice::None) | None => {
+                return Ok(reserve(options, cancel)?.map(Self::Own));
+            }
+        };
+        let file = ArenaFile {
+            path,
+            bytes: options.memory.0,
+            shard_count: options.shards,
+            spaces: vec![Space(options.endpoint.space)],
+            claim: options.claim.into(),
+            is_fresh: options.fresh,
+        };
+        match file.open(|done, total| report_allocation(done, total, cancel)) {
+            Err(ArenaFileError::GivenUp) => Ok(None),
+            Err(error @ (ArenaFileError::NoRoom { .. } | ArenaFileError::OnDisk { .. }))
+                if !is_chosen =>
+            {
+                tracing::warn!(%error, "the memory will end with this process");
+                Ok(reserve(options, cancel)?.map(Self::Own))
+            }
+            opened => Ok(Some(Self::Kept(opened?))),
+        }
+    }
+
+    fn capacity_pages(&self) -> u64 {
+        match self {
+            // Each shard's part of the memory is rounded down.
+            Self::Own(reserved) => {
+                reserved.parts.iter().map(|part| (part.page_bytes() / PAGE_BYTES) as u64).sum()
+            }
+            Self::Kept(kept) => kept.page_bytes() / PAGE_BYTES as u64,
+        }
+    }
+
+    /// The node whose contents it holds.
+    fn previous(&self) -> Option<Previous> {
+        let Self::Kept(kept) = self else { return None };
+        let Holder { node, generation, token } = kept.holder()?;
+        Some(Previous { node, token: Token(token), contents: Some(generation) })
+    }
+
+    fn assign(self, assignment: &Assignment) -> anyhow::Result<Reserved> {
+        let Assignment { node, generation, token, .. } = *assignment;
+        match self {
+            Self::Own(reserved) => Ok(reserved),
+            Self::Kept(kept) => Ok(kept.assign(Holder { node, generation, token: token.0 })?),
+        }
+    }
+}
+
+/// A service manager starts a service again with the same name; a shell does not.
+fn is_systemd_service() -> bool {
+    ["INVOCATION_ID", readiness::VARIABLE].iter().all(|name| std::env::var_os(name).is_some())
+}
+
+fn report_allocation(done: u64, total: u64, cancel: &Cancel) -> ControlFlow<()> {
+    report_progress(&format!("allocating memory: {} MiB of {} MiB", done >> 20, total >> 20));
+    if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
 /// Allocates the memory and reports progress; `None` if it was stopped meanwhile.
 fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Reserved>> {
     let reservation = Reservation {
@@ -176,10 +281,8 @@ fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Res
         claim: options.claim.into(),
         prefer_huge_pages: true,
     };
-    let reserved = reservation.reserve_with_progress(|done, total| {
-        report_progress(&format!("allocating memory: {} MiB of {} MiB", done >> 20, total >> 20));
-        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    let reserved =
+        reservation.reserve_with_progress(|done, total| report_allocation(done, total, cancel));
     match reserved {
         Err(ReserveError::GivenUp { .. }) => Ok(None),
         reserved => Ok(Some(reserved?)),
@@ -196,7 +299,7 @@ fn report_progress(doing: &str) {
 /// Joins the rack, even if its controller is unreachable for long; `None` if it was stopped meanwhile.
 fn join(
     options: &MemoryServer,
-    reserved: &Reserved,
+    memory: &ServerMemory,
     cancel: &Cancel,
 ) -> anyhow::Result<Option<Membership>> {
     let endpoint = &options.endpoint;
@@ -204,22 +307,14 @@ fn join(
         .with_context(|| format!("cannot use interface {}", endpoint.interface))?;
     let registration = Registration {
         name: endpoint.name.clone(),
-        role: Role::Memory {
-            // Each shard's part of the memory is rounded down.
-            capacity_pages: reserved
-                .parts
-                .iter()
-                .map(|part| (part.len() / PAGE_BYTES) as u64)
-                .sum(),
-            shard_count: options.shards,
-        },
+        role: Role::Memory { capacity_pages: memory.capacity_pages(), shard_count: options.shards },
         space: Space(endpoint.space),
         mac: interface.mac,
         switch: endpoint.switch_port.switch.clone(),
         attachment: Attachment::Port(endpoint.switch_port.number),
         carrier: Carrier::Socket,
         mtu: interface.mtu,
-        previous: None,
+        previous: memory.previous(),
         notices: false,
     };
     let tls = endpoint.trust.config(endpoint.controller)?;

@@ -21,6 +21,15 @@ impl Colour {
         Self((generation.number() as u32) << 8 | tag.0 as u32)
     }
 
+    /// As it is kept.
+    pub(super) const fn bits(self) -> u32 {
+        self.0
+    }
+
+    pub(super) const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
     const fn parts(self) -> (u32, u32) {
         (self.0 >> 8, self.0 & 0xff)
     }
@@ -69,6 +78,13 @@ impl Palette {
         (self.first..=self.last).contains(&generation)
     }
 
+    /// Whether an allocation can have this colour.
+    pub(super) fn holds_colour(&self, colour: Colour) -> bool {
+        let tag = colour.parts().1;
+        (1..=self.last_tag).contains(&tag)
+            && colour.generation_and_tag().is_some_and(|(generation, _)| self.holds(generation))
+    }
+
     /// Reserved generations.
     pub(super) const fn generation_count(&self) -> u16 {
         self.last.number() - self.first.number() + 1
@@ -111,7 +127,7 @@ impl Palette {
 
     /// Whether a page that had this colour may be allocated again.
     pub(super) const fn is_usable(&self, colour: Colour) -> bool {
-        self.count() - self.number(colour) >= CHOICE
+        self.count().saturating_sub(self.number(colour)) >= CHOICE
     }
 }
 

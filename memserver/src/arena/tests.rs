@@ -32,13 +32,8 @@ fn at_page(access: Access, page: u64) -> Access {
 
 impl Arena {
     fn byte_of(&self, page: usize, place: usize) -> u8 {
-        self.memory[page * PAGE_BYTES + place]
+        self.pages.byte_of(page, place)
     }
-}
-
-#[test]
-fn page_states_are_small() {
-    assert!(size_of::<PageState>() <= 24);
 }
 
 #[test]
@@ -250,7 +245,7 @@ fn tidying_zeroes_quarantined_pages() {
     assert_ne!(arena.byte_of(5, 5), 0);
     assert_eq!(arena.tidy(u32::MAX), 5);
     assert_eq!(arena.tidy(u32::MAX), 0);
-    assert!(arena.memory.iter().all(|&byte| byte == 0));
+    assert!(arena.pages.all_bytes().iter().all(|&byte| byte == 0));
     assert!(arena.create(SPACE, 8).is_ok());
 }
 

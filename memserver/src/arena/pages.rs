@@ -1,0 +1,474 @@
+//! The pages of an arena: their bytes and states, and the changes of them.
+//!
+//! If the memory is kept, each change is in the redo record before the first of its stores, and what a
+//! process left is repeated by the same code: [`Pages::take_over`].
+
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+use bluebridge_protocol::store::Creator;
+use bluebridge_wire::{
+    NodeId, Space,
+    address::{LINE_PAGES, PAGE_BYTES},
+};
+
+use super::colour::Colour;
+use crate::{
+    kept::{
+        CreatorRecord, KeptShard, PageRecord, ShardMemory,
+        layout::Places,
+        redo::{self, Extent, PagePart, Pending, RedoRecord},
+        stores,
+    },
+    memory::{Memory, Table},
+};
+
+/// The role of a page.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Use {
+    /// In no allocation: free, in quarantine or retired.
+    None,
+    /// The first page of an allocation.
+    Head,
+    /// A further page of an allocation.
+    Body,
+}
+
+impl Use {
+    const NONE: u8 = 0;
+    const HEAD: u8 = 1;
+    const BODY: u8 = 2;
+}
+
+/// What the memory of a page contains.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Contents {
+    /// Zeros.
+    Zeros,
+    /// The bytes of an earlier allocation. An allocated page with leftover reads as zeros, and is
+    /// zeroed by its first write: a CREATE that zeroed all its pages would delay other clients.
+    Leftover,
+    /// Bytes that its current or last allocation wrote.
+    Written,
+}
+
+impl Contents {
+    const ZEROS: u8 = 0;
+    const LEFTOVER: u8 = 1;
+    const WRITTEN: u8 = 2;
+}
+
+impl PageRecord {
+    pub(super) const fn role(&self) -> Use {
+        match self.part {
+            Use::HEAD => Use::Head,
+            Use::BODY => Use::Body,
+            _ => Use::None,
+        }
+    }
+
+    pub(super) const fn holds(&self) -> Contents {
+        contents_of(self.contents)
+    }
+
+    pub(super) const fn colour(&self) -> Colour {
+        Colour::from_bits(self.colour)
+    }
+
+    pub(super) const fn space(&self) -> Space {
+        Space(self.space)
+    }
+}
+
+const fn contents_of(byte: u8) -> Contents {
+    match byte {
+        Contents::ZEROS => Contents::Zeros,
+        Contents::WRITTEN => Contents::Written,
+        _ => Contents::Leftover,
+    }
+}
+
+/// More changes than a page can have; a greater version is damaged.
+const VERSION_MAX: u64 = u64::MAX / 2;
+
+/// Why kept memory cannot be taken over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Damaged {
+    /// The record of the change under way is none that this program writes.
+    #[error("the record of its last change is damaged")]
+    Redo,
+    /// Its pages had colours that are not reserved.
+    #[error(
+        "it has arena generations that the controller has not reserved: the controller's store is \
+         older than this memory"
+    )]
+    Generations,
+    /// The states of its pages contradict each other.
+    #[error("the state of page {page} is damaged")]
+    Page {
+        /// The page's number in the shard.
+        page: u32,
+    },
+}
+
+/// New bytes of a page.
+#[derive(Clone, Copy)]
+pub(super) struct NewBytes<'a> {
+    pub(super) number: usize,
+    pub(super) start: usize,
+    pub(super) data: &'a [u8],
+}
+
+/// The pages of one shard.
+#[derive(Debug)]
+pub(super) struct Pages {
+    memory: Memory,
+    states: Table<PageRecord>,
+    /// The creator of the allocation whose first page this is. It is stored apart from the pages'
+    /// states, which every access reads.
+    creators: Table<CreatorRecord>,
+    kept: Option<Journal>,
+}
+
+/// What kept memory has in addition.
+#[derive(Debug)]
+struct Journal {
+    redo: RedoRecord,
+    worn: Table<u64>,
+    fences: Table<u32>,
+    places: Places,
+}
+
+impl Pages {
+    /// `page_count` pages of `memory` that are not allocated.
+    pub(super) fn new(memory: ShardMemory, page_count: usize) -> Self {
+        let ShardMemory { pages, kept } = memory;
+        match kept {
+            None => Self {
+                memory: pages,
+                states: Table::heap(page_count),
+                creators: Table::heap(page_count),
+                kept: None,
+            },
+            Some(kept) => {
+                let KeptShard { states, creators, redo, worn, fences, places, .. } = kept;
+                let journal = Journal { redo, worn, fences, places };
+                Self { memory: pages, states, creators, kept: Some(journal) }
+            }
+        }
+    }
+
+    /// The states of all pages.
+    pub(super) fn states(&self) -> &[PageRecord] {
+        &self.states
+    }
+
+    pub(super) fn state(&self, number: usize) -> &PageRecord {
+        &self.states[number]
+    }
+
+    pub(super) fn bytes(&self, number: usize, range: &Range<usize>) -> &[u8] {
+        let start = number * PAGE_BYTES;
+        &self.memory[start + range.start..start + range.end]
+    }
+
+    pub(super) fn creator(&self, number: usize) -> Creator {
+        let CreatorRecord { node, incarnation, .. } = self.creators[number];
+        Creator { node: NodeId(node), incarnation }
+    }
+
+    pub(super) fn note_creator(&mut self, number: usize, creator: Creator) {
+        let Creator { node, incarnation } = creator;
+        let record = CreatorRecord { node: node.0, incarnation, unused: 0 };
+        stores::set(&mut self.creators.as_mut()[number], record);
+    }
+
+    /// Overwrites parts of different pages, all of them or none; at most the pages of a line.
+    pub(super) fn write(&mut self, writes: &[NewBytes<'_>]) {
+        let parts: ArrayVec<PagePart, LINE_PAGES> = writes
+            .iter()
+            .take(LINE_PAGES)
+            .map(|new| self.part(new.number, new.start, new.data.len(), false))
+            .collect();
+        if let Some(journal) = &mut self.kept {
+            journal.redo.begin_pages(&parts, writes.iter().map(|new| new.data));
+        }
+        for (part, new) in parts.iter().zip(writes) {
+            self.apply(part, new.data);
+        }
+        self.end();
+    }
+
+    /// Zeroes a part of a page.
+    pub(super) fn zero(&mut self, number: usize, range: &Range<usize>) {
+        let part = self.part(number, range.start, range.len(), true);
+        if let Some(journal) = &mut self.kept {
+            journal.redo.begin_pages(&[part], core::iter::empty());
+        }
+        self.apply(&part, &[]);
+        self.end();
+    }
+
+    /// Allocates an extent of free pages; it is incomplete. `worn` are the colours that its space has
+    /// used then.
+    pub(super) fn create(&mut self, pages: Range<usize>, colour: Colour, space: Space, worn: u64) {
+        let before = &self.states[pages.clone()];
+        let highest = before.iter().map(|page| page.version).max().unwrap_or(0);
+        let place = self.kept.as_ref().and_then(|journal| journal.places.space(space));
+        let extent = Extent {
+            version: highest + 1,
+            worn,
+            start: narrow(pages.start),
+            pages: narrow(pages.len()),
+            colour: colour.bits(),
+            place: place.and_then(|place| u16::try_from(place).ok()).unwrap_or(u16::MAX),
+            space: space.0,
+        };
+        if let Some(journal) = &mut self.kept {
+            journal.redo.begin_extent(redo::CREATE, extent);
+        }
+        self.apply_create(&extent);
+        self.end();
+    }
+
+    /// The requester of the allocation that begins here may know it from now on.
+    pub(super) fn complete(&mut self, number: usize) {
+        stores::set(&mut self.states.as_mut()[number].is_complete, 1);
+    }
+
+    /// Frees an extent.
+    pub(super) fn delete(&mut self, pages: &Range<usize>) {
+        let (start, pages) = (narrow(pages.start), narrow(pages.len()));
+        let extent = Extent { start, pages, ..Extent::default() };
+        if let Some(journal) = &mut self.kept {
+            journal.redo.begin_extent(redo::DELETE, extent);
+        }
+        self.apply_delete(&extent);
+        self.end();
+    }
+
+    /// Zeroes the bytes of free pages that are not zeros, adjacent ones together.
+    pub(super) fn clear(&mut self, pages: Range<usize>) {
+        let mut number = pages.start;
+        while number < pages.end {
+            let from = number;
+            while number < pages.end && self.states[number].holds() != Contents::Zeros {
+                number += 1;
+            }
+            stores::clear(&mut self.memory[from * PAGE_BYTES..number * PAGE_BYTES]);
+            for state in &mut self.states.as_mut()[from..number] {
+                stores::set(&mut state.contents, Contents::ZEROS);
+            }
+            number += usize::from(from == number);
+        }
+    }
+
+    /// The spaces whose worn colours are kept.
+    pub(super) fn spaces(&self) -> Vec<Space> {
+        self.kept.as_ref().map_or_else(Vec::new, |journal| journal.places.spaces().to_vec())
+    }
+
+    /// Colours that a space's allocations used, as far as they are kept.
+    pub(super) fn worn(&self, space: Space) -> u64 {
+        let journal = self.kept.as_ref();
+        let worn = journal.and_then(|journal| journal.worn.get(journal.places.space(space)?));
+        worn.copied().unwrap_or(0)
+    }
+
+    pub(super) fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
+        let Some(journal) = &mut self.kept else { return };
+        let place = journal.places.fence(space, node);
+        if let Some(fence) = place.and_then(|place| journal.fences.as_mut().get_mut(place)) {
+            stores::set(fence, incarnation);
+        }
+    }
+
+    pub(super) fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
+        let Some(journal) = &self.kept else { return };
+        journal.places.each_fence(&journal.fences, each);
+    }
+
+    fn end(&mut self) {
+        if let Some(journal) = &mut self.kept {
+            journal.redo.end();
+        }
+    }
+
+    fn part(&self, number: usize, start: usize, bytes: usize, is_zero: bool) -> PagePart {
+        let state = &self.states[number];
+        PagePart {
+            version: state.version + 1,
+            number: narrow(number),
+            start: u16::try_from(start).unwrap_or(u16::MAX),
+            bytes: u16::try_from(bytes).unwrap_or(u16::MAX),
+            contents: state.contents,
+            is_zero: u8::from(is_zero),
+            unused: [0; 6],
+        }
+    }
+
+    /// Does a part of a change; again, if a process did some of it.
+    fn apply(&mut self, part: &PagePart, data: &[u8]) {
+        let number = part.number as usize;
+        let (start, end) =
+            (usize::from(part.start), usize::from(part.start) + usize::from(part.bytes));
+        let bytes = &mut self.memory[number * PAGE_BYTES..(number + 1) * PAGE_BYTES];
+        let state = &mut self.states.as_mut()[number];
+        let before = contents_of(part.contents);
+        if part.is_zero == 0 {
+            if before == Contents::Leftover {
+                stores::clear(&mut bytes[..start]);
+                stores::clear(&mut bytes[end..]);
+            }
+            stores::copy(&mut bytes[start..end], data);
+            stores::set(&mut state.contents, Contents::WRITTEN);
+        } else if before == Contents::Written {
+            stores::clear(&mut bytes[start..end]);
+        }
+        stores::set(&mut state.version, part.version);
+    }
+
+    fn apply_create(&mut self, extent: &Extent) {
+        let Extent { version, worn, start, pages, colour, place, space } = *extent;
+        let range = start as usize..start as usize + pages as usize;
+        for (back, page) in (0..).zip(&mut self.states.as_mut()[range]) {
+            let (part, link) = if back == 0 { (Use::HEAD, pages) } else { (Use::BODY, back) };
+            let contents = match page.contents {
+                Contents::ZEROS => Contents::ZEROS,
+                _ => Contents::LEFTOVER,
+            };
+            let (is_complete, unused) = (0, [0; 3]);
+            let record =
+                PageRecord { version, link, colour, space, part, contents, is_complete, unused };
+            stores::set(page, record);
+        }
+        if let Some(journal) = &mut self.kept
+            && let Some(known) = journal.worn.as_mut().get_mut(usize::from(place))
+        {
+            stores::set(known, worn);
+        }
+    }
+
+    fn apply_delete(&mut self, extent: &Extent) {
+        let range = extent.start as usize..extent.start as usize + extent.pages as usize;
+        for page in &mut self.states.as_mut()[range] {
+            stores::set(&mut page.part, Use::NONE);
+        }
+    }
+
+    /// Completes what the last process left: repeats the change under way, frees allocations that
+    /// nobody can know of, and takes no free page for zeros. Returns how many allocations it freed.
+    ///
+    /// # Errors
+    /// [`Damaged`]; only the change under way may be done then.
+    pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
+        self.repeat()?;
+        self.check_extents()?;
+        let mut freed = 0;
+        let mut number = 0;
+        while number < self.states.len() {
+            let state = self.states[number];
+            match state.role() {
+                Use::None => {
+                    stores::set(&mut self.states.as_mut()[number].contents, Contents::WRITTEN);
+                    number += 1;
+                }
+                Use::Head | Use::Body => {
+                    let end = number + state.link as usize;
+                    if state.is_complete == 0 {
+                        self.delete(&(number..end));
+                        freed += 1;
+                        // Its pages are free now.
+                        continue;
+                    }
+                    number = end;
+                }
+            }
+        }
+        Ok(freed)
+    }
+
+    fn repeat(&mut self) -> Result<(), Damaged> {
+        let Some(journal) = &self.kept else { return Ok(()) };
+        let page_count = self.states.len();
+        let fits = |extent: &Extent| {
+            let end = (extent.start as usize).checked_add(extent.pages as usize);
+            extent.pages > 0 && end.is_some_and(|end| end <= page_count)
+        };
+        match journal.redo.pending().map_err(|()| Damaged::Redo)? {
+            None => return Ok(()),
+            Some(Pending::Pages(parts, data)) => {
+                let mut copies = ArrayVec::<(PagePart, Vec<u8>), LINE_PAGES>::new();
+                let mut rest = data;
+                for part in parts {
+                    let (start, bytes) = (usize::from(part.start), usize::from(part.bytes));
+                    let is_good =
+                        (part.number as usize) < page_count && start + bytes <= PAGE_BYTES;
+                    let length = if part.is_zero == 0 { bytes } else { 0 };
+                    let (new, after) =
+                        rest.split_at_checked(length).filter(|_| is_good).ok_or(Damaged::Redo)?;
+                    copies.push((*part, new.to_vec()));
+                    rest = after;
+                }
+                copies.iter().for_each(|(part, data)| self.apply(part, data));
+            }
+            Some(Pending::Create(extent)) => {
+                fits(&extent).then_some(()).ok_or(Damaged::Redo)?;
+                self.apply_create(&extent);
+            }
+            Some(Pending::Delete(extent)) => {
+                fits(&extent).then_some(()).ok_or(Damaged::Redo)?;
+                self.apply_delete(&extent);
+            }
+        }
+        self.end();
+        Ok(())
+    }
+
+    /// Whether all pages of every allocation belong to it.
+    fn check_extents(&self) -> Result<(), Damaged> {
+        let mut number = 0;
+        while let Some(head) = self.states.get(number) {
+            let damaged = |number| Damaged::Page { page: narrow(number) };
+            if head.part > Use::BODY || head.version > VERSION_MAX {
+                return Err(damaged(number));
+            }
+            number += match head.role() {
+                Use::None => 1,
+                Use::Body => return Err(damaged(number)),
+                Use::Head => {
+                    let length = head.link as usize;
+                    let end = number.checked_add(length).filter(|_| length > 0);
+                    let bodies = end.and_then(|end| self.states.get(number + 1..end));
+                    let bodies = bodies.ok_or(damaged(number))?;
+                    for (back, body) in (1..).zip(bodies) {
+                        let is_its = body.part == Use::BODY
+                            && body.link == back
+                            && (body.colour, body.space) == (head.colour, head.space);
+                        if !is_its {
+                            return Err(damaged(number + back as usize));
+                        }
+                    }
+                    length
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// A page's number or a number of pages; a shard has less than 2^32.
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+impl Pages {
+    pub(super) fn all_bytes(&self) -> &[u8] {
+        &self.memory
+    }
+
+    pub(super) fn byte_of(&self, page: usize, place: usize) -> u8 {
+        self.memory[page * PAGE_BYTES + place]
+    }
+}

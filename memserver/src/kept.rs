@@ -1,0 +1,110 @@
+//! Memory that outlives its process: a file in the system's memory that the next process takes over.
+//!
+//! * [`file`]: the file: who may use it, what it holds, its lock.
+//! * [`layout`]: where in the file each part of each shard is.
+//! * [`redo`]: the record of the change under way, so that each change happens completely or not at
+//!   all.
+//! * [`stores`]: the stores to kept memory; tests log them and cut after each.
+//!
+//! A process that is killed loses none of its stores, and they were done in the order of the program:
+//! only a change that needs several stores can be cut. Such a change is described in the redo record
+//! first. A machine that loses power loses everything, as without a file.
+
+pub(crate) mod file;
+pub(crate) mod layout;
+pub(crate) mod redo;
+pub(crate) mod stores;
+#[cfg(test)]
+mod tests;
+
+use crate::memory::{Memory, Table};
+use layout::Places;
+use redo::RedoRecord;
+
+pub use file::{ArenaFile, ArenaFileError, Holder, Kept, Listed, list};
+
+/// A page's state as it is kept. Every bit pattern is valid for the type; the arena checks what it
+/// takes over.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    Eq,
+    PartialEq,
+    zerocopy::FromBytes,
+    zerocopy::IntoBytes,
+    zerocopy::Immutable,
+)]
+#[repr(C)]
+pub(crate) struct PageRecord {
+    pub(crate) version: u64,
+    /// Pages of the allocation (head), or pages back to the head (body).
+    pub(crate) link: u32,
+    /// Its colour, or the last colour that it had: a generation and a tag.
+    pub(crate) colour: u32,
+    pub(crate) space: u16,
+    /// Its role in an allocation.
+    pub(crate) part: u8,
+    /// What its memory contains.
+    pub(crate) contents: u8,
+    /// In a head, whether the requester may know the allocation.
+    pub(crate) is_complete: u8,
+    pub(crate) unused: [u8; 3],
+}
+
+const _: () = assert!(size_of::<PageRecord>() == 24);
+
+/// For whom an allocation was made, as it is kept.
+#[derive(
+    Clone, Copy, Debug, Default, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
+)]
+#[repr(C)]
+pub(crate) struct CreatorRecord {
+    pub(crate) incarnation: u32,
+    pub(crate) node: u16,
+    pub(crate) unused: u16,
+}
+
+/// The kept memory of one shard, except the bytes of its pages.
+#[derive(Debug)]
+pub(crate) struct KeptShard {
+    pub(crate) states: Table<PageRecord>,
+    pub(crate) creators: Table<CreatorRecord>,
+    pub(crate) redo: RedoRecord,
+    /// Colours that each space's allocations used.
+    pub(crate) worn: Table<u64>,
+    /// The highest incarnation by space and node; 0 if the node was never seen.
+    pub(crate) fences: Table<u32>,
+    /// The places in `worn` and `fences`.
+    pub(crate) places: Places,
+    /// Whether it holds the contents of an earlier process.
+    pub(crate) has_contents: bool,
+}
+
+/// The memory of one shard.
+#[derive(Debug)]
+pub struct ShardMemory {
+    pub(crate) pages: Memory,
+    /// `None` if the memory ends with the process.
+    pub(crate) kept: Option<KeptShard>,
+}
+
+impl ShardMemory {
+    /// Whether it holds the contents of an earlier process.
+    pub(crate) fn has_contents(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.has_contents)
+    }
+
+    /// Bytes of its pages.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.pages.len()
+    }
+}
+
+impl From<Memory> for ShardMemory {
+    fn from(pages: Memory) -> Self {
+        Self { pages, kept: None }
+    }
+}

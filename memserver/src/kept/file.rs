@@ -1,0 +1,640 @@
+//! The file of an arena: who may use it, what it holds, and its lock.
+
+use std::{
+    fs, io,
+    ops::{ControlFlow, Range},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
+use rustix::{
+    fd::OwnedFd,
+    fs::{
+        FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, fstatfs, ftruncate,
+        open, statfs,
+    },
+    io::Errno,
+    process::geteuid,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    ShardMemory,
+    layout::{Header, Layout, MAGIC, SPACES_MAX, STATE_EMPTY, STATE_FULL, STATE_NEW, VERSION},
+    stores,
+};
+use crate::{
+    memory::{self, PageKind, Table},
+    reserve::{self, Claim, Reserved},
+};
+
+/// Where the files of arenas are unless their user says otherwise: a file system in memory that every
+/// Linux has.
+const DIRECTORY: &str = "/dev/shm";
+
+/// The beginning of the names of files that are chosen by default.
+const PREFIX: &str = "bluebridge-arena-";
+
+/// Bytes that are allocated between two progress reports.
+const STEP_BYTES: usize = 64 << 20;
+
+/// The file system in memory (statfs(2)).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// How often, and how long between, a lock is tried that another process has.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The file cannot be used; nothing in it changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaFileError {
+    /// The contents are not those of an arena, or an earlier process changed them wrongly.
+    #[error(
+        "{} holds an arena that cannot be taken over: {what}; drop it with `bluebridge arena drop \
+         {}`, or start with --fresh; its contents are lost then", path.display(), path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// It is another user's, or other users can write to it.
+    #[error(
+        "{} is not a file of this user alone: {what}; choose another file with --arena-file",
+        path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The caller stopped the allocation.
+    #[error("allocating the arena's file was stopped")]
+    GivenUp,
+    /// A process uses it.
+    #[error(
+        "{} is in use by process {process}; stop that memory server first, or choose another file \
+         with --arena-file", path.display()
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// The process, as far as the file says.
+        process: u32,
+    },
+    /// The system refused something.
+    #[error("cannot {doing} {}: {error}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        error: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is no arena's file; choose another one with --arena-file", path.display())]
+    NoArena {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It has no room.
+    #[error(
+        "{} needs {bytes} bytes, and its file system does not have them: {error}; use a smaller \
+         arena, another file with --arena-file, or --arena-file none", path.display()
+    )]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the whole file.
+        bytes: u64,
+        /// The system's error.
+        #[source]
+        error: io::Error,
+    },
+    /// It is on a disk.
+    #[error(
+        "{} is not on a file system in memory (tmpfs), so every change would be written to a disk; \
+         choose a file in {DIRECTORY}", path.display()
+    )]
+    OnDisk {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It holds an arena of another shape.
+    #[error(
+        "{} holds an arena with {found}, but {wanted} was requested; start with the same, or with \
+         --fresh, which drops the contents", path.display()
+    )]
+    OtherShape {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What was requested.
+        wanted: String,
+    },
+    /// The server has too many spaces or its memory does not fit.
+    #[error("{0}")]
+    Size(String),
+}
+
+/// How much memory, and for whom.
+#[derive(Clone, Debug)]
+pub struct ArenaFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes of pages for all shards together; each shard's part is rounded down to whole pages.
+    pub bytes: u64,
+    /// Shards.
+    pub shard_count: u16,
+    /// The spaces that the server will serve.
+    pub spaces: Vec<Space>,
+    /// When the system provides the memory of a new file.
+    pub claim: Claim,
+    /// Drop what the file holds.
+    pub is_fresh: bool,
+}
+
+/// The node whose contents a file holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Holder {
+    /// The node.
+    pub node: NodeId,
+    /// The first generation of the contents.
+    pub generation: ArenaGeneration,
+    /// The node's token.
+    pub token: [u8; 16],
+}
+
+/// A file that this process made, and removes again if it does not get so far as to use it.
+#[derive(Debug)]
+struct Unassigned(Option<PathBuf>);
+
+impl Drop for Unassigned {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+}
+
+/// An arena's file that this process holds: no other can use it meanwhile.
+#[derive(Debug)]
+pub struct Kept {
+    // Dropped first, while the file is locked.
+    unassigned: Unassigned,
+    path: PathBuf,
+    header: Table<Header>,
+    shards: Vec<ShardMemory>,
+    bytes: u64,
+}
+
+impl ArenaFile {
+    /// The file that a server of this name has if nothing else was chosen.
+    #[must_use]
+    pub fn default_path(name: &str) -> PathBuf {
+        Path::new(DIRECTORY).join(format!("{PREFIX}{}-{name}", geteuid().as_raw()))
+    }
+
+    /// Takes over the file, or makes it. `progress` is called with the bytes that are allocated and
+    /// the bytes in all, and may stop it.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`]; contents that are not to be dropped are unchanged.
+    pub fn open(
+        &self,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Kept, ArenaFileError> {
+        let layout = self.layout()?;
+        let file = take_file(&self.path, true)?;
+        let held = self.held(&file, &layout)?;
+        let has_contents = held.is_some_and(|header| header.state == STATE_FULL);
+        let bytes = layout.file_bytes();
+        let mut unassigned = Unassigned(None);
+        if held.is_none() {
+            unassigned.0 = Some(self.path.clone());
+            self.make(&file, &layout, progress)?;
+        } else if self.claim != Claim::OnDemand {
+            // An earlier server may have left out pages that were not used.
+            let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
+            if occupied(&stat) < bytes as u64 {
+                self.allocate(&file, 0..bytes, bytes, progress)?;
+            }
+        }
+        let mut whole =
+            memory::map_kept(file, bytes).map_err(|error| self.failed("map", error.into()))?;
+        if self.claim == Claim::Lock {
+            memory::lock(&mut whole)
+                .map_err(|error| self.failed("lock in memory", error.into()))?;
+        }
+        let (mut header, shards) = layout.cut(whole, has_contents);
+        if let [header] = header.as_mut() {
+            stores::set(&mut header.process, std::process::id());
+            if held.is_none() {
+                stores::set_in_order(&mut header.state, STATE_EMPTY);
+            }
+        }
+        let page_bytes = shards.iter().map(|shard| shard.page_bytes() as u64).sum();
+        let path = self.path.clone();
+        Ok(Kept { unassigned, path, header, shards, bytes: page_bytes })
+    }
+
+    fn layout(&self) -> Result<Layout, ArenaFileError> {
+        let Self { bytes, shard_count, .. } = *self;
+        if self.spaces.len() > SPACES_MAX {
+            let count = self.spaces.len();
+            let words =
+                format!("a server with kept memory has at most {SPACES_MAX} spaces, not {count}");
+            return Err(ArenaFileError::Size(words));
+        }
+        let share = bytes.checked_div(shard_count.into()).unwrap_or(0);
+        let shard_bytes = usize::try_from(share - share % PAGE_BYTES as u64).unwrap_or(usize::MAX);
+        let fits = shard_bytes as u64 <= 1 << bluebridge_wire::address::SHARD_SHIFT;
+        if shard_bytes == 0 || shard_count > 256 || !fits {
+            let words = format!(
+                "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 1 TiB, and there are \
+                 1 to 256 shards"
+            );
+            return Err(ArenaFileError::Size(words));
+        }
+        Ok(Layout { shard_bytes, shard_count, spaces: self.spaces.clone() })
+    }
+
+    /// What the file holds and is to be kept; `None` if it is to be made.
+    fn held(&self, file: &OwnedFd, layout: &Layout) -> Result<Option<Header>, ArenaFileError> {
+        let path = || self.path.clone();
+        let Some(header) = arena_header(&self.path, file)? else { return Ok(None) };
+        if header.state == STATE_NEW || self.is_fresh {
+            return Ok(None);
+        }
+        let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
+        if found != wanted {
+            return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
+        }
+        let damaged = |what| Err(ArenaFileError::Damaged { path: path(), what });
+        let size = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_size;
+        if usize::try_from(size).ok() != Some(layout.file_bytes()) {
+            return damaged("it has another length");
+        }
+        match header.state {
+            STATE_EMPTY => Ok(Some(header)),
+            STATE_FULL if ArenaGeneration::new(header.generation).is_some() => Ok(Some(header)),
+            STATE_FULL => damaged("its generation is none"),
+            _ => damaged("its state is unknown"),
+        }
+    }
+
+    /// Gives the file a header, zeros, and memory for them.
+    fn make(
+        &self,
+        file: &OwnedFd,
+        layout: &Layout,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(), ArenaFileError> {
+        let bytes = layout.file_bytes();
+        let total = bytes as u64;
+        // Before any of it is allocated: a file system in memory may be larger than the memory.
+        let examined = |error: Errno| self.failed("examine", error.into());
+        let system = fstatfs(file).map_err(examined)?;
+        let own = occupied(&fstat(file).map_err(examined)?);
+        let block = u64::try_from(system.f_bsize).unwrap_or(0);
+        let free = match system.f_blocks {
+            0 => u64::MAX,
+            _ => system.f_bavail.saturating_mul(block).saturating_add(own),
+        };
+        let available =
+            reserve::available_bytes().map_or(u64::MAX, |bytes| bytes.saturating_add(own));
+        if available.min(free) < total {
+            let (path, error) = (self.path.clone(), io::ErrorKind::StorageFull.into());
+            return Err(ArenaFileError::NoRoom { path, bytes: total, error });
+        }
+        // The header comes first, so that a file that is not finished is known as one.
+        let resized = ftruncate(file, 0)
+            .and_then(|()| write_header(file, &self.new_header(layout)))
+            .and_then(|()| ftruncate(file, total));
+        resized.map_err(|error| self.failed("resize", error.into()))?;
+        // The tables of page states must be there even if pages are provided on demand: without room
+        // for them the server would be killed at any time.
+        let end = match self.claim {
+            Claim::OnDemand => layout.tables_bytes(),
+            Claim::Lock | Claim::Prefault => bytes,
+        };
+        self.allocate(file, 0..end, bytes, progress)
+    }
+
+    /// Gives a range of the file memory.
+    fn allocate(
+        &self,
+        file: &OwnedFd,
+        range: Range<usize>,
+        bytes: usize,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(), ArenaFileError> {
+        let total = bytes as u64;
+        for start in range.clone().step_by(STEP_BYTES) {
+            let end = range.end.min(start + STEP_BYTES);
+            let (from, length) = (start as u64, (end - start) as u64);
+            loop {
+                match fallocate(file, FallocateFlags::empty(), from, length) {
+                    Ok(()) => break,
+                    Err(Errno::INTR) => {}
+                    Err(error @ (Errno::NOSPC | Errno::NOMEM)) => {
+                        let (path, error) = (self.path.clone(), error.into());
+                        return Err(ArenaFileError::NoRoom { path, bytes: total, error });
+                    }
+                    Err(error) => return Err(self.failed("allocate", error.into())),
+                }
+            }
+            if progress(end as u64, total).is_break() {
+                return Err(ArenaFileError::GivenUp);
+            }
+        }
+        Ok(())
+    }
+
+    fn new_header(&self, layout: &Layout) -> Header {
+        let mut spaces = [0; SPACES_MAX];
+        for (to, space) in spaces.iter_mut().zip(&self.spaces) {
+            *to = space.0;
+        }
+        Header {
+            magic: MAGIC,
+            version: VERSION,
+            state: STATE_NEW,
+            shard_bytes: layout.shard_bytes as u64,
+            shard_count: layout.shard_count,
+            space_count: u16::try_from(self.spaces.len()).unwrap_or(u16::MAX),
+            node: 0,
+            generation: 0,
+            token: [0; 16],
+            process: std::process::id(),
+            unused: 0,
+            spaces,
+        }
+    }
+
+    fn failed(&self, doing: &'static str, error: io::Error) -> ArenaFileError {
+        ArenaFileError::Io { doing, path: self.path.clone(), error }
+    }
+}
+
+impl Kept {
+    /// The node whose contents it holds; `None` if it holds nothing.
+    #[must_use]
+    pub fn holder(&self) -> Option<Holder> {
+        let header = self.header.first()?;
+        let generation = ArenaGeneration::new(header.generation)?;
+        (header.state == STATE_FULL).then_some(Holder {
+            node: NodeId(header.node),
+            generation,
+            token: header.token,
+        })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of pages, of all shards.
+    #[must_use]
+    pub const fn page_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Records for whom the memory is from now on, and returns it. It must be the same node and
+    /// generation that it holds, if it holds any.
+    ///
+    /// # Errors
+    /// [`ArenaFileError::Damaged`] if not; nothing changed.
+    pub fn assign(mut self, to: Holder) -> Result<Reserved, ArenaFileError> {
+        let held = self.holder();
+        if held.is_some_and(|held| (held.node, held.generation) != (to.node, to.generation)) {
+            let what =
+                "its contents are of another node or generation than the controller assigned";
+            return Err(ArenaFileError::Damaged { path: self.path, what });
+        }
+        if let [header] = self.header.as_mut() {
+            if held.is_none() {
+                stores::set(&mut header.node, to.node.0);
+                stores::set(&mut header.generation, to.generation.number());
+            }
+            // With the same contents the token is the same, too.
+            stores::set(&mut header.token, to.token);
+            stores::set_in_order(&mut header.state, STATE_FULL);
+        }
+        self.unassigned.0 = None;
+        Ok(Reserved { parts: self.shards, page_kind: PageKind::Plain, refusals: Vec::new() })
+    }
+}
+
+/// An arena's file, as it is listed.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes of memory that it occupies.
+    pub bytes: u64,
+    /// The node and generation of its contents; `None` if it holds nothing or cannot be read.
+    pub holder: Option<Holder>,
+    /// The process that uses it.
+    pub process: Option<u32>,
+}
+
+/// The arenas' files of this user in the default directory.
+///
+/// # Errors
+/// The system's error.
+pub fn list() -> io::Result<Vec<Listed>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(DIRECTORY)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && let Ok(listed) = Listed::of(&entry.path())
+        {
+            found.push(listed);
+        }
+    }
+    found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+impl Listed {
+    /// What a file is.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`] if it cannot be read, or is no arena's file.
+    pub fn of(path: &Path) -> Result<Self, ArenaFileError> {
+        let file = open_file(path, false)?;
+        let failed = |error: Errno| ArenaFileError::Io {
+            doing: "read",
+            path: path.to_owned(),
+            error: error.into(),
+        };
+        let header = read_header(&file).map_err(failed)?;
+        let stat = fstat(&file).map_err(failed)?;
+        let is_free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+        let process = header.map_or(0, |header| header.process);
+        let holder = header.filter(|header| header.state == STATE_FULL).and_then(|header| {
+            let generation = ArenaGeneration::new(header.generation)?;
+            Some(Holder { node: NodeId(header.node), generation, token: header.token })
+        });
+        Ok(Self {
+            path: path.to_owned(),
+            bytes: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+            holder,
+            process: (!is_free).then_some(process),
+        })
+    }
+
+    /// Removes the file, and with it the contents.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`] if a process uses it, or it is no arena's file; then it stays.
+    pub fn drop_file(path: &Path) -> Result<(), ArenaFileError> {
+        let file = take_file(path, false)?;
+        arena_header(path, &file)?;
+        rustix::fs::unlink(path).map_err(|error| ArenaFileError::Io {
+            doing: "remove",
+            path: path.to_owned(),
+            error: error.into(),
+        })
+    }
+}
+
+/// Opens a file and takes it for this process, until its mapping ends. Another process may remove
+/// the file in between; then there is a new one.
+fn take_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
+    for _ in 0..LOCK_TRIES {
+        let file = open_file(path, may_create)?;
+        lock(path, &file)?;
+        let (own, there) = (fstat(&file), rustix::fs::lstat(path));
+        if let (Ok(own), Ok(there)) = (own, there)
+            && (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+        {
+            return Ok(file);
+        }
+    }
+    Err(ArenaFileError::InUse { path: path.to_owned(), process: 0 })
+}
+
+/// Bytes of memory of a file.
+fn occupied(stat: &rustix::fs::Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// Opens a file of this user alone, in memory; makes it if `may_create`.
+fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
+    let failed = |doing, error: Errno| ArenaFileError::Io {
+        doing,
+        path: path.to_owned(),
+        error: error.into(),
+    };
+    // Before a file is made.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let system = statfs(parent.unwrap_or(Path::new("."))).map_err(|e| failed("examine", e))?;
+    if system.f_type != TMPFS_MAGIC {
+        return Err(ArenaFileError::OnDisk { path: path.to_owned() });
+    }
+    let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("open", e))?;
+    let stat = fstat(&file).map_err(|error| failed("examine", error))?;
+    let foreign = |what| Err(ArenaFileError::Foreign { path: path.to_owned(), what });
+    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+        return foreign("it is no regular file");
+    }
+    if stat.st_uid != geteuid().as_raw() {
+        return foreign("it belongs to another user");
+    }
+    if stat.st_mode & 0o077 != 0 {
+        return foreign("other users may open it");
+    }
+    Ok(file)
+}
+
+/// Takes an open file for this process. `bluebridge arena list` has it for a moment.
+fn lock(path: &Path, file: &OwnedFd) -> Result<(), ArenaFileError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if tries < LOCK_TRIES => thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let header = read_header(file).ok().flatten();
+                let process = header.map_or(0, |header| header.process);
+                return Err(ArenaFileError::InUse { path: path.to_owned(), process });
+            }
+            Err(error) => {
+                let (doing, path) = ("lock", path.to_owned());
+                return Err(ArenaFileError::Io { doing, path, error: error.into() });
+            }
+        }
+    }
+}
+
+/// The header of an arena's file; `None` if the file is empty.
+fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>, ArenaFileError> {
+    let failed = |error: Errno| ArenaFileError::Io {
+        doing: "read",
+        path: path.to_owned(),
+        error: error.into(),
+    };
+    if fstat(file).map_err(failed)?.st_size == 0 {
+        return Ok(None);
+    }
+    match read_header(file).map_err(failed)? {
+        Some(header) => Ok(Some(header)),
+        None => Err(ArenaFileError::NoArena { path: path.to_owned() }),
+    }
+}
+
+fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
+    let mut written = 0;
+    while let Some(rest) = header.as_bytes().get(written..).filter(|rest| !rest.is_empty()) {
+        written += rustix::io::pwrite(file, rest, written as u64)?;
+    }
+    Ok(())
+}
+
+/// The header; `None` if the file is no arena's.
+fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
+    let mut bytes = [0; size_of::<Header>()];
+    let mut read = 0;
+    while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(file, rest, read as u64)? {
+            0 => return Ok(None),
+            count => read += count,
+        }
+    }
+    let header = Header::read_from_bytes(bytes.as_bytes()).ok();
+    Ok(header.filter(|header| header.magic == MAGIC))
+}
+
+/// The sizes of an arena, in words.
+fn shape(header: &Header) -> String {
+    let Header { version, shard_bytes, shard_count, space_count, spaces, .. } = header;
+    let spaces: Vec<_> =
+        spaces.iter().take((*space_count).into()).map(|space| space.to_string()).collect();
+    format!(
+        "{shard_count} x {shard_bytes} bytes for space {} (layout {version})",
+        spaces.join(", ")
+    )
+}
+
+#[cfg(test)]
+impl Kept {
+    /// Where the file is mapped.
+    pub(crate) fn start(&self) -> usize {
+        self.header.as_ptr() as usize
+    }
+}

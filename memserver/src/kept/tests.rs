@@ -1,0 +1,201 @@
+//! Who may use a file, and what it holds.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::PathBuf,
+};
+
+use bluebridge_wire::{ArenaGeneration, NodeId, Space};
+
+use super::file::{ArenaFile, ArenaFileError, Holder, Kept, Listed};
+use crate::Claim;
+
+/// A directory in memory that is removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = format!("/dev/shm/bluebridge-test-{}-{name}", std::process::id());
+        fs::create_dir(&path).expect("a new directory");
+        Self(path.into())
+    }
+
+    fn file(&self) -> ArenaFile {
+        ArenaFile {
+            path: self.0.join("arena"),
+            bytes: 1 << 20,
+            shard_count: 2,
+            spaces: vec![Space(7)],
+            claim: Claim::Prefault,
+            is_fresh: false,
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn open(file: &ArenaFile) -> Result<Kept, ArenaFileError> {
+    file.open(|_, _| ControlFlow::Continue(()))
+}
+
+fn holder(node: u16, generation: u16) -> Holder {
+    let generation = ArenaGeneration::new(generation).expect("small");
+    Holder { node: NodeId(node), generation, token: [node.to_be_bytes()[1]; 16] }
+}
+
+#[test]
+fn a_file_holds_what_it_was_assigned_until_it_is_dropped() {
+    let directory = Directory::new("holds");
+    let file = directory.file();
+    let kept = open(&file).unwrap();
+    assert_eq!((kept.holder(), kept.page_bytes()), (None, 1 << 20));
+    // Nothing was assigned, so there is nothing to take over, and it takes no memory.
+    drop(kept);
+    assert!(!file.path.exists());
+    let kept = open(&file).unwrap();
+    assert_eq!(kept.holder(), None);
+    let parts = kept.assign(holder(3, 5)).unwrap().parts;
+    assert!(parts.iter().all(|part| !part.has_contents()));
+    drop(parts);
+    let kept = open(&file).unwrap();
+    assert_eq!(kept.holder(), Some(holder(3, 5)));
+    let parts = kept.assign(holder(3, 5)).unwrap().parts;
+    assert!(parts.iter().all(|part| part.has_contents()));
+    drop(parts);
+    let listed = Listed::of(&file.path).unwrap();
+    assert_eq!((listed.holder, listed.process), (Some(holder(3, 5)), None));
+    assert!(listed.bytes >= 1 << 20, "{listed:?}");
+    let kept = open(&ArenaFile { is_fresh: true, ..file.clone() }).unwrap();
+    assert_eq!(kept.holder(), None);
+    drop(kept.assign(holder(3, 6)).unwrap());
+    Listed::drop_file(&file.path).unwrap();
+    assert!(!file.path.exists());
+}
+
+#[test]
+fn contents_of_another_node_or_generation_are_not_served() {
+    let directory = Directory::new("other");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    for other in [holder(4, 5), holder(3, 6)] {
+        let error = open(&file).unwrap().assign(other).unwrap_err();
+        assert!(matches!(error, ArenaFileError::Damaged { .. }), "{error}");
+    }
+    assert_eq!(open(&file).unwrap().holder(), Some(holder(3, 5)), "nothing changed");
+}
+
+#[test]
+fn one_process_at_a_time_uses_a_file() {
+    let directory = Directory::new("lock");
+    let file = directory.file();
+    let kept = open(&file).unwrap();
+    let own = std::process::id();
+    for is_fresh in [false, true] {
+        let error = open(&ArenaFile { is_fresh, ..file.clone() }).unwrap_err();
+        assert!(
+            matches!(error, ArenaFileError::InUse { process, .. } if process == own),
+            "{error}"
+        );
+    }
+    assert_eq!(Listed::of(&file.path).unwrap().process, Some(own));
+    assert!(matches!(Listed::drop_file(&file.path), Err(ArenaFileError::InUse { .. })));
+    // The memory holds the lock as long as any part of it is used.
+    let mut parts = kept.assign(holder(3, 5)).unwrap().parts;
+    drop(parts.remove(0));
+    assert!(open(&file).is_err());
+    drop(parts);
+    assert!(open(&file).is_ok());
+}
+
+#[test]
+fn another_shape_is_refused_and_unchanged() {
+    let directory = Directory::new("shape");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    for other in [
+        ArenaFile { bytes: 2 << 20, ..file.clone() },
+        ArenaFile { shard_count: 1, ..file.clone() },
+        ArenaFile { spaces: vec![Space(8)], ..file.clone() },
+    ] {
+        let error = open(&other).unwrap_err();
+        assert!(matches!(error, ArenaFileError::OtherShape { .. }), "{error}");
+        assert!(error.to_string().contains("--fresh"), "{error}");
+    }
+    assert_eq!(open(&file).unwrap().holder(), Some(holder(3, 5)));
+    let fresh = ArenaFile { bytes: 2 << 20, is_fresh: true, ..file };
+    assert_eq!(open(&fresh).unwrap().page_bytes(), 2 << 20);
+}
+
+#[test]
+fn files_of_others_and_files_on_a_disk_are_refused() {
+    let directory = Directory::new("foreign");
+    let file = directory.file();
+    fs::write(&file.path, b"something else").unwrap();
+    fs::set_permissions(&file.path, fs::Permissions::from_mode(0o644)).unwrap();
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, ArenaFileError::Foreign { .. }), "{error}");
+    fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600)).unwrap();
+    for error in [open(&file).unwrap_err(), Listed::drop_file(&file.path).unwrap_err()] {
+        assert!(matches!(error, ArenaFileError::NoArena { .. }), "{error}");
+    }
+    let fresh = ArenaFile { is_fresh: true, ..file.clone() };
+    assert!(matches!(open(&fresh), Err(ArenaFileError::NoArena { .. })), "it may be anything");
+    assert_eq!(fs::read(&file.path).unwrap(), b"something else");
+    let link = directory.0.join("link");
+    symlink(&file.path, &link).unwrap();
+    let error = open(&ArenaFile { path: link, ..file.clone() }).unwrap_err();
+    assert!(matches!(error, ArenaFileError::Io { .. }), "{error}");
+    let on_disk = PathBuf::from("/proc/self/status");
+    let error = open(&ArenaFile { path: on_disk, ..file }).unwrap_err();
+    assert!(matches!(error, ArenaFileError::OnDisk { .. }), "{error}");
+}
+
+#[test]
+fn a_file_that_was_not_finished_is_made_again() {
+    let directory = Directory::new("stopped");
+    let file = directory.file();
+    let stopped = file.open(|_, _| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(ArenaFileError::GivenUp)));
+    let kept = open(&file).unwrap();
+    assert_eq!(kept.holder(), None);
+    let mut parts = kept.assign(holder(3, 5)).unwrap().parts;
+    assert!(parts.remove(0).pages.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_file_whose_maker_was_killed_is_made_again_or_dropped() {
+    let directory = Directory::new("killed");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    let whole = fs::read(&file.path).unwrap();
+    // The header is written first, with a state of zeros; then the file gets its length.
+    let mut header = whole[..512].to_vec();
+    header[12..16].fill(0);
+    for length in [header.len(), whole.len()] {
+        header.resize(length, 0);
+        fs::write(&file.path, &header).unwrap();
+        assert_eq!(open(&file).unwrap().holder(), None);
+        assert!(!file.path.exists(), "it was not assigned again");
+        fs::write(&file.path, &header).unwrap();
+        fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600)).unwrap();
+        Listed::drop_file(&file.path).unwrap();
+        fs::write(&file.path, &header).unwrap();
+        fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
+#[test]
+fn a_file_without_room_is_refused() {
+    let directory = Directory::new("room");
+    // Far more than any machine has: that must be known before anything is allocated.
+    let file = ArenaFile { bytes: 1 << 48, shard_count: 256, ..directory.file() };
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, ArenaFileError::NoRoom { .. }), "{error}");
+    assert!(!file.path.exists(), "it takes no memory");
+}
