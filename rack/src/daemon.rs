@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::access::rack_environment;
+use crate::arena;
 use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
@@ -37,6 +38,12 @@ pub const DEVICE_ID: u64 = 1;
 pub const SWITCH: &str = "switch";
 /// The subcommand of the controller.
 pub const CONTROLLER: &str = "controller";
+const ARENA_FILE: &str = "--arena-file";
+const NO_ARENA_FILE: &str = "none";
+
+/// Makes a memory server drop what its memory holds.
+pub const FRESH: &str = "--fresh";
+
 /// The subcommand of a memory server.
 pub const MEMORY_SERVER: &str = "memserver";
 /// The daemon that keeps the interfaces of all nodes set up ([`crate::hosts`]).
@@ -121,6 +128,11 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         servers
             .filter_map(|node| {
                 let port = layout.port_of(node)?;
+                let arena = arena::file(directory, &state.spec, node);
+                if arena.is_none() {
+                    tracing::info!(%node, "no room to keep the memory of a server beyond its process");
+                }
+                let arena = arena.map_or(NO_ARENA_FILE.to_owned(), |file| file.display().to_string());
                 let arguments = words(&[
                     MEMORY_SERVER,
                     "--name",
@@ -133,12 +145,18 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                     &layout.controller().to_string(),
                     "--memory",
                     &state.spec.memory.to_string(),
+                    ARENA_FILE,
+                    &arena,
                 ]);
                 Some(record(format!("{MEMORY_SERVER}-{node}"), node, arguments))
             })
             .chain([record(HOSTS.to_owned(), Node::Switch, hosts)])
             .collect(),
     ]
+}
+
+fn is_memory_server(daemon: &DaemonRecord) -> bool {
+    daemon.arguments.first().is_some_and(|word| word == MEMORY_SERVER)
 }
 
 fn ready_socket(directory: &Path, daemon: &str) -> PathBuf {
@@ -232,8 +250,11 @@ impl Rack {
             let mut starting = Vec::with_capacity(stage.len());
             for daemon in stage {
                 self.cancel.check()?;
+                let daemon_is_memory_server = is_memory_server(&daemon);
                 self.state.daemons.push(daemon);
-                starting.push(self.start(program, self.state.daemons.len() - 1, &[])?);
+                // An earlier rack of this name may have left a file.
+                let more: &[&str] = if daemon_is_memory_server { &[FRESH] } else { &[] };
+                starting.push(self.start(program, self.state.daemons.len() - 1, more)?);
             }
             let patience = self.patience(deadline);
             for daemon in starting {
@@ -241,6 +262,14 @@ impl Rack {
             }
         }
         Ok(())
+    }
+
+    /// Whether a memory server's memory outlives its process.
+    pub fn keeps_memory(&self, name: &str) -> bool {
+        let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name);
+        let mut arguments = daemon.into_iter().flat_map(|daemon| &daemon.arguments);
+        arguments.any(|word| word == ARENA_FILE)
+            && arguments.next().is_some_and(|file| file != NO_ARENA_FILE)
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.
@@ -297,7 +326,8 @@ impl Rack {
     }
 
     /// Starts a daemon that was stopped or has ended, as it was started first; this once with `more`
-    /// arguments.
+    /// arguments. A memory server goes on with the contents of its memory, if the rack keeps them and `more` does
+    /// not have [`FRESH`].
     pub fn restart_daemon(
         &mut self,
         program: &Path,

@@ -15,6 +15,7 @@
 //! | [`control`] | Queries to a running controller or switch |
 
 pub mod access;
+mod arena;
 pub mod bmv2;
 pub mod control;
 pub mod controller_report;

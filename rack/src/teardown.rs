@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::arena;
 use crate::daemon::{CONTROLLER, SWITCH};
 use crate::error::failed;
 use crate::namespace::{self, NamespaceId, NetworkNamespace};
@@ -48,13 +49,17 @@ pub struct TakenDown {
     pub namespace_count: usize,
     /// The number of mounts in the rack's directory that were found without a record, and removed.
     pub mount_count: usize,
+    /// How many files with the memory of its servers were removed.
+    pub arena_count: usize,
 }
 
 impl TakenDown {
     /// Whether there was anything to take down.
     pub fn is_empty(&self) -> bool {
-        let Self { unrecorded: _, daemons, others, namespace_count, mount_count } = self;
-        daemons.is_empty() && others.is_empty() && *namespace_count == 0 && *mount_count == 0
+        let Self { unrecorded: _, daemons, others, namespace_count, mount_count, arena_count } =
+            self;
+        let counts = [namespace_count, mount_count, arena_count];
+        daemons.is_empty() && others.is_empty() && counts.iter().all(|count| **count == 0)
     }
 }
 
@@ -113,6 +118,9 @@ fn clear(
     note(stop_daemons(&state, grace, &mut report.daemons));
     let looks = if of_another && state.phase == Phase::Building { LOOKS } else { 1 };
     note(stop_others(&state, looks, grace, &mut report.others));
+    let arenas =
+        arena::remove(directory).map_err(failed("remove the files of the servers' memory"));
+    note(arenas.map(|count| report.arena_count = count));
     if let Some(bpf) = &state.bpf_directory {
         note(namespace::unmount(bpf).map_err(failed("unmount the pinned maps")));
     }
@@ -131,7 +139,9 @@ fn clear(
 }
 
 fn clear_unrecorded(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
-    let report = take_down_unrecorded(&directory.root(), directory.name(), grace)?;
+    let mut report = take_down_unrecorded(&directory.root(), directory.name(), grace)?;
+    report.arena_count =
+        arena::remove(directory).map_err(failed("remove the files of the servers' memory"))?;
     directory.remove()?;
     Ok(report)
 }

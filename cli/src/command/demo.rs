@@ -73,6 +73,7 @@ struct Summary {
     controller_restart: Option<ControllerRestart>,
     /// The error of a call to a stopped server.
     stopped_server: String,
+    kept_memory: Option<KeptMemory>,
     /// Leftovers, by name.
     left_over: Vec<String>,
 }
@@ -84,6 +85,15 @@ struct ControllerRestart {
     failed_reads: u64,
     longest_read_us: f64,
     same_nodes: bool,
+}
+
+/// A server that was killed and started again.
+#[derive(Debug, Serialize)]
+struct KeptMemory {
+    /// Whether this machine has room to keep a server's memory beyond its process.
+    is_kept: bool,
+    /// From the kill until another client had read what was written before.
+    until_read_ms: f64,
 }
 
 pub(super) fn run(demo: Demo, global: Global) -> anyhow::Result<Exit> {

@@ -3,9 +3,11 @@
 //! * Racks and experiments: `rack`, `demo`, `bench`, `experiment`; `steps` prints what they do.
 //! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
 //!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
+//! * `arena`: memory that outlives memory servers.
 //! * A running rack: `memory` reads and writes its memory, `workload` measures that; `operator`, `switch_control` and `controller/query`
 //!   query its servers, switch and controller.
 
+mod arena;
 mod bench;
 mod controller;
 mod demo;
@@ -72,6 +74,9 @@ struct Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     AllocWrite(memory::alloc_write::AllocWrite),
+    /// List or free the memory that memory servers left
+    #[command(subcommand)]
+    Arena(arena::Arena),
     /// Measure BlueBridge's operations beside plain UDP in a temporary rack
     Bench(bench::Bench),
     /// Run the controller in the foreground, or query a running one
@@ -142,6 +147,7 @@ pub fn run() -> ExitCode {
     }
     let done = match line.command {
         Command::AllocWrite(command) => memory::alloc_write::run(command, line.global),
+        Command::Arena(command) => arena::run(&command, line.global),
         Command::Bench(command) => bench::run(command, line.global),
         Command::Controller(command) => controller::run(command, line.global),
         Command::Create(command) => memory::create::run(command, line.global),

@@ -120,6 +120,7 @@ fn assert_shown_by_a_rack(summary: &Value) {
     let restart = &summary["controller_restart"];
     assert_eq!((&restart["failed_reads"], &restart["same_nodes"]), (&0.into(), &true.into()));
     assert!(restart["reads"].as_u64() > Some(50), "{summary}");
+    assert_eq!(summary["kept_memory"]["is_kept"], true, "{summary}");
 }
 
 fn interrupted(mut demo: Child, after: Duration) -> (u32, Output) {

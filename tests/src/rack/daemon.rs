@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bluebridge_rack::GRACE;
 use bluebridge_rack::access::rack_environment;
-use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::daemon::{FRESH, MEMORY_SERVER, READY_DEADLINE};
 use bluebridge_rack::process::{self, ProcessRecord, Stopped, stop_all};
 use bluebridge_rack::readiness::{self, Patience, Readiness, ReadySocket};
 use bluebridge_rack::spec::Node;
@@ -105,13 +105,30 @@ impl TestRack {
         assert_eq!(stopped, [Stopped::Terminated], "{name}");
     }
 
-    /// Starts a stopped daemon with its original arguments, and waits until it is ready.
+    /// Starts a stopped daemon as the rack did, and waits until it is ready. A memory server begins empty.
     ///
     /// # Panics
     /// If it does not become ready.
     pub fn start(&mut self, name: &str) {
+        let record = self.as_at_first(name);
+        self.start_as(name, &record);
+    }
+
+    /// Starts a stopped memory server, which goes on with its memory, and waits until it is ready.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_with_memory(&mut self, name: &str) {
         let record = self.daemon(name).clone();
         self.start_as(name, &record);
+    }
+
+    fn as_at_first(&self, name: &str) -> DaemonRecord {
+        let mut record = self.daemon(name).clone();
+        if name.starts_with(MEMORY_SERVER) {
+            record.arguments.push(FRESH.to_owned());
+        }
+        record
     }
 
     /// Restarts the memory servers with more memory, which they allocate on demand: on a busy
@@ -127,7 +144,7 @@ impl TestRack {
             let size = record.arguments.iter().position(|word| word == "--memory");
             let size = size.and_then(|at| record.arguments.get_mut(at + 1)).expect("a size");
             memory.clone_into(size);
-            record.arguments.extend(["--claim", "on-demand"].map(str::to_owned));
+            record.arguments.extend(["--claim", "on-demand", FRESH].map(str::to_owned));
             self.start_as(&name, &record);
         }
     }
@@ -145,7 +162,7 @@ impl TestRack {
     /// # Panics
     /// If it does not start.
     pub fn spawn(&mut self, name: &str) -> Starting {
-        let record = self.daemon(name).clone();
+        let record = self.as_at_first(name);
         self.spawn_as(name, &record)
     }
 

@@ -1,11 +1,11 @@
 //! The isolation of test processes, and the removal of what a killed run left.
 //!
 //! nextest starts each test through `xtask isolated`. If the tier `root` runs, each test gets its own
-//! mount and process namespace: names in `/run` and pins in `/sys/fs/bpf` cannot conflict with
-//! those of another test, and when the test ends or is killed, all its processes end too.
+//! mount and process namespace: names in `/run`, memory in `/dev/shm` and pins in `/sys/fs/bpf`
+//! cannot conflict with those of another test, and when the test ends or is killed, all its processes end too.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::{CStr, OsStr, OsString},
     fs, io,
     os::unix::{
         fs::PermissionsExt,
@@ -70,10 +70,16 @@ pub(crate) fn init(arguments: &[String]) -> Result<ExitCode, Failure> {
     if getpid() != Pid::INIT {
         return Err(Failure::usage("isolated-init: only `xtask isolated` may start this command"));
     }
-    for (kind, at) in [("tmpfs", "/run"), ("bpf", "/sys/fs/bpf")] {
+    let own = [
+        ("tmpfs", "/run", c"mode=0755"),
+        // Memory servers keep their memory here, tests of ordinary users too.
+        ("tmpfs", "/dev/shm", c"mode=1777"),
+        ("bpf", "/sys/fs/bpf", c"mode=0755"),
+    ];
+    for (kind, at, options) in own {
         if Path::new(at).is_dir() {
             unmount_below(Path::new(at))?;
-            mount_own(kind, at)?;
+            mount_own(kind, at, options)?;
         }
     }
     let child = command(program, rest).spawn().map_err(|error| failed("start the test", &error))?;
@@ -134,9 +140,9 @@ fn unmount_below(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn mount_own(kind: &str, at: &str) -> Result<(), Failure> {
+fn mount_own(kind: &str, at: &str, options: &CStr) -> Result<(), Failure> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount("bluebridge", at, kind, flags, Some(c"mode=0755"))
+    mount("bluebridge", at, kind, flags, Some(options))
         .map_err(|errno| failed(&format!("mount a {kind} of its own at {at}"), &errno.into()))
 }
 

@@ -119,6 +119,7 @@ pub(super) fn show(screen: &mut Screen, cancel: &Cancel) -> anyhow::Result<Summa
         directory_packets: None,
         controller_restart: None,
         stopped_server,
+        kept_memory: None,
         left_over: Vec::new(),
     })
 }

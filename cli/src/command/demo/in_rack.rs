@@ -24,7 +24,7 @@ use bluebridge_wire::Space;
 pub(super) use self::hand_over::HandOver;
 use super::acts::Cast;
 use super::screen::Screen;
-use super::{ControllerRestart, Mode, Summary, latency};
+use super::{ControllerRestart, KeptMemory, Mode, Summary, latency};
 use crate::command::interrupt;
 use crate::command::member::{identity_in, join_as_owner};
 use crate::command::switch::openflow::read_tables;
@@ -125,6 +125,10 @@ fn play(
     let stopped_server = stage.stop_server(&mut clients, screen)?;
     cancel.check()?;
 
+    screen.step("The server is killed, and comes back with its memory")?;
+    let kept_memory = stage.return_server(&mut clients, screen)?;
+    cancel.check()?;
+
     screen.step("Clean-up")?;
     drop(clients);
     let left_over = stage.take_down(screen)?;
@@ -141,6 +145,7 @@ fn play(
         directory_packets: Some(directory_packets),
         controller_restart: Some(controller_restart),
         stopped_server,
+        kept_memory: Some(kept_memory),
         left_over,
     })
 }
@@ -367,6 +372,46 @@ impl<'a> Stage<'a> {
             error.fault()
         ))?;
         Ok(error.to_string())
+    }
+
+    /// Starts the server that was stopped, writes to it, kills it, and looks for what was written.
+    fn return_server(
+        &mut self,
+        clients: &mut Clients,
+        screen: &Screen,
+    ) -> anyhow::Result<KeptMemory> {
+        let server = format!("{MEMORY_SERVER}-{}", Node::Server(VICTIM));
+        self.rack.restart_daemon(&self.program, &server, &[], READY_DEADLINE)?;
+        let victim = clients.node(usize::from(VICTIM) - 1)?;
+        let region = clients.first.alloc_write_at(b"acknowledged", Placement::Node(victim))?;
+        let start = Instant::now();
+        self.rack.kill_daemon(&server)?;
+        self.rack.restart_daemon(&self.program, &server, &[], READY_DEADLINE)?;
+        let mut bytes = [0; 12];
+        let read = clients.second.read(region.base(), &mut bytes);
+        let took = start.elapsed();
+        let is_kept = match read {
+            Ok(()) => {
+                ensure!(&bytes == b"acknowledged", "acknowledged bytes were lost");
+                clients.first.delete(region)?;
+                screen.say(&format!(
+                    "   c1 wrote \"acknowledged\" to s{VICTIM}, which was killed and started again. {:.0} ms after the \
+                     kill, c2 has read it at {}.\n   The memory was in a file in /dev/shm; the clients did nothing.",
+                    took.as_secs_f64() * 1e3,
+                    region.base()
+                ))?;
+                true
+            }
+            Err(Error::Refused { .. }) => {
+                screen.say(&format!(
+                    "   This machine has no room in /dev/shm, so s{VICTIM} lost its memory with its process, and the \
+                     pointer is refused."
+                ))?;
+                false
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(KeptMemory { is_kept, until_read_ms: took.as_secs_f64() * 1e3 })
     }
 
     /// Takes the rack down and looks for leftovers.

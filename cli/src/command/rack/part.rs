@@ -1,7 +1,7 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
 use anyhow::Context;
-use bluebridge_rack::daemon::{Part, READY_DEADLINE};
+use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
 use bluebridge_rack::spec::RackName;
 use bluebridge_rack::state::StateRoot;
@@ -25,6 +25,9 @@ pub(in crate::command) struct Restart {
     /// Let the controller take the switch from another one, this once; see `bluebridge controller --help`
     #[arg(long)]
     force: bool,
+    /// A memory server goes on with the contents of its memory, which otherwise are dropped
+    #[arg(long)]
+    keep: bool,
 }
 
 #[derive(Debug, Args)]
@@ -42,14 +45,29 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     if options.force && *part != Part::Controller {
         return Err(UsageError(format!("--force applies to the controller, not to {part}")).into());
     }
+    let is_server = matches!(part, Part::Server(_));
+    if options.keep && !is_server {
+        return Err(UsageError(format!("--keep applies to a memory server, not to {part}")).into());
+    }
     let root = StateRoot::locate();
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
+    if options.keep && !rack.keeps_memory(&part.daemon()) {
+        return Err(UsageError(format!(
+            "the memory of {part} ends with its process, because /dev/shm had no room for it; restart it \
+             without --keep"
+        ))
+        .into());
+    }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
     rack.set_logging(log_filter(global), log_format(global))?;
     let name = part.daemon();
     let was = rack.stop_daemon(&name, GRACE)?;
-    let more: &[&str] = if options.force { &["--force"] } else { &[] };
+    let more: &[&str] = match (is_server && !options.keep, options.force) {
+        (true, _) => &[FRESH],
+        (false, true) => &["--force"],
+        (false, false) => &[],
+    };
     rack.restart_daemon(&program, &name, more, options.deadline.0)?;
     let pid = rack.pid(&name);
     if global.json {

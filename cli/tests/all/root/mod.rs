@@ -4,6 +4,7 @@ mod book;
 mod command;
 mod daemons;
 mod json;
+mod kept;
 mod memory;
 mod mininet;
 mod operators;
