@@ -14,6 +14,7 @@
 //! * [`ownership`]: leases passed from client to client, and their fairness.
 //! * [`paging`]: page faults of remote regions and of files.
 //! * [`plot`]: series as SVG.
+//! * [`survival`]: clients of a memory server that is killed and comes back.
 //! * [`swap`]: the machine's own swap, to a file or to zram.
 //! * [`workout`]: programs that use much memory.
 //! * [`placement`]: the distance between the two cores as the host placed them, which affects all results.
@@ -30,6 +31,7 @@ pub mod paging;
 pub mod placement;
 pub mod plot;
 pub mod summary;
+pub mod survival;
 pub mod swap;
 pub mod turns;
 pub mod update;

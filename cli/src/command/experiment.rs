@@ -4,6 +4,7 @@ mod comparison;
 mod key_value;
 mod ownership;
 pub(super) mod paging_latency;
+mod restarts;
 mod workout;
 
 use std::fs;
@@ -25,6 +26,8 @@ pub(super) enum Experiment {
     KeyValue(key_value::KeyValue),
     /// How long a page fault takes: remote, resolved from memory, from the page cache, a disk and swap
     PagingLatency(paging_latency::PagingLatency),
+    /// A memory server that is killed again and again under load, and goes on with its memory
+    Restarts(restarts::Restarts),
     /// An array that is written in order, with a part of it local
     Testswap(workout::Options),
     /// Integers that are sorted, with a part of them local
@@ -44,6 +47,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
         Experiment::Ownership(ownership) => ownership::run(ownership, global),
         Experiment::KeyValue(asked) => key_value::run(asked, global),
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
+        Experiment::Restarts(restarts) => restarts::run(&restarts, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
         Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),
         Experiment::BarnesHut(options) => workout::run(Workout::BarnesHut, options, global),

@@ -1,0 +1,209 @@
+//! A memory server that is killed again and again under load, and goes on with its memory.
+
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use bluebridge::{Client, JoinOptions, NodeId, Placement};
+use bluebridge_bench::summary::{Samples, Summary};
+use bluebridge_bench::survival::{Survivor, Tally};
+use bluebridge_rack::daemon::{MEMORY_SERVER, READY_DEADLINE};
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::{Cancel, Rack, Site};
+use bluebridge_transport::udp::UdpTransport;
+use clap::Args;
+use serde::Serialize;
+
+use super::super::bench::machine::Machine;
+use super::super::steps::Steps;
+use super::super::{Global, interrupt};
+use crate::exit::Exit;
+use crate::output;
+
+const SERVER: Node = Node::Server(1);
+const CLIENT: Node = Node::Client(1);
+
+/// How long an operation may take: longer than any restart.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long the clients work between two kills, at least and at most.
+const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(120));
+
+/// The options of the experiment.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Restarts {
+    /// How often the memory server is killed
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    kills: u32,
+    /// Clients that work meanwhile
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: u16,
+    /// The memory of the server
+    #[arg(long, default_value = "256M")]
+    memory: ByteSize,
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
+    #[arg(long)]
+    switch: Option<DataPlane>,
+}
+
+/// What the experiment found.
+#[derive(Debug, Serialize)]
+struct Findings {
+    machine: Machine,
+    switch: DataPlane,
+    memory_bytes: u64,
+    kills: u32,
+    /// From the kill until a WRITE that was sent after it was acknowledged; the supervisor starts the next process at
+    /// once.
+    until_writes_work: Summary,
+    /// What all clients saw together.
+    clients: Tally,
+}
+
+impl Findings {
+    fn is_good(&self) -> bool {
+        self.clients.failures == 0 && self.clients.wrong_reads == 0
+    }
+}
+
+pub(super) fn run(asked: &Restarts, global: Global) -> anyhow::Result<Exit> {
+    let site = Site::prepare()?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let steps = Steps::new(2, global);
+    steps.begin("a rack of one server and one client");
+    let switch = asked.switch.unwrap_or(site.data_plane());
+    let spec = RackSpec {
+        name: format!("restarts{}", process::id()).parse::<RackName>()?,
+        servers: 1,
+        clients: 1,
+        mtu: LinkMtus::default(),
+        switch,
+        memory: asked.memory,
+        redirects: Redirects::default(),
+    };
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
+    let mut rack = Rack::build(&site, spec, cancel.clone())?;
+    rack.start_daemons(&program, READY_DEADLINE)?;
+    steps.begin(&format!("the server is killed {} times", asked.kills));
+    let (clients, until_writes_work) = kill_often(&mut rack, &program, asked, &cancel)?;
+    rack.take_down()?;
+    steps.end();
+    let findings = Findings {
+        machine: Machine::look(),
+        switch,
+        memory_bytes: asked.memory.0,
+        kills: asked.kills,
+        until_writes_work,
+        clients,
+    };
+    print(&findings, global.json)?;
+    Ok(if findings.is_good() { Exit::Ok } else { Exit::Failure })
+}
+
+/// The client that probes, the others, and the server.
+type Joined = (Client<UdpTransport>, Vec<Client<UdpTransport>>, NodeId);
+
+fn join(rack: &Rack, count: u16) -> anyhow::Result<Joined> {
+    let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
+    let controller = format!("http://{}", rack.layout().controller());
+    let options =
+        JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
+    let (mut probe, others) = rack.enter(CLIENT, || -> anyhow::Result<_> {
+        let probe = Client::join(&controller, options)?;
+        let others: Result<Vec<_>, _> = (0..count).map(|_| probe.try_clone()).collect();
+        Ok((probe, others?))
+    })??;
+    let nodes = probe.rack().context("the client did not join")?.memory_nodes;
+    let server = nodes.first().context("the rack has no memory server")?.node;
+    probe.set_deadline(DEADLINE);
+    Ok((probe, others, server))
+}
+
+fn kill_often(
+    rack: &mut Rack,
+    program: &std::path::Path,
+    asked: &Restarts,
+    cancel: &Cancel,
+) -> anyhow::Result<(Tally, Summary)> {
+    let (mut probe, others, server) = join(rack, asked.clients)?;
+    let page = probe.create_at(8, Placement::Node(server))?;
+    let survivors: Vec<_> = (0..)
+        .zip(others)
+        .map(|(seed, client)| Survivor::new(client, server, seed, DEADLINE))
+        .collect::<Result<_, _>>()?;
+    let stop = AtomicBool::new(false);
+    let mut samples = Samples::default();
+    let mut probe_tally = Tally::default();
+    thread::scope(|scope| {
+        let stop = &stop;
+        let running: Vec<_> =
+            survivors.into_iter().map(|one| scope.spawn(move || one.run(stop))).collect();
+        let mut kill_all = || -> anyhow::Result<()> {
+            for number in 0..asked.kills {
+                cancel.check()?;
+                let (least, most) = BETWEEN;
+                // Spread over the interval, so that the kills hit everything that the server does.
+                thread::sleep(least + (most - least) * (number * 37 % 100) / 100);
+                let name = format!("{MEMORY_SERVER}-{SERVER}");
+                let killed = Instant::now();
+                rack.kill_daemon(&name)?;
+                rack.restart_daemon(program, &name, &[], READY_DEADLINE)?;
+                loop {
+                    match probe.write(page.base(), &u64::from(number).to_le_bytes()) {
+                        Ok(()) => break,
+                        // Sent in the first moments of the process, so that it is not known which came first.
+                        Err(error) if error.is_outcome_unknown() => probe_tally.unknown += 1,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                samples.add(killed.elapsed());
+            }
+            Ok(())
+        };
+        let outcome = kill_all();
+        stop.store(true, Ordering::Release);
+        let mut tally = probe_tally;
+        for one in running {
+            tally.add(one.join().map_err(|_| anyhow!("a client's thread panicked"))?);
+        }
+        outcome.map(|()| (tally, samples.summary()))
+    })
+}
+
+fn print(findings: &Findings, json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(findings);
+    }
+    let Findings { machine, switch, memory_bytes, kills, until_writes_work, clients } = findings;
+    let millis = |micros: f64| micros / 1e3;
+    output::prose(&format!(
+        "{machine}; switch: {}; a memory server of {} MiB, killed {kills} times\n",
+        switch.as_str(),
+        memory_bytes >> 20,
+    ))?;
+    output::table(
+        &["until writes work", "p50 ms", "p95 ms", "p99 ms"],
+        vec![vec![
+            String::new(),
+            format!("{:.1}", millis(until_writes_work.p50_us)),
+            format!("{:.1}", millis(until_writes_work.p95_us)),
+            format!("{:.1}", millis(until_writes_work.p99_us)),
+        ]],
+    )?;
+    output::prose(&format!(
+        "{} operations were acknowledged; of {} it is not known whether they were done, and {} updates lost their \
+         lease; {} failed otherwise; {} reads had wrong bytes",
+        clients.operations,
+        clients.unknown,
+        clients.lost_leases,
+        clients.failures,
+        clients.wrong_reads
+    ))?;
+    if let Some(failure) = &clients.first_failure {
+        output::prose(&format!("the first failure: {failure}"))?;
+    }
+    Ok(())
+}
