@@ -85,8 +85,9 @@ pub enum Error {
     NoMemoryNode,
     /// The request was sent, and its result is not known: it was done once, or not at all.
     #[error(
-        "{} did not respond in time, and the operation may have been applied; \
-         check before repeating it", whom(*.node)
+        "{} {}, and the operation may have been applied; check before repeating it",
+        whom(*.node),
+        if *.responding { "responded, but not to this operation" } else { "did not respond in time" }
     )]
     OutcomeUnknown {
         /// The node that got the last request.
