@@ -413,6 +413,7 @@ mod tests {
         // Daemons and commands without a result; those that print the same as another, or need what the project does not
         // install, are named in the text.
         let others = [
+            "arena drop",
             "experiment barnes-hut",
             "experiment key-value",
             "experiment testswap",

@@ -301,7 +301,7 @@ fn two_spaces_of_a_rack_do_not_see_each_other() {
     let mut rack = TestRack::up("re-spaces", &RackOptions::new(DataPlane::Ebpf, "9000"));
     rack.stop("memserver-s2");
     let mut record = rack.daemon("memserver-s2").clone();
-    record.arguments.extend(["--space", "2", "--name", "other"].map(str::to_owned));
+    record.arguments.extend(["--space", "2", "--name", "other", "--fresh"].map(str::to_owned));
     let name = record.arguments.iter().position(|word| word == "--name").expect("a name");
     record.arguments.drain(name..name + 2);
     rack.start_as("memserver-s2", &record);

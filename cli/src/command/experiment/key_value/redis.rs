@@ -286,7 +286,8 @@ mod tests {
         let mut command = Command::new("sleep");
         let late = output_within(command.arg("60"), Duration::from_millis(50));
         assert!(late.expect_err("it sleeps").to_string().contains("longer than"));
-        let failed = output_within(&mut Command::new("false"), READY).expect_err("it fails");
+        let failed = output_within(Command::new("sh").args(["-c", "exit 1"]), READY);
+        let failed = failed.expect_err("it fails");
         assert!(failed.to_string().contains("exit status: 1"), "{failed}");
     }
 }
