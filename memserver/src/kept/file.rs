@@ -26,7 +26,7 @@ use super::{
     stores,
 };
 use crate::{
-    memory::{self, PageKind, Table},
+    memory::{self, HUGE_PAGE_BYTES, PageKind, Table},
     reserve::{self, Claim, Reserved},
 };
 
@@ -150,7 +150,8 @@ pub enum ArenaFileError {
 pub struct ArenaFile {
     /// The file.
     pub path: PathBuf,
-    /// Bytes of pages for all shards together; each shard's part is rounded down to whole pages.
+    /// Bytes of pages for all shards together; each shard's part is rounded down to 2 MiB, or to a
+    /// page if it is smaller.
     pub bytes: u64,
     /// Shards.
     pub shard_count: u16,
@@ -255,7 +256,10 @@ impl ArenaFile {
             return Err(ArenaFileError::Size(words));
         }
         let share = bytes.checked_div(shard_count.into()).unwrap_or(0);
-        let shard_bytes = usize::try_from(share - share % PAGE_BYTES as u64).unwrap_or(usize::MAX);
+        // As without a file.
+        let huge = HUGE_PAGE_BYTES as u64;
+        let unit = if share >= huge { huge } else { PAGE_BYTES as u64 };
+        let shard_bytes = usize::try_from(share - share % unit).unwrap_or(usize::MAX);
         let fits = shard_bytes as u64 <= 1 << bluebridge_wire::address::SHARD_SHIFT;
         if shard_bytes == 0 || shard_count > 256 || !fits {
             let words = format!(
