@@ -402,12 +402,6 @@ impl Kept {
         })
     }
 
-    /// The file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Bytes of pages, of all shards.
     #[must_use]
     pub const fn page_bytes(&self) -> u64 {

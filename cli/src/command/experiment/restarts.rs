@@ -151,13 +151,14 @@ fn kill_often(
                 let killed = Instant::now();
                 rack.kill_daemon(&name)?;
                 rack.restart_daemon(program, &name, &[], READY_DEADLINE)?;
-                loop {
-                    match probe.write(page.base(), &u64::from(number).to_le_bytes()) {
-                        Ok(()) => break,
-                        // Sent in the first moments of the process, so that it is not known which came first.
-                        Err(error) if error.is_outcome_unknown() => probe_tally.unknown += 1,
-                        Err(error) => return Err(error.into()),
+                let data = u64::from(number).to_le_bytes();
+                // Sent in the first moments of the process, it may not be known which came first.
+                while let Err(error) = probe.write(page.base(), &data) {
+                    let is_late = killed.elapsed() > DEADLINE;
+                    if is_late || !error.is_outcome_unknown() {
+                        return Err(error.into());
                     }
+                    probe_tally.unknown += 1;
                 }
                 samples.add(killed.elapsed());
             }
