@@ -45,6 +45,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
             Run::cargo(["clippy", "--workspace", "--all-targets", "--all-features", "--quiet"])
                 .args(["--", "-D", "warnings"]),
         )?;
+        // Every other build has them, so nothing else would notice a use without its feature.
+        let libraries = ["-p", "bluebridge", "-p", "bluebridge-controller"];
+        step(
+            "lints without optional features",
+            Run::cargo(["clippy", "--lib", "--no-default-features", "--quiet"])
+                .args(libraries)
+                .args(["--", "-D", "warnings"]),
+        )?;
         println!("== dependencies");
         dependencies::check(false)?;
     }
