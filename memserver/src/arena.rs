@@ -171,10 +171,27 @@ impl Arena {
         Self::empty(config, memory.into())
     }
 
-    /// An arena over the memory of a shard, with the contents that it holds, if any.
+    /// Completes the last change of the contents that a shard's memory holds, and checks them as far
+    /// as that is possible before the controller has said which generations are reserved. `first` is
+    /// their first generation.
     ///
     /// # Errors
     /// [`Damaged`] if they cannot be taken over.
+    pub(crate) fn check(
+        memory: ShardMemory,
+        first: ArenaGeneration,
+    ) -> Result<ShardMemory, Damaged> {
+        let page_count = (memory.page_bytes() / PAGE_BYTES).min(index_of(PAGES_MAX));
+        let mut pages = Pages::new(memory, page_count);
+        pages.check(first)?;
+        Ok(pages.into_memory())
+    }
+
+    /// An arena over the memory of a shard, with the contents that it holds, if any; they passed
+    /// [`Self::check`].
+    ///
+    /// # Errors
+    /// [`Damaged::Generations`] if they have generations that are not reserved.
     pub fn open(config: &ArenaConfig, memory: ShardMemory) -> Result<Self, Damaged> {
         let has_contents = memory.has_contents();
         let mut arena = Self::empty(config, memory);
@@ -216,7 +233,7 @@ impl Arena {
 
     /// Takes over what an earlier process left, and finds out what is free.
     fn take_over(&mut self) -> Result<(), Damaged> {
-        let freed = self.pages.take_over()?;
+        let freed = self.pages.take_over();
         let count = self.page_count();
         // All pages were free; now only those that are in no allocation.
         let _ = self.free.take(u32::try_from(count).unwrap_or(u32::MAX));

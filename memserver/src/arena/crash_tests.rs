@@ -197,10 +197,10 @@ impl Player {
 fn recovered(file: &File, image: &[u8]) -> (Arena, Vec<log::Store>) {
     fs::write(&file.0, image).expect("there is room");
     set_private(&file.0);
+    log::begin();
     let kept = file.open();
     let base = kept.start();
     let mut reserved = kept.assign(holder()).expect("it is of this node");
-    log::begin();
     let arena = Arena::open(&next_config(), reserved.parts.remove(0)).expect("it is not damaged");
     let stores = log::end().into_iter().map(|(address, bytes)| (address - base, bytes));
     (arena, stores.collect())

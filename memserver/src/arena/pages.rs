@@ -8,7 +8,7 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 use bluebridge_protocol::store::Creator;
 use bluebridge_wire::{
-    NodeId, Space,
+    ArenaGeneration, NodeId, Space,
     address::{LINE_PAGES, PAGE_BYTES},
 };
 
@@ -103,6 +103,12 @@ pub enum Damaged {
          older than this memory"
     )]
     Generations,
+    /// A page has, or had, a colour that no allocation of the contents can have.
+    #[error("the colour of page {page} is damaged")]
+    Colour {
+        /// The page's number in the shard.
+        page: u32,
+    },
     /// The states of its pages contradict each other.
     #[error("the state of page {page} is damaged")]
     Page {
@@ -156,6 +162,21 @@ impl Pages {
                 Self { memory: pages, states, creators, kept: Some(journal) }
             }
         }
+    }
+
+    /// The memory of which [`Self::new`] made it, with its contents.
+    pub(super) fn into_memory(self) -> ShardMemory {
+        let Self { memory: pages, states, creators, kept } = self;
+        let kept = kept.map(|Journal { redo, worn, fences, places }| KeptShard {
+            states,
+            creators,
+            redo,
+            worn,
+            fences,
+            places,
+            has_contents: true,
+        });
+        ShardMemory { pages, kept }
     }
 
     /// The states of all pages.
@@ -356,14 +377,20 @@ impl Pages {
         }
     }
 
-    /// Completes what the last process left: repeats the change under way, frees allocations that
-    /// nobody can know of, and takes no free page for zeros. Returns how many allocations it freed.
+    /// Repeats the change that was under way when the last process ended, and checks what all
+    /// changes together left. `first` is the first generation of the contents.
     ///
     /// # Errors
     /// [`Damaged`]; only the change under way may be done then.
-    pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
+    pub(super) fn check(&mut self, first: ArenaGeneration) -> Result<(), Damaged> {
         self.repeat()?;
         self.check_extents()?;
+        self.check_colours(first)
+    }
+
+    /// Completes what the last process left, after [`Self::check`]: frees allocations that nobody can
+    /// know of, and takes no free page for zeros. Returns how many allocations it freed.
+    pub(super) fn take_over(&mut self) -> u32 {
         let mut freed = 0;
         let mut number = 0;
         while number < self.states.len() {
@@ -385,7 +412,7 @@ impl Pages {
                 }
             }
         }
-        Ok(freed)
+        freed
     }
 
     fn repeat(&mut self) -> Result<(), Damaged> {
@@ -425,8 +452,22 @@ impl Pages {
         Ok(())
     }
 
-    /// Whether all pages of every allocation belong to it.
+    /// Whether every page that was ever allocated has a colour. Its last generation is only known to
+    /// the controller.
+    fn check_colours(&self, first: ArenaGeneration) -> Result<(), Damaged> {
+        let is_good = |page: &PageRecord| {
+            let is_unused = page.role() == Use::None && page.colour() == Colour::default();
+            let colour = page.colour().generation_and_tag();
+            is_unused || colour.is_some_and(|(generation, tag)| generation >= first && tag.0 != 0)
+        };
+        let bad = self.states.iter().position(|page| !is_good(page));
+        bad.map_or(Ok(()), |number| Err(Damaged::Colour { page: narrow(number) }))
+    }
+
+    /// Whether all pages of every allocation belong to it, and it to a space that is served.
     fn check_extents(&self) -> Result<(), Damaged> {
+        let places = self.kept.as_ref().map(|journal| &journal.places);
+        let is_served = |space| places.is_none_or(|places| places.space(space).is_some());
         let mut number = 0;
         while let Some(head) = self.states.get(number) {
             let damaged = |number| Damaged::Page { page: narrow(number) };
@@ -438,7 +479,8 @@ impl Pages {
                 Use::Body => return Err(damaged(number)),
                 Use::Head => {
                     let length = head.link as usize;
-                    let end = number.checked_add(length).filter(|_| length > 0);
+                    let end = number.checked_add(length);
+                    let end = end.filter(|_| length > 0 && is_served(head.space()));
                     let bodies = end.and_then(|end| self.states.get(number + 1..end));
                     let bodies = bodies.ok_or(damaged(number))?;
                     for (back, body) in (1..).zip(bodies) {

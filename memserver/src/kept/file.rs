@@ -26,6 +26,7 @@ use super::{
     stores,
 };
 use crate::{
+    Arena,
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table},
     reserve::{self, Claim, Reserved},
 };
@@ -47,7 +48,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const LOCK_TRIES: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The file cannot be used; nothing in it changed.
+/// The file cannot be used; nothing in it changed, except that the change under way when its last
+/// process ended may be complete now.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaFileError {
@@ -60,7 +62,7 @@ pub enum ArenaFileError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        what: &'static str,
+        what: String,
     },
     /// It is another user's, or other users can write to it.
     #[error(
@@ -235,7 +237,15 @@ impl ArenaFile {
             memory::lock(&mut whole)
                 .map_err(|error| self.failed("lock in memory", error.into()))?;
         }
-        let (mut header, shards) = layout.cut(whole, has_contents);
+        let (mut header, mut shards) = layout.cut(whole, has_contents);
+        if let Some(first) = held.and_then(|header| contents_of(&header)) {
+            // Now, because a node that joins and cannot serve has used up an incarnation in vain.
+            let checked = shards.into_iter().map(|shard| Arena::check(shard, first.generation));
+            shards = checked.collect::<Result<_, _>>().map_err(|damage| {
+                let (path, what) = (self.path.clone(), damage.to_string());
+                ArenaFileError::Damaged { path, what }
+            })?;
+        }
         if let [header] = header.as_mut() {
             stores::set(&mut header.process, std::process::id());
             if held.is_none() {
@@ -282,14 +292,17 @@ impl ArenaFile {
         if found != wanted {
             return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
         }
-        let damaged = |what| Err(ArenaFileError::Damaged { path: path(), what });
+        let damaged = |what: &str| {
+            let what = what.to_owned();
+            Err(ArenaFileError::Damaged { path: path(), what })
+        };
         let size = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_size;
         if usize::try_from(size).ok() != Some(layout.file_bytes()) {
             return damaged("it has another length");
         }
         match header.state {
             STATE_EMPTY => Ok(Some(header)),
-            STATE_FULL if ArenaGeneration::new(header.generation).is_some() => Ok(Some(header)),
+            STATE_FULL if contents_of(&header).is_some() => Ok(Some(header)),
             STATE_FULL => damaged("its generation is none"),
             _ => damaged("its state is unknown"),
         }
@@ -393,13 +406,7 @@ impl Kept {
     /// The node whose contents it holds; `None` if it holds nothing.
     #[must_use]
     pub fn holder(&self) -> Option<Holder> {
-        let header = self.header.first()?;
-        let generation = ArenaGeneration::new(header.generation)?;
-        (header.state == STATE_FULL).then_some(Holder {
-            node: NodeId(header.node),
-            generation,
-            token: header.token,
-        })
+        contents_of(self.header.first()?)
     }
 
     /// Bytes of pages, of all shards.
@@ -418,6 +425,7 @@ impl Kept {
         if held.is_some_and(|held| (held.node, held.generation) != (to.node, to.generation)) {
             let what =
                 "its contents are of another node or generation than the controller assigned";
+            let what = what.to_owned();
             return Err(ArenaFileError::Damaged { path: self.path, what });
         }
         if let [header] = self.header.as_mut() {
@@ -481,10 +489,7 @@ impl Listed {
         let stat = fstat(&file).map_err(failed)?;
         let is_free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
         let process = header.map_or(0, |header| header.process);
-        let holder = header.filter(|header| header.state == STATE_FULL).and_then(|header| {
-            let generation = ArenaGeneration::new(header.generation)?;
-            Some(Holder { node: NodeId(header.node), generation, token: header.token })
-        });
+        let holder = header.and_then(|header| contents_of(&header));
         Ok(Self {
             path: path.to_owned(),
             bytes: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
@@ -616,6 +621,13 @@ fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
     }
     let header = Header::read_from_bytes(bytes.as_bytes()).ok();
     Ok(header.filter(|header| header.magic == MAGIC))
+}
+
+/// The node whose contents a file holds; `None` if it holds nothing.
+fn contents_of(header: &Header) -> Option<Holder> {
+    let generation = ArenaGeneration::new(header.generation)?;
+    let (node, token) = (NodeId(header.node), header.token);
+    (header.state == STATE_FULL).then_some(Holder { node, generation, token })
 }
 
 /// The sizes of an arena, in words.

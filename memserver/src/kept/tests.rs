@@ -7,9 +7,13 @@ use std::{
     path::PathBuf,
 };
 
-use bluebridge_wire::{ArenaGeneration, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
+use zerocopy::IntoBytes;
 
-use super::file::{ArenaFile, ArenaFileError, Holder, Kept, Listed};
+use super::{
+    PageRecord,
+    file::{ArenaFile, ArenaFileError, Holder, Kept, Listed},
+};
 use crate::Claim;
 
 /// A directory in memory that is removed at the end.
@@ -88,6 +92,44 @@ fn contents_of_another_node_or_generation_are_not_served() {
         assert!(matches!(error, ArenaFileError::Damaged { .. }), "{error}");
     }
     assert_eq!(open(&file).unwrap().holder(), Some(holder(3, 5)), "nothing changed");
+}
+
+/// A server opens its file before it joins: one that joins in vain uses up an incarnation.
+#[test]
+fn damaged_contents_are_refused_when_the_file_is_opened() {
+    let directory = Directory::new("damaged");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    let whole = fs::read(&file.path).unwrap();
+    // The last tables are the states and the creators of the second shard, each less than a page.
+    let states = whole.len() - (1 << 20) - 2 * PAGE_BYTES;
+    let (state_of_3, record) = (states + 3 * size_of::<PageRecord>(), PageRecord::default());
+    let old = PageRecord { colour: 4 << 8 | 1, ..record };
+    let untagged = PageRecord { colour: 5 << 8, ..record };
+    let body = PageRecord { part: 2, link: 1, colour: 5 << 8 | 1, space: 7, ..record };
+    let of_other_space = PageRecord { part: 1, space: 8, ..body };
+    let good = PageRecord { part: 1, is_complete: 1, ..body };
+    let redo = [0xff; 512];
+    for (at, bytes, what) in [
+        (PAGE_BYTES, &redo[..], "the record of its last change"),
+        (state_of_3, old.as_bytes(), "the colour of page 3"),
+        (state_of_3, untagged.as_bytes(), "the colour of page 3"),
+        (state_of_3, body.as_bytes(), "the state of page 3"),
+        (state_of_3, of_other_space.as_bytes(), "the state of page 3"),
+        (state_of_3, good.as_bytes(), ""),
+    ] {
+        let mut image = whole.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(&file.path, &image).unwrap();
+        let Err(error) = open(&file) else {
+            assert_eq!(what, "", "it is damaged");
+            continue;
+        };
+        let words = error.to_string();
+        assert!(matches!(error, ArenaFileError::Damaged { .. }), "{words}");
+        assert!(!what.is_empty() && words.contains(what) && words.contains("--fresh"), "{words}");
+        assert!(fs::read(&file.path).unwrap() == image, "it stays as it is");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Memory that outlives memory servers.
 
+use std::io::{Seek, SeekFrom, Write};
 use std::process::Command;
 
 use bluebridge_testkit::{Scratch, require_root};
@@ -80,4 +81,30 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
     assert!(log.contains("start with an empty arena"), "{log}");
     rack.text(&["rack", "restart", "s1"]);
+}
+
+/// An incarnation costs every client its sessions with the server.
+#[test]
+fn a_server_with_damaged_memory_does_not_join() {
+    let rack = TestRack::up("cmd-kept-damaged", &["--memory", "16M", "--servers", "1"]);
+    let incarnation = || {
+        let status = rack.json(&["controller", "status"]);
+        let nodes = status["controller"]["nodes"].as_array().expect("a list").clone();
+        let server = nodes.into_iter().find(|node| node["name"] == "s1").expect("it joined");
+        server["incarnation"].as_u64().expect("a number")
+    };
+    rack.text(&["rack", "restart", "s1", "--keep"]);
+    rack.text(&["rack", "kill", "s1"]);
+    let before = incarnation();
+    let listed = files(&rack);
+    let path = listed[0]["file"].as_str().expect("a path");
+    let mut file = std::fs::File::options().write(true).open(path).expect("it is ours");
+    // The second page has the record of the change under way.
+    file.seek(SeekFrom::Start(4096)).expect("it is longer");
+    file.write_all(&[0xff; 512]).expect("there is room");
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+    assert!(code != Some(0) && said.contains("the record of its last change"), "{said}");
+    assert_eq!(incarnation(), before);
+    rack.text(&["rack", "restart", "s1"]);
+    assert_eq!(incarnation(), before + 1);
 }
