@@ -36,7 +36,7 @@ use rand::{TryRngCore, rngs::OsRng};
 use super::endpoint::Endpoint;
 use super::interrupt;
 use super::trust::controller_uri;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 pub(super) struct MemoryServer {
@@ -62,7 +62,7 @@ pub(super) struct MemoryServer {
     /// /dev/shm that is named after the server
     #[arg(long, value_name = "FILE|none")]
     arena_file: Option<ArenaChoice>,
-    /// Drop what the arena's file holds, and begin empty
+    /// Drop what the arena's file holds, and begin empty. Needs --arena-file, except under systemd
     #[arg(long)]
     fresh: bool,
     /// Microseconds to poll for the next request before sleeping
@@ -103,6 +103,14 @@ impl From<MemoryClaim> for Claim {
 }
 
 pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
+    if options.fresh && options.arena_file.is_none() && !is_systemd_service() {
+        return Err(UsageError(
+            "--fresh drops what an arena's file holds, and this server has no such file; name it with --arena-file, \
+             or leave out --fresh: the memory begins empty then"
+                .to_owned(),
+        )
+        .into());
+    }
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack must not send requests to a server without memory.

@@ -45,6 +45,7 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["rack", "up", "--memory", "0"], "0 is not a valid memory size of a server"),
         (vec!["rack", "up", "--memory", "99T"], "99T is not a valid memory size of a server"),
         (memserver(&["--interface", "nope"]), "interface nope"),
+        (memserver(&["--interface", "lo", "--fresh"]), "name it with --arena-file"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
         (vec!["switch", "--device-id", "0"], "--device-id"),
         (vec!["create", "0"], "must have at least one byte"),
