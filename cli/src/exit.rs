@@ -291,6 +291,7 @@ fn of_membership(error: &MembershipError) -> Exit {
         MembershipError::Unreachable { .. } => Exit::Unreachable,
         MembershipError::Taken(_)
         | MembershipError::Invalid(_)
+        | MembershipError::NotPrevious(_)
         | MembershipError::Exhausted(_)
         | MembershipError::Closed { .. }
         | MembershipError::Expelled(_)

@@ -413,7 +413,7 @@ fn join_refused(error: &JoinError) -> Status {
         JoinError::PortsUnknown(_) => Status::unavailable(text),
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
         JoinError::NotPrevious(_) | JoinError::OutdatedContents { .. } => {
-            Status::permission_denied(text)
+            bluebridge_northbound::not_previous(text)
         }
         JoinError::Invalid(_)
         | JoinError::BadName { .. }

@@ -454,6 +454,7 @@ fn a_returning_memory_node_keeps_its_generation_only_with_its_contents() {
     let refusal =
         Membership::join(&controller.uri(), outdated).expect_err("the contents are outdated");
     assert!(refusal.to_string().contains("outdated"), "{refusal}");
+    assert!(matches!(refusal, MembershipError::NotPrevious(_)), "{refusal:?}");
     assert_eq!(lost.snapshot().connection, Connection::Connected, "its place is not taken");
 }
 

@@ -5,10 +5,23 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, TimeoutExpired};
 
 /// Errors of the system about its own or this process's open files (`ENFILE`, `EMFILE`).
 const NO_FILES: [i32; 2] = [23, 24];
+
+/// The field of a refusal's metadata with its reason, where its code is not enough.
+const REASON: &str = "bluebridge-reason";
+const NOT_PREVIOUS: &str = "not-previous";
+
+/// A controller's refusal of contents, which [`MembershipError::NotPrevious`] reports.
+#[must_use]
+pub fn not_previous(words: String) -> Status {
+    let mut status = Status::permission_denied(words);
+    status.metadata_mut().insert(REASON, MetadataValue::from_static(NOT_PREVIOUS));
+    status
+}
 
 /// Why joining or leaving failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -77,6 +90,10 @@ pub enum MembershipError {
     /// The caller's registration is wrong.
     #[error("the controller refused the registration: {0}")]
     Invalid(String),
+    /// The caller showed contents of an earlier membership that are not those that the controller recorded last: its
+    /// arena must begin empty, or its name is that of another endpoint.
+    #[error("the controller refused the registration: {0}")]
+    NotPrevious(String),
     /// The rack has no room for another endpoint.
     #[error("the controller has no room: {0}")]
     Exhausted(String),
@@ -170,6 +187,11 @@ impl MembershipError {
             return Self::of_connection(uri, cause, was_made, source);
         }
         match status.code() {
+            Code::PermissionDenied
+                if status.metadata().get(REASON).is_some_and(|reason| reason == NOT_PREVIOUS) =>
+            {
+                Self::NotPrevious(text)
+            }
             Code::InvalidArgument
             | Code::OutOfRange
             | Code::PermissionDenied

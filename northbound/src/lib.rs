@@ -21,7 +21,7 @@ mod membership;
 mod registration;
 
 pub use attend::{OperatorQuery, OperatorReply, PendingQuery};
-pub use error::{ConnectionError, MembershipError};
+pub use error::{ConnectionError, MembershipError, not_previous};
 pub use membership::{Connection, Membership, Options, Snapshot};
 pub use registration::{
     Assignment, Attachment, Carrier, MemoryNodeStatus, Previous, Registration, Role, Token,

@@ -336,7 +336,20 @@ fn join(
     match joined {
         Err(MembershipError::GivenUp) => Ok(None),
         Ok(joined) => Ok(Some(joined)),
+        Err(error @ MembershipError::NotPrevious(_)) => Err(with_remedy(error, memory)),
         Err(error) => Err(endpoint.trust.explain(error.into())),
+    }
+}
+
+/// Adds what to do with memory whose contents the controller does not accept; it does not know where they are.
+fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
+    match memory {
+        ServerMemory::Own(_) => error.into(),
+        ServerMemory::Kept(kept) => anyhow::Error::new(error).context(format!(
+            "the memory in {} cannot be used in this rack: start with --fresh, which drops its contents, or choose \
+             another file with --arena-file",
+            kept.path().display()
+        )),
     }
 }
 

@@ -409,6 +409,12 @@ impl Kept {
         contents_of(self.header.first()?)
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Bytes of pages, of all shards.
     #[must_use]
     pub const fn page_bytes(&self) -> u64 {

@@ -80,6 +80,7 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     assert_ne!(code, Some(0), "{said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
     assert!(log.contains("start with an empty arena"), "{log}");
+    assert!(log.contains(&path(first)) && log.contains("start with --fresh"), "{log}");
     rack.text(&["rack", "restart", "s1"]);
 }
 
