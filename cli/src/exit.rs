@@ -9,7 +9,7 @@ use bluebridge_bench::swap::SwapError;
 use bluebridge_controller::ControllerError;
 use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
-use bluebridge_memserver::{ReserveError, StartError};
+use bluebridge_memserver::{ArenaFileError, ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
 use bluebridge_northbound::tls::TlsFileError;
 use bluebridge_rack::RackError;
@@ -123,6 +123,8 @@ fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         Some(of_reserve(error))
     } else if let Some(StartError::Memory(error)) = cause.downcast_ref::<StartError>() {
         Some(of_reserve(error))
+    } else if let Some(error) = cause.downcast_ref::<ArenaFileError>() {
+        Some(of_arena_file(error))
     } else if let Some(error) = cause.downcast_ref::<PortError>() {
         Some(of_port(error))
     } else if let Some(error) = cause.downcast_ref::<PlaneError>() {
@@ -174,6 +176,18 @@ fn of_reserve(error: &ReserveError) -> Exit {
     match error {
         ReserveError::Size { .. } => Exit::Usage,
         ReserveError::Lock { .. } => Exit::NotPermitted,
+        _ => Exit::Failure,
+    }
+}
+
+fn of_arena_file(error: &ArenaFileError) -> Exit {
+    match error {
+        ArenaFileError::Foreign { .. } => Exit::NotPermitted,
+        ArenaFileError::Io { error, .. } => of_input(error),
+        ArenaFileError::NoArena { .. }
+        | ArenaFileError::OnDisk { .. }
+        | ArenaFileError::OtherShape { .. }
+        | ArenaFileError::Size(_) => Exit::Usage,
         _ => Exit::Failure,
     }
 }

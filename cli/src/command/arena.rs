@@ -1,7 +1,9 @@
 //! `bluebridge arena`: the memory that memory servers left.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use bluebridge_memserver::ArenaFileError;
 use bluebridge_memserver::kept::{self, Listed};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -38,26 +40,42 @@ pub(super) struct Drop {
 #[derive(Debug, Serialize)]
 struct Row {
     file: PathBuf,
-    /// Bytes of memory.
-    bytes: u64,
-    /// The node whose contents it holds; null if it holds none.
-    node: Option<u16>,
-    /// The first arena generation of the contents.
-    generation: Option<u16>,
-    /// The memory server that uses it; null if none does.
-    pid: Option<u32>,
+    #[serde(flatten)]
+    found: Found,
+}
+
+/// What a file is, or why that is unknown.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Found {
+    File {
+        /// Bytes of memory.
+        bytes: u64,
+        /// False for a file that no memory server made.
+        is_arena: bool,
+        /// The node whose contents it holds; null if it holds none.
+        node: Option<u16>,
+        /// The first arena generation of the contents.
+        generation: Option<u16>,
+        /// The memory server that uses it; null if none does.
+        pid: Option<u32>,
+    },
+    Failed {
+        error: String,
+    },
 }
 
 impl From<Listed> for Row {
     fn from(listed: Listed) -> Self {
-        let Listed { path, bytes, holder, process } = listed;
-        Self {
-            file: path,
+        let Listed { path, bytes, is_arena, holder, process } = listed;
+        let found = Found::File {
             bytes,
+            is_arena,
             node: holder.map(|holder| holder.node.0),
             generation: holder.map(|holder| holder.generation.number()),
             pid: process,
-        }
+        };
+        Self { file: path, found }
     }
 }
 
@@ -69,47 +87,91 @@ pub(super) fn run(command: &Arena, global: Global) -> anyhow::Result<Exit> {
 }
 
 fn list(options: &List, global: Global) -> anyhow::Result<Exit> {
-    let listed = if options.files.is_empty() {
-        kept::list()?
-    } else {
-        options.files.iter().map(|file| Listed::of(file)).collect::<Result<_, _>>()?
-    };
-    let rows: Vec<Row> = listed.into_iter().map(Row::from).collect();
+    if options.files.is_empty() {
+        let listed = kept::list().context("cannot list the files in memory")?;
+        return print(listed.into_iter().map(Row::from).collect(), Ok(()), global);
+    }
+    let (rows, result) = each(&options.files, global, Listed::of);
+    print(rows, result, global)
+}
+
+/// The rows of files, and the first failure. The others are treated nevertheless.
+fn each(
+    files: &[PathBuf],
+    global: Global,
+    look: impl Fn(&Path) -> Result<Listed, ArenaFileError>,
+) -> (Vec<Row>, Result<(), ArenaFileError>) {
+    let mut first = Ok(());
+    let rows = files.iter().map(|file| match look(file) {
+        Ok(listed) => Row::from(listed),
+        Err(error) => {
+            let words = error.to_string();
+            if first.is_ok() {
+                first = Err(error);
+            } else if !global.json {
+                output::complain(&words);
+            }
+            Row { file: file.clone(), found: Found::Failed { error: words } }
+        }
+    });
+    let rows = rows.collect();
+    (rows, first)
+}
+
+fn print(
+    rows: Vec<Row>,
+    result: Result<(), ArenaFileError>,
+    global: Global,
+) -> anyhow::Result<Exit> {
     if global.json {
         output::json(&rows)?;
-        return Ok(Exit::Ok);
-    }
-    if rows.is_empty() {
+    } else if rows.is_empty() {
         output::text("no memory server left its memory")?;
-        return Ok(Exit::Ok);
+    } else {
+        let cells: Vec<_> = rows.iter().filter_map(Row::cells).collect();
+        if !cells.is_empty() {
+            output::table(&["file", "memory", "contents", "used by"], cells)?;
+        }
     }
-    let cells = rows.iter().map(|row| {
-        let number = |number: Option<u32>| number.map_or_else(String::new, |it| it.to_string());
-        vec![
-            row.file.display().to_string(),
-            format!("{} MiB", row.bytes >> 20),
-            number(row.node.map(u32::from)),
-            number(row.generation.map(u32::from)),
-            row.pid.map_or_else(|| "nobody".to_owned(), |pid| format!("pid {pid}")),
-        ]
-    });
-    output::table(&["file", "memory", "node", "generation", "used by"], cells.collect())?;
+    result?;
     Ok(Exit::Ok)
 }
 
+impl Row {
+    /// `None` if the file could not be read.
+    fn cells(&self) -> Option<Vec<String>> {
+        let Found::File { bytes, is_arena, node, generation, pid } = &self.found else {
+            return None;
+        };
+        let contents = match (is_arena, node.zip(*generation)) {
+            (false, _) => "not an arena".to_owned(),
+            (true, None) => "nothing".to_owned(),
+            (true, Some((node, generation))) => format!("node {node}, generation {generation}"),
+        };
+        Some(vec![
+            self.file.display().to_string(),
+            format!("{} MiB", bytes >> 20),
+            contents,
+            pid.map_or_else(|| "nobody".to_owned(), |pid| format!("pid {pid}")),
+        ])
+    }
+}
+
 fn drop(options: &Drop, global: Global) -> anyhow::Result<Exit> {
-    let mut dropped = Vec::new();
-    for file in &options.files {
+    let (rows, result) = each(&options.files, global, |file| {
         let listed = Listed::of(file)?;
         Listed::drop_file(file)?;
-        dropped.push(Row::from(listed));
-    }
+        Ok(listed)
+    });
     if global.json {
-        output::json(&dropped)?;
-        return Ok(Exit::Ok);
+        output::json(&rows)?;
+    } else {
+        for Row { file, found } in &rows {
+            if let Found::File { bytes, .. } = found {
+                output::text(&format!("{} is gone; {} MiB are free", file.display(), bytes >> 20))?;
+            }
+        }
     }
-    for row in &dropped {
-        output::text(&format!("{} is gone; {} MiB are free", row.file.display(), row.bytes >> 20))?;
-    }
+    result?;
     Ok(Exit::Ok)
 }

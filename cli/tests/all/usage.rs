@@ -1,9 +1,11 @@
 //! Wrong usage of the binary, and missing requirements: error texts and exit codes.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -72,6 +74,53 @@ fn what_cannot_be_is_wrong_usage() {
         assert!(output.stdout.is_empty());
     }
     assert!(!Path::new("/nonexistent").exists());
+}
+
+#[test]
+fn files_that_are_no_arenas_are_shown_as_such_and_stay() {
+    let directory = PathBuf::from(format!("/dev/shm/bluebridge-test-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a new directory");
+    let [other, empty, gone] = ["other", "empty", "gone"].map(|name| directory.join(name));
+    for (path, bytes) in [(&other, &b"something else"[..]), (&empty, b"")] {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(path);
+        file.as_mut().expect("a new file").write_all(bytes).expect("there is room");
+    }
+    let words = |command: &'static str| {
+        let files = [&other, &gone, &empty].map(|path| path.to_str().expect("text").to_owned());
+        let mut words = vec!["arena".to_owned(), command.to_owned()];
+        words.extend(files);
+        words
+    };
+    let call = |command, more: &[&str]| {
+        let words = words(command);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        call(&[&words, more].concat())
+    };
+    let stdout = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let output = call("list", &[]);
+    let (code, said) = result_of(&output);
+    assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("cannot open") && said.contains("gone"), "{said}");
+    let table = stdout(&output);
+    assert!(table.contains("not an arena") && table.contains("nothing"), "{table}");
+    let listed = call("list", &["--json"]);
+    let rows: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+    assert_eq!((&rows[0]["is_arena"], &rows[2]["is_arena"]), (&false.into(), &true.into()));
+    assert!(rows[1]["error"].is_string(), "{rows}");
+    // What is done for each is printed, also what follows a failure.
+    let output = call("drop", &[]);
+    let (code, said) = result_of(&output);
+    let refused = format!("{} is no arena's file", other.display());
+    assert!(code == Some(2) && said.contains(&refused), "{code:?}: {said}");
+    assert!(said.contains("cannot open"), "{said}");
+    assert_eq!(stdout(&output), format!("{} is gone; 0 MiB are free\n", empty.display()));
+    assert!(other.exists() && !empty.exists());
+    let output = call("drop", &["--json"]);
+    let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(rows.as_array().map(Vec::len), Some(3));
+    assert!(rows[0]["error"].as_str().is_some_and(|words| words.contains("no arena's file")));
+    assert_eq!(error(&output)["code"], 2);
+    std::fs::remove_dir_all(&directory).expect("it is ours");
 }
 
 /// The text for people is one line as well.

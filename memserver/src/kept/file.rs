@@ -455,6 +455,8 @@ pub struct Listed {
     pub path: PathBuf,
     /// Bytes of memory that it occupies.
     pub bytes: u64,
+    /// Whether it is an arena's file, also one that is only being made.
+    pub is_arena: bool,
     /// The node and generation of its contents; `None` if it holds nothing or cannot be read.
     pub holder: Option<Holder>,
     /// The process that uses it.
@@ -483,7 +485,7 @@ impl Listed {
     /// What a file is.
     ///
     /// # Errors
-    /// [`ArenaFileError`] if it cannot be read, or is no arena's file.
+    /// [`ArenaFileError`] if it cannot be read.
     pub fn of(path: &Path) -> Result<Self, ArenaFileError> {
         let file = open_file(path, false)?;
         let failed = |error: Errno| ArenaFileError::Io {
@@ -494,13 +496,15 @@ impl Listed {
         let header = read_header(&file).map_err(failed)?;
         let stat = fstat(&file).map_err(failed)?;
         let is_free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+        let is_arena = header.is_some() || stat.st_size == 0;
         let process = header.map_or(0, |header| header.process);
         let holder = header.and_then(|header| contents_of(&header));
         Ok(Self {
             path: path.to_owned(),
-            bytes: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+            bytes: occupied(&stat),
+            is_arena,
             holder,
-            process: (!is_free).then_some(process),
+            process: (is_arena && !is_free).then_some(process),
         })
     }
 

@@ -74,6 +74,7 @@ fn a_file_holds_what_it_was_assigned_until_it_is_dropped() {
     drop(parts);
     let listed = Listed::of(&file.path).unwrap();
     assert_eq!((listed.holder, listed.process), (Some(holder(3, 5)), None));
+    assert!(listed.is_arena);
     assert!(listed.bytes >= 1 << 20, "{listed:?}");
     let kept = open(&ArenaFile { is_fresh: true, ..file.clone() }).unwrap();
     assert_eq!(kept.holder(), None);
@@ -189,6 +190,8 @@ fn files_of_others_and_files_on_a_disk_are_refused() {
     let fresh = ArenaFile { is_fresh: true, ..file.clone() };
     assert!(matches!(open(&fresh), Err(ArenaFileError::NoArena { .. })), "it may be anything");
     assert_eq!(fs::read(&file.path).unwrap(), b"something else");
+    let listed = Listed::of(&file.path).unwrap();
+    assert_eq!((listed.is_arena, listed.holder, listed.process), (false, None, None));
     let link = directory.0.join("link");
     symlink(&file.path, &link).unwrap();
     let error = open(&ArenaFile { path: link, ..file.clone() }).unwrap_err();
