@@ -1,5 +1,6 @@
 //! The files in memory in which a rack's memory servers keep their memory, so that it outlives them.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
 use std::hash::{Hash, Hasher};
@@ -8,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statfs};
 
+use crate::daemon::arena_of;
 use crate::spec::{Node, RackSpec};
-use crate::state::RackDirectory;
+use crate::state::RackState;
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -39,25 +41,82 @@ pub(crate) fn file(directory: &Path, spec: &RackSpec, server: Node) -> Option<Pa
     has_room.then(|| Path::new(DIRECTORY).join(prefix(directory) + &server.to_string()))
 }
 
-/// Removes the files of a rack whose servers do not run; returns their number.
+/// Removes the files of a rack whose servers do not run, and returns their number: those that its record names,
+/// wherever the record is now, and those that were named after this directory, which also a rack without a record
+/// has.
 ///
 /// # Errors
 /// The system's error for the first that cannot be removed; the others are.
-pub(crate) fn remove(directory: &RackDirectory) -> io::Result<usize> {
-    let prefix = prefix(directory.path());
-    let entries = match fs::read_dir(DIRECTORY) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<usize> {
+    let recorded = state.into_iter().flat_map(|state| &state.daemons).filter_map(arena_of);
+    // No other file: a record may have been edited.
+    let mut files: BTreeSet<PathBuf> =
+        recorded.map(PathBuf::from).filter(|file| is_named(file, PREFIX)).collect();
+    let prefix = prefix(directory);
+    match fs::read_dir(DIRECTORY) {
+        Ok(entries) => {
+            let found = entries.flatten().map(|entry| entry.path());
+            files.extend(found.filter(|file| is_named(file, &prefix)));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
-    };
+    }
     let (mut removed, mut result) = (0, Ok(()));
-    for entry in entries.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&prefix) {
-            match fs::remove_file(entry.path()) {
-                Ok(()) => removed += 1,
-                Err(error) => result = result.and(Err(error)),
-            }
+    for file in files {
+        match fs::remove_file(file) {
+            Ok(()) => removed += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => result = result.and(Err(error)),
         }
     }
     result.map(|()| removed)
+}
+
+/// Whether it is a file of [`DIRECTORY`] whose name begins so.
+fn is_named(file: &Path, prefix: &str) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    file.parent() == Some(Path::new(DIRECTORY)) && name.starts_with(prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::DaemonRecord;
+
+    #[test]
+    fn a_rack_whose_directory_was_moved_finds_its_files() {
+        let process = std::process::id();
+        let directory = |name: &str| PathBuf::from(format!("/nonexistent/{process}/{name}"));
+        let (first, moved) = (directory("first"), directory("moved"));
+        let spec = crate::tests::spec("kept-moved", 1, 1);
+        let at_first = Path::new(DIRECTORY).join(prefix(&first) + "s1");
+        let unrecorded = Path::new(DIRECTORY).join(prefix(&moved) + "s2");
+        let of_user = Path::new(DIRECTORY).join(format!("of-user-{process}"));
+        let other = Path::new(DIRECTORY).join(prefix(&directory("other")) + "s1");
+        let all = [&at_first, &unrecorded, &of_user, &other];
+        for file in all {
+            fs::write(file, b"").expect("there is room");
+        }
+        let mut state = RackState::new(spec);
+        let gone = Path::new(DIRECTORY).join(prefix(&first) + "s3");
+        for file in [&at_first, &of_user, &gone, &PathBuf::from("none")] {
+            let words = ["memserver", "--arena-file", file.to_str().expect("text")];
+            state.daemons.push(DaemonRecord {
+                name: "memserver-s1".to_owned(),
+                node: Node::Server(1),
+                arguments: words.map(str::to_owned).to_vec(),
+                log: PathBuf::new(),
+                process: None,
+                ready: false,
+            });
+        }
+        let removed = remove(&moved, Some(&state)).expect("they are ours");
+        let left = all.map(|file| file.exists());
+        for file in all {
+            let _ = fs::remove_file(file);
+        }
+        assert_eq!(removed, 2);
+        assert_eq!(left, [false, false, true, true]);
+        assert_eq!(remove(&moved, None).expect("there are none"), 0);
+    }
 }

@@ -159,6 +159,13 @@ fn is_memory_server(daemon: &DaemonRecord) -> bool {
     daemon.arguments.first().is_some_and(|word| word == MEMORY_SERVER)
 }
 
+/// The file in which a memory server keeps its memory, as recorded.
+pub(crate) fn arena_of(daemon: &DaemonRecord) -> Option<&str> {
+    let mut arguments = daemon.arguments.iter().map(String::as_str);
+    arguments.find(|word| *word == ARENA_FILE)?;
+    arguments.next().filter(|file| *file != NO_ARENA_FILE)
+}
+
 fn ready_socket(directory: &Path, daemon: &str) -> PathBuf {
     directory.join(format!("{daemon}.ready"))
 }
@@ -267,9 +274,7 @@ impl Rack {
     /// Whether a memory server's memory outlives its process.
     pub fn keeps_memory(&self, name: &str) -> bool {
         let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name);
-        let mut arguments = daemon.into_iter().flat_map(|daemon| &daemon.arguments);
-        arguments.any(|word| word == ARENA_FILE)
-            && arguments.next().is_some_and(|file| file != NO_ARENA_FILE)
+        daemon.and_then(arena_of).is_some()
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.

@@ -47,7 +47,8 @@ pub struct TakenDown {
     pub others: Vec<StoppedProcess>,
     /// How many namespaces were removed.
     pub namespace_count: usize,
-    /// The number of mounts in the rack's directory that were found without a record, and removed.
+    /// The number of mounts in the rack's directory that were found there and not where a record names them, and
+    /// removed.
     pub mount_count: usize,
     /// How many files with the memory of its servers were removed.
     pub arena_count: usize,
@@ -118,11 +119,13 @@ fn clear(
     note(stop_daemons(&state, grace, &mut report.daemons));
     let looks = if of_another && state.phase == Phase::Building { LOOKS } else { 1 };
     note(stop_others(&state, looks, grace, &mut report.others));
-    let arenas =
-        arena::remove(directory).map_err(failed("remove the files of the servers' memory"));
+    let arenas = arena::remove(directory.path(), Some(&state));
+    let arenas = arenas.map_err(failed("remove the files of the servers' memory"));
     note(arenas.map(|count| report.arena_count = count));
     if let Some(bpf) = &state.bpf_directory {
         note(namespace::unmount(bpf).map_err(failed("unmount the pinned maps")));
+        // The directory may have been moved, and the mount in it.
+        note(remove_mounts(directory.path(), &mut report.mount_count));
     }
     note(remove_namespaces(&state, directory, &mut report.namespace_count));
     if let Some(holder) = other_holder(&state) {
@@ -140,8 +143,8 @@ fn clear(
 
 fn clear_unrecorded(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
     let mut report = take_down_unrecorded(&directory.root(), directory.name(), grace)?;
-    report.arena_count =
-        arena::remove(directory).map_err(failed("remove the files of the servers' memory"))?;
+    let arenas = arena::remove(directory.path(), None);
+    report.arena_count = arenas.map_err(failed("remove the files of the servers' memory"))?;
     directory.remove()?;
     Ok(report)
 }
@@ -192,17 +195,22 @@ pub fn take_down_unrecorded(
     }
     stopped?;
     let directory = root.directory_of(name);
-    let mounts = namespace::mounts_below(&directory).map_err(failed("list the mounts"))?;
-    for path in mounts {
-        let unmounted = namespace::unmount(&path);
-        unmounted.map_err(failed(format!("unmount {}", path.display())))?;
-        report.mount_count += 1;
-    }
+    remove_mounts(&directory, &mut report.mount_count)?;
     for path in &named {
         report.namespace_count += usize::from(namespace::delete(path)?);
     }
     leave_named_namespaces(Path::new(NAMED_NAMESPACES));
     Ok(report)
+}
+
+fn remove_mounts(directory: &Path, count: &mut usize) -> Result<(), RackError> {
+    let mounts = namespace::mounts_below(directory).map_err(failed("list the mounts"))?;
+    for path in mounts {
+        let unmounted = namespace::unmount(&path);
+        unmounted.map_err(failed(format!("unmount {}", path.display())))?;
+        *count += 1;
+    }
+    Ok(())
 }
 
 /// The directory of records that a namespace names; `None` if it was being created, or is no namespace.

@@ -12,7 +12,7 @@ use crate::spec::{
 };
 use crate::state::{Phase, RackState, StateError, StateRoot};
 
-fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
+pub(crate) fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
     RackSpec {
         name: name.parse().expect("a name"),
         servers,

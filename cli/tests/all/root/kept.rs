@@ -109,3 +109,18 @@ fn a_server_with_damaged_memory_does_not_join() {
     rack.text(&["rack", "restart", "s1"]);
     assert_eq!(incarnation(), before + 1);
 }
+
+#[test]
+fn a_rack_whose_record_was_moved_takes_its_memory_down() {
+    let rack = TestRack::up("cmd-kept-moved", &["--memory", "16M", "--servers", "1"]);
+    let moved = rack.scratch.path().join("moved");
+    std::fs::rename(rack.state(), &moved).expect("it is ours");
+    assert_eq!(files(&rack).len(), 1);
+    let mut down = rack.command(&["rack", "down", "--name", &rack.name, "--json"]);
+    let output = down.env("BLUEBRIDGE_STATE", &moved).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let down: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(down["stopped"]["arena_count"], 1, "{down}");
+    assert_eq!(files(&rack), Vec::<Value>::new());
+}
