@@ -125,12 +125,13 @@ pub trait PageStore {
     fn version(&self, page: u64) -> u64;
 
     /// Records the highest incarnation of a client's node in a space: a store that outlives its
-    /// process keeps it, because requests of lower incarnations must stay refused.
+    /// process keeps it, because requests of lower incarnations must stay refused. 0 if they no
+    /// longer need to be.
     fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
         let _ = (space, node, incarnation);
     }
 
-    /// Calls `each` with all recorded incarnations.
+    /// Calls `each` with all recorded incarnations that are not 0.
     fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
         let _ = each;
     }

@@ -181,9 +181,12 @@ impl Player {
             80..90 => arena.zero(page, start..start + bytes),
             90..94 => {
                 let (node, incarnation) =
-                    (self.random.random_range(1..5), self.random.random_range(1..9));
+                    (self.random.random_range(1..5), self.random.random_range(0..9));
                 arena.keep_fence(SPACE, NodeId(node), incarnation);
-                self.fences.insert(node, incarnation);
+                match incarnation {
+                    0 => self.fences.remove(&node),
+                    _ => self.fences.insert(node, incarnation),
+                };
             }
             94..97 => {
                 arena.tidy(self.random.random_range(1..PAGES));

@@ -160,7 +160,7 @@ impl Responder {
     fn open<S: PageStore + ?Sized>(&mut self, request: &Request<'_>, store: &mut S) {
         let header = request.header();
         let requester = request.requester();
-        let form = if self.is_stale(request) {
+        let form = if self.is_stale(request, store) {
             Err(Status::StaleIncarnation)
         } else if self.is_shutting_down {
             Err(Status::ShuttingDown)
@@ -225,7 +225,11 @@ impl Responder {
     /// Whether the requester's incarnation is outdated. A higher incarnation is dropped when the
     /// node was not seen for so long that its sessions ended and all its datagrams are gone:
     /// otherwise a former holder of the node's id could lock out all later holders.
-    pub(super) fn is_stale(&mut self, request: &Request<'_>) -> bool {
+    pub(super) fn is_stale<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        store: &mut S,
+    ) -> bool {
         let requester = request.requester();
         if requester.incarnation >= self.incarnations.highest(&requester) {
             return false;
@@ -236,6 +240,8 @@ impl Responder {
             && !self.provisional.has_node_of(&requester);
         if quarantine_ended {
             self.incarnations.forget(&requester);
+            // The next process would enforce it again, for as long as if the node had just been seen.
+            store.keep_fence(requester.space, requester.node, 0);
             self.counters.count(Event::IncarnationForgotten);
         }
         !quarantine_ended

@@ -113,7 +113,7 @@ impl Responder {
     ) {
         let header = request.header();
         let requester = request.requester();
-        if self.is_stale(request) {
+        if self.is_stale(request, store) {
             return self.refuse(request, Status::StaleIncarnation.into());
         }
         if header.session != 0 || header.page_shift != super::execute::HEADER_PAGE_SHIFT {

@@ -148,7 +148,10 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
     }
 
     fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
-        self.fences.insert((space, node), incarnation);
+        match incarnation {
+            0 => self.fences.remove(&(space, node)),
+            _ => self.fences.insert((space, node), incarnation),
+        };
     }
 
     fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {

@@ -213,6 +213,21 @@ pub(super) fn an_incarnation_fences_only_until_its_quarantine_ends() {
     assert_eq!(world.status(&anywhere), Status::Ok);
 }
 
+/// The next process of a server with kept memory would refuse the node again.
+#[test]
+fn a_fence_that_was_forgotten_is_not_kept() {
+    let mut world = World::unopened(&config(), 8);
+    assert_eq!(world.status(&open(CLIENT, u32::MAX, 1, 4096)), Status::Ok);
+    assert_eq!(world.store.fences.get(&(SPACE, CLIENT)), Some(&u32::MAX));
+    world.pass(Duration::from_secs(92));
+    // Its incarnation is not refused any more, but it gets no session, for another reason.
+    let too_small = open(CLIENT, 2, 2, 1);
+    assert_eq!(world.status(&too_small), Status::BadLength);
+    world.responder = Responder::new(&config()).unwrap();
+    world.responder.begin(world.now, &world.store);
+    assert_eq!(world.status(&open(CLIENT, 2, 3, 4096)), Status::Ok);
+}
+
 #[test]
 pub(super) fn a_node_with_a_session_keeps_its_incarnation() {
     let mut world = World::unopened(&config(), 8);

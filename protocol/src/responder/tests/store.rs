@@ -1,8 +1,9 @@
 //! A plain store: first fit, a new colour for each allocation.
 
 use core::ops::Range;
+use std::collections::BTreeMap;
 
-use bluebridge_wire::{ArenaGeneration, Location, Space, Status, Tag, address::PAGE_BYTES};
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, address::PAGE_BYTES};
 
 use crate::store::{Access, Creator, Grant, PageStore, StoreUsage};
 
@@ -29,13 +30,22 @@ pub(crate) struct PlainStore {
     pub(crate) keeps: bool,
     /// The creator of each allocation, in order.
     pub(crate) creators: Vec<(Location, Creator)>,
+    /// The incarnations that a store that outlives its process keeps.
+    pub(crate) fences: BTreeMap<(Space, NodeId), u32>,
 }
 
 impl PlainStore {
     pub(crate) fn new(pages: u32) -> Self {
         let page = Page { bytes: vec![0; PAGE_BYTES], held: None, last_tag: 0, version: 0 };
         let pages = vec![page; pages as usize];
-        Self { pages, quota_pages: u64::MAX, refuses: None, keeps: false, creators: Vec::new() }
+        Self {
+            pages,
+            quota_pages: u64::MAX,
+            refuses: None,
+            keeps: false,
+            creators: Vec::new(),
+            fences: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn used_pages(&self) -> usize {
@@ -75,6 +85,16 @@ impl PageStore for PlainStore {
         }
         let location = Location::new(GENERATION, (start * PAGE_BYTES) as u64).unwrap();
         Ok(Grant { location, tag: Tag(tag) })
+    }
+
+    fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {
+        self.fences.insert((space, node), incarnation);
+    }
+
+    fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
+        for (&(space, node), &incarnation) in self.fences.iter().filter(|(_, fence)| **fence != 0) {
+            each(space, node, incarnation);
+        }
     }
 
     fn note_creator(&mut self, location: Location, creator: Creator) {
