@@ -12,6 +12,9 @@ use bluebridge_wire::{
 
 use super::server::GENERATION_COUNT;
 
+/// By how much a server with [`Bug::ServesLonger`] exaggerates: longer than any operation waits.
+const MORE_SERVED_MICROS: u64 = 10_000_000;
+
 /// A bug in a server, a store or the encoding of datagrams.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bug {
@@ -35,11 +38,13 @@ pub enum Bug {
     SameGeneration,
     /// The requester joins pieces of different versions of a page.
     SameVersion,
+    /// The server states that its process has served longer than it has.
+    ServesLonger,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::DeleteLeaks,
         Self::DirtyPages,
         Self::DoubleGrant,
@@ -50,6 +55,7 @@ impl Bug {
         Self::NoCrc,
         Self::SameGeneration,
         Self::SameVersion,
+        Self::ServesLonger,
     ];
 }
 
@@ -208,6 +214,18 @@ pub(super) fn same_version(datagram: &Datagram<'_>) -> Option<Vec<u8>> {
         return None;
     }
     let header = Header { page_version: 1, ..datagram.header };
+    Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
+}
+
+/// Applies [`Bug::ServesLonger`] to a reply to OPEN.
+pub(super) fn serves_longer(datagram: &Datagram<'_>) -> Option<Vec<u8>> {
+    let is_reply_to_open =
+        datagram.is_reply() && datagram.command().command() == Some(Command::Open);
+    if !is_reply_to_open {
+        return None;
+    }
+    let longer = datagram.header.page_version + MORE_SERVED_MICROS;
+    let header = Header { page_version: longer, ..datagram.header };
     Some(rewritten(datagram, datagram.to.to_ipv6(), &header))
 }
 

@@ -394,6 +394,7 @@ impl World {
                 bugs::forget_window(&mut self.seen, &datagram)
             }
             Bug::SameVersion if endpoint < self.clients.len() => bugs::same_version(&datagram),
+            Bug::ServesLonger if endpoint < self.clients.len() => bugs::serves_longer(&datagram),
             _ => None,
         }
     }
