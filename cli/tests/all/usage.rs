@@ -48,6 +48,7 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["rack", "up", "--memory", "99T"], "99T is not a valid memory size of a server"),
         (memserver(&["--interface", "nope"]), "interface nope"),
         (memserver(&["--interface", "lo", "--fresh"]), "name it with --arena-file"),
+        (memserver(&["--interface", "nope", "--fresh", "--arena-file", "none"]), "interface nope"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
         (vec!["switch", "--device-id", "0"], "--device-id"),
         (vec!["create", "0"], "must have at least one byte"),
@@ -74,6 +75,15 @@ fn what_cannot_be_is_wrong_usage() {
         assert!(output.stdout.is_empty());
     }
     assert!(!Path::new("/nonexistent").exists());
+}
+
+#[test]
+fn a_service_has_a_file_to_begin_afresh_in() {
+    let mut command = Command::new(BINARY);
+    command.arg("memserver").args(ENDPOINT).args(["--interface", "nope", "--fresh"]);
+    command.env("INVOCATION_ID", "0").env("NOTIFY_SOCKET", "/nonexistent/socket");
+    let (code, said) = result_of(&command.stdin(Stdio::null()).output().expect("runs"));
+    assert!(code == Some(2) && said.contains("interface nope"), "{code:?}: {said}");
 }
 
 #[test]
