@@ -211,8 +211,9 @@ fn build(site: &Site, cancel: &Cancel, asked: &Options, servers: u16) -> anyhow:
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(site, spec, cancel.clone())?;
     rack.start_daemons(&program, READY_DEADLINE)?;
+    let core = server_core(core_count()?);
     for number in 1..=servers {
-        machine::pin_daemons(&rack, Node::Server(number), SERVER_CORE)?;
+        machine::pin_daemons(&rack, Node::Server(number), core)?;
     }
     Ok(Arc::new(rack))
 }
@@ -232,12 +233,27 @@ struct MeasuredShare {
     last: Statistics,
 }
 
-/// The cores of the copies: the servers have one of their own, and on a machine of two the copies share the other.
-fn copies_cores(copies: u16) -> anyhow::Result<Vec<usize>> {
-    let cores = thread::available_parallelism().context("cannot count the cores")?.get();
-    let mut cores: Vec<usize> = (0..cores).filter(|core| *core != SERVER_CORE).collect();
-    cores.truncate(copies.into());
-    Ok(cores)
+fn core_count() -> anyhow::Result<usize> {
+    let cores = thread::available_parallelism().context("cannot count the cores")?;
+    Ok(cores.get())
+}
+
+/// The servers' core: one without copies, if there is a second one.
+const fn server_core(core_count: usize) -> usize {
+    if core_count > SERVER_CORE { SERVER_CORE } else { CLIENT_CORE }
+}
+
+/// The cores of the copies: the servers have one of their own, and on a machine of two the copies share the other. On a
+/// machine of one all share it.
+fn copies_cores(core_count: usize, copies: u16) -> Vec<usize> {
+    let is_free = |core: &usize| core_count == 1 || *core != server_core(core_count);
+    (0..core_count).filter(is_free).take(copies.into()).collect()
+}
+
+/// How long the client polls. A copy that polls would take the core from others that have work: other copies, or on a
+/// machine of one core the server.
+const fn spin(core_count: usize, copies: u16) -> Duration {
+    if core_count > copies as usize { SPIN } else { Duration::ZERO }
 }
 
 fn measure(
@@ -246,11 +262,10 @@ fn measure(
     asked: &Options,
     swap: Option<Arc<Swap>>,
 ) -> anyhow::Result<Measured> {
-    let cores = copies_cores(asked.copies)?;
-    // A copy that polls would take the core from the others, which have work.
-    let spin = if cores.len() < asked.copies.into() { Duration::ZERO } else { SPIN };
+    let core_count = core_count()?;
+    let cores = copies_cores(core_count, asked.copies);
     pin(CLIENT_CORE).context("cannot pin the client")?;
-    let client = join(rack, spin)?;
+    let client = join(rack, spin(core_count, asked.copies))?;
     let bytes = asked.bytes();
     let words = usize::try_from(bytes.0 / 4).context("the size is too large")?;
     let mode = match asked.handlers {
@@ -356,6 +371,22 @@ fn as_seconds(nanos: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_and_servers_share_a_core_only_if_there_is_no_other() {
+        assert_eq!((server_core(1), server_core(2), server_core(8)), (0, 1, 1));
+        assert_eq!(copies_cores(1, 1), [0]);
+        assert_eq!(copies_cores(1, 2), [0]);
+        assert_eq!(copies_cores(2, 2), [0]);
+        assert_eq!(copies_cores(4, 2), [0, 2]);
+        assert_eq!(copies_cores(4, 8), [0, 2, 3]);
+        for (core_count, copies) in [(2, 1), (4, 3), (4, 1)] {
+            assert_eq!(spin(core_count, copies), SPIN, "{core_count} cores, {copies} copies");
+        }
+        for (core_count, copies) in [(1, 1), (2, 2), (4, 4), (1, 8)] {
+            assert_eq!(spin(core_count, copies), Duration::ZERO, "{core_count}, {copies}");
+        }
+    }
 
     #[test]
     fn a_share_is_of_the_whole_and_never_less() {
