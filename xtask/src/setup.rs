@@ -7,6 +7,7 @@ use bluebridge_vm::Kernel;
 use crate::{
     command::{Failure, Run, root, target_directory},
     machines,
+    test::programs,
 };
 
 /// A program and its Debian package.
@@ -68,8 +69,16 @@ static MININET: Tool = Tool {
     purpose: "builds the racks of the tests that use Mininet",
 };
 
+static E2FSPROGS: Tool = Tool {
+    program: "mke2fs",
+    others: &[],
+    probe: &["-V"],
+    package: "e2fsprogs",
+    purpose: "makes a file system for the swap files of virtual machines",
+};
+
 /// The tools that tests may call by name. The test runner hides all other programs.
-static OF_TESTS: [&Tool; 4] = [&TSHARK, &IP, &OPEN_VSWITCH, &MININET];
+static OF_TESTS: [&Tool; 5] = [&TSHARK, &IP, &OPEN_VSWITCH, &MININET, &E2FSPROGS];
 
 /// A cargo command, and the version that is built where there is none.
 pub(crate) struct CargoTool {
@@ -117,6 +126,9 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     }
     if runs("root") || runs("netns") || runs("vm") {
         needed.push(&IP);
+    }
+    if runs("vm") {
+        needed.push(&E2FSPROGS);
     }
     // The tests are also in the tier `root`.
     if runs("mininet") && runs("root") {
@@ -239,7 +251,9 @@ fn install(tools: &[&'static Tool]) -> Vec<&'static Tool> {
 
 impl Tool {
     fn is_there(&self) -> bool {
-        Run::new(self.program).args(self.probe).succeeds()
+        let program = programs::find(self.program);
+        let program = program.unwrap_or_else(|| self.program.into());
+        Run::new(program).args(self.probe).succeeds()
     }
 }
 

@@ -3,6 +3,7 @@
 mod kernels;
 mod machines;
 mod racks;
+mod swap;
 
 use bluebridge_vm::{Cache, Installed, Kernel};
 

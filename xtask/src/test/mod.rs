@@ -2,7 +2,7 @@
 
 mod isolation;
 mod options;
-mod programs;
+pub(crate) mod programs;
 mod report;
 mod tiers;
 

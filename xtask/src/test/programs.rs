@@ -30,9 +30,9 @@ pub(super) fn link_into(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn find(name: &str) -> Option<PathBuf> {
+/// A program, also where an ordinary user's `PATH` may not lead: to `ip`, `mke2fs` and `mount`.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    // An ordinary user's PATH may lack the directories of `ip` and `mount`.
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let mut candidates = std::env::split_paths(&path).chain(system).map(|part| part.join(name));
     candidates.find(|candidate| candidate.is_file())
