@@ -26,8 +26,8 @@ use crate::redirect::PacketIn;
 /// Time limit of a response.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// An echo request is sent after so long without a message from the switch, and the connection is given up
-/// after twice this time.
+/// An echo request is sent after so long without a message from the switch. It is a request like others: the connection is
+/// given up after [`RESPONSE_DEADLINE`].
 const ECHO_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Messages that wait to be sent.
@@ -341,7 +341,8 @@ impl Reader {
         let lost = |reason: String| DriverError::Lost(reason);
         let mut echoed = false;
         loop {
-            match timeout(ECHO_INTERVAL, self.receive()).await {
+            let limit = if echoed { RESPONSE_DEADLINE } else { ECHO_INTERVAL };
+            match timeout(limit, self.receive()).await {
                 Ok(received) => received?,
                 Err(_) if echoed => return Err(DriverError::Timeout("an echo request")),
                 Err(_) => {
