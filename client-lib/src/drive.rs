@@ -27,6 +27,8 @@ pub(crate) struct Driver<T> {
     pub(crate) transport: T,
     pub(crate) requester: Requester,
     pub(crate) spin: Duration,
+    /// Whether it spins.
+    pub(crate) polls: bool,
     /// Received datagrams that belong to no requester: damaged, or not of this protocol.
     pub(crate) malformed_count: u64,
     /// Datagrams that the carrier was too busy to take; they are sent again when their timer expires.
@@ -64,6 +66,7 @@ impl<T: Transport> Driver<T> {
             transport,
             requester,
             spin,
+            polls: true,
             malformed_count: 0,
             unsent_count: 0,
             refusal: None,
@@ -232,7 +235,8 @@ impl<T: Transport> Driver<T> {
     /// Waits for datagrams or the next timer, and handles both.
     fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
         let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
-        let wait = Wait::spinning(self.spin, timer);
+        let spin = if self.polls { self.spin } else { Duration::ZERO };
+        let wait = Wait::spinning(spin, timer);
         let count = match self.transport.receive(wait) {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(Arc::new(error))),

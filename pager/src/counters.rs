@@ -55,8 +55,12 @@ counters! {
     busy_faults,
     /// Writes to pages that were being written back; they stayed local.
     rescued_pages,
-    /// Pages that were read before a fault asked for them.
+    /// Pages that became local beside the one that faulted.
     prefetched_pages,
+    /// Pages that the background thread read into its buffers.
+    background_pages,
+    /// Of these, pages that a fault took.
+    background_used_pages,
     /// Evicted pages that were equal to the server's.
     evicted_clean_pages,
     /// Evicted pages that were written back.

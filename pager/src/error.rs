@@ -131,6 +131,11 @@ pub enum EvictionFailure {
     /// All local pages are pinned or in use.
     #[error("all local pages are pinned or in use; raise the limit of local memory")]
     NoneEvictable,
+    /// Pages are being written, and their server has not responded.
+    #[error(
+        "pages are being written, but their server has not responded yet; is it stopped, or cut off?"
+    )]
+    NoResponse,
     /// A page could not be written to a server.
     #[error(transparent)]
     Remote(#[from] bluebridge::Error),

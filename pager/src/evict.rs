@@ -5,6 +5,7 @@
 //! which keeps them local. What was written is then discarded, all with one system call.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -12,7 +13,7 @@ use bluebridge::{ReadRequest, WriteRequest};
 
 use crate::error::EvictionFailure;
 use crate::kernel::PAGE_BYTES;
-use crate::kernel::memory;
+use crate::kernel::{memory, schedule};
 use crate::page_table::{Claim, State, Word};
 use crate::pager::{News, Pager, is_lost};
 use crate::remote::{EXTENT_PAGES, RemoteMemory};
@@ -44,6 +45,15 @@ pub(crate) struct Evictor {
     has_given_back: bool,
     /// The first page that may be dirty again because an extent was lost, since this was last taken.
     lost_from: Option<u64>,
+}
+
+/// Who waits for pages to leave.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Urgency {
+    /// A thread of the program.
+    Waited,
+    /// Nobody yet.
+    Ahead,
 }
 
 /// What happens to pages after they were written.
@@ -107,7 +117,9 @@ impl Evictor {
     }
 
     /// Makes room for up to [`BATCH`] pages; returns for how many.
-    pub(crate) fn evict(&mut self, pager: &Pager) -> u32 {
+    pub(crate) fn evict(&mut self, pager: &Pager, urgency: Urgency) -> u32 {
+        // The program can use the core while nobody waits.
+        self.remote.set_polling(urgency == Urgency::Waited);
         self.listen(pager);
         let mut clean = ArrayVec::<Claim, BATCH>::new();
         let mut dirty = ArrayVec::<Claim, BATCH>::new();
@@ -163,6 +175,7 @@ impl Evictor {
 
     /// Writes all dirty pages of the region; they stay local. Returns whether all could be written.
     pub(crate) fn write_all(&mut self, pager: &Pager) -> bool {
+        self.remote.set_polling(true);
         self.listen(pager);
         let mut page = 0;
         let mut losses = 0;
@@ -211,6 +224,7 @@ impl Evictor {
             return 0;
         }
         self.retry_at = None;
+        pager.batches.fetch_add(1, Ordering::SeqCst);
         if let Err(error) = pager.memory.protect(&pages) {
             pager.set_eviction_failure(Some(EvictionFailure::Kernel(error.into())));
             for claim in claims {
@@ -375,7 +389,8 @@ impl Evictor {
 
     /// Moves the pages of one extent from an older layer to the present one, if no other process needs the older one any
     /// more, and frees it.
-    pub(crate) fn merge(&mut self, pager: &Pager) -> Merge {
+    pub(crate) fn merge(&mut self, pager: &Pager, urgency: Urgency) -> Merge {
+        self.remote.set_polling(urgency == Urgency::Waited);
         let Some((first, layer)) = pager.extents.older() else { return Merge::Done };
         if !self.remote.is_alone() {
             return Merge::Shared;
@@ -423,11 +438,12 @@ impl Evictor {
             return true;
         }
         let to = pager.extents.current();
+        pager.batches.fetch_add(1, Ordering::SeqCst);
         let result = self.copy_stored(pager, &claims, from, to);
         for claim in claims {
             let was = claim.was;
             match result {
-                Ok(()) => pager.finish(claim, was.stored_in(to)),
+                Ok(()) => pager.finish(claim, was.moved_to(to)),
                 Err(_) => pager.restore(claim),
             }
         }
@@ -466,6 +482,7 @@ impl Evictor {
 
     /// Frees the remote memory of a region that is dropped.
     pub(crate) fn free(&mut self, pager: &Pager) -> Result<(), bluebridge::Error> {
+        self.remote.set_polling(true);
         pager.extents.free(&mut *self.remote)
     }
 }
@@ -541,13 +558,13 @@ fn is_zero(page: &Page) -> bool {
 
 /// The eviction thread: keeps room for the next faults, and sleeps while there is enough.
 pub(crate) fn run(pager: &Pager) {
-    use std::sync::atomic::Ordering;
+    schedule::prefer_short_slices();
     let high = pager.low_frames.saturating_mul(2).min(pager.frames.total() / 2);
     while !pager.stop.load(Ordering::Acquire) {
         let mut is_stuck = false;
         while pager.frames.free() < high && !is_stuck && !pager.stop.load(Ordering::Acquire) {
             let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
-            is_stuck = evictor.evict(pager) == 0;
+            is_stuck = evictor.evict(pager, Urgency::Ahead) == 0;
         }
         pager.evictor_sleeps.store(1, Ordering::SeqCst);
         if pager.stop.load(Ordering::SeqCst) {
@@ -557,7 +574,7 @@ pub(crate) fn run(pager: &Pager) {
             memory::wait(&pager.evictor_sleeps, 1, Duration::from_millis(20));
         } else if pager.frames.free() >= pager.low_frames {
             let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
-            let merge = evictor.merge(pager);
+            let merge = evictor.merge(pager, Urgency::Ahead);
             drop(evictor);
             let pause = if merge == Merge::Done { Duration::from_secs(3600) } else { MERGE_PAUSE };
             memory::wait(&pager.evictor_sleeps, 1, pause);

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::evict::{Evictor, Merge};
+use crate::evict::{Evictor, Merge, Urgency};
 use crate::frames::Frames;
 use crate::kernel::PAGE_BYTES;
 use crate::kernel::paged::PagedMemory;
@@ -50,7 +50,7 @@ impl RemoteRegion {
         let pager = &*self.pager;
         while self.options.forks && pager.extents.free_layers() < LAYER_COUNT / 2 {
             let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
-            let merge = evictor.merge(pager);
+            let merge = evictor.merge(pager, Urgency::Waited);
             drop(evictor);
             let pause = match merge {
                 _ if Instant::now() > until => break,
@@ -76,7 +76,7 @@ impl RemoteRegion {
         let pager = &*self.pager;
         let mut evictor = pager.evictor.lock().unwrap_or_else(|broken| broken.into_inner());
         // Room for what this thread still touches; more than the frames that are reserved for it.
-        while pager.frames.free() < 2 * FORK_FRAMES && evictor.evict(pager) > 0 {}
+        while pager.frames.free() < 2 * FORK_FRAMES && evictor.evict(pager, Urgency::Waited) > 0 {}
         if !pager.extents.freeze() {
             return Err(impossible("too many children need older contents of the pages"));
         }
@@ -122,7 +122,7 @@ impl Forking<'_> {
         // SAFETY: the caller promises that the old region is not used any more.
         let memory = unsafe { PagedMemory::inherited(&old.memory, options.delivery()) };
         let memory = memory.map_err(Error::from)?;
-        let Remotes { lanes, evictor: remote } = open_remotes(options, &mut open)?;
+        let Remotes { lanes, background, evictor: remote } = open_remotes(options, &mut open)?;
         let total = old.frames.total();
         let mut evictor = Evictor::new(remote, total);
         // SAFETY: as above.
@@ -137,7 +137,7 @@ impl Forking<'_> {
             extents: Extents::inherited(&old.extents),
             evictor,
         };
-        Ok(RemoteRegion::build(options, parts, lanes)?)
+        Ok(RemoteRegion::build(options, parts, lanes, background)?)
     }
 }
 

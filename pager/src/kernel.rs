@@ -4,11 +4,13 @@
 //! * `memory`: mappings, and pages that are given back.
 //! * `paged`: a mapping whose page faults the pager resolves, by page number.
 //! * `pagemap`: which pages a process has.
+//! * `schedule`: how soon a thread gets a core.
 //! * `signal`: SIGBUS.
 
 pub(crate) mod memory;
 pub(crate) mod paged;
 pub(crate) mod pagemap;
+pub(crate) mod schedule;
 pub(crate) mod signal;
 pub(crate) mod userfault;
 

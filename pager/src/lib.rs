@@ -20,7 +20,9 @@
 
 // `region` is the API. `pager` resolves a fault, `evict` makes room; both change pages through `page_table` and take
 // room from `frames`. `fault` is who calls the pager. `replacement`, `prefetch` and `likelihood` decide, without I/O.
+// `background` reads windows before a fault asks for them.
 // `kernel` is what the system does, `remote` what memory servers do.
+mod background;
 mod counters;
 mod error;
 mod evict;

@@ -45,6 +45,7 @@ pub struct RegionOptions {
     pub(crate) deadline: Duration,
     pub(crate) lanes: usize,
     pub(crate) prefetch_pages: u32,
+    pub(crate) background: bool,
     pub(crate) evictor: bool,
     pub(crate) forks: bool,
 }
@@ -70,6 +71,7 @@ impl RegionOptions {
             deadline: Duration::from_secs(10),
             lanes: cores.clamp(2, 8),
             prefetch_pages: 32,
+            background: true,
             evictor: true,
             forks: false,
         }
@@ -110,6 +112,14 @@ impl RegionOptions {
         self
     }
 
+    /// Whether a thread reads the next pages of a stream while the program uses those before. It needs a client, and up
+    /// to 8 buffers of as many pages as are read ahead at once, which do not count as local memory.
+    #[must_use]
+    pub const fn background(mut self, background: bool) -> Self {
+        self.background = background;
+        self
+    }
+
     /// Whether a thread evicts pages before the room is used up. Without it, faulting threads do so.
     #[must_use]
     pub const fn evictor(mut self, evictor: bool) -> Self {
@@ -122,6 +132,19 @@ impl RegionOptions {
     pub const fn forks(mut self, forks: bool) -> Self {
         self.forks = forks;
         self
+    }
+
+    /// The most pages that are read ahead at once.
+    pub(crate) fn prefetch_limit(&self, local_pages: u32) -> u32 {
+        self.prefetch_pages.min(local_pages / 40)
+    }
+
+    /// Whether a thread reads in the background: not if no page ever leaves.
+    pub(crate) fn reads_in_background(&self) -> bool {
+        self.check().is_ok_and(|(pages, local_pages)| {
+            let is_partly_remote = pages > usize::try_from(local_pages).unwrap_or(usize::MAX);
+            self.background && is_partly_remote && self.prefetch_limit(local_pages) > 0
+        })
     }
 
     /// How the kernel reports faults.

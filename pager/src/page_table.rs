@@ -34,6 +34,8 @@ const LAYER_SHIFT: u32 = 16;
 const LAYER_MASK: u32 = 0xf << LAYER_SHIFT;
 const GENERATION_SHIFT: u32 = 20;
 const GENERATION: u32 = 1 << GENERATION_SHIFT;
+/// After so many changes, a page's generation is the same again.
+pub(crate) const GENERATION_COUNT: u32 = 1 << (u32::BITS - GENERATION_SHIFT);
 
 /// Layers of remote memory: pages of different ages are in different ones, see [`crate::remote::Extents`].
 pub(crate) const LAYER_COUNT: usize = 16;
@@ -117,6 +119,11 @@ impl Word {
     pub(crate) fn stored_in(self, layer: usize) -> Self {
         let layer = u32::try_from(layer).unwrap_or(0) << LAYER_SHIFT & LAYER_MASK;
         Self(self.0 & !LAYER_MASK | layer | STORED)
+    }
+
+    /// The word of a page that the evictor has moved to another layer; the generation tells it from one that was always there.
+    pub(crate) fn moved_to(self, layer: usize) -> Self {
+        Self(self.stored_in(layer).0.wrapping_add(GENERATION))
     }
 
     /// The word of a page that the evictor begins to send; the generation tells one time from another.

@@ -12,9 +12,10 @@ use arrayvec::ArrayVec;
 use bluebridge::{Error as RemoteError, Pointer, ReadRequest, Status};
 use crossbeam_queue::ArrayQueue;
 
+use crate::background::{Background, Taken};
 use crate::counters::{Counters, Statistics};
 use crate::error::{EvictionFailure, PageError};
-use crate::evict::Evictor;
+use crate::evict::{Evictor, Urgency};
 use crate::frames::Frames;
 use crate::kernel::PAGE_BYTES;
 use crate::kernel::memory;
@@ -24,6 +25,7 @@ use crate::lane::{LANE_PAGES, Lane, Lanes};
 use crate::likelihood::WriteLikelihood;
 use crate::options::OnFailure;
 use crate::page_table::{Claim, PageTable, State, Word};
+use crate::prefetch::{Advice, Window};
 use crate::remote::Extents;
 use crate::report;
 
@@ -89,6 +91,9 @@ pub(crate) struct Pager {
     pub(crate) frames: Frames,
     pub(crate) extents: Extents,
     pub(crate) lanes: Lanes,
+    pub(crate) background: Background,
+    /// Batches of pages that the evictor has begun to write or to move.
+    pub(crate) batches: AtomicU64,
     pub(crate) evictor: Mutex<Evictor>,
     pub(crate) news: ArrayQueue<News>,
     pub(crate) counters: Counters,
@@ -112,7 +117,27 @@ pub(crate) struct Pager {
 struct Wanted {
     claim: Claim,
     pointer: Option<Pointer>,
+    source: Source,
     result: Result<(), RemoteError>,
+}
+
+/// The buffer from which a page is installed, and the first byte there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Source {
+    /// The lane's own.
+    Lane(usize),
+    /// That of the background thread.
+    Background(usize),
+}
+
+impl Source {
+    /// Of the page behind this one, if both can be installed together.
+    fn next(self) -> Self {
+        match self {
+            Self::Lane(start) => Self::Lane(start.saturating_add(PAGE_BYTES)),
+            Self::Background(start) => Self::Background(start.saturating_add(PAGE_BYTES)),
+        }
+    }
 }
 
 /// Why a page could not be installed; its claim has ended.
@@ -231,10 +256,16 @@ impl Pager {
         let since = Instant::now();
         let mut last_message = since;
         let result = loop {
+            let mut is_busy = false;
             let freed = match self.evictor.try_lock() {
-                Ok(mut evictor) => evictor.evict(self),
-                Err(TryLockError::Poisoned(evictor)) => evictor.into_inner().evict(self),
-                Err(TryLockError::WouldBlock) => 0,
+                Ok(mut evictor) => evictor.evict(self, Urgency::Waited),
+                Err(TryLockError::Poisoned(evictor)) => {
+                    evictor.into_inner().evict(self, Urgency::Waited)
+                }
+                Err(TryLockError::WouldBlock) => {
+                    is_busy = true;
+                    0
+                }
             };
             if take() {
                 break Ok(true);
@@ -249,11 +280,11 @@ impl Pager {
             }
             let is_late = begun.elapsed() > self.deadline;
             if is_late && self.on_failure == OnFailure::Signal {
-                break Err(PageError::NoRoom { page, cause: self.eviction_failure() });
+                break Err(PageError::NoRoom { page, cause: self.room_failure(is_busy) });
             }
             if is_late && last_message.elapsed() > MESSAGE_PERIOD {
                 last_message = Instant::now();
-                report::waiting(page, &self.eviction_failure());
+                report::waiting(page, &self.room_failure(is_busy));
             }
             if is_late {
                 patience.pause(RETRY_PAUSE);
@@ -263,6 +294,14 @@ impl Pager {
         self.counters.room_wait_ns.time(since.elapsed());
         self.note_frames();
         result
+    }
+
+    /// Why there is no room; `is_busy` says whether another thread is still evicting.
+    fn room_failure(&self, is_busy: bool) -> EvictionFailure {
+        match self.eviction_failure() {
+            EvictionFailure::NoneEvictable if is_busy => EvictionFailure::NoResponse,
+            failure => failure,
+        }
     }
 
     /// Why no page left, as far as it is known.
@@ -312,12 +351,15 @@ impl Pager {
         }
         let mut wanted = ArrayVec::<Wanted, LANE_PAGES>::new();
         wanted.push(self.wanted(claim));
-        self.claim_window(lane, thread, page, &mut wanted);
+        let next = self.claim_window(lane, thread, page, &mut wanted);
         wanted.sort_unstable_by_key(|wanted| wanted.claim.page);
+        let taken = self.take_background(&mut wanted, page);
         let failure = self.read(lane, &mut wanted);
-        let protection = self.likelihood.protection();
+        self.order_background(next);
         let mut news = ArrayVec::new();
-        let result = self.install(lane, wanted, page, access, protection, failure, &mut news);
+        let buffers = (&*lane.buffer, taken.as_ref().map_or(&[][..], Taken::bytes));
+        let result = self.install(buffers, wanted, page, access, failure, &mut news);
+        drop(taken);
         // Telling may have to wait for the evictor, which may wait for a claimed page: for one of this thread, or one of
         // a thread that waits for the lane. So neither is held.
         drop(guard);
@@ -330,25 +372,60 @@ impl Pager {
         let pointer = self.extents.pointer(claim.page, claim.was.layer());
         // In this order: an extent is allocated again only after its busy pages were marked as forgotten.
         let is_forgotten = self.table.load(claim.page).is_forgotten();
-        Wanted { claim, pointer: pointer.filter(|_| !is_forgotten), result: Ok(()) }
+        let pointer = pointer.filter(|_| !is_forgotten);
+        Wanted { claim, pointer, source: Source::Lane(0), result: Ok(()) }
     }
 
-    /// Claims the pages that will probably be needed after `page`, and takes a frame for each.
+    /// Takes what the background thread has of the pages, if the page that faulted is among them.
+    fn take_background(&self, wanted: &mut [Wanted], page: u64) -> Option<Taken<'_>> {
+        let is_stored = |wanted: &Wanted| wanted.claim.page == page && is_remote(&wanted.claim);
+        if !self.background.is_used() || !wanted.iter().any(is_stored) {
+            return None;
+        }
+        let since = Instant::now();
+        let taken = self.background.take(page, self.batches.load(Ordering::SeqCst));
+        self.counters.read_wait_ns.time(since.elapsed());
+        let taken = taken?;
+        let mut count = 0;
+        for Wanted { claim, source, .. } in wanted {
+            let found = taken.find(claim.page, claim.was).filter(|_| is_remote(claim));
+            // In this order: what was read may be from the extent's next allocation, which is made only after the mark.
+            let is_forgotten = self.table.load(claim.page).is_forgotten();
+            if let Some(start) = found.filter(|_| !is_forgotten) {
+                *source = Source::Background(start);
+                count += 1;
+            }
+        }
+        self.counters.background_used_pages.add(count);
+        Some(taken)
+    }
+
+    /// Has the pages read that will probably be needed after those of this fault.
+    fn order_background(&self, next: Window) {
+        let is_stored = next.count > 0
+            && next.first < self.table.page_count()
+            && self.table.load(next.first).state() == State::Remote;
+        if is_stored && self.background.is_used() {
+            self.background.order(next);
+        }
+    }
+
+    /// Claims the pages that will probably be needed after `page`, and takes a frame for each. Returns those that will
+    /// probably be needed later.
     fn claim_window(
         &self,
         lane: &mut Lane,
         thread: u64,
         page: u64,
         wanted: &mut ArrayVec<Wanted, LANE_PAGES>,
-    ) {
-        let window = lane.prefetcher.fault(thread, page);
+    ) -> Window {
+        let Advice { window, next } = lane.prefetcher.fault(thread, page);
         if window.count == 0 {
-            return;
+            return next;
         }
         let missing = || {
-            let follows = |page: &u64| page.checked_add_signed(window.stride);
-            std::iter::successors(Some(window.first), follows)
-                .take(window.count as usize)
+            let pages = window.pages();
+            pages
                 .take_while(|page| *page < self.table.page_count())
                 .map(|page| (page, self.table.load(page)))
                 .filter(|(_, seen)| matches!(seen.state(), State::Zero | State::Remote))
@@ -359,7 +436,7 @@ impl Pager {
             && missing().count() > free as usize
             && let Ok(mut evictor) = self.evictor.try_lock()
         {
-            evictor.evict(self);
+            evictor.evict(self, Urgency::Waited);
         }
         for (page, seen) in missing() {
             if wanted.is_full() {
@@ -374,20 +451,29 @@ impl Pager {
             }
         }
         self.note_frames();
+        next
     }
 
     /// Reads the stored pages into the lane's buffer, in the order of `wanted`, which is sorted; zeroes the others
-    /// there. Returns why nothing could be read.
+    /// there. Those that the background thread has are left out. Returns why nothing could be read.
     fn read(&self, lane: &mut Lane, wanted: &mut [Wanted]) -> Option<RemoteError> {
         let since = Instant::now();
         let mut requests = ArrayVec::<ReadRequest<'_>, LANE_PAGES>::new();
         let mut rest = &mut *lane.buffer;
         let mut bytes = 0;
-        for run in wanted.chunk_by(follows) {
+        let mut place = Source::Lane(0);
+        for run in wanted.chunk_by_mut(follows) {
+            if run.first().is_some_and(is_in_background) {
+                continue;
+            }
             let Some((buffer, after)) = rest.split_at_mut_checked(run.len() * PAGE_BYTES) else {
                 break;
             };
             rest = after;
+            for page in &mut *run {
+                page.source = place;
+                place = place.next();
+            }
             match run.first() {
                 Some(Wanted { claim, pointer: Some(pointer), .. }) if is_remote(claim) => {
                     bytes += buffer.len() as u64;
@@ -405,7 +491,7 @@ impl Pager {
         let mut results = requests.into_iter().map(|request| request.result);
         for run in wanted.chunk_by_mut(follows) {
             let result = match run.first() {
-                Some(first) if !is_remote(&first.claim) => Ok(()),
+                Some(first) if !is_remote(&first.claim) || is_in_background(first) => Ok(()),
                 // Its extent was forgotten because its contents are lost.
                 Some(Wanted { pointer: None, .. }) => Err(lost_extent()),
                 _ => results.next().unwrap_or(Ok(())),
@@ -418,37 +504,40 @@ impl Pager {
     }
 
     /// Installs the pages that were read, and gives the others back. The evictor must get the news.
-    #[expect(clippy::too_many_arguments, reason = "the second half of `load`")]
     fn install(
         &self,
-        lane: &Lane,
+        (lane, background): (&[u8], &[u8]),
         wanted: ArrayVec<Wanted, LANE_PAGES>,
         demanded: u64,
         access: Access,
-        usual: Protection,
         failure: Option<RemoteError>,
         news: &mut ArrayVec<News, LANE_PAGES>,
     ) -> Result<(), LoadError> {
+        let usual = self.likelihood.protection();
         let protection = |wanted: &Wanted| {
             let is_written = wanted.claim.page == demanded && access == Access::Write;
             if is_written || !is_remote(&wanted.claim) { Protection::Writable } else { usual }
         };
         let is_same = |page: &Wanted, next: &Wanted| {
             page.claim.page.checked_add(1) == Some(next.claim.page)
+                && page.source.next() == next.source
                 && protection(page) == protection(next)
                 && is_remote(&page.claim) == is_remote(&next.claim)
                 && page.result.is_ok() == next.result.is_ok()
         };
         let mut installed = ArrayVec::<Result<Protection, NotInstalled>, LANE_PAGES>::new();
-        let mut start = 0;
         for run in wanted.chunk_by(is_same) {
-            let end = start + run.len() * PAGE_BYTES;
-            let contents = lane.buffer.get(start..end).unwrap_or_default();
-            start = end;
             let Some(first) = run.first() else { continue };
+            let (buffer, start) = match first.source {
+                Source::Lane(start) => (lane, start),
+                Source::Background(start) => (background, start),
+            };
+            let end = start.saturating_add(run.len() * PAGE_BYTES);
+            let contents = buffer.get(start..end).unwrap_or_default();
             let protection = protection(first);
             // Zeros are not read.
-            let is_unread = is_remote(&first.claim) && failure.is_some();
+            let is_unread =
+                is_remote(&first.claim) && !is_in_background(first) && failure.is_some();
             let (done, rest) = if is_unread || first.result.is_err() {
                 (0, Err(NotInstalled::NotRead))
             } else {
@@ -633,6 +722,11 @@ fn is_remote(claim: &Claim) -> bool {
     claim.was.state() == State::Remote
 }
 
+/// Whether the background thread has read it.
+fn is_in_background(wanted: &Wanted) -> bool {
+    matches!(wanted.source, Source::Background(_))
+}
+
 /// Whether one page can be read together with the one before it.
 fn follows(page: &Wanted, next: &Wanted) -> bool {
     let is_stored_behind = match (page.pointer, next.pointer) {
@@ -643,6 +737,7 @@ fn follows(page: &Wanted, next: &Wanted) -> bool {
     };
     page.claim.page.checked_add(1) == Some(next.claim.page)
         && is_remote(&page.claim) == is_remote(&next.claim)
+        && is_in_background(page) == is_in_background(next)
         && (is_stored_behind || !is_remote(&page.claim))
 }
 

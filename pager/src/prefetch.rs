@@ -42,6 +42,20 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// Its pages, the nearest first.
+    pub(crate) fn pages(self) -> impl Iterator<Item = u64> {
+        let step = move |page: &u64| page.checked_add_signed(self.stride);
+        let count = usize::try_from(self.count).unwrap_or(usize::MAX);
+        std::iter::successors(Some(self.first), step).take(count)
+    }
+
+    pub(crate) fn contains(self, page: u64) -> bool {
+        let distance = page.wrapping_sub(self.first).cast_signed();
+        let place = distance.checked_div(self.stride).and_then(|place| u32::try_from(place).ok());
+        distance.checked_rem(self.stride) == Some(0)
+            && place.is_some_and(|place| place < self.count)
+    }
+
     /// The window after `page`, cut where page numbers end.
     fn after(page: u64, stride: i64, count: u32) -> Self {
         let room = if stride > 0 { u64::MAX - page } else { page };
@@ -52,6 +66,16 @@ impl Window {
             _ => Self::default(),
         }
     }
+}
+
+/// What to do about a fault.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Advice {
+    /// Pages to load beside the page that faulted.
+    pub(crate) window: Window,
+    /// Pages that the stream's next fault will ask for, if it confirms the window: the page that will fault, and its
+    /// window. Empty unless the stream was confirmed before.
+    pub(crate) next: Window,
 }
 
 /// What a [`Prefetcher`] did.
@@ -100,23 +124,27 @@ impl Prefetcher {
         }
     }
 
-    /// Notes a fault of a thread. Returns the pages to load beside the page; some may be local
-    /// already, or outside of the region.
-    pub(crate) fn fault(&mut self, thread: u64, page: u64) -> Window {
+    /// Notes a fault of a thread. Some of the pages it names may be local already, or outside of the region.
+    pub(crate) fn fault(&mut self, thread: u64, page: u64) -> Advice {
         self.faults = self.faults.saturating_add(1);
         let faults = self.faults;
         let limit_pages = self.limit_pages;
-        let Some(thread) = self.thread(thread) else { return Window::default() };
+        let Some(thread) = self.thread(thread) else { return Advice::default() };
         thread.faulted = faults;
         let step = thread.streams.fault(page, limit_pages);
-        let Step { stride, count, confirmed, change, shrunk } = step;
+        let Step { stride, count, confirmed, change, shrunk, next } = step;
         let window = Window::after(page, stride, count);
         let counters = &mut self.counters;
         counters.pages_requested += u64::from(window.count);
         counters.pages_confirmed += u64::from(confirmed);
         counters.windows_grown += u64::from(change.is_gt());
         counters.windows_shrunk += u64::from(change.is_lt()) + u64::from(shrunk);
-        window
+        let last = page.checked_add_signed(stride.saturating_mul(i64::from(count)));
+        let next = match last {
+            Some(last) if next > 0 && window.count == count => Window::after(last, stride, next),
+            _ => Window::default(),
+        };
+        Advice { window, next }
     }
 
     /// What was done so far.

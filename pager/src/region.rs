@@ -14,6 +14,7 @@ use arrayvec::ArrayVec;
 use bluebridge::{Client, JoinError};
 use crossbeam_queue::ArrayQueue;
 
+use crate::background::{self, Background};
 use crate::counters::{Counters, Statistics};
 use crate::error::{Error, PageError};
 use crate::evict::{self, BATCH, Evictor};
@@ -42,6 +43,7 @@ pub struct RemoteRegion {
     /// Before the pager, so that nobody uses it when it ends.
     resolver: Option<Resolver>,
     eviction: Option<JoinHandle<()>>,
+    background: Option<JoinHandle<()>>,
     pub(crate) pager: Arc<Pager>,
     pub(crate) options: RegionOptions,
     mode: FaultMode,
@@ -59,6 +61,8 @@ pub(crate) struct Parts {
 /// A region's access to remote memory.
 pub(crate) struct Remotes {
     pub(crate) lanes: Vec<Box<dyn RemoteMemory>>,
+    /// `None` if nothing is read in the background.
+    pub(crate) background: Option<Box<dyn RemoteMemory>>,
     pub(crate) evictor: Box<dyn RemoteMemory>,
 }
 
@@ -68,7 +72,8 @@ pub(crate) fn open_remotes<E>(
     open: &mut impl FnMut() -> Result<Box<dyn RemoteMemory>, E>,
 ) -> Result<Remotes, E> {
     let lanes = (0..options.lanes).map(|_| open()).collect::<Result<_, E>>()?;
-    Ok(Remotes { lanes, evictor: open()? })
+    let background = if options.reads_in_background() { Some(open()?) } else { None };
+    Ok(Remotes { lanes, background, evictor: open()? })
 }
 
 #[allow(dead_code, reason = "they end when they are dropped")]
@@ -150,7 +155,8 @@ impl RemoteRegion {
         Self::with_remotes(options, open)
     }
 
-    /// A region over whatever gives access to remote memory; `open` is called once more than there are lanes.
+    /// A region over whatever gives access to remote memory; `open` is called for each lane, once for eviction, and
+    /// once for reading in the background if that is not turned off.
     ///
     /// # Errors
     /// [`Error`] if an option makes no sense, or the system lacks or refuses something; what `open` returns.
@@ -162,7 +168,7 @@ impl RemoteRegion {
         if let Some(bytes) = foreign_page_size() {
             return Err(Error::PageSize(bytes).into());
         }
-        let Remotes { lanes, evictor } = open_remotes(options, &mut open)?;
+        let Remotes { lanes, background, evictor } = open_remotes(options, &mut open)?;
         let system = |what| move |error| Error::System { what, error };
         let parts = Parts {
             memory: PagedMemory::map(page_count, options.delivery()).map_err(Error::from)?,
@@ -171,7 +177,7 @@ impl RemoteRegion {
             extents: Extents::new(page_count as u64),
             evictor: Evictor::new(evictor, local_pages),
         };
-        Ok(Self::build(options, parts, lanes)?)
+        Ok(Self::build(options, parts, lanes, background)?)
     }
 
     /// A region of these parts.
@@ -179,19 +185,23 @@ impl RemoteRegion {
         options: &RegionOptions,
         parts: Parts,
         lanes: Vec<Box<dyn RemoteMemory>>,
+        background: Option<Box<dyn RemoteMemory>>,
     ) -> Result<Self, Error> {
         let system = |what| move |error| Error::System { what, error };
         let Parts { memory, table, frames, extents, evictor } = parts;
         let (page_count, local_pages) = (table.page_count(), frames.total());
         // If all pages may be local, none ever leaves.
         let evicts = options.evictor && page_count > u64::from(local_pages);
+        let prefetch_pages = options.prefetch_limit(local_pages);
         let news = usize::try_from(local_pages).unwrap_or(usize::MAX).saturating_add(4096);
         let pager = Arc::new(Pager {
             memory,
             table,
             frames,
             extents,
-            lanes: Lanes::new(lanes, options.prefetch_pages.min(local_pages / 40)),
+            lanes: Lanes::new(lanes, prefetch_pages),
+            batches: AtomicU64::new(0),
+            background: Background::new(if background.is_some() { prefetch_pages } else { 0 }),
             evictor: Mutex::new(evictor),
             news: ArrayQueue::new(news),
             counters: Counters::default(),
@@ -211,6 +221,7 @@ impl RemoteRegion {
             bytes: usize::try_from(options.bytes).unwrap_or(usize::MAX),
             resolver: None,
             eviction: None,
+            background: None,
             pager: Arc::clone(&pager),
             mode: options.mode,
         };
@@ -218,6 +229,11 @@ impl RemoteRegion {
             let pager = Arc::clone(&pager);
             let thread = crate::spawn("bb-evict", move || evict::run(&pager));
             region.eviction = Some(thread.map_err(system("start the eviction thread"))?);
+        }
+        if let Some(remote) = background {
+            let pager = Arc::clone(&pager);
+            let thread = crate::spawn("bb-background", move || background::run(&pager, remote));
+            region.background = Some(thread.map_err(system("start the background thread"))?);
         }
         region.resolver = Some(match options.mode {
             FaultMode::InThread => Resolver::InThread(Registration::new(pager)?),
@@ -515,7 +531,8 @@ impl Drop for RemoteRegion {
     fn drop(&mut self) {
         self.pager.stop.store(true, Ordering::SeqCst);
         memory::set_and_wake(&self.pager.evictor_sleeps, 0);
-        if let Some(thread) = self.eviction.take() {
+        self.pager.background.wake();
+        for thread in [self.eviction.take(), self.background.take()].into_iter().flatten() {
             // A thread that panicked has ended too.
             let _ = thread.join();
         }

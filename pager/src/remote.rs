@@ -43,6 +43,9 @@ pub trait RemoteMemory: Send {
         true
     }
 
+    /// Whether later calls may poll before they sleep; they may at first.
+    fn set_polling(&mut self, _polls: bool) {}
+
     /// Called before the pages of a fault are read, with the time at which the fault reached the pager. For
     /// measurements; it must not wait.
     fn fault_begun(&mut self, _at: Instant) {}
@@ -63,6 +66,10 @@ impl<T: Transport + Send> RemoteMemory for Client<T> {
 
     fn write_many(&mut self, requests: &mut [WriteRequest<'_>]) -> Result<(), Error> {
         Self::write_many(self, requests)
+    }
+
+    fn set_polling(&mut self, polls: bool) {
+        Self::set_polling(self, polls);
     }
 }
 

@@ -66,6 +66,10 @@ impl RemoteMemory for Noted {
         run().is_none_or(|run| run.ledger.is_alone(run.slot()))
     }
 
+    fn set_polling(&mut self, polls: bool) {
+        self.client.set_polling(polls);
+    }
+
     fn read_many(&mut self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         self.client.read_many(requests)
     }

@@ -46,6 +46,11 @@ struct Stream {
 }
 
 impl Stream {
+    /// The length of the window after this one if this one is confirmed.
+    fn grown(&self, limit: u32) -> u32 {
+        self.count.saturating_mul(2).max(START_PAGES).min(limit)
+    }
+
     /// How many strides a page is ahead of the stream's last fault: those up to `count` are in the
     /// window, the next one confirms it. A few more are accepted, because the pages after the
     /// window may have been local.
@@ -87,13 +92,16 @@ pub(super) struct Step {
     pub(super) confirmed: u32,
     /// The length of the window compared with the stream's window before.
     pub(super) change: Ordering,
+    /// The pages that the stream's next fault will ask for if it confirms the window, with the page itself; 0 if nothing
+    /// says that there will be one.
+    pub(super) next: u32,
     /// Whether another stream was given up that had a window but was never confirmed.
     pub(super) shrunk: bool,
 }
 
 impl Step {
     const NOTHING: Self =
-        Self { stride: 0, count: 0, confirmed: 0, change: Ordering::Equal, shrunk: false };
+        Self { stride: 0, count: 0, confirmed: 0, change: Ordering::Equal, next: 0, shrunk: false };
 }
 
 /// The streams of a thread, and the faults in which new ones are searched.
@@ -156,9 +164,7 @@ impl Streams {
             .min_by_key(|(ahead, stream)| ahead.abs_diff(stream.count.saturating_add(1)))?;
         let before = stream.count;
         let is_whole = ahead > before;
-        stream.count =
-            if is_whole { before.saturating_mul(2).max(START_PAGES) } else { before / 2 };
-        stream.count = stream.count.min(limit);
+        stream.count = if is_whole { stream.grown(limit) } else { (before / 2).min(limit) };
         stream.page = page;
         stream.faulted = faults;
         let is_first = is_whole && !core::mem::replace(&mut stream.is_confirmed, true);
@@ -167,6 +173,7 @@ impl Streams {
             count: stream.count,
             confirmed: before.min(ahead - 1),
             change: stream.count.cmp(&before),
+            next: if is_whole && limit > 0 { stream.grown(limit) + 1 } else { 0 },
             shrunk: false,
         };
         if is_first {
@@ -210,7 +217,7 @@ impl Streams {
             self.first_windows(old.origin).shrink();
         }
         let shrunk = wasted.is_some();
-        Step { stride, count, confirmed: 0, change: Ordering::Equal, shrunk }
+        Step { stride, count, confirmed: 0, change: Ordering::Equal, next: 0, shrunk }
     }
 
     const fn first_windows(&mut self, origin: Origin) -> &mut Start {

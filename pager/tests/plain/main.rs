@@ -3,6 +3,7 @@
 
 include!("../../../client-lib/tests/support/rack.rs");
 
+mod background;
 mod contents;
 mod failures;
 mod forks;

@@ -96,6 +96,20 @@ fn scenarios() -> Vec<Scenario> {
             s.losses = 1;
             s.limit = 2;
         }),
+        scenario("background", &[Remote], &[&[Read(0), Write(0)], &[Write(0), Read(0)]], |s| {
+            s.background_reads = 1;
+            s.rounds = 3;
+        }),
+        scenario("background, discarded", &[Remote], &[&[Discard(0), Write(0), Read(0)]], |s| {
+            s.background_reads = 2;
+            s.rounds = 3;
+            s.failures = 1;
+        }),
+        scenario("background, lost", &[Remote, Remote], &[&[Write(0), Read(1), Read(0)]], |s| {
+            s.background_reads = 2;
+            s.rounds = 2;
+            s.losses = 1;
+        }),
         scenario("one handler", &[Zero], &[&[Write(0), Read(0)], &[Write(0)]], |s| {
             s.handlers = 1;
             s.rounds = 2;
@@ -201,6 +215,9 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::PoisonUnclaimed => ("handlers that read what is lost", KERNEL),
         Mutant::FrameKept => ("reader and writer", FRAMES),
         Mutant::FailureIsLoss => ("reader and writer", LOST),
+        Mutant::BackgroundUnchecked | Mutant::BackgroundGeneration => ("background", READ),
+        Mutant::BackgroundForgotten => ("background, lost", READ),
+        Mutant::BackgroundWordLate => ("background", READ),
         Mutant::NoGeneration | Mutant::NoWakeIfPresent => return None,
     })
 }

@@ -166,7 +166,7 @@ impl Outcome {
             }
             outcome.faults += 1;
             local.insert(page, false);
-            let Window { first, stride, count } = prefetcher.fault(1, page);
+            let Window { first, stride, count } = prefetcher.fault(1, page).window;
             let window = (0..i64::from(count)).filter_map(|n| first.checked_add_signed(n * stride));
             for page in window.filter(|&page| page < REGION_PAGES) {
                 if !local.pages.contains_key(&page) {

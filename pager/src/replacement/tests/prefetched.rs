@@ -46,7 +46,7 @@ fn time(pages: impl Iterator<Item = u64>, policy: &mut dyn Policy) -> f64 {
         if local.contains(&page) {
             continue;
         }
-        let Window { first, stride, count } = prefetcher.fault(1, page);
+        let Window { first, stride, count } = prefetcher.fault(1, page).window;
         let beside = (0..i64::from(count)).filter_map(|n| first.checked_add_signed(n * stride));
         let beside = beside.map(|page| (page, Arrival::Prefetch, 2.2));
         for (page, arrival, cost) in [(page, Arrival::Demand, 17.0)].into_iter().chain(beside) {

@@ -133,6 +133,9 @@ impl Evict {
     }
 }
 
+/// Generations of a page; in the pager 4096.
+const GENERATIONS: u8 = 4;
+
 impl Scenario {
     /// The next step of a batch; `None` if there is none now.
     pub(super) fn evict(&self, world: &mut World, actor: usize, choice: Choice) -> Option<()> {
@@ -210,8 +213,9 @@ impl Scenario {
                     world.server = Some(Allocation { id, contents: [0; PAGES] });
                     stays = true;
                 } else {
-                    let generation = (was.generation + 1) % 4;
+                    let generation = (was.generation + 1) % GENERATIONS;
                     let word = Word { generation, ..was.with(State::Writing) };
+                    world.expire_background(page, generation);
                     world.finish(self, actor, page, word);
                     if self.has(Mutant::NoWakeBeforeWriting) {
                         world.actors[actor].wake = None;

@@ -126,6 +126,9 @@ impl Scenario {
             }
             At::Read => {
                 let answer = match (fault.pointer, world.server, choice) {
+                    (_, _, Choice::Take) => {
+                        Answer::Contents(self.take_background(world, page, fault.was?)?)
+                    }
                     (Some(_), _, Choice::Fail) => {
                         world.failures = world.failures.checked_sub(1)?;
                         Answer::Failed

@@ -4,6 +4,7 @@
 //! compare-and-swap that follows are one step, because the swap fails if the word is not as it was loaded; where
 //! something else happens between the two, they are two steps.
 
+mod background;
 mod evict;
 mod fault;
 mod model;
@@ -94,10 +95,18 @@ pub(crate) enum Mutant {
     FrameKept,
     /// An error of one try makes a page lost for ever.
     FailureIsLoss,
+    /// What was read in the background is taken whatever happened to the page meanwhile.
+    BackgroundUnchecked,
+    /// It is taken although the page may have been written meanwhile.
+    BackgroundGeneration,
+    /// The background thread looks at the word after it has read the page.
+    BackgroundWordLate,
+    /// What was read in the background is taken although the extent was lost during the claim.
+    BackgroundForgotten,
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 32] = [
+    pub(crate) const ALL: [Self; 36] = [
         Self::SecondLook,
         Self::WalkSkipsBusy,
         Self::PointerFirst,
@@ -130,6 +139,10 @@ impl Mutant {
         Self::PoisonUnclaimed,
         Self::FrameKept,
         Self::FailureIsLoss,
+        Self::BackgroundUnchecked,
+        Self::BackgroundGeneration,
+        Self::BackgroundWordLate,
+        Self::BackgroundForgotten,
     ];
 }
 
@@ -149,6 +162,8 @@ pub(crate) struct Scenario {
     pub(crate) limit: u8,
     /// How often the server loses its memory.
     pub(crate) losses: u8,
+    /// How many reads in the background begin.
+    pub(crate) background_reads: u8,
     /// How many remote requests fail.
     pub(crate) failures: u8,
     /// Pages that are read are installed writable.
@@ -168,6 +183,7 @@ impl Scenario {
             rounds: 1,
             limit: u8::try_from(pages.len()).expect("there are few"),
             losses: 0,
+            background_reads: 0,
             failures: 0,
             is_eager: false,
             is_narrow: false,

@@ -17,6 +17,8 @@ pub(crate) enum Choice {
     Fail,
     /// A remote request is executed, but the response is lost.
     FailLate,
+    /// A fault takes what was read in the background.
+    Take,
 }
 
 /// One step.
@@ -24,6 +26,7 @@ pub(crate) enum Choice {
 pub(crate) enum Step {
     Thread { actor: usize, choice: Choice },
     Take { handler: usize, thread: usize },
+    Background { page: usize, choice: Choice },
     LoseMemory,
 }
 
@@ -41,6 +44,9 @@ impl Model for Scenario {
             if this.evict.is_some() {
                 steps.push(Step::Thread { actor, choice: Choice::Skip });
             }
+            if this.fault.is_some() && self.background_reads > 0 {
+                steps.push(Step::Thread { actor, choice: Choice::Take });
+            }
             if world.failures > 0 && (this.evict.is_some() || this.fault.is_some()) {
                 steps.push(Step::Thread { actor, choice: Choice::Fail });
                 steps.push(Step::Thread { actor, choice: Choice::FailLate });
@@ -49,6 +55,14 @@ impl Model for Scenario {
         for handler in self.threads.len()..self.threads.len() + self.handlers {
             for thread in 0..self.threads.len() {
                 steps.push(Step::Take { handler, thread });
+            }
+        }
+        if self.background_reads > 0 {
+            for page in 0..self.pages.len() {
+                steps.push(Step::Background { page, choice: Choice::Go });
+            }
+            if world.failures > 0 {
+                steps.push(Step::Background { page: 0, choice: Choice::Fail });
             }
         }
         if world.losses > 0 {
@@ -61,6 +75,7 @@ impl Model for Scenario {
         match step {
             Step::Thread { actor, choice } => self.step(&mut world, actor, choice)?,
             Step::Take { handler, thread } => self.take(&mut world, handler, thread)?,
+            Step::Background { page, choice } => self.background(&mut world, page, choice)?,
             Step::LoseMemory => self.lose_memory(&mut world)?,
         }
         Some(world)

@@ -1,6 +1,6 @@
 //! The state of the model, and what several kinds of threads do with it.
 
-use super::{Mutant, Scenario, Start, evict::Evict, fault::Fault};
+use super::{Mutant, Scenario, Start, background::Background, evict::Evict, fault::Fault};
 
 /// Most pages of a scenario.
 pub(super) const PAGES: usize = 2;
@@ -168,6 +168,8 @@ pub(crate) struct World {
     /// Who holds the only lane.
     pub(super) lane: Option<usize>,
     pub(super) actors: Vec<Actor>,
+    pub(super) background: Background,
+    pub(super) background_reads: u8,
     pub(super) losses: u8,
     pub(super) failures: u8,
     pub(super) versions: u8,
@@ -202,6 +204,8 @@ impl World {
             evictor: None,
             lane: None,
             actors: vec![Actor::NEW; actors],
+            background: Background::Idle,
+            background_reads: scenario.background_reads,
             losses: scenario.losses,
             failures: scenario.failures,
             versions,
