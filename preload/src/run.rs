@@ -180,6 +180,8 @@ fn summary(statistics: &Statistics) -> Summary {
         prefetched_pages: statistics.prefetched_pages,
         requested_pages: statistics.requested_pages,
         confirmed_pages: statistics.confirmed_pages,
+        background_pages: statistics.background_pages,
+        background_used_pages: statistics.background_used_pages,
         read_bytes: statistics.read_bytes,
         written_bytes: statistics.written_bytes,
         read_wait_ns: statistics.read_wait_ns,

@@ -144,6 +144,10 @@ summary! {
     requested_pages,
     /// Of these, pages that are known to have been used.
     confirmed_pages,
+    /// Pages that were read into buffers in the background.
+    background_pages,
+    /// Of these, pages that a fault took.
+    background_used_pages,
     /// Bytes read from servers.
     read_bytes,
     /// Bytes written to servers.

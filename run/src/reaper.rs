@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bluebridge::Region;
 
-use crate::ledger::{Ledger, Process, Record, Summary};
+use crate::ledger::{Ledger, Process, Record, Slot, Summary};
 
 /// What the processes of one program did, all that have ended together.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -21,6 +21,8 @@ pub struct Report {
 #[derive(Debug, Default)]
 pub struct Reaper {
     reports: BTreeMap<String, Report>,
+    /// Slots of processes that have ended and are in the reports, but still have memory.
+    reported: BTreeSet<Slot>,
 }
 
 impl Reaper {
@@ -60,12 +62,16 @@ impl Reaper {
                 left.push((allocation.record, allocation.region));
             }
         }
-        for slot in ended.difference(&owners) {
+        // Also those whose memory cannot be freed now.
+        for slot in &ended {
             let is_process = processes.iter().any(|one| one.slot == *slot && !one.is_promised());
-            if is_process {
+            if is_process && self.reported.insert(*slot) {
                 self.note(ledger.name(*slot), ledger.summary(*slot));
             }
+        }
+        for slot in ended.difference(&owners) {
             ledger.leave(*slot);
+            self.reported.remove(slot);
         }
         left
     }
@@ -173,6 +179,7 @@ mod tests {
         end(child);
         assert_eq!(regions(&mut reaper, &ledger), [region(1), region(3)]);
         assert!(!is_done(&ledger), "its slot is kept until its memory is freed");
+        assert_eq!(reaper.reports().count(), 1, "whether or not its memory can be freed");
         assert_eq!(regions(&mut reaper, &ledger), []);
         assert!(is_done(&ledger));
         let reports: Vec<_> = reaper.reports().collect();

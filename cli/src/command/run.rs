@@ -5,6 +5,7 @@
 
 mod summary;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -33,8 +34,10 @@ use crate::output;
 const LIBRARY: &str = "libbluebridge_preload.so";
 /// How often it looks for processes that have ended without telling this one.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long freeing what is left may take at the end.
-const FREEING: Duration = Duration::from_secs(10);
+/// How long freeing what is left may take at the end, if a server does not respond.
+const FREEING: Duration = Duration::from_secs(5);
+/// How long one try may take; meanwhile no signal is passed on.
+const FREEING_TRY: Duration = Duration::from_secs(1);
 /// Allocations that are freed at once.
 const BATCH: usize = 256;
 
@@ -142,8 +145,9 @@ impl Run {
 
     fn settings(&self, session: &Session) -> anyhow::Result<Settings> {
         if self.local.0 < 1 << 20 || self.local.0 > self.size.0 / 2 {
-            let words = "--local must be at least 1M, and at most half of --size";
-            return Err(UsageError(words.to_owned()).into());
+            let words =
+                format!("--local must be at least 1M, and at most half of --size ({})", self.size);
+            return Err(UsageError(words).into());
         }
         if !(1 << 28..=1 << 42).contains(&self.size.0) {
             return Err(UsageError("--size must be 256M to 4T".to_owned()).into());
@@ -248,6 +252,9 @@ fn supervise(
     let mut signals = Signals::catch().context("cannot catch signals")?;
     // Processes whose parent has ended become this one's children.
     set_child_subreaper(Some(rustix::process::getpid())).context("cannot adopt processes")?;
+    session.client.set_deadline(FREEING_TRY);
+    // Those of a shell that was replaced by this process are not the program's.
+    let strangers = children().unwrap_or_default();
     let mut words = program.iter();
     let name = words.next().context("a program is required")?;
     let mut preload = library.as_os_str().to_owned();
@@ -278,6 +285,7 @@ fn supervise(
                 continue;
             }
             Err(Errno::CHILD) => return Ok(status),
+            Ok(None) if running.is_none() && only_left(&strangers) => return Ok(status),
             Ok(None) | Err(_) => signals.pass_on(running, ledger),
         }
         if looked.elapsed() >= LOOK {
@@ -287,6 +295,28 @@ fn supervise(
             let _ = free(ledger, left, &mut session.client);
         }
     }
+}
+
+/// This process's children; `None` if the system does not say (Linux without `CONFIG_PROC_CHILDREN`).
+fn children() -> Option<BTreeSet<u32>> {
+    let mut children = BTreeSet::new();
+    for task in std::fs::read_dir("/proc/self/task").ok()? {
+        let list = std::fs::read_to_string(task.ok()?.path().join("children"));
+        match list {
+            Ok(list) => {
+                children.extend(list.split_whitespace().filter_map(|id| id.parse::<u32>().ok()))
+            }
+            // The thread has ended.
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(children)
+}
+
+/// Whether this process has no other children.
+fn only_left(strangers: &BTreeSet<u32>) -> bool {
+    !strangers.is_empty() && children().is_some_and(|left| left.is_subset(strangers))
 }
 
 /// Frees what processes left; returns how much could not be freed.

@@ -56,6 +56,8 @@ fn as_json(report: &Report) -> Value {
         "pages_read_ahead": summary.prefetched_pages,
         "prefetch_accuracy": share(summary.confirmed_pages, summary.requested_pages),
         "hit_rate": hit_rate(summary),
+        "background_pages": summary.background_pages,
+        "background_pages_used": summary.background_used_pages,
         "bytes_read": summary.read_bytes,
         "bytes_written": summary.written_bytes,
         "read_wait_seconds": seconds(summary.read_wait_ns),

@@ -442,6 +442,15 @@ fn a_program_ends_by_sigbus_if_its_contents_are_lost_and_waits_if_a_server_is_aw
     assert_eq!(code, Some(135), "{said}");
     assert!(said.contains("bluebridge: the memory at 0x"), "{said}");
     assert!(!said.contains("right"), "{said}");
+
+    // What it leaves cannot be freed, but what it did is known.
+    let holder = Holder::start(&rack, &["--fault-deadline", "1s"]);
+    rack.text(&["rack", "kill", "s1"]);
+    let (code, said) = holder.finish();
+    assert_eq!(code, Some(135), "{said}");
+    assert!(said.contains("could not be freed"), "{said}");
+    assert!(said.contains("remote memory of python3"), "{said}");
+    assert!(!said.contains("did not load"), "{said}");
 }
 
 #[test]
@@ -479,6 +488,28 @@ fn what_a_killed_program_leaves_is_freed_and_signals_are_passed_on() {
         std::thread::sleep(Duration::from_millis(200));
         rack.call(&["purge", "--all"]).status.success() && is_all_free(&rack)
     });
+}
+
+/// Such as a process substitution of the shell that this command has replaced.
+#[test]
+fn children_that_are_not_the_programs_are_not_waited_for() {
+    let rack = TestRack::up("run-strangers", &["--memory", "64M", "--switch", "soft"]);
+    let background = "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 1; echo done'])";
+    let run = rack.command(&["run", "--size", "1G", "--", PYTHON, "-c", background]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "sleep 1000 >/dev/null 2>&1 & echo $!; exec \"$@\"", "sh"]);
+    shell.arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let output = shell.output().expect("starts");
+    assert_well(&output, "done");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let stranger = said.lines().next().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
+    kill_process(stranger.expect("a process"), Signal::KILL).expect("it goes on");
 }
 
 #[test]
