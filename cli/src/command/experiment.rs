@@ -57,7 +57,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
 }
 
 /// The directory of an experiment's files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Folder(PathBuf);
 
 impl Folder {

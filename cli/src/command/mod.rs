@@ -20,6 +20,7 @@ mod member;
 mod memory;
 mod memserver;
 pub(crate) mod operator;
+mod page;
 pub(crate) mod rack;
 mod run;
 mod shutdown;
@@ -94,6 +95,9 @@ enum Command {
     Memserver(memserver::MemoryServer),
     List(operator::list::List),
     Notices(memory::notices::Notices),
+    /// Measure the pager's page faults
+    #[command(subcommand)]
+    Page(page::Page),
     Ping(memory::ping::Ping),
     Purge(operator::purge::Purge),
     /// Build, inspect and take down a rack of network namespaces on this machine
@@ -166,6 +170,7 @@ pub fn run() -> ExitCode {
         Command::Stat(command) => operator::stat::run(command, line.global),
         Command::Switch(command) => switch::run(command, line.global),
         Command::Update(command) => memory::update::run(command, line.global),
+        Command::Page(command) => page::run(command, line.global),
         Command::Workload(command) => workload::run(command, line.global),
         Command::Write(command) => memory::write::run(command, line.global),
         Command::Zero(command) => memory::zero::run(command, line.global),
@@ -418,6 +423,7 @@ mod tests {
             "experiment key-value",
             "experiment testswap",
             "memserver",
+            "page demo",
             "rack exec",
             "rack logs",
             "rack up",

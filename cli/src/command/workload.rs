@@ -5,7 +5,7 @@
 
 mod crud;
 mod directory;
-mod faults;
+pub(super) mod faults;
 mod pages;
 
 use std::time::Duration;

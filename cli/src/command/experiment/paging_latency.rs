@@ -35,9 +35,9 @@ use super::comparison::{Comparison, Held, Swap};
 use crate::exit::Exit;
 use crate::output;
 
-pub(super) const CLIENT: Node = Node::Client(1);
-pub(super) const CLIENT_CORE: usize = 0;
-pub(super) const SERVER_CORE: usize = 1;
+pub(in crate::command) const CLIENT: Node = Node::Client(1);
+pub(in crate::command) const CLIENT_CORE: usize = 0;
+pub(in crate::command) const SERVER_CORE: usize = 1;
 
 /// Bytes of each region and file.
 const REGION_BYTES: u64 = 64 << 20;
@@ -320,7 +320,10 @@ pub(in crate::command) fn another(
 }
 
 /// A client of the rack; called in its namespace.
-pub(super) fn join(rack: &Rack, spin: Duration) -> anyhow::Result<Client<UdpTransport>> {
+pub(in crate::command) fn join(
+    rack: &Rack,
+    spin: Duration,
+) -> anyhow::Result<Client<UdpTransport>> {
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
     let mut options =

@@ -1,7 +1,9 @@
-//! `bluebridge workload faults`: the latency of page faults on remote pages and on a local file, and its parts.
+//! `bluebridge workload faults` and `page demo`: the latency of page faults on remote pages and on a local file, and its
+//! parts.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use bluebridge::Client;
@@ -29,12 +31,23 @@ use crate::output;
 /// their parts: pages of memory servers, with and without a directory service, and of a local file.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Options {
-    /// Pages of each way
-    #[arg(long, value_name = "N", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pages: u32,
+    #[command(flatten)]
+    plan: Plan,
     /// Also use a directory service (`workload directory`): the handler asks it for a page's node before each READ
     #[arg(long, value_name = "ADDRESS")]
     directory: Option<SocketAddr>,
+    #[command(flatten)]
+    waiting: Waiting,
+    #[command(flatten)]
+    member: Member,
+}
+
+/// What is measured.
+#[derive(Clone, Debug, Args)]
+pub(in crate::command) struct Plan {
+    /// Pages of each way
+    #[arg(long, value_name = "N", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pages: u32,
     /// Threads that resolve faults; 0: the faulting thread does it. Several numbers are measured in turns
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u16).range(0..=16))]
     handlers: Vec<u16>,
@@ -45,11 +58,10 @@ pub(in crate::command) struct Options {
     /// The directory of the CSV files and plots
     #[arg(long, value_name = "DIR", default_value = "faults")]
     output: PathBuf,
-    #[command(flatten)]
-    waiting: Waiting,
-    #[command(flatten)]
-    member: Member,
 }
+
+/// The faults, and what could not be measured and why.
+pub(in crate::command) type Measured = (Vec<Row>, Vec<String>);
 
 /// Where the pages are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -78,7 +90,7 @@ impl Way {
 
 /// The faults of one way.
 #[derive(Clone, Debug, Serialize)]
-struct Row {
+pub(in crate::command) struct Row {
     way: Way,
     handler_count: u16,
     #[serde(flatten)]
@@ -100,81 +112,116 @@ struct Document {
 }
 
 pub(super) fn run(asked: &Options, global: Global) -> anyhow::Result<Exit> {
-    let folder = Folder::make(&asked.output)?;
-    let session = asked.member.join_as_owner(asked.waiting.spin())?;
+    let folder = Folder::make(asked.plan.output())?;
+    let spin = asked.waiting.spin();
+    let session = asked.member.join_as_owner(spin)?;
+    let deadline = asked.member.deadline();
     // The regions free their memory before the session ends.
-    let measured = measure(asked, &session.client, &folder);
+    let measured = asked.plan.measure(&session.client, asked.directory, spin, deadline, &folder);
     session.leave();
-    let (rows, missing) = measured?;
+    report(&asked.plan, spin, measured?, &folder, global)
+}
+
+/// Writes the files, and prints the results.
+pub(in crate::command) fn report(
+    plan: &Plan,
+    spin: Duration,
+    (rows, missing): Measured,
+    folder: &Folder,
+    global: Global,
+) -> anyhow::Result<Exit> {
     let mut document = Document {
         machine: Machine::look(),
-        page_count: asked.pages,
-        spin_us: asked.waiting.spin,
+        page_count: plan.pages,
+        spin_us: u64::try_from(spin.as_micros()).unwrap_or(u64::MAX),
         rows,
         missing,
         files: Vec::new(),
     };
     // The results are printed even if the disk is full.
-    let written = write(&document.rows, &folder);
+    let written = write(&document.rows, folder);
     document.files = written.as_deref().unwrap_or_default().to_vec();
     print(&document, global)?;
     written.map(|_| Exit::Ok)
 }
 
-fn measure(
-    asked: &Options,
-    client: &Client<UdpTransport>,
-    folder: &Folder,
-) -> anyhow::Result<(Vec<Row>, Vec<String>)> {
-    let default = folder.file("faults.bin");
-    let path = asked.file.as_deref().unwrap_or(&default);
-    let cached = LocalFile::create(path, Caching::PageCache).with_context(|| {
-        format!("cannot create {}; name another place with --file", path.display())
-    })?;
-    let mut missing = Vec::new();
-    let disk = on_disk(path, &mut missing);
-    let mut ways = Vec::new();
-    let mut regions = Vec::new();
-    for &handler_count in &asked.handlers {
-        let mut add = |way: Way, faults: Faults| {
-            ways.push((way, handler_count));
-            regions.push(faults);
-        };
-        let limits = Limits { mode: mode(handler_count), deadline: asked.member.deadline() };
-        let faults = |way: Way, open: &mut dyn FnMut() -> Result<Source, FaultError>| {
-            Faults::once_each(way.name(), asked.pages, limits, open).with_context(|| {
-                let directory = asked.directory.filter(|_| way == Way::RemoteWithDirectory);
-                let of = directory.map_or_else(String::new, |address| format!(" {address}"));
-                format!("cannot prepare the pages ({}{of})", way.name())
-            })
-        };
-        add(Way::Remote, faults(Way::Remote, &mut || Ok(another(client)?.into()))?);
-        if let Some(address) = asked.directory {
-            let mut open = || {
-                let (spin, deadline) = (asked.waiting.spin(), asked.member.deadline());
-                let directory = DirectoryClient::open(address, spin, deadline)
-                    .map_err(|error| FaultError::Directory(error.into()))?;
-                Ok(Source::from(another(client)?).with_directory(directory))
+impl Plan {
+    pub(in crate::command) fn output(&self) -> &Path {
+        &self.output
+    }
+
+    pub(in crate::command) const fn page_count(&self) -> u32 {
+        self.pages
+    }
+
+    /// Bytes of the pages of one way, for all numbers of handlers.
+    pub(in crate::command) fn bytes(&self) -> u64 {
+        u64::from(self.pages).saturating_mul(4096).saturating_mul(self.handlers.len() as u64)
+    }
+
+    /// The most pages that a directory service gets.
+    pub(in crate::command) fn directory_pages(&self) -> usize {
+        (self.pages as usize).saturating_mul(self.handlers.len())
+    }
+
+    /// Accesses all pages as an endpoint, with a directory service if there is one.
+    pub(in crate::command) fn measure(
+        &self,
+        client: &Client<UdpTransport>,
+        directory: Option<SocketAddr>,
+        spin: Duration,
+        deadline: Duration,
+        folder: &Folder,
+    ) -> anyhow::Result<Measured> {
+        let default = folder.file("faults.bin");
+        let path = self.file.as_deref().unwrap_or(&default);
+        let cached = LocalFile::create(path, Caching::PageCache).with_context(|| {
+            format!("cannot create {}; name another place with --file", path.display())
+        })?;
+        let mut missing = Vec::new();
+        let disk = on_disk(path, &mut missing);
+        let mut ways = Vec::new();
+        let mut regions = Vec::new();
+        for &handler_count in &self.handlers {
+            let mut add = |way: Way, faults: Faults| {
+                ways.push((way, handler_count));
+                regions.push(faults);
             };
-            add(Way::RemoteWithDirectory, faults(Way::RemoteWithDirectory, &mut open)?);
+            let limits = Limits { mode: mode(handler_count), deadline };
+            let faults = |way: Way, open: &mut dyn FnMut() -> Result<Source, FaultError>| {
+                Faults::once_each(way.name(), self.pages, limits, open).with_context(|| {
+                    let directory = directory.filter(|_| way == Way::RemoteWithDirectory);
+                    let of = directory.map_or_else(String::new, |address| format!(" {address}"));
+                    format!("cannot prepare the pages ({}{of})", way.name())
+                })
+            };
+            add(Way::Remote, faults(Way::Remote, &mut || Ok(another(client)?.into()))?);
+            if let Some(address) = directory {
+                let mut open = || {
+                    let directory = DirectoryClient::open(address, spin, deadline)
+                        .map_err(|error| FaultError::Directory(error.into()))?;
+                    Ok(Source::from(another(client)?).with_directory(directory))
+                };
+                add(Way::RemoteWithDirectory, faults(Way::RemoteWithDirectory, &mut open)?);
+            }
+            add(Way::PageCache, faults(Way::PageCache, &mut || Ok(cached.another().into()))?);
+            if let Some(disk) = &disk {
+                add(Way::Disk, faults(Way::Disk, &mut || Ok(disk.another().into()))?);
+            }
         }
-        add(Way::PageCache, faults(Way::PageCache, &mut || Ok(cached.another().into()))?);
-        if let Some(disk) = &disk {
-            add(Way::Disk, faults(Way::Disk, &mut || Ok(disk.another().into()))?);
+        for file in [Some(&cached), disk.as_ref()].into_iter().flatten() {
+            file.sync().with_context(|| format!("cannot write {}", path.display()))?;
         }
+        take_turns(&mut regions, self.pages).context("a page fault failed")?;
+        let rows = ways.into_iter().zip(&regions).map(|((way, handler_count), faults)| Row {
+            way,
+            handler_count,
+            summary: faults.summary(),
+            parts: faults.parts(0.5),
+            parts_p95: faults.parts(0.95),
+        });
+        Ok((rows.collect(), missing))
     }
-    for file in [Some(&cached), disk.as_ref()].into_iter().flatten() {
-        file.sync().with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    take_turns(&mut regions, asked.pages).context("a page fault failed")?;
-    let rows = ways.into_iter().zip(&regions).map(|((way, handler_count), faults)| Row {
-        way,
-        handler_count,
-        summary: faults.summary(),
-        parts: faults.parts(0.5),
-        parts_p95: faults.parts(0.95),
-    });
-    Ok((rows.collect(), missing))
 }
 
 /// A file that is not cached, if the file system allows that.

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use bluebridge_testkit::{Scratch, until};
+use bluebridge_testkit::{Scratch, require_root, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -113,6 +113,33 @@ fn page_faults_are_measured_in_both_modes_with_and_without_a_directory() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("with directory [::1]:1): the directory cannot be used"), "{said}");
     assert!(is_all_free(&rack));
+}
+
+#[test]
+fn the_demo_of_page_faults_builds_a_rack_of_its_own() {
+    require_root();
+    let scratch = Scratch::new("cmd-page-demo");
+    let mut demo = Command::new(BINARY);
+    demo.args(["page", "demo", "--pages", "100", "--handlers", "1", "--json"]);
+    demo.env("BLUEBRIDGE_STATE", scratch.path().join("state")).current_dir(scratch.path());
+    let output = demo.stdin(Stdio::null()).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("a list");
+    let missing = report["missing"].as_array().expect("a list").len();
+    // Not all file systems can be read without the page cache.
+    assert_eq!(rows.len() + missing, 4, "{report}");
+    for row in rows {
+        assert_eq!(row["sample_count"], 100, "{row}");
+        let asked = row["parts"]["directory_us"].as_f64().expect("a number");
+        assert_eq!(asked > 0.0, row["way"] == "remote_with_directory", "{row}");
+    }
+    let plot = scratch.path().join("faults").join("faults-breakdown.svg");
+    assert!(std::fs::metadata(&plot).is_ok_and(|file| file.len() > 0), "{}", plot.display());
+    let mut racks = Command::new(BINARY);
+    racks.args(["rack", "status"]).env("BLUEBRIDGE_STATE", scratch.path().join("state"));
+    assert!(!racks.output().expect("runs").status.success(), "its rack is still up");
 }
 
 #[test]
