@@ -12,6 +12,7 @@
 //! route to the prefix through the link (`docs/architecture.md`).
 
 mod joining;
+mod many;
 mod open;
 pub(crate) mod sys;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use crate::{
 };
 pub use joining::JoinTrains;
 use joining::{Joining, Reception};
+use many::Many;
 use sys::{Receiver, Sender, Woken};
 use train::{Ancillary, Train, TrainLimits};
 
@@ -139,6 +141,7 @@ pub struct UdpTransport {
     was_empty: bool,
     /// More than one reception is probably waiting.
     expect_many: bool,
+    many: Many,
 }
 
 impl AsFd for UdpTransport {
@@ -331,8 +334,12 @@ impl UdpTransport {
         };
         match result {
             Ok(count) => {
-                // A datagram that was already there may not be the only one.
-                self.expect_many = if self.expect_many { count > 1 } else { !self.was_empty };
+                self.expect_many = if self.expect_many {
+                    self.many.found(count)
+                } else {
+                    // A datagram that was already there may not be the only one.
+                    !self.was_empty && self.many.is_due()
+                };
                 self.was_empty = false;
                 let train_count = self.counters.received_train_count;
                 for slot in 0..count {

@@ -8,8 +8,9 @@ use ipnet::Ipv6Net;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    Capabilities, Counters, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES, RECEIVED_SEGMENT_COUNT,
-    Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig, UdpTransport, sys,
+    Capabilities, Counters, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES, Many,
+    RECEIVED_SEGMENT_COUNT, Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig,
+    UdpTransport, sys,
 };
 use crate::{OpenError, Timestamp};
 
@@ -111,6 +112,7 @@ impl UdpTransport {
             received_at: Timestamp::ZERO,
             was_empty: true,
             expect_many: false,
+            many: Many::default(),
         })
     }
 
