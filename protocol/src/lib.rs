@@ -8,11 +8,13 @@
 //! * `requester`: the end that sends requests.
 //! * `owner`: how an endpoint replies to requests for pages that it holds leases on.
 //! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] trait.
+//! * `direct`: what the responder shares with readers that answer READs without it.
 //! * `pieces`: how a range is divided into pieces; `store`: the interface to memory; `events`:
 //!   named counters.
 
 #![forbid(unsafe_code)]
 
+pub mod direct;
 mod events;
 pub mod owner;
 pub mod pieces;

@@ -4,6 +4,8 @@ use core::ops::Range;
 
 use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
 
+use crate::direct::Shared;
+
 /// The result of an allocation: where it begins, and its colour, which is the location's generation
 /// and the tag.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -134,6 +136,16 @@ pub trait PageStore {
     /// Calls `each` with all recorded incarnations that are not 0.
     fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
         let _ = each;
+    }
+
+    /// What it shares with readers that answer READs of its pages without the responder; nothing if it has none.
+    fn shared(&self) -> Shared<'_> {
+        Shared::default()
+    }
+
+    /// Records whether a page is leased: direct readers do not answer READs of leased pages.
+    fn set_leased(&mut self, page: u64, is_leased: bool) {
+        let _ = (page, is_leased);
     }
 
     /// Capacity, free pages, and the use and quota of `space`.

@@ -8,6 +8,7 @@
 //! built programs; `frame`: frames that are not made by the code under test; `log`: captured log output; `wait`:
 //! waiting for an event.
 
+mod c_struct;
 mod files;
 mod frame;
 mod log;
@@ -15,6 +16,7 @@ pub mod namespace;
 mod needs;
 mod wait;
 
+pub use c_struct::c_struct;
 pub use files::{Scratch, example, program, test_program, xtask};
 pub use frame::UdpFrame;
 pub use log::Log;

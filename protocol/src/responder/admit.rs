@@ -180,7 +180,7 @@ impl Responder {
             self.sessions.touch(request.now, slot);
             return self.reply_to_open(request, slot, store);
         }
-        match self.sessions.place(request.now, &requester) {
+        match self.place_session(request, store) {
             Ok(Place::Vacant) => {}
             Ok(Place::Instead(slot)) => self.end_session(slot, Event::SessionEvicted, store),
             Err(_) => return self.refuse(request, Status::Overloaded.into()),
@@ -195,6 +195,7 @@ impl Responder {
         session.takes_pages = header.credit.max(1);
         self.counters.count(Event::SessionOpened);
         self.share_credit();
+        self.share_session(slot, store);
         self.wake_by(request.now + self.timers.session_idle);
         self.reply_to_open(request, slot, store);
     }
@@ -286,13 +287,23 @@ impl Responder {
         let Some(slot) = found.filter(|&slot| self.sessions.at(slot).requester == requester) else {
             return self.refuse(request, Status::NoSession.into());
         };
+        self.enter(slot, store);
+        self.in_its_session(request, command, slot, store);
+        self.leave(slot, header.session, store);
+    }
+
+    /// The same in the requester's session, which direct readers leave alone meanwhile.
+    fn in_its_session<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        command: Command,
+        slot: u16,
+        store: &mut S,
+    ) {
+        let header = request.header();
         let session = self.sessions.touch(request.now, slot);
         let request = &Request { takes_pages: session.takes_pages, ..*request };
-        let is_raised = header.low_water() > session.low_water;
-        if is_raised {
-            self.counters.count(Event::LowWaterRaised);
-            self.forget_below(slot, header.low_water(), store);
-        }
+        self.raise_low_water(slot, header.low_water(), store);
         let session = self.sessions.at(slot);
         let Some(ahead) = header.sequence.checked_sub(session.low_water) else {
             return self.refuse(request, Status::Expired.into());

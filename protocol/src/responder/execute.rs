@@ -230,6 +230,10 @@ impl Responder {
         for (number, part) in wanted.cut.parts().enumerate() {
             let access = part_access(request, wanted.local, part);
             let page = access.location.page();
+            if self.marks_leases() {
+                // Readers pass READs of the page on until it is unmarked.
+                self.end_if_expired(request.now, page);
+            }
             let is_leased = self.leases.holder(request.now, page).is_some();
             if wanted.bits & part.bits != 0 && is_leased && store.check(access).is_ok() {
                 leased |= 1 << number;

@@ -108,7 +108,14 @@ pub(super) struct LeaseTable {
     sweep_at: usize,
     /// The value of `expires_from` after all slots were searched.
     sweep_from: Timestamp,
+    /// Pages whose lease began or ended since [`Self::take_change`] returned them; `None` if nobody asks. It never
+    /// grows: a lease is only granted if its end has room too.
+    changes: Option<Vec<u64>>,
 }
+
+/// Changes that are remembered per entry of the table: before they are taken, all leases that run at first can end, and
+/// as many others can begin and end.
+const CHANGES_PER_ENTRY: usize = 4;
 
 impl LeaseTable {
     pub(super) fn new(limits: &Limits, spaces: &[Space], incarnation: u32) -> Self {
@@ -129,7 +136,45 @@ impl LeaseTable {
             expires_from: Timestamp::MAX,
             sweep_at: 0,
             sweep_from: Timestamp::MAX,
+            changes: None,
         }
+    }
+
+    /// Remembers from now on which pages' leases began or ended, at first those that run; `None`: not any more.
+    pub(super) fn track_changes(&mut self, limit: Option<u16>) {
+        self.changes = limit.map(|limit| {
+            let mut changes = Vec::with_capacity(CHANGES_PER_ENTRY * usize::from(limit));
+            let leases = self.slots.iter().map(|slot| &slot.lease);
+            changes.extend(leases.filter(|lease| lease.end.is_none()).map(|lease| lease.page));
+            changes
+        });
+    }
+
+    /// A page whose lease began or ended, and whether it is leased now; to be called until there is none.
+    pub(super) fn take_change(&mut self) -> Option<(u64, bool)> {
+        let page = self.changes.as_mut()?.pop()?;
+        let is_running = |slot: usize| self.slots[slot].lease.end.is_none();
+        Some((page, self.find(page).is_some_and(is_running)))
+    }
+
+    /// Whether [`Self::take_change`] returns any.
+    pub(super) fn has_changes(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
+    }
+
+    fn note_change(&mut self, page: u64) {
+        if let Some(changes) = &mut self.changes
+            && changes.len() < changes.capacity()
+        {
+            changes.push(page);
+        }
+    }
+
+    /// Whether `count` more leases can begin and all leases can end before the changes are taken.
+    fn has_room_for_changes(&self, count: usize) -> bool {
+        self.changes.as_ref().is_none_or(|changes| {
+            changes.len() + self.running_count + 2 * count <= changes.capacity()
+        })
     }
 
     /// Whether no page is leased: the first check of every access.
@@ -260,7 +305,7 @@ impl LeaseTable {
             known_ended += usize::from(self.slots[slot].lease.end.is_some());
         }
         let room = self.vacant.len() + self.ended_count - known_ended;
-        if count - known_count > room {
+        if count - known_count > room || !self.has_room_for_changes(count) {
             return Err(NoRoom::Table);
         }
         if self.shares.space_has_room(owner.space, count) { Ok(()) } else { Err(NoRoom::Space) }
@@ -418,14 +463,16 @@ impl LeaseTable {
         self.expect_end(lease.expires_at);
         self.running_count += 1;
         self.shares.take(lease.owner.holder());
+        self.note_change(lease.page);
     }
 
     /// Ends the lease in a slot if it runs.
     fn end_slot(&mut self, slot: usize, how: LeaseEnd) {
-        let Lease { owner, end, .. } = self.slots[slot].lease;
+        let Lease { page, owner, end, .. } = self.slots[slot].lease;
         if end.is_some() {
             return;
         }
+        self.note_change(page);
         self.slots[slot].lease.end = Some(how);
         self.running_count -= 1;
         self.shares.give_back(owner.holder());

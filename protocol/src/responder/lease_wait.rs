@@ -115,12 +115,13 @@ impl Responder {
         &mut self,
         now: Timestamp,
         datagram: &Datagram<'_>,
-        store: &S,
+        store: &mut S,
     ) -> bool {
         let place = self.place(&datagram.target);
         if let Some(location) = bluebridge_wire::Location::from_bits(place) {
             let line = line_of(location.page());
             self.remove_overdue_of_line(now, line);
+            self.forget_given_up_of_line(line, store);
             self.end_expired_of_line(now, line, u8::MAX);
         }
         self.serve_waiters(now, store)
@@ -135,6 +136,22 @@ impl Responder {
             if is_overdue {
                 self.remove_overdue(place);
             }
+        }
+    }
+
+    /// Removes the waiters of a line whose requesters gave them up in a READ that a direct reader answered.
+    fn forget_given_up_of_line<S: PageStore + ?Sized>(&mut self, line: u64, store: &mut S) {
+        if store.shared().sessions.is_empty() {
+            return;
+        }
+        let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
+        while let Some((place, waiter)) = next {
+            let is_raised = self.is_of_its_session(place, &waiter)
+                && self.take_low_water(waiter.session, store);
+            // That may have removed any waiters of the session.
+            let following =
+                if is_raised { self.queue.first(line) } else { self.queue.behind(place, line) };
+            next = following.map(|(place, waiter)| (place, *waiter));
         }
     }
 
@@ -188,7 +205,7 @@ impl Responder {
     pub(super) fn serve_waiters<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
-        store: &S,
+        store: &mut S,
     ) -> bool {
         while let Some(line) = self.queue.ready() {
             if !self.serve_line(now, line, store) {
@@ -205,7 +222,12 @@ impl Responder {
 
     /// Serves a line's waiters in order: a waiter does not get pages that are leased, or that an
     /// UPDATE in front of it waits for.
-    fn serve_line<S: PageStore + ?Sized>(&mut self, now: Timestamp, line: u64, store: &S) -> bool {
+    fn serve_line<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        line: u64,
+        store: &mut S,
+    ) -> bool {
         let mut blocked = self.leased_bits(now, line);
         let mut next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
         while let Some((place, waiter)) = next {
@@ -218,20 +240,45 @@ impl Responder {
                 self.take_out(place, Event::WaiterForgotten);
                 continue;
             }
-            let free = waiter.pages & !blocked;
-            let is_update = waiter.command == Command::Update;
-            let is_next = if is_update { free == waiter.pages } else { free != 0 };
-            if is_next && self.replies.room() < WAITER_REPLIES {
+            if self.enter(waiter.session, store) {
+                // Its requester gave up this waiter or others, and these are removed: begin again. Low water rises at
+                // most once for each number that waits.
+                blocked = self.leased_bits(now, line);
+                next = self.queue.first(line).map(|(place, waiter)| (place, *waiter));
+                self.leave(waiter.session, waiter.header.session, store);
+                continue;
+            }
+            let has_room = self.serve_waiter(now, &waiter, &mut blocked, store);
+            self.leave(waiter.session, waiter.header.session, store);
+            if !has_room {
                 return false;
             }
-            if is_next && is_update {
-                self.serve_waiting_update(now, &waiter, store);
-                blocked |= self.leased_bits(now, line);
-            } else if is_next {
-                self.serve_waiting_read(now, &waiter, free, store);
-            } else if is_update {
-                blocked |= waiter.pages;
-            }
+        }
+        true
+    }
+
+    /// Serves a waiter if its pages are not blocked, and blocks those that it gets or waits for; returns whether there
+    /// was room for its replies.
+    fn serve_waiter<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        waiter: &Waiter,
+        blocked: &mut u8,
+        store: &S,
+    ) -> bool {
+        let free = waiter.pages & !*blocked;
+        let is_update = waiter.command == Command::Update;
+        let is_next = if is_update { free == waiter.pages } else { free != 0 };
+        if is_next && self.replies.room() < WAITER_REPLIES {
+            return false;
+        }
+        if is_next && is_update {
+            self.serve_waiting_update(now, waiter, store);
+            *blocked |= self.leased_bits(now, waiter.line);
+        } else if is_next {
+            self.serve_waiting_read(now, waiter, free, store);
+        } else if is_update {
+            *blocked |= waiter.pages;
         }
         true
     }

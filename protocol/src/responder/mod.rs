@@ -18,6 +18,7 @@
 //! * `trains`: pieces of incomplete pages; `provisional`: unconfirmed pages; `shares`: how much of
 //!   either a node may use.
 //! * `ranges`: pages that moved; `notice`: multicast notices; `replies`: the reply queue.
+//! * `readers`: what is shared with readers that answer READs without the responder.
 
 mod admit;
 mod config;
@@ -34,6 +35,7 @@ mod notice;
 mod operator;
 mod provisional;
 mod ranges;
+mod readers;
 mod record;
 mod replies;
 mod session_ids;
@@ -64,6 +66,7 @@ use lease_queue::WaitQueue;
 use lease_table::LeaseTable;
 use provisional::ProvisionalTable;
 use ranges::Ranges;
+use readers::Readers;
 use record::{NO_TRAIN, Progress, Record};
 use replies::ReplyQueue;
 use sessions::{Incarnations, RequesterId, SessionTable};
@@ -102,6 +105,7 @@ pub struct Responder {
     is_shutting_down: bool,
     /// Since when this process serves; `None` if that is not known.
     begun_at: Option<Timestamp>,
+    readers: Readers,
 }
 
 impl Responder {
@@ -143,6 +147,7 @@ impl Responder {
             wake_at: None,
             is_shutting_down: false,
             begun_at: None,
+            readers: Readers::default(),
         };
         responder.share_credit();
         Ok(responder)
@@ -151,6 +156,8 @@ impl Responder {
     /// This process serves from now on, and no other one does: with the incarnations in force that
     /// the store kept of an earlier process. Without it, requesters cannot know which of their
     /// requests no earlier process can have executed.
+    ///
+    /// If the store has direct readers, they may answer from now on.
     pub fn begin<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &S) {
         self.begun_at = Some(now);
         store.fences(&mut |space, node, incarnation| {
@@ -158,6 +165,7 @@ impl Responder {
             self.incarnations.raise(&requester);
             self.incarnations.note(&requester, now);
         });
+        self.begin_sharing(store);
     }
 
     /// Handles a received datagram from UDP port `source_port`.
@@ -166,6 +174,19 @@ impl Responder {
     /// [`DrainFirst`] if replies must be sent before; then the datagram had no effect (requests
     /// that waited for its pages may have been served).
     pub fn handle_datagram<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        source_port: u16,
+        datagram: &Datagram<'_>,
+        store: &mut S,
+    ) -> Result<(), DrainFirst> {
+        let taken = self.take_datagram(now, source_port, datagram, store);
+        // Also without it: requests that waited may have got leases.
+        self.update_readers(store);
+        taken
+    }
+
+    fn take_datagram<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
         source_port: u16,
@@ -259,6 +280,7 @@ impl Responder {
             self.drop_train(oldest);
             self.counters.count(Event::TrainTimedOut);
         }
+        self.catch_up_idle(now, store);
         while let Some(slot) = self.sessions.idle_at(now, self.timers.session_idle) {
             self.end_session(slot, Event::SessionIdle, store);
         }
@@ -278,15 +300,17 @@ impl Responder {
         .into_iter()
         .flatten()
         .min();
+        self.update_readers(store);
         Ok(())
     }
 
-    /// Grants or revokes the authority to serve.
+    /// Grants or revokes the authority to serve; call [`Self::publish`] afterwards.
     pub const fn set_authority(&mut self, authority: Option<Authority>) {
         self.authority = authority;
     }
 
-    /// Records that another node serves some own pages from now on: requests on them get MOVED.
+    /// Records that another node serves some own pages from now on: requests on them get MOVED. Call
+    /// [`Self::publish`] afterwards, before the other node serves them.
     ///
     /// # Errors
     /// [`RangeError`]; nothing changed.
@@ -330,7 +354,7 @@ impl Responder {
         }
     }
 
-    /// Refuses all new requests with SHUTTING_DOWN from now on.
+    /// Refuses all new requests with SHUTTING_DOWN from now on; call [`Self::publish`] afterwards.
     pub const fn begin_shutdown(&mut self) {
         self.is_shutting_down = true;
     }
@@ -416,6 +440,7 @@ impl Responder {
     }
 
     fn end_session<S: PageStore + ?Sized>(&mut self, slot: u16, event: Event, store: &mut S) {
+        self.hide_session(slot, store);
         self.forget_below(slot, u64::MAX, store);
         let session = self.sessions.at(slot);
         self.incarnations.note(&session.requester, session.last_seen);

@@ -49,6 +49,7 @@ impl Responder {
         if purged.is_ok() && !self.queue.is_empty() {
             self.serve_waiters(now, store);
         }
+        self.update_readers(store);
         Ok(purged)
     }
 

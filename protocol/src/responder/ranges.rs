@@ -102,6 +102,11 @@ impl Ranges {
         self.adopted.iter().any(|range| range.node == node)
     }
 
+    /// Whether any own range moved away.
+    pub(super) const fn has_moved(&self) -> bool {
+        !self.moved.is_empty()
+    }
+
     /// The node that serves an own page now, if that is another.
     pub(super) fn moved_to(&self, page: u64) -> Option<NodeId> {
         let index = self.moved.partition_point(|(range, _)| range.end <= page);

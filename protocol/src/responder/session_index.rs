@@ -141,6 +141,20 @@ impl SessionIndex {
         }
     }
 
+    /// Records that a session was seen, before those of which `is_later` is true; they are the last ones of its node.
+    pub(super) fn touch_before(&mut self, slot: u16, is_later: impl Fn(u16) -> bool) {
+        let node = self.links[usize::from(slot)].node;
+        self.unlink(slot);
+        let mut older = self.nodes[usize::from(node)].newest;
+        for _ in 0..SEARCH_LIMIT {
+            if older == NONE || !is_later(older) {
+                break;
+            }
+            older = self.links[usize::from(older)].older;
+        }
+        self.link_behind(slot, older);
+    }
+
     fn node_of(&self, holder: Holder) -> Option<&Node> {
         self.by_holder.get(&holder).and_then(|&node| self.nodes.get(usize::from(node)))
     }
@@ -166,14 +180,23 @@ impl SessionIndex {
     }
 
     fn link_newest(&mut self, slot: u16) {
-        let link = &mut self.links[usize::from(slot)];
-        let node = &mut self.nodes[usize::from(link.node)];
-        let before = core::mem::replace(&mut node.newest, slot);
-        (link.older, link.newer) = (before, NONE);
-        match self.links.get_mut(usize::from(before)) {
-            Some(before) => before.newer = slot,
-            None => node.oldest = slot,
+        let node = self.links[usize::from(slot)].node;
+        self.link_behind(slot, self.nodes[usize::from(node)].newest);
+    }
+
+    /// Inserts a session that is in no list behind `older`; as the oldest one if that is `NONE`.
+    fn link_behind(&mut self, slot: u16, older: u16) {
+        let node = &mut self.nodes[usize::from(self.links[usize::from(slot)].node)];
+        let newer = match self.links.get_mut(usize::from(older)) {
+            Some(before) => core::mem::replace(&mut before.newer, slot),
+            None => core::mem::replace(&mut node.oldest, slot),
+        };
+        match self.links.get_mut(usize::from(newer)) {
+            Some(behind) => behind.older = slot,
+            None => node.newest = slot,
         }
+        let link = &mut self.links[usize::from(slot)];
+        (link.older, link.newer) = (older, newer);
     }
 
     /// Changes the session count of a node by one.

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use arrayvec::ArrayVec;
 use bluebridge_wire::{NodeId, SESSION_WINDOW, Space};
 
 use super::{
@@ -131,6 +132,14 @@ const OWN_SEARCH_LIMIT: usize = 64;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Full;
 
+/// Whose session is evicted.
+enum Evicts {
+    /// One of the same node.
+    Own,
+    /// One of a node that has more sessions than this.
+    OfNodesWithMore(usize),
+}
+
 /// The slot for a new session.
 pub(super) enum Place {
     /// A free slot.
@@ -179,6 +188,18 @@ impl SessionTable {
         session
     }
 
+    /// Records that a direct reader saw an open session at `last_seen`; returns whether that was later than known.
+    pub(super) fn see(&mut self, slot: u16, last_seen: Timestamp) -> bool {
+        let session = self.at(slot);
+        if last_seen <= session.last_seen {
+            return false;
+        }
+        session.last_seen = last_seen;
+        let Self { sessions, index, .. } = self;
+        index.touch_before(slot, |other| sessions[usize::from(other)].last_seen > last_seen);
+        true
+    }
+
     /// Whether an id is an open session of a node.
     pub(super) fn is_open(&self, id: u64, holder: Holder) -> bool {
         let slot = self.slot(id).and_then(|slot| self.sessions.get(usize::from(slot)));
@@ -202,6 +223,17 @@ impl SessionTable {
         self.index.count_of(requester.holder()) > 0
     }
 
+    /// Whether a slot has a session.
+    pub(super) fn is_occupied(&self, slot: u16) -> bool {
+        self.sessions.get(usize::from(slot)).is_some_and(Session::is_open)
+    }
+
+    /// Whether a slot has a session that was not seen for `idle`.
+    pub(super) fn is_idle_at(&self, slot: u16, now: Timestamp, idle: Duration) -> bool {
+        let session = self.sessions.get(usize::from(slot));
+        session.is_some_and(|session| session.is_open() && now - session.last_seen >= idle)
+    }
+
     /// A session that was not seen for `idle`.
     pub(super) fn idle_at(&self, now: Timestamp, idle: Duration) -> Option<u16> {
         self.find(|session| now - session.last_seen >= idle)
@@ -216,23 +248,45 @@ impl SessionTable {
     /// the node with most sessions is evicted, but none of a node that has no more sessions than
     /// the requester's.
     pub(super) fn place(&self, now: Timestamp, requester: &RequesterId) -> Result<Place, Full> {
-        let own_count = self.index.count_of(requester.holder());
-        let is_modest = own_count < LIGHT_NODE_SESSIONS;
-        let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
-        if own_count < self.node_limit && may_take && !self.vacant.is_empty() {
-            return Ok(Place::Vacant);
-        }
+        let Some(whose) = self.evicts(requester) else { return Ok(Place::Vacant) };
         let may_go = |&slot: &u16| {
             let session = &self.sessions[usize::from(slot)];
             session.record_count == 0 || now - session.last_seen >= self.reply_retention
         };
-        let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
-        let found = if own_only {
-            self.index.of_node(requester.holder()).take(OWN_SEARCH_LIMIT).find(may_go)
-        } else {
-            self.index.of_nodes_with_more(own_count).find(may_go)
+        let found = match whose {
+            Evicts::Own => self.own_candidates(requester).find(may_go),
+            Evicts::OfNodesWithMore(count) => self.index.of_nodes_with_more(count).find(may_go),
         };
         found.map(Place::Instead).ok_or(Full)
+    }
+
+    /// The sessions of which [`Self::place`] evicts the first one that it may; none if there is a free slot.
+    pub(super) fn candidates(&self, requester: &RequesterId) -> ArrayVec<u16, OWN_SEARCH_LIMIT> {
+        let mut candidates = ArrayVec::new();
+        match self.evicts(requester) {
+            None => {}
+            Some(Evicts::Own) => candidates.extend(self.own_candidates(requester)),
+            Some(Evicts::OfNodesWithMore(count)) => {
+                candidates.extend(self.index.of_nodes_with_more(count).take(OWN_SEARCH_LIMIT));
+            }
+        }
+        candidates
+    }
+
+    fn own_candidates(&self, requester: &RequesterId) -> impl Iterator<Item = u16> {
+        self.index.of_node(requester.holder()).take(OWN_SEARCH_LIMIT)
+    }
+
+    /// Whose session must end for a new one of `requester`; `None` if there is a free slot for it.
+    fn evicts(&self, requester: &RequesterId) -> Option<Evicts> {
+        let own_count = self.index.count_of(requester.holder());
+        let is_modest = own_count < LIGHT_NODE_SESSIONS;
+        let may_take = is_modest || self.vacant.len() > self.sessions.len() / 4;
+        if own_count < self.node_limit && may_take && !self.vacant.is_empty() {
+            return None;
+        }
+        let own_only = own_count >= self.node_limit || !(may_take || self.vacant.is_empty());
+        Some(if own_only { Evicts::Own } else { Evicts::OfNodesWithMore(own_count) })
     }
 
     /// Opens a session in a vacant slot.

@@ -1,6 +1,6 @@
 //! The table against a map: random leases, ends, and time, in a table that is often full.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -48,6 +48,8 @@ struct World {
     model: BTreeMap<u64, Known>,
     now: u64,
     incarnations: [u32; 4],
+    /// The pages that are leased by the changes so far.
+    marked: BTreeSet<u64>,
 }
 
 impl World {
@@ -57,8 +59,23 @@ impl World {
             node_lease_count: NODE_LIMIT as u16,
             ..Limits::default()
         };
-        let table = LeaseTable::new(&limits, &[Space(1)], 0x0102_0304);
-        Self { table, model: BTreeMap::new(), now: 1, incarnations: [1; 4] }
+        let mut table = LeaseTable::new(&limits, &[Space(1)], 0x0102_0304);
+        table.track_changes(Some(LIMIT as u16));
+        let (model, marked) = (BTreeMap::new(), BTreeSet::new());
+        Self { table, model, now: 1, incarnations: [1; 4], marked }
+    }
+
+    /// The changes lead to the pages whose leases run.
+    fn take_changes(&mut self) -> Result<(), TestCaseError> {
+        while let Some((page, is_leased)) = self.table.take_change() {
+            if is_leased {
+                self.marked.insert(page);
+            } else {
+                self.marked.remove(&page);
+            }
+        }
+        prop_assert_eq!(&self.marked, &running(&self.table));
+        Ok(())
     }
 
     fn now(&self) -> Timestamp {
@@ -202,10 +219,60 @@ proptest! {
     fn agrees_with_a_map(steps in prop::collection::vec(step(), 200)) {
         let mut world = World::new();
         for step in steps {
+            // As the responder does before each request, but after some other calls.
+            if matches!(step, Step::Grant(..) | Step::Pass(_)) {
+                world.take_changes()?;
+            }
             world.run(step)?;
             world.check()?;
         }
+        world.take_changes()?;
     }
+}
+
+fn running(table: &LeaseTable) -> BTreeSet<u64> {
+    let slots = table.index.iter().filter(|&&slot| slot != NONE);
+    let leases = slots.map(|&slot| &table.slots[slot as usize].lease);
+    leases.filter(|lease| lease.end.is_none()).map(|lease| lease.page).collect()
+}
+
+#[test]
+fn changes_are_bounded_and_none_is_lost() {
+    let limits = Limits { lease_count: 8, ..Limits::default() };
+    let mut table = LeaseTable::new(&limits, &[Space(1)], 1);
+    let owner = RequesterId { space: Space(1), node: NodeId(1), incarnation: 1 };
+    let (now, later) = (Timestamp::default(), Timestamp::from_nanos(100));
+    let grant = |table: &mut LeaseTable, pages| table.grant(now, owner, pages, later);
+    assert!(grant(&mut table, 0..4).is_ok());
+    assert_eq!((table.has_changes(), table.take_change()), (false, None));
+    // Those that run already are the first changes.
+    table.track_changes(Some(8));
+    assert!(table.has_changes());
+    let mut marked = BTreeSet::new();
+    let mut take = |table: &mut LeaseTable| {
+        while let Some((page, is_leased)) = table.take_change() {
+            if is_leased {
+                marked.insert(page)
+            } else {
+                marked.remove(&page)
+            };
+        }
+        marked.clone()
+    };
+    assert_eq!(take(&mut table), (0..4).collect());
+    // Whatever begins and ends before the changes are taken, the older leases can end too.
+    let mut page = 8;
+    while grant(&mut table, page..page + 3).is_ok() {
+        table.forget(page..page + 3, |_| {});
+        page += 3;
+    }
+    assert_eq!((page, grant(&mut table, page..page + 3)), (20, Err(NoRoom::Table)));
+    table.forget(0..4, |_| {});
+    assert_eq!(table.changes.as_ref().unwrap().capacity(), 32, "it did not grow");
+    assert_eq!((take(&mut table), running(&table)), (BTreeSet::new(), BTreeSet::new()));
+    assert!(grant(&mut table, 0..8).is_ok());
+    table.track_changes(None);
+    assert!(!table.has_changes());
 }
 
 #[test]

@@ -12,6 +12,8 @@ enum Step {
     Insert(u16, u32),
     Remove(usize),
     Touch(usize),
+    /// A session was seen before this many others of its node.
+    TouchBefore(usize, usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -19,6 +21,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..5_u16, 0..3_u32).prop_map(|(node, incarnation)| Step::Insert(node, incarnation)),
         2 => any::<usize>().prop_map(Step::Remove),
         2 => any::<usize>().prop_map(Step::Touch),
+        2 => (any::<usize>(), 0..6_usize).prop_map(|(at, count)| Step::TouchBefore(at, count)),
     ]
 }
 
@@ -88,7 +91,19 @@ proptest! {
                     index.touch(touched.0);
                     model.push(touched);
                 }
-                Step::Remove(_) | Step::Touch(_) => {}
+                Step::TouchBefore(at, count) if !model.is_empty() => {
+                    let touched = model.remove(at % model.len());
+                    let is_of_node = |(_, (_, requester, _)): &(usize, &(u16, RequesterId, u64))| {
+                        requester.node == touched.1.node
+                    };
+                    let others: Vec<_> = model.iter().enumerate().filter(is_of_node).collect();
+                    let later = &others[others.len().saturating_sub(count)..];
+                    let slots: Vec<_> = later.iter().map(|(_, session)| session.0).collect();
+                    index.touch_before(touched.0, |slot| slots.contains(&slot));
+                    let place = later.first().map_or(model.len(), |&(place, _)| place);
+                    model.insert(place, touched);
+                }
+                Step::Remove(_) | Step::Touch(_) | Step::TouchBefore(..) => {}
             }
             check(&index, &model)?;
             prop_assert!(index.by_open.capacity() <= opens);

@@ -6,6 +6,7 @@ mod anywhere;
 mod checks;
 mod commands;
 mod counters;
+mod direct;
 mod lease_model;
 mod leases;
 mod model;
@@ -16,7 +17,7 @@ mod trains;
 mod waiting;
 mod window;
 
-use core::time::Duration;
+use core::{cell::Cell, time::Duration};
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
@@ -30,7 +31,7 @@ use bluebridge_wire::{
 
 use super::*;
 use crate::pieces::Cut;
-use store::PlainStore;
+use store::{PlainStore, SharedParts};
 
 pub(super) const SPACE: Space = Space(3);
 pub(super) const SERVER: NodeId = NodeId(9);
@@ -110,6 +111,11 @@ pub(super) fn stamp(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|place| (place % 251) as u8 ^ seed).collect()
 }
 
+thread_local! {
+    /// Whether new worlds have direct readers.
+    static WITH_READERS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// A responder, its store, and one client's session.
 pub(super) struct World {
     pub(super) responder: Responder,
@@ -138,8 +144,12 @@ impl World {
 
     pub(super) fn unopened(config: &Config, pages: u32) -> Self {
         let now = Timestamp::from_nanos(1_000_000_000);
-        let responder = Responder::new(config).unwrap();
-        let store = PlainStore::new(pages);
+        let mut responder = Responder::new(config).unwrap();
+        let mut store = PlainStore::new(pages);
+        if WITH_READERS.get() {
+            store.readers = Some(SharedParts::new(usize::from(config.limits.session_count)));
+            responder.begin(now, &store);
+        }
         Self { responder, store, now, session: 0, piece_bytes: 0, sequence: 0, low_water: 1 }
     }
 
@@ -155,12 +165,13 @@ impl World {
     pub(super) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         self.responder.handle_timeout(self.now, &mut self.store).unwrap();
+        self.check_marks();
     }
 
     /// Offers a request once.
     pub(super) fn offer(&mut self, request: &TestRequest) -> Result<(), DrainFirst> {
         let (bytes, to) = (request.bytes(), request.to.to_ipv6());
-        match Datagram::parse(request.from, to, &bytes) {
+        let offered = match Datagram::parse(request.from, to, &bytes) {
             Ok(datagram) => {
                 self.responder.handle_datagram(self.now, PORT, &datagram, &mut self.store)
             }
@@ -168,7 +179,22 @@ impl World {
                 self.responder.count_malformed(error);
                 Ok(())
             }
+        };
+        self.check_marks();
+        offered
+    }
+
+    /// Direct readers answer no READ of a leased page, from before its grant can be sent.
+    fn check_marks(&self) {
+        let (Some(readers), Some(_)) = (&self.store.readers, self.responder.begun_at) else {
+            return;
+        };
+        for page in 0..self.store.usage(SPACE).capacity_pages {
+            let is_leased = self.responder.are_leased(self.now, page..page + 1);
+            assert!(!is_leased || readers.leased.contains(&page), "page {page}");
         }
+        let marks = readers.leased.len();
+        assert_eq!(marks, self.responder.leased_pages(), "no page is marked for no lease");
     }
 
     pub(super) fn drain(&mut self) -> Vec<Reply> {

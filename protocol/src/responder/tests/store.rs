@@ -1,11 +1,17 @@
 //! A plain store: first fit, a new colour for each allocation.
 
 use core::ops::Range;
-use std::collections::BTreeMap;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, address::PAGE_BYTES};
 
-use crate::store::{Access, Creator, Grant, PageStore, StoreUsage};
+use crate::{
+    direct::{DirectRead, Shared, SharedSession, SharedShard},
+    store::{Access, Creator, Grant, PageStore, StoreUsage},
+};
 
 pub(crate) const GENERATION: ArenaGeneration = match ArenaGeneration::new(2) {
     Some(generation) => generation,
@@ -21,6 +27,33 @@ struct Page {
     version: u64,
 }
 
+/// What a store shares with direct readers, and what it notes for tests.
+#[derive(Default)]
+pub(crate) struct SharedParts {
+    pub(crate) sessions: Vec<SharedSession>,
+    pub(crate) shard: SharedShard,
+    pub(crate) leased: BTreeSet<u64>,
+    /// The version of a page when it was last marked or unmarked.
+    pub(crate) marked_at: BTreeMap<u64, u64>,
+    /// What a reader tries at every check of an access, and how often it was admitted and was not.
+    pub(crate) probe: Option<DirectRead>,
+    pub(crate) probed: RefCell<[u32; 2]>,
+}
+
+impl SharedParts {
+    pub(crate) fn new(session_count: usize) -> Self {
+        let sessions = (0..session_count).map(|_| SharedSession::default()).collect();
+        Self { sessions, ..Self::default() }
+    }
+
+    fn probe(&self) {
+        let Some(read) = self.probe else { return };
+        let [.., high, low] = read.session.to_be_bytes();
+        let shared = &self.sessions[usize::from(u16::from_be_bytes([high, low]))];
+        self.probed.borrow_mut()[usize::from(shared.admit_read(&read).is_none())] += 1;
+    }
+}
+
 pub(crate) struct PlainStore {
     pages: Vec<Page>,
     pub(crate) quota_pages: u64,
@@ -32,6 +65,8 @@ pub(crate) struct PlainStore {
     pub(crate) creators: Vec<(Location, Creator)>,
     /// The incarnations that a store that outlives its process keeps.
     pub(crate) fences: BTreeMap<(Space, NodeId), u32>,
+    /// `None` without direct readers.
+    pub(crate) readers: Option<SharedParts>,
 }
 
 impl PlainStore {
@@ -45,6 +80,7 @@ impl PlainStore {
             keeps: false,
             creators: Vec::new(),
             fences: BTreeMap::new(),
+            readers: None,
         }
     }
 
@@ -125,7 +161,28 @@ impl PageStore for PlainStore {
         Ok(first as u64..(first + length) as u64)
     }
 
+    fn shared(&self) -> Shared<'_> {
+        self.readers.as_ref().map_or(Shared::default(), |readers| Shared {
+            sessions: &readers.sessions,
+            shard: Some(&readers.shard),
+        })
+    }
+
+    fn set_leased(&mut self, page: u64, is_leased: bool) {
+        let version = self.version(page);
+        let readers = self.readers.as_mut().expect("only for readers");
+        readers.marked_at.insert(page, version);
+        if is_leased {
+            readers.leased.insert(page);
+        } else {
+            readers.leased.remove(&page);
+        }
+    }
+
     fn check(&self, access: Access) -> Result<(), Status> {
+        if let Some(readers) = &self.readers {
+            readers.probe();
+        }
         if access.location.generation() != GENERATION {
             return Err(Status::StaleGeneration);
         }

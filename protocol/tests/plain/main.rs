@@ -1,0 +1,4 @@
+//! Tests of rules of the protocol, without its code.
+
+mod direct;
+mod direct_model;
