@@ -5,19 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    fs::statfs,
-    mount::{MountFlags, UnmountFlags, mount, unmount},
-};
+use bluebridge_bpf::fs::{self as bpf_fs, FsError, HOME};
 
 use crate::dataplane::{PlaneError, Table};
-
-const ROOT: &str = "/sys/fs/bpf";
-const HOME: &str = "/sys/fs/bpf/bluebridge";
-/// The source name of our mount in the list of mounts.
-const SOURCE: &str = "bluebridge";
-/// `BPF_FS_MAGIC` of linux/magic.h.
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
 /// The directory of a switch, created if missing; the BPF file system is mounted if necessary.
 ///
@@ -25,11 +15,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// If the name is invalid, or a directory or mount cannot be created.
 pub(super) fn open(name: &str) -> Result<PathBuf, PlaneError> {
     let directory = directory(name)?;
-    if !is_mounted()? {
-        mount(SOURCE, ROOT, "bpf", MountFlags::empty(), None)
-            .map_err(|e| failed("mount the BPF file system at /sys/fs/bpf", e.into()))?;
-    }
-    make(&directory)?;
+    bpf_fs::make(&directory).map_err(refused)?;
     Ok(directory)
 }
 
@@ -47,7 +33,7 @@ pub(super) fn make(directory: &Path) -> Result<(), PlaneError> {
 /// If the name is invalid, or something cannot be removed.
 pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
     let directory = directory(name)?;
-    if !is_mounted()? {
+    if !bpf_fs::is_mounted().map_err(refused)? {
         return Ok(());
     }
     match fs::remove_dir_all(&directory) {
@@ -56,13 +42,7 @@ pub(super) fn remove(name: &str) -> Result<(), PlaneError> {
         }
         _ => {}
     }
-    // These calls fail, correctly, if other switches use the directory and the mount.
-    let _ = fs::remove_dir(HOME);
-    if is_empty() && is_ours() {
-        unmount(ROOT, UnmountFlags::empty())
-            .map_err(|e| failed("unmount /sys/fs/bpf", e.into()))?;
-    }
-    Ok(())
+    bpf_fs::tidy().map_err(refused)
 }
 
 /// Removes the pins of a switch in a directory of the caller's choice, and the directory if it is
@@ -91,9 +71,7 @@ pub(super) fn remove_in(directory: &Path) -> Result<(), PlaneError> {
 
 /// Whether a switch is pinned in a directory.
 pub(super) fn is_pinned_in(directory: &Path) -> bool {
-    let is_bpf = statfs(directory)
-        .is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC));
-    is_bpf && maps().any(|map| directory.join(map).exists())
+    bpf_fs::holds(directory) && maps().any(|map| directory.join(map).exists())
 }
 
 /// The maps of `switch/bpf/tables.h` that are not tables; all of them are pinned.
@@ -143,23 +121,8 @@ pub(super) fn directory(name: &str) -> Result<PathBuf, PlaneError> {
     Ok(Path::new(HOME).join(name))
 }
 
-fn is_mounted() -> Result<bool, PlaneError> {
-    let found = statfs(ROOT).map_err(|e| failed("look at /sys/fs/bpf", e.into()))?;
-    Ok(u64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
-}
-
-/// Whether nothing is pinned; the kernel itself creates two iterators in every mount.
-fn is_empty() -> bool {
-    let is_kernels = |entry: io::Result<fs::DirEntry>| {
-        entry.is_ok_and(|e| ["maps.debug", "progs.debug"].iter().any(|name| e.file_name() == *name))
-    };
-    fs::read_dir(ROOT).is_ok_and(|mut entries| entries.all(is_kernels))
-}
-
-fn is_ours() -> bool {
-    let line = format!("{SOURCE} {ROOT} bpf ");
-    fs::read_to_string("/proc/self/mounts")
-        .is_ok_and(|mounts| mounts.lines().any(|mount| mount.starts_with(&line)))
+fn refused(error: FsError) -> PlaneError {
+    failed(&error.doing, error.source)
 }
 
 fn failed(doing: &str, source: io::Error) -> PlaneError {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT
  *
- * The part of the kernel's stable BPF interface (include/uapi/linux/bpf.h) that the switch uses,
+ * The part of the kernel's stable BPF interface (include/uapi/linux/bpf.h) that the programs use,
  * so that the build needs clang and no header package.
  */
 #pragma once
@@ -18,9 +18,11 @@ typedef long long s64;
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define be16(x) __builtin_bswap16(x)
+#define be32(x) __builtin_bswap32(x)
 #define be64(x) __builtin_bswap64(x)
 #else
 #define be16(x) (x)
+#define be32(x) (x)
 #define be64(x) (x)
 #endif
 
@@ -32,7 +34,7 @@ enum map_type {
 	MAP_RINGBUF = 27,
 };
 
-enum { MAP_NO_PREALLOC = 1 };
+enum { MAP_NO_PREALLOC = 1, MAP_MMAPABLE = 1024 };
 
 /* BTF description of a map: a number is the length of an array that a member points to. */
 #define NUMBER(name, value) int (*name)[value]
@@ -54,19 +56,24 @@ struct xdp_md {
 	u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
 };
 
-enum { TCX_DROP = 2, XDP_PASS = 2 };
+enum { TCX_NEXT = -1, TCX_DROP = 2, XDP_PASS = 2 };
 enum { PACKET_HOST = 0, PACKET_OTHERHOST = 3 };
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_ns)(void) = (void *)5;
+static u32 (*processor)(void) = (void *)8;
 static s64 (*skb_store_bytes)(struct __sk_buff *, u32 at, const void *from, u32 len, u64 flags) =
 	(void *)9;
 static s64 (*clone_redirect)(struct __sk_buff *, u32 ifindex, u64 flags) = (void *)13;
 static s64 (*redirect_to)(u32 ifindex, u64 flags) = (void *)23;
+static s64 (*csum_diff)(const void *from, u32 from_size, const void *to, u32 to_size, u32 seed) =
+	(void *)28;
 static s64 (*skb_load_bytes)(const void *skb, u32 at, void *to, u32 len) = (void *)26;
 static s64 (*skb_change_type)(struct __sk_buff *, u32 type) = (void *)32;
+static s64 (*skb_change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static s64 (*skb_pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 static s64 (*csum_update)(struct __sk_buff *, u32 sum) = (void *)40;
+static s64 (*probe_read_kernel)(void *to, u32 len, const void *from) = (void *)113;
 static void *(*ringbuf_reserve)(void *ringbuf, u64 size, u64 flags) = (void *)131;
 static void (*ringbuf_submit)(void *record, u64 flags) = (void *)132;
 static s64 (*redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
